@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from purgatory.clock import Clock
-from purgatory.engine.batches import EventBatch, EventsReceipt, PartitionName, Refusal, RegisterReceipt
+from purgatory.engine.batches import PartitionName, Refusal, RegisterReceipt
 from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
@@ -24,12 +24,12 @@ from purgatory.engine.waiting.tables import Owner
 from purgatory.service.access.account import Account
 from purgatory.service.access.audit import NAME
 from purgatory.service.access.roles import WAIT
-from purgatory.service.access.withholding import Reasons, explain, withhold_operations
+from purgatory.service.access.withholding import explain, withhold_operations
 from purgatory.service.admission import Admission
 from purgatory.service.budget.retry_advice import RetryAdvice
 from purgatory.service.budget.shares import Shares
 from purgatory.service.engine_time import EngineTime
-from purgatory.service.fair_queue import FairQueue
+from purgatory.service.fair_queue import FairQueue, Turn, next_loop_turn
 from purgatory.service.listeners.listener import Journal, Listener
 from purgatory.service.loop_holds import LoopHolds
 from purgatory.service.reaper import EXPIRED_PER_SLICE, Reaper
@@ -48,6 +48,7 @@ from purgatory.service.sources.blind_reaper import BlindReaper
 from purgatory.service.sources.source_links import SourceLinks
 from purgatory.service.sources.source_table import SourceTable
 from purgatory.service.sources.stale_results import note_stale_marks
+from purgatory.service.translate.events import IncomingEvents
 from purgatory.service.translate.operations import OperationRun
 from purgatory.service.translate.receipts import BatchReceipt
 
@@ -205,59 +206,57 @@ class Host:
 
     # Events.
 
-    async def apply(self, batch: EventBatch, account: Account | None = None) -> EventsReceipt:
-        """Applies a batch of events, in order, in slices.
-
-        Events of other calls may come between two slices; each caller's own stay in order. A call that is cancelled has
-        applied the events up to the end of some slice. What becomes known is the account's (None: nobody's).
-
-        Raises `BatchRefused` when the columns cannot be read, or no events are taken now.
-        """
-        self.check_events()
-        whole = EventsReceipt()
-        while True:
-            if not self.apply_slice(batch, whole, account=account):
-                return whole
-            await asyncio.sleep(0)
-
     def check_events(self) -> None:
-        """Raises `BatchRefused` when no events are taken now."""
+        """Raises `BatchRefused` when no events are taken now. To be asked once for a batch, before its first part."""
         reason = self.admission.listeners_reason()
         if reason is not None:
             raise BatchRefused(reason)
         self.admission.check_journal_writable()
 
-    def apply_slice(
-        self, batch: EventBatch, whole: EventsReceipt, reasons: Reasons | None = None, account: Account | None = None
-    ) -> bool:
-        """Applies the next slice of a batch and adds what it did to the receipt; whether there is more of the batch.
+    async def apply(
+        self,
+        next_part: Callable[[], IncomingEvents],
+        account: Account | None = None,
+        turn: Turn = next_loop_turn,
+    ) -> IncomingEvents:
+        """Applies a part of a batch of events, in order, in slices with a turn between them; returns it with what it
+        did. `next_part` is called as the first slice begins, so that both are watched as one hold of the loop.
 
-        `reasons` say, by index, why events are refused that were made unreadable to the engine. What becomes known
-        is the account's (None: nobody's).
+        Events of other calls may come between two slices; each caller's own stay in order. A call that is cancelled has
+        applied the events up to the end of some slice. What becomes known is the account's (None: nobody's).
 
         Raises `BatchRefused` when the columns cannot be read.
         """
-        start, now_ms, account = whole.next_index, self.time.now_ms(), account or self.shares.accounts.nobody
+        watched, account = self.holds.of("Advance"), account or self.shares.accounts.nobody
+        with watched:
+            events = next_part()
+            has_more = self._apply_slice(events, account)
+        while has_more:
+            await turn()
+            with watched:
+                has_more = self._apply_slice(events, account)
+        return events
+
+    def _apply_slice(self, events: IncomingEvents, account: Account) -> bool:
+        """Applies the next slice and adds what it did; whether there is more of the part."""
+        batch, done, now_ms = events.batch, events.done, self.time.now_ms()
+        start, is_full = done.next_index, self.shares.budget.is_full
+        self.shares.set_in_engine(account)
         try:
-            part = self._apply_slice(batch, now_ms, start, account)
+            part = self.engine.apply(batch, now_ms, start, WORK_PER_SLICE, maker=account.holdings, is_full=is_full)
         except InvalidBatch as error:
             raise unreadable_batch(f"columns.{error.field}", error.message) from None
-        explain(part.refusals, reasons or {})
+        explain(part.refusals, events.refusals)
         for listener in self.listeners:
             listener.applied(batch, start, part, now_ms, account.principal)
         count_refused(self.listeners, part.refusals)
         self.deliver()
         self.reaper.deadline_may_be_earlier()
-        whole.next_index = part.next_index
-        whole.ended.extend(part.ended)
-        whole.unchanged += part.unchanged
-        whole.refusals.extend(part.refusals)
-        return whole.next_index < len(batch.types)
-
-    def _apply_slice(self, batch: EventBatch, now_ms: int, start: int, account: Account) -> EventsReceipt:
-        self.shares.set_in_engine(account)
-        is_full = self.shares.budget.is_full
-        return self.engine.apply(batch, now_ms, start, WORK_PER_SLICE, maker=account.holdings, is_full=is_full)
+        done.next_index = part.next_index
+        done.ended.extend(part.ended)
+        done.unchanged += part.unchanged
+        done.refusals.extend(part.refusals)
+        return done.next_index < len(batch.types)
 
     # Cancelling.
 

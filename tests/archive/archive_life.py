@@ -27,6 +27,7 @@ from purgatory.service.settings import ArchiveSettings, EngineSettings, HostSett
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from tests.archive.archive_kit import ThreadLink
+from tests.service.serving import apply_events
 
 PARTITIONS: Final = [(topic, partition) for topic in ("orders", "clicks") for partition in range(3)]
 KEYS: Final = ["paid", "shipped", "closed"]
@@ -177,7 +178,7 @@ class Life:
         )  # fmt: skip
         for _ in range(self._random.randint(0, 6)):
             self._add_event(batch)
-        await self.host.apply(batch)
+        await apply_events(self.host, batch)
 
     def _add_event(self, batch: EventBatch) -> None:
         event_type = self._random.choice((*codes.EVENT_NAMES, *(codes.HIGH_WATERMARK, codes.LEADER_APPEND) * 4, 99))

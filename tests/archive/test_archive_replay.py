@@ -15,6 +15,7 @@ from purgatory.service.reaper import EXPIRED_PER_SLICE
 from purgatory.service.translate.operations import OperationRun
 from tests.archive.archive_life import Life
 from tests.archive.archive_replay import Replay, rows_of, without
+from tests.service.serving import apply_events
 
 STEPS = 120
 
@@ -59,8 +60,8 @@ async def test_herds_in_slices_end_in_the_same_order(tmp_path: Path) -> None:
                 life.host.reaper.turn()
         elif topic == "satisfy":
             names = [("satisfy", place) for place in range(3)]
-            await life.host.apply(
-                EventBatch([codes.HIGH_WATERMARK] * 3, partitions=names, item_indexes=[0, 1, 2], offsets=[5])
+            await apply_events(
+                life.host, EventBatch([codes.HIGH_WATERMARK] * 3, partitions=names, item_indexes=[0, 1, 2], offsets=[5])
             )
     await life.end()
     outcomes = rows_of(tmp_path, schema.OUTCOMES)

@@ -18,7 +18,7 @@ from purgatory.service.rpc.statuses import BatchRefused, CallRefused
 from purgatory.service.settings import HostSettings
 from tests.archive.archive_kit import AT_MS, ArchivedHost, marks, produces
 from tests.archive.failing_disk import FailingDisk
-from tests.service.serving import RecordingListener, eventually
+from tests.service.serving import RecordingListener, apply_events, eventually
 
 HOUR_MS = 3_600_000
 
@@ -31,7 +31,7 @@ async def test_every_call_has_its_number_and_outcomes_that_of_the_call_that_ende
     kept.host.reaper.turn()
     kept.host.reaper.turn()  # nothing expires: no call
     kept.host.cancel(kept.session, [1, 2**64 - 1])
-    await kept.host.apply(marks(10))
+    await apply_events(kept.host, marks(10))
     kept.register(produces(1))  # known already: no call
     await kept.start_and_close()
     numbers = {table: [row["call_number"] for row in kept.rows(table)] for table in schema.TABLES}
@@ -92,8 +92,8 @@ async def test_unary_waits_are_session_number_0(tmp_path: Path) -> None:
         with kept.host.unary_wait(kept.host.sessions.accounts.nobody) as (operation_id, _future):
             kept.host.register_unary_wait(produces(operation_id), kept.host.sessions.accounts.nobody)
             if ends:
-                await kept.host.apply(marks(10))
-                await kept.host.apply(EventBatch([codes.PARTITION_REMOVED], partitions=[("orders", 0)]))
+                await apply_events(kept.host, marks(10))
+                await apply_events(kept.host, EventBatch([codes.PARTITION_REMOVED], partitions=[("orders", 0)]))
     await kept.start_and_close()
     owners = {(row["session_number"], row["session_id"]) for row in kept.rows(schema.OUTCOMES)}
     assert owners == {(0, "")}
@@ -132,7 +132,7 @@ async def test_a_gap_takes_no_memory(tmp_path: Path) -> None:
     kept = ArchivedHost(tmp_path, rows_max=4)
     kept.fill(each=4)
     for number in range(100):
-        await kept.host.apply(marks(1, "clicks", number))
+        await apply_events(kept.host, marks(1, "clicks", number))
     assert [record.stamp.call_number for record in kept.listener._records] == [1]
     assert list(kept.listener._names) == [("orders", 0)]
     await kept.start_and_close()
@@ -143,7 +143,7 @@ async def test_a_gap_that_lasts_to_the_end_is_reported(tmp_path: Path) -> None:
     """The end of the run reports what is being dropped just then, of every table."""
     kept = ArchivedHost(tmp_path, rows_max=4)
     kept.fill(calls=2, each=4)
-    await kept.host.apply(marks(10))  # ends all: 8 outcomes
+    await apply_events(kept.host, marks(10))  # ends all: 8 outcomes
     await kept.start_and_close()
     assert {table: rows for table, rows, _, _ in kept.dropped()} == {
         schema.REGISTRATIONS: 4,
@@ -168,7 +168,7 @@ async def test_strict_refuses_rather_than_drops(tmp_path: Path) -> None:
     answer = kept.register(produces(9, 2))
     assert [refusal.code for refusal, _ in answer.refused] == [codes.UNAVAILABLE] * 2
     with pytest.raises(BatchRefused) as refused:
-        await kept.host.apply(marks(10))
+        await apply_events(kept.host, marks(10))
     assert refused.value.refusal.code == codes.UNAVAILABLE
     with pytest.raises(CallRefused, match="archive"), kept.host.unary_wait(kept.host.sessions.accounts.nobody):
         pass
@@ -262,7 +262,7 @@ async def test_rows_that_cannot_be_made_are_lost_and_reported(tmp_path: Path) ->
     kept.listener.registered(None, codes.PRODUCE, batch, receipt, kept.clock.now_ms())
     kept.listener.call_finished()
     kept.keep_by_hand(2)
-    await kept.host.apply(marks(10))
+    await apply_events(kept.host, marks(10))
     await kept.start_and_close()
     assert kept.rows(schema.REGISTRATIONS) == []
     assert len(kept.rows(schema.OUTCOMES)) == 2
@@ -278,7 +278,7 @@ async def test_a_call_that_was_interrupted_is_kept(tmp_path: Path) -> None:
     batch = marks(1, "clicks", 7)
     kept.listener.applied(batch, 0, kept.host.engine.apply(batch, 1_000), 1_000)
     kept.listener._send_late()  # in the middle of the call: its names must stay
-    await kept.host.apply(marks(2))
+    await apply_events(kept.host, marks(2))
     await kept.start_and_close()
     events = [(row["call_number"], row["topic"], row["partition"]) for row in kept.rows(schema.EVENTS)]
     assert events == [(2, "clicks", 7), (3, "orders", 0)]

@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 
 from tests.journal.kit import JournaledHost, copy_files, high_watermark, register
+from tests.service.serving import apply_events
 
 WAITS = 4
 
 
 async def end_two(daemon: JournaledHost) -> None:
     """The first two waits are satisfied, and that is durable."""
-    await daemon.host.apply(high_watermark(2))
+    await apply_events(daemon.host, high_watermark(2))
     await daemon.host.journal.durable()
 
 

@@ -14,6 +14,7 @@ from purgatory.journal.sql_schema import migrate
 from purgatory.service.listeners.durable_journal import DurableJournal
 from purgatory.service.listeners.recovery import OpenJournal
 from tests.journal.kit import JournaledHost, high_watermark, register
+from tests.service.serving import apply_events
 
 SESSIONS = ("a", "b")
 WAITS = 10
@@ -27,7 +28,7 @@ async def write(folder: Path) -> None:
         session, _ = host.sessions.open(name, daemon.clock.now_ms())
         register(host, session, {number: number for number in range(1, WAITS + 1)})
     await host.journal.durable()
-    await host.apply(high_watermark(1))
+    await apply_events(host, high_watermark(1))
     await daemon.stop()
 
 

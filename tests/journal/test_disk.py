@@ -18,6 +18,7 @@ from purgatory.service.listeners.metrics import Metrics
 from purgatory.service.rpc.statuses import BatchRefused
 from tests.journal.kit import PATIENCE_S, JournaledHost, high_watermark, register
 from tests.journal.test_damage import read
+from tests.service.serving import apply_events
 
 
 class FailingCommits(CrashPoints):
@@ -74,7 +75,7 @@ async def test_what_runs_goes_on_while_the_disk_fails(tmp_path: Path, code: int,
     shown = generate_latest(make_registry(host, Metrics(), PauseWatch())).decode()
     assert "purgatory_journal_closed 1.0" in shown
     with pytest.raises(BatchRefused):
-        await host.apply(high_watermark(5))
+        await apply_events(host, high_watermark(5))
     daemon.clock.jump(60_000)
     host.reaper.turn()
     assert session.outbox.unacknowledged == 2

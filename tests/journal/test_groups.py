@@ -9,12 +9,13 @@ from purgatory.service.host import Host
 from purgatory.service.listeners.durable_journal import DurableJournal, JournalStatistics
 from purgatory.service.sessions.session import Session
 from tests.journal.kit import JournaledHost, high_watermark, register
+from tests.service.serving import apply_events
 
 
 async def end_one(host: Host, session: Session) -> JournalStatistics:
     """A wait is registered and ends, and its result is durable; what the journal then says of itself."""
     register(host, session, {1: 5})
-    await host.apply(high_watermark(5))
+    await apply_events(host, high_watermark(5))
     await host.journal.durable()
     session.outbox.take(10)
     return statistics(host)

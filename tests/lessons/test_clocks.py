@@ -19,7 +19,7 @@ from purgatory.service.settings import HostSettings, SessionSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from tests.engine.world import World
-from tests.service.serving import eventually, serving
+from tests.service.serving import apply_events, eventually, serving
 
 
 def produces(count: int, timeout_ms: int, topic: str = "orders", first_id: int = 1) -> OperationRun:
@@ -100,7 +100,9 @@ async def test_lesson_53_a_herd_goes_in_slices_and_events_in_between() -> None:
         await eventually(lambda: host.engine.pending < herd, "expiry has begun")
         served_between = 0
         while host.engine.pending:
-            await host.apply(EventBatch([codes.HIGH_WATERMARK], partitions=[("other", 0)], offsets=[served_between]))
+            await apply_events(
+                host, EventBatch([codes.HIGH_WATERMARK], partitions=[("other", 0)], offsets=[served_between])
+            )
             served_between += host.engine.pending > 0
             await asyncio.sleep(0)
         await watching

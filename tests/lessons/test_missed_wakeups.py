@@ -20,7 +20,13 @@ from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from tests.daemon_process import DaemonProcess
 from tests.engine.generic.recording_operation import DEADLINE_S, RecordingOperation, never_called
-from tests.service.serving import DaemonChannel, Peer, eventually, produce_columns
+from tests.service.serving import (
+    DaemonChannel,
+    Peer,
+    apply_events,
+    eventually,
+    produce_columns,
+)
 
 LONG = 120.0
 
@@ -60,7 +66,7 @@ async def test_lesson_01_registered_at_every_await_of_an_event_batch(monkeypatch
     for turns in itertools.count():
         host = Host(Engine(EngineLimits(), 0), ManualClock(), HostSettings())
         session, _ = host.sessions.open("s", 0)
-        applying = asyncio.create_task(host.apply(events))
+        applying = asyncio.create_task(apply_events(host, events))
         for _ in range(turns):
             await asyncio.sleep(0)
         was_done = applying.done()

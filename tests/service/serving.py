@@ -17,6 +17,7 @@ from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, 
 from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
+from purgatory.service.access.account import Account
 from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.call import Identify
@@ -25,6 +26,7 @@ from purgatory.service.rpc.handlers import add_to_server
 from purgatory.service.rpc.servicer import PurgatoryServicer
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
+from purgatory.service.translate.events import IncomingEvents
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
 
@@ -272,6 +274,12 @@ def produce(
     return operation_pb2.Operation(
         operation_id=operation_id, timeout_ms=timeout_ms, produce=operation_pb2.Produce(partitions=[item])
     )
+
+
+async def apply_events(host: Host, batch: EventBatch, account: Account | None = None) -> EventsReceipt:
+    """Applies a batch of one part, as `Advance` does."""
+    host.check_events()
+    return (await host.apply(lambda: IncomingEvents(batch, {}), account)).done
 
 
 def produce_columns(

@@ -20,7 +20,16 @@ from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import result_pb2
-from tests.service.serving import Peer, RecordingListener, eventually, produce, refused, serving, signal
+from tests.service.serving import (
+    Peer,
+    RecordingListener,
+    apply_events,
+    eventually,
+    produce,
+    refused,
+    serving,
+    signal,
+)
 
 
 def produces(count: int, topic: str, timeout_ms: int = 600_000, first_id: int = 1) -> OperationRun:
@@ -45,7 +54,7 @@ async def test_a_batch_of_events_goes_in_slices_with_the_loop_free_in_between(mo
     offsets = list(range(1, 101))
     batch = EventBatch([codes.HIGH_WATERMARK] * 101, partitions=[("orders", 0)], offsets=[*offsets, -7])
     turns = 0
-    task = asyncio.create_task(host.apply(batch))
+    task = asyncio.create_task(apply_events(host, batch))
     while not task.done():
         turns += 1
         await asyncio.sleep(0)

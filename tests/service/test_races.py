@@ -24,7 +24,14 @@ from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.service.serving import Peer, ServedHost, eventually, serving, signal
+from tests.service.serving import (
+    Peer,
+    ServedHost,
+    apply_events,
+    eventually,
+    serving,
+    signal,
+)
 
 TIMEOUT_MS = 1_000
 PARTITION = ("orders", 3)
@@ -78,9 +85,9 @@ class Race:
     async def begin(self) -> None:
         """Registers it, and lets the instant come."""
         if self.kind != codes.SIGNAL:
-            await self.host.apply(EventBatch([codes.LEADER_APPEND], partitions=[PARTITION], offsets=[10]))
+            await apply_events(self.host, EventBatch([codes.LEADER_APPEND], partitions=[PARTITION], offsets=[10]))
         if self.kind == codes.DELETE_RECORDS:
-            await self.host.apply(EventBatch([codes.HIGH_WATERMARK], partitions=[PARTITION], offsets=[10]))
+            await apply_events(self.host, EventBatch([codes.HIGH_WATERMARK], partitions=[PARTITION], offsets=[10]))
         self.host.register(self.session, [operation_of(self.kind)], [])
         assert self.host.engine.pending == 1
         self.clock.jump(TIMEOUT_MS)
@@ -90,9 +97,9 @@ class Race:
         host = self.host
         before = host.engine.pending
         if cause == "event":
-            return sum((await host.apply(event_for(self.kind))).ended)
+            return sum((await apply_events(host, event_for(self.kind))).ended)
         if cause == "removal":
-            return sum((await host.apply(EventBatch([codes.PARTITION_REMOVED], partitions=[PARTITION]))).ended)
+            return sum((await apply_events(host, EventBatch([codes.PARTITION_REMOVED], partitions=[PARTITION]))).ended)
         if cause == "cancel":
             return sum(host.cancel(self.session, [1])) if host.sessions.find("s") is not None else 0
         if cause == "expiry":

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 from purgatory.service.access.account import Account
@@ -30,26 +31,16 @@ async def advance(
     call that is cancelled has applied the events up to the end of some slice. Raises `CallRefused` for an unreadable
     batch, or when no events are taken now.
     """
-    watched, account = host.holds.of("Advance"), call.account
-    receipt = wire.AdvanceReceipt()
+    account, receipt = call.account, wire.AdvanceReceipt()
     try:
-        with watched:
-            parts = event_parts(request, host.settings.limits)
-            host.check_events()
-            events = _next_part(host, parts, account)
-            has_more = host.apply_slice(events.batch, events.done, events.refusals, account)
+        parts = event_parts(request, host.settings.limits)
+        host.check_events()
         while True:
-            while has_more:
-                await call.turn()
-                with watched:
-                    has_more = host.apply_slice(events.batch, events.done, events.refusals, account)
+            events = await host.apply(partial(_next_part, host, parts, account), account, call.turn)
             add_to_advance_receipt(receipt, events)
             if events.is_last:
                 return receipt
             await call.turn()
-            with watched:
-                events = _next_part(host, parts, account)
-                has_more = host.apply_slice(events.batch, events.done, events.refusals, account)
     except BatchRefused as error:
         raise from_refusal(error.refusal, "") from None
 

@@ -27,6 +27,7 @@ from purgatory.service.translate.batch_size import size_of
 from purgatory.testing import ManualClock
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.service.serving import apply_events
 
 MIB = 1024 * 1024
 
@@ -130,7 +131,7 @@ async def test_while_memory_is_short_marks_are_still_taken() -> None:
     nobody = host.shares.accounts.nobody
     host.sessions.open("known", 0)
     known = EventBatch([codes.HIGH_WATERMARK], partitions=[("orders", 0)], item_indexes=[0], offsets=[1])
-    assert (await host.apply(known)).refusals == []
+    assert (await apply_events(host, known)).refusals == []
     host.shares.budget.is_short = True
     with pytest.raises(BatchRefused, match="budget"):
         host.admission.check_memory(nobody, 1, 1)
@@ -144,9 +145,9 @@ async def test_while_memory_is_short_marks_are_still_taken() -> None:
         assert raised.value.code == codes.RESOURCE_EXHAUSTED
     assert host.sessions.open("known", 0)
     known.offsets[0] = 2
-    assert (await host.apply(known)).refusals == []
+    assert (await apply_events(host, known)).refusals == []
     new = EventBatch([codes.HIGH_WATERMARK], partitions=[("payments", 0)], item_indexes=[0], offsets=[1])
-    assert [refusal.code for refusal in (await host.apply(new)).refusals] == [codes.RESOURCE_EXHAUSTED]
+    assert [refusal.code for refusal in (await apply_events(host, new)).refusals] == [codes.RESOURCE_EXHAUSTED]
 
 
 def test_the_watch_tells_the_budget_and_gives_memory_back() -> None:

@@ -24,6 +24,7 @@ from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings, LimitsSettings, SharesSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
+from tests.service.serving import apply_events
 
 LIMIT = 12
 
@@ -131,7 +132,7 @@ async def test_partitions_are_shared_out() -> None:
         batch = EventBatch(
             [codes.HIGH_WATERMARK] * count, partitions=names, item_indexes=list(range(count)), offsets=[1]
         )
-        receipt = await host.apply(batch, account=host.shares.accounts.of(principal))
+        receipt = await apply_events(host, batch, account=host.shares.accounts.of(principal))
         return count - len(receipt.refusals)
 
     # The share is worked out once for a batch, not for each event of it.
@@ -181,7 +182,7 @@ async def holds_at_most(host: Host, account: Account, name: str) -> int:
         events = EventBatch(
             [codes.HIGH_WATERMARK] * LIMIT, partitions=names, item_indexes=list(range(LIMIT)), offsets=[1]
         )
-        return LIMIT - len((await host.apply(events, account=account)).refusals)
+        return LIMIT - len((await apply_events(host, events, account=account)).refusals)
     if name == "memory_bytes_max":
         budget = host.shares.budget
         budget.bytes_max = budget.held_bytes() + 10_000_000
