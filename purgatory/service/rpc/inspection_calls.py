@@ -58,8 +58,9 @@ PAGE_BYTES_MAX: Final = 256 * 1024
 """A page that has come to this is not added to: it may be held for a caller that does not read it."""
 OPERATIONS_AT_ONCE: Final = 16
 """How many of a page the engine is asked for at a time; they may have 2,000 items each."""
-ITEMS_PER_SLICE: Final = 1_000
-"""Items or replicas, of some four microseconds each, that are translated before the loop is free again."""
+ITEMS_PER_SLICE: Final = 250
+"""Items or replicas, of some four microseconds each, that are translated before the loop is free again: one turn of the
+fair queue, as honest callers wait for several of them."""
 PARTITION_COST: Final = 4
 """What a partition costs besides its replicas, in replicas."""
 STALE_PER_SLICE: Final = 500
