@@ -98,3 +98,56 @@ def test_settling_takes_no_longer_than_it_must() -> None:
     while world.sources[0].exchange(0):
         pass
     assert world.daemons[0].marks[name] == (1, 50, True)
+
+
+def test_a_late_source_does_not_answer_by_the_lineage_that_another_has_ended() -> None:
+    """Two sources; one tells of a break that the other has not read yet. What the late one still reads of the old
+    lineage is refused, and not told under the new epoch either; its newest value is told once it must be new.
+    """
+    world = LineageWorld(2, 1, 2)
+    early, late = world.sources
+    for name in world.facts:
+        world.move(name, 50, is_break=False)
+        early.read(name, 1)
+        late.read(name, 1)
+    early.exchange(0)
+    late.exchange(0)
+    for name in world.facts:
+        world.move(name, 10, is_break=False)  # the old lineage: 60
+        world.move(name, 20, is_break=True)
+        early.read(name, 2)
+    while early.exchange(0):
+        pass
+    assert {mark[:2] for mark in world.daemons[0].marks.values()} == {(1, 20)}
+    for name in world.facts:
+        late.read(name, 1)
+    for _ in range(5):
+        late.exchange(0)
+    assert {mark[:2] for mark in world.daemons[0].marks.values()} == {(1, 20)}
+    world.sources.remove(early)
+    for name in world.facts:
+        world.move(name, 7, is_break=False)
+    world.settle()
+    assert {mark[:2] for mark in world.daemons[0].marks.values()} == {(1, 27)}
+    assert all(len(lineages) == 1 for lineages in world.lineages_told().values())
+
+
+def test_nothing_unsettled_is_told_while_the_source_is_blind() -> None:
+    """Time does not make what a blind source has seen any newer: it is told once it sees again, and so much later."""
+    world = LineageWorld(1, 1, 1)
+    name = ("t/x", 0)
+    source, daemon = world.sources[0], world.daemons[0]
+    world.move(name, 50, is_break=False)
+    source.read(name, 1)
+    source.exchange(0)
+    daemon.marks[name] = daemon.marks[name]._replace(epoch=3, offset=40)  # by somebody else
+    source.connect(0)
+    source.book.fares(world.now, sees=False)
+    world.pass_time(SETTLE_S * 20)
+    assert not source.exchange(0)
+    source.book.fares(world.now, sees=True)
+    assert not source.exchange(0)
+    world.pass_time(SETTLE_S * 1.1)
+    while source.exchange(0):
+        pass
+    assert daemon.marks[name][:2] == (3, 50)

@@ -1,0 +1,44 @@
+"""`purgatory-source`: what is wrong is one line and exit code 2; SIGTERM ends it cleanly."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "purgatory_sources", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("kafka", "postgres://h"), "is no address of kafka"),
+        (("kafka", "me:hunter2@h:9092"), "no user or password in an address"),
+        (("kafka", "h:9092", "-o", "label"), "write it as NAME=VALUE"),
+        (("kafka", "h:9092", "--log-format", "xml"), "--log-format xml: text or json"),
+        (("kafka", "h:9092", "--supervised"), "--supervised is for `purgatory serve --source`"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(arguments: tuple[str, ...], said: str) -> None:
+    """Each fault is named on one line of stderr, without what may be a secret."""
+    ended = run(*arguments)
+    assert ended.returncode == 2
+    assert said in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert "hunter2" not in ended.stderr
+
+
+def test_it_ends_by_sigterm(tmp_path: Path) -> None:
+    """With neither a daemon nor a broker there, it goes on trying until it is told to stop: exit code 0."""
+    pytest.importorskip("confluent_kafka")
+    command = [sys.executable, "-m", "purgatory_sources", "kafka", "127.0.0.1:9", "--to", "127.0.0.1:1"]
+    with subprocess.Popen([*command, "--state-dir", str(tmp_path)], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "no link to the daemon at 127.0.0.1:1" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert process.stderr.read().endswith("stopped\n")
