@@ -5,13 +5,17 @@ import shutil
 from pathlib import Path
 
 import pytest
-from purgatory_client import AsyncClient, Client, Outcome, Ticket, errors, waits
+from purgatory_client import AsyncClient, Client, Outcome, Ticket, errors, many, waits
 from purgatory_client.many import WaitColumns, partition_columns
 from purgatory_client.many import fetch as fetch_many
 from purgatory_client.many import signal as signal_many
 from purgatory_client.outbox.outbox_file import OutboxFile
 from purgatory_client.results import OperationKind
+from purgatory_client.wire.decode_waits import batch_of as decoded_batch
+from purgatory_client.wire.decode_waits import wait_of
+from purgatory_client.wire.encode_waits import fill_with_many, fill_with_waits
 
+from purgatory.v1 import operation_pb2
 from tests.client.outbox.test_outbox_file import limit_pages
 from tests.client.until import until_pending
 from tests.daemon_process import DaemonProcess
@@ -261,3 +265,18 @@ def test_the_blocking_client_has_an_outbox_too(shared_daemon: DaemonProcess, tmp
         again.confirm(ticket)
     with Client(shared_daemon.address) as without, pytest.raises(errors.OutboxError, match="outbox=PATH"):
         without.recovered()
+
+
+def test_a_blind_timeout_is_kept() -> None:
+    """Of a wait, of one that has none, and of each operation of a batch."""
+    for seconds, wanted in ((2.5, 2_500), (0, 0), (None, None)):
+        columns = operation_pb2.OperationColumns()
+        wait = waits.produce({"p-1": 5}, fail_when_blind=seconds)
+        wait.operation_id = 7
+        fill_with_waits(columns, [wait], 0.0, 0.0)
+        assert wait_of(columns).blind_timeout_ms == wanted
+    columns = operation_pb2.OperationColumns()
+    batch = many.produce(["p-1"], offsets=[5, 6], blind_timeouts_ms=[100, -1])
+    batch.operation_id = 7
+    fill_with_many(columns, batch, range(2), 0.0, 0.0)
+    assert decoded_batch(columns).operation_columns["blind_timeout_ms"] == [100, -1]
