@@ -8,7 +8,7 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaExcepti
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-QUIET = {"log_level": 0, "socket.timeout.ms": 4000}
+QUIET = {"log_level": 0, "socket.timeout.ms": 30_000}
 
 
 class ClusterClients:
@@ -21,7 +21,7 @@ class ClusterClients:
 
     def create(self, topic: str, partitions: int = 1, replicas: int = 1, config: dict[str, str] | None = None) -> None:
         new = NewTopic(topic, partitions, replicas, config=config or {})
-        for future in self.admin.create_topics([new], operation_timeout=30).values():
+        for future in self.admin.create_topics([new], operation_timeout=60, request_timeout=60).values():
             future.result()
         deadline = time.monotonic() + 30
         while len(self.admin.list_topics(topic, timeout=10).topics[topic].partitions) < partitions:
@@ -29,7 +29,7 @@ class ClusterClients:
             time.sleep(0.05)
 
     def delete(self, topic: str) -> None:
-        for future in self.admin.delete_topics([topic], operation_timeout=30).values():
+        for future in self.admin.delete_topics([topic], operation_timeout=60, request_timeout=60).values():
             future.result()
 
     def grow(self, topic: str, partitions: int) -> None:

@@ -5,7 +5,6 @@ import uuid
 from pathlib import Path
 
 import pytest
-from confluent_kafka import ElectionType, TopicPartition
 from purgatory_sources.feed.reports import SourceState
 
 from examples.kafka_cluster import KafkaCluster
@@ -134,7 +133,6 @@ async def test_an_unclean_election_cuts_topic_and_group(three_brokers: KafkaClus
             await asyncio.to_thread(three_brokers.kill, first)
             # Two of three are down, so there is no controller: first the one that lacks the records comes back.
             await asyncio.to_thread(three_brokers.start, second)
-            await asyncio.to_thread(elect_unclean, clients, topic)
             await feed.until(lambda: feed.marks.get(ends) == 10, "the topic's cut")
             await feed.until(lambda: feed.marks.get(commits) == 10, "the group's cut")
         finally:
@@ -145,9 +143,3 @@ async def test_an_unclean_election_cuts_topic_and_group(three_brokers: KafkaClus
         await asyncio.to_thread(clients.produce, topic, 5)
         await asyncio.to_thread(clients.commit, f"group-{topic}", {(topic, 0): 12})
         await feed.until(lambda: (feed.marks[ends], feed.marks[commits]) == (15, 12), "both go on")
-
-
-def elect_unclean(clients: ClusterClients, topic: str) -> None:
-    """Has the replica that is left lead, unless it does already."""
-    done = clients.admin.elect_leaders(ElectionType.UNCLEAN, [TopicPartition(topic, 0)], request_timeout=30)
-    done.result()
