@@ -105,4 +105,6 @@ def _explained(fault: Values, flags: Values) -> str:
     message = str(fault["msg"]).removeprefix("Value error, ").removeprefix("Input ")
     if name not in setting_names():
         return f"{name}: {message}" if name else message
-    return f"{name}: {message}, not {fault['input']!r} ({_flag_or_variable(name, flags) or 'file'})"
+    # What was given as a source may hold the very password for which it is refused.
+    given = "" if name == "source" else f", not {fault['input']!r}"
+    return f"{name}: {message}{given} ({_flag_or_variable(name, flags) or 'file'})"
