@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from types import ModuleType
 from typing import Annotated, Final, NoReturn, TypeVar
 
@@ -94,14 +95,8 @@ def wait(
         if fetch:
             isolation: waits.Isolation = "read_committed" if read_committed else "read_uncommitted"
             offsets = partition_offsets(targets)
-            one = waits.fetch(
-                offsets,
-                min_bytes=min_bytes,
-                timeout=limit,
-                replica_id=replica_id,
-                isolation=isolation,
-                fail_when_blind=blind,
-            )
+            read_by = partial(waits.fetch, replica_id=replica_id, isolation=isolation)
+            one = read_by(offsets, min_bytes=min_bytes, timeout=limit, fail_when_blind=blind)
         elif delete_records:
             one = waits.delete_records(partition_offsets(targets, -1), timeout=limit, fail_when_blind=blind)
         elif signal:
