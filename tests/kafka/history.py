@@ -27,7 +27,7 @@ from tests.kafka.history_load import PARTITIONS, TOPIC, HistoryLoad
 
 SETTLE_S: Final = 5.0
 """A source that was killed is missed after 3 s of silence; until then nothing says that its marks are stale."""
-BATCH: Final = 1000
+BATCH: Final = 2000
 SESSIONS: Final = 6
 SETTINGS: Final[dict[str, object]] = {
     "broker.session.timeout.ms": 3000,

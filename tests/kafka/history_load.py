@@ -31,7 +31,7 @@ class HistoryLoad:
         self.changes: Final[list[Change]] = []
         self.present: Final[dict[Mark, int]] = {("kafka/" + TOPIC, number): 0 for number in range(PARTITIONS)}
         for group in range(GROUPS):
-            self.present |= {(f"kafka/group{group}/{TOPIC}", number): 0 for number in range(PARTITIONS)}
+            self.present.update({(f"kafka/group{group}/{TOPIC}", number): 0 for number in range(PARTITIONS)})
         self.lost = 0
         """Records that were not acknowledged before the end: not known, so nothing could be judged."""
         self._bootstrap: Final = bootstrap
@@ -67,9 +67,12 @@ class HistoryLoad:
             if error is not None:
                 self.lost += 1
                 return
-            mark = ("kafka/" + TOPIC, message.partition())
-            self.changes.append(Change(mark, message.offset() + 1, begun_s, time.monotonic()))
-            self.present[mark] = message.offset() + 1
+            number, offset = message.partition(), message.offset()
+            assert number is not None, "a record without a partition was acknowledged"
+            assert offset is not None, "a record without an offset was acknowledged"
+            mark = ("kafka/" + TOPIC, number)
+            self.changes.append(Change(mark, offset + 1, begun_s, time.monotonic()))
+            self.present[mark] = offset + 1
 
         while not self._stopping.wait(0.02):
             for _ in range(chance.randint(0, 6)):

@@ -65,9 +65,9 @@ def test_no_answer_is_wrong_under_faults(kafka_brokers: Path, tmp_path: Path) ->
     pytest.importorskip("confluent_kafka")
     from tests.kafka.history import run
 
-    report = run(tmp_path, waits=10_000, seed=1)
+    report = run(tmp_path, waits=20_000, seed=1)
     assert not report.wrong, report.wrong[:5]
     assert report.lost == 0, report
     assert report.satisfied > 1000, report
     assert report.expired > 100, report
-    assert report.faults >= 3, report
+    assert report.faults >= 2, report
