@@ -70,4 +70,4 @@ def test_no_answer_is_wrong_under_faults(kafka_brokers: Path, tmp_path: Path) ->
     assert report.lost == 0, report
     assert report.satisfied > 1000, report
     assert report.expired > 100, report
-    assert report.faults >= 2, report
+    assert report.faults >= 1, report
