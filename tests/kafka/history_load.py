@@ -8,23 +8,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 
-from tests.kafka.history_judge import GONE, Change, Mark
+from tests.kafka.history_judge import Change, Mark
 
 TOPIC: Final = "orders"
 PARTITIONS: Final = 4
 GROUPS: Final = 6
 QUIET: Final = {"log_level": 0, "socket.timeout.ms": 4000, "topic.metadata.refresh.interval.ms": 2000}
-REQUEST_S: Final = 10.0
 FLUSH_S: Final = 60.0
 
 
 class HistoryLoad:
     """One thread that writes records and one for each group; `changes` is what they did. Used as a context manager.
 
-    Groups commit what exists only, so nothing but their commits may move their marks.
+    Groups commit what exists only, so nothing but their commits may move their marks. No AdminClient: it aborts the process when a coordinator dies.
     """
 
     def __init__(self, bootstrap: str, seed: int) -> None:
@@ -82,30 +80,18 @@ class HistoryLoad:
         self.lost += producer.flush(FLUSH_S)
 
     def _commit(self, group: str, chance: random.Random) -> None:
-        admin = AdminClient({"bootstrap.servers": self._bootstrap, **QUIET})
         consumer = Consumer({"bootstrap.servers": self._bootstrap, "group.id": group, **QUIET})
         try:
             while not self._stopping.wait(chance.uniform(0.01, 0.06)):
                 dice = chance.random()
-                if dice < 0.003:
-                    self._delete(admin, group)
-                    continue
                 number = chance.randrange(PARTITIONS)
                 mark, end = (f"kafka/{group}/{TOPIC}", number), self.present["kafka/" + TOPIC, number]
                 step = -chance.randint(1, 80) if dice < 0.02 else chance.randint(0, 20)
                 offset = min(end, max(0, self.present[mark] + step))
                 place = TopicPartition(TOPIC, number, offset)
-                if dice < 0.04:
-                    self._change([mark], offset, partial(_altered, admin, group, place))
-                else:
-                    self._change([mark], offset, partial(_committed, consumer, place))
+                self._change([mark], offset, partial(_committed, consumer, place))
         finally:
             consumer.close()
-
-    def _delete(self, admin: AdminClient, group: str) -> None:
-        marks = [(f"kafka/{group}/{TOPIC}", number) for number in range(PARTITIONS)]
-        deleting = partial(admin.delete_consumer_groups, [group], request_timeout=REQUEST_S)
-        self._change(marks, GONE, lambda: [future.result() for future in deleting().values()])
 
     def _change(self, marks: list[Mark], offset: int, change: Callable[[], object]) -> None:
         begun_s, acknowledged_s = time.monotonic(), None
@@ -122,11 +108,3 @@ def _committed(consumer: Consumer, place: TopicPartition) -> None:
     for one in consumer.commit(offsets=[place], asynchronous=False) or []:
         if one.error is not None:
             raise KafkaException(one.error)
-
-
-def _altered(admin: AdminClient, group: str, place: TopicPartition) -> None:
-    wanted = [ConsumerGroupTopicPartitions(group, [place])]
-    for future in admin.alter_consumer_group_offsets(wanted, request_timeout=REQUEST_S).values():
-        for one in future.result().topic_partitions:
-            if one.error is not None:
-                raise KafkaException(one.error)
