@@ -25,7 +25,7 @@ from purgatory_client.session.event_stream import EventStream
 from purgatory_client.session.session_driver import SessionDriver
 from purgatory_client.session.sessions_of_others import CALL_TIMEOUT, Collected, Collector, Registered, register
 from purgatory_client.single_calls import SingleCalls, topic_partition
-from purgatory_client.sources.positions import Positions
+from purgatory_client.sources.position_tokens import Positions
 from purgatory_client.sources.source_names import KAFKA, kafka_group
 from purgatory_client.waits import ByPartition, Name, Wait
 from purgatory_client.wire.decode_results import arrived_row

@@ -18,7 +18,7 @@ from purgatory_client.plain_errors import from_rpc_error
 from purgatory_client.results import OperationKind
 from purgatory_client.session.channel import ChannelSecurity, open_channel
 from purgatory_client.session.sessions_of_others import CALL_TIMEOUT, ClosedSession
-from purgatory_client.sources.positions import Positions
+from purgatory_client.sources.position_tokens import Positions
 from purgatory_client.sources.source_link import SourceLink
 from purgatory_client.waits import ByPartition, Name
 

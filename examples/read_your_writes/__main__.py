@@ -14,9 +14,9 @@ from purgatory_client import AsyncClient
 from examples.kafka_cluster import ClusterUnavailable, KafkaCluster
 from examples.local_daemon import serving
 from examples.local_postgres import LocalPostgres, NoPostgres
-from examples.read_your_writes.load import HEADING, shop_for
 from examples.read_your_writes.replica import BEHIND, REPLICA, PostgresOrders
 from examples.read_your_writes.shop import Orders, Shop
+from examples.read_your_writes.shoppers import HEADING, shop_for
 from examples.read_your_writes.view import GROUP, TOPIC, KafkaOrders, make_table, make_topic
 
 

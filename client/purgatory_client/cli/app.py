@@ -25,7 +25,7 @@ from purgatory_client.cli.parsing import (
 )
 from purgatory_client.cli.running import DEFAULT_ADDRESS, Address, AsJson, run, secured
 from purgatory_client.results import OperationKind
-from purgatory_client.sources.positions import FORM, Positions
+from purgatory_client.sources.position_tokens import FORM, Positions
 
 T = TypeVar("T")
 
@@ -103,16 +103,8 @@ def wait(
             if blind is not None:
                 raise UsageError("--fail-when-blind is for marks that sources feed; signals come from nobody else")
             one = waits.signal(key_counts(targets), timeout=limit, any=any_key, from_now=from_now)
-        elif record:
-            offsets = partition_offsets(targets)
-            above = {name: offset + 1 for name, offset in offsets.items()}
-            one = waits.produce(above, timeout=limit, fail_when_blind=blind)
-        elif targets[0].startswith(FORM):
-            if len(targets) > 1:
-                raise UsageError("a token is the only target; to wait for several, wait one after the other")
-            one = Positions.of_token(targets[0]).wait(timeout=limit, fail_when_blind=blind)
         else:
-            one = waits.produce(partition_offsets(targets), timeout=limit, fail_when_blind=blind)
+            one = _wait_for_offsets(targets, limit, blind, of_records=record)
         result = await client.wait_once(one)
         render.result(result, as_json=as_json)
         return OF_OUTCOME[result.outcome]
@@ -269,6 +261,16 @@ def _access_commands() -> ModuleType:
         render.error_line(f"this needs {error.name}; install it with: pip install 'purgatory-waits[server]'")
         raise typer.Exit(Exit.ERROR) from error
     return commands
+
+
+def _wait_for_offsets(targets: list[str], limit: float, blind: float | None, *, of_records: bool) -> waits.Wait:
+    """For high watermarks, or what a token says. `of_records`: the offsets are of records that are to lie below."""
+    if targets[0].startswith(FORM):
+        if len(targets) > 1:
+            raise UsageError("a token is the only target; to wait for several, wait one after the other")
+        return Positions.of_token(targets[0]).wait(timeout=limit, fail_when_blind=blind)
+    offsets = {name: offset + of_records for name, offset in partition_offsets(targets).items()}
+    return waits.produce(offsets, timeout=limit, fail_when_blind=blind)
 
 
 def _kind(name: str | None) -> OperationKind | None:

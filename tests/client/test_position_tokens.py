@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from purgatory_client.errors import InvalidRequest
-from purgatory_client.sources.positions import Positions
+from purgatory_client.sources.position_tokens import Positions
 
 NAMES = st.tuples(st.sampled_from(["orders", "kafka/a%2Fb/orders", "kafka/größe/x", "pg"]), st.integers(0, 2**31 - 1))
 OFFSETS = st.dictionaries(NAMES | st.just("pg/main/all"), st.integers(0, 2**63 - 1), min_size=1, max_size=5)

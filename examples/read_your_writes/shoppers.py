@@ -16,7 +16,7 @@ PAUSE_S: Final = 0.02
 
 
 @dataclass
-class Seen:
+class Shopped:
     """What the shoppers saw."""
 
     reads: int = 0
@@ -35,16 +35,16 @@ class Seen:
 HEADING: Final = f"{'':<14}{'reads':>8}{'stale':>8}{'p50 ms':>10}{'p99 ms':>10}"
 
 
-async def shop_for(seconds: float, url: str, *, waits: bool) -> Seen:
+async def shop_for(seconds: float, url: str, *, waits: bool) -> Shopped:
     """Writes and reads for so many seconds; `waits`: hands the token of the write to the read."""
-    seen, until = Seen(), time.monotonic() + seconds
+    seen, until = Shopped(), time.monotonic() + seconds
     async with aiohttp.ClientSession(url) as session, asyncio.TaskGroup() as group:
         for _ in range(SHOPPERS):
             group.create_task(_shopper(session, until, seen, waits=waits))
     return seen
 
 
-async def _shopper(session: aiohttp.ClientSession, until: float, seen: Seen, *, waits: bool) -> None:
+async def _shopper(session: aiohttp.ClientSession, until: float, seen: Shopped, *, waits: bool) -> None:
     while time.monotonic() < until:
         path = f"/orders/{uuid4().hex}"
         async with session.post(path) as placed:
