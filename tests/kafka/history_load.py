@@ -22,7 +22,8 @@ FLUSH_S: Final = 60.0
 class HistoryLoad:
     """One thread that writes records and one for each group; `changes` is what they did. Used as a context manager.
 
-    Groups commit what exists only, so nothing but their commits may move their marks. No AdminClient: it aborts the process when a coordinator dies.
+    Groups commit what exists only, so nothing but their commits may move their marks.
+    No AdminClient: it aborts the process when a coordinator dies.
     """
 
     def __init__(self, bootstrap: str, seed: int) -> None:
