@@ -78,6 +78,8 @@ def ratio(ours: float, theirs: float, unit: str) -> float:
 
 
 def _row(figure: Figure, subject: str, peer: str | None, ours: list[float], theirs: list[float], machine: str) -> Row:
+    is_rate = figure.metric == "rate"
+    assert not is_rate or figure.unit in HIGHER_IS_BETTER, f"{figure.name}: of {figure.unit} less would be better"
     ratios = [ratio(a, b, figure.unit) for a, b in zip(ours, theirs, strict=True)] if peer is not None else []
     spread = ratios or ours
     return Row(

@@ -14,7 +14,7 @@ from bench.reach import reach_of
 
 __all__ = ["HIGHER_IS_BETTER", "Row", "read_rows", "table", "write_rows"]
 
-HIGHER_IS_BETTER: Final = {"ops/s", "calls/s"}
+HIGHER_IS_BETTER: Final = {"ops/s", "calls/s", "calls/CPU s"}
 """Units of which more is better; of all others less is."""
 
 
@@ -83,6 +83,6 @@ def _line(row: Row) -> str:
 def figure(value: float, unit: str) -> str:
     """A value with its unit, to three significant digits."""
     for limit, divisor, prefix in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
-        if value >= limit and unit in {"ops/s", "calls/s", "B", "instructions/op"}:
+        if value >= limit and unit in HIGHER_IS_BETTER | {"B", "instructions/op"}:
             return f"{value / divisor:.3g} {prefix}{unit}" if unit == "B" else f"{value / divisor:.3g} {prefix} {unit}"
     return f"{value:.3g} {unit}"

@@ -45,10 +45,18 @@ def test_the_median_is_that_of_the_pairs_ratios() -> None:
     assert (row.ratio, row.value) == (2.0, 10.0)
 
 
+def test_a_rate_has_the_unit_of_a_rate() -> None:
+    """A rate in a unit of which less would be better would turn its ratio upside down: it is not measured."""
+    ours = Scripted("ours", [], rates(1))
+    with pytest.raises(AssertionError, match="less would be better"):
+        in_turn([Figure("x", "s/op")], ("engine", ours), {}, 1, "here", warm_up=False)
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs", "unit", "expected"),
     [
         (10, 5, "ops/s", 2.0),
+        (10, 5, "calls/CPU s", 2.0),
         (10, 5, "us", 0.5),
         (5, 10, "B", 2.0),
         (0.0, 1.0, "ms", 1_000.0),
