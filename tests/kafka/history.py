@@ -12,7 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -38,7 +40,7 @@ SETTINGS: Final[dict[str, object]] = {
 
 
 @dataclass
-class Report:
+class HistoryReport:
     waits: int = 0
     satisfied: int = 0
     expired: int = 0
@@ -126,7 +128,7 @@ class Waiters:
         assert len(seen) == BATCH, f"{session_id}: {BATCH - len(seen)} waits were never answered"
 
 
-async def _faults(cluster: KafkaCluster, programs: Programs, seed: int, report: Report) -> None:
+async def _faults(cluster: KafkaCluster, programs: Programs, seed: int, report: HistoryReport) -> None:
     chance = random.Random(seed)
     for fault in itertools.cycle(("source", "broker", "daemon")):
         await asyncio.sleep(chance.uniform(2.0, 5.0))
@@ -143,8 +145,10 @@ async def _faults(cluster: KafkaCluster, programs: Programs, seed: int, report: 
         report.faults += 1
 
 
-async def _check(folder: Path, cluster: KafkaCluster, waits: int, seed: int) -> Report:
-    report = Report(waits=waits)
+async def _check(
+    folder: Path, cluster: KafkaCluster, waits: int, seed: int
+) -> tuple[HistoryReport, Callable[[], list[Wrong]]]:
+    report = HistoryReport(waits=waits)
     programs = Programs(folder, cluster.bootstrap)
     try:
         programs.start("daemon")
@@ -168,8 +172,7 @@ async def _check(folder: Path, cluster: KafkaCluster, waits: int, seed: int) -> 
     report.expired = waiters.outcomes.count(Outcome.EXPIRED)
     report.others = len(waiters.outcomes) - report.satisfied - report.expired
     report.stale = sum(answer.is_stale for answer in waiters.answers)
-    report.wrong = wrong_answers(load.changes, waiters.answers, SETTLE_S)
-    return report
+    return report, partial(wrong_answers, load.changes, waiters.answers, SETTLE_S)
 
 
 async def _until_fed(client: AsyncClient, load: HistoryLoad) -> None:
@@ -186,11 +189,13 @@ async def _until_fed(client: AsyncClient, load: HistoryLoad) -> None:
                 await asyncio.sleep(0.1)
 
 
-def run(folder: Path, waits: int, seed: int) -> Report:
+def run(folder: Path, waits: int, seed: int) -> HistoryReport:
     """Everything that it starts has ended when it returns. Raises ClusterUnavailable."""
     with KafkaCluster(folder / "brokers", 3, SETTINGS) as cluster:
         ClusterClients(cluster.bootstrap).create(TOPIC, PARTITIONS, 3)
-        return asyncio.run(_check(folder, cluster, waits, seed))
+        report, judge = asyncio.run(_check(folder, cluster, waits, seed))
+    report.wrong = judge()
+    return report
 
 
 def main() -> int:

@@ -1,5 +1,7 @@
 """Which answers were wrong, given what the brokers really had. A pure function of two lists; it trusts no daemon."""
 
+import math
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
@@ -8,7 +10,7 @@ Mark = tuple[str, int]
 GONE: Final = -1
 
 
-class Change(NamedTuple):
+class MarkChange(NamedTuple):
     """An offset that a mark was given, in seconds of one clock. Changes of one mark come from one writer, in order.
 
     `acknowledged_s`: when the broker's answer was there; None: it failed or nobody knows, so it may have happened.
@@ -40,13 +42,13 @@ class Wrong(NamedTuple):
     answer: Answer
 
 
-def wrong_answers(changes: Iterable[Change], answers: Iterable[Answer], settle_s: float) -> list[Wrong]:
+def wrong_answers(changes: Iterable[MarkChange], answers: Iterable[Answer], settle_s: float) -> list[Wrong]:
     """All answers that came before they were true, or not at all though they were.
 
     `settle_s`: how long a source may take to see a change. Within it a wait may be answered, or not, by what the mark
     was before; what nobody had begun to write may never be answered.
     """
-    by_mark: defaultdict[Mark, list[Change]] = defaultdict(list)
+    by_mark: defaultdict[Mark, list[MarkChange]] = defaultdict(list)
     for change in changes:
         by_mark[change.mark].append(change)
     for history in by_mark.values():
@@ -60,37 +62,36 @@ def wrong_answers(changes: Iterable[Change], answers: Iterable[Answer], settle_s
     return wrong
 
 
-def _too_early(history: Sequence[Change], answer: Answer, settle_s: float) -> str:
-    reasons = "too early: nobody had begun to write so far"
-    for place, change in enumerate(history):
-        if change.begun_s > answer.answered_s:
-            break
+def _too_early(history: Sequence[MarkChange], answer: Answer, settle_s: float) -> str:
+    """Looks back from the answer: if the last offset that was enough had ended too early, so had all before it."""
+    ended_s = None
+    for change in history[_begun_by(history, answer.answered_s) :: -1]:
         if change.offset < answer.target:
-            continue
-        ended_s = _end_of(history, place, answer.target)
-        if ended_s is None or ended_s + settle_s >= answer.registered_s:
+            # What was surely written first after the last offset that was enough; later ones say nothing more.
+            ended_s = change.acknowledged_s if change.acknowledged_s is not None else ended_s
+        elif ended_s is None or ended_s + settle_s >= answer.registered_s:
             return ""
-        reasons = "of a lineage that had ended before the wait was registered"
-    return reasons
+        else:
+            return "of a lineage that had ended before the wait was registered"
+    return "too early: nobody had begun to write so far"
 
 
-def _end_of(history: Sequence[Change], place: int, target: int) -> float | None:
-    """When a lower offset was surely written after this change; None: never."""
-    for later in history[place + 1 :]:
-        if later.offset < target and later.acknowledged_s is not None:
-            return later.acknowledged_s
-    return None
-
-
-def _unanswered(history: Sequence[Change], answer: Answer, settle_s: float) -> str:
+def _unanswered(history: Sequence[MarkChange], answer: Answer, settle_s: float) -> str:
     if answer.is_stale:
         return ""
     deadline_s = answer.registered_s + answer.timeout_s
-    for place, change in enumerate(history):
-        if change.offset < answer.target or change.acknowledged_s is None:
-            continue
-        must_be_answered_s = max(change.acknowledged_s, answer.accepted_s) + settle_s
-        lower = next((later for later in history[place + 1 :] if later.offset < answer.target), None)
-        if must_be_answered_s <= deadline_s and (lower is None or lower.begun_s > must_be_answered_s):
-            return "unanswered: it had been true for long before its deadline"
+    lower_begun_s = math.inf
+    for change in history[_begun_by(history, deadline_s) :: -1]:
+        if change.offset < answer.target:
+            lower_begun_s = change.begun_s
+        elif change.acknowledged_s is not None:
+            must_be_answered_s = max(change.acknowledged_s, answer.accepted_s) + settle_s
+            if must_be_answered_s <= deadline_s and lower_begun_s > must_be_answered_s:
+                return "unanswered: it had been true for long before its deadline"
     return ""
+
+
+def _begun_by(history: Sequence[MarkChange], time_s: float) -> int:
+    """The place of the last change begun by then; past the other end, so that nothing is left, where there is none."""
+    place = bisect_right(history, time_s, key=lambda change: change.begun_s) - 1
+    return place if place >= 0 else -len(history) - 1

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.kafka.history_judge import GONE, Answer, Change, wrong_answers
+from tests.kafka.history_judge import GONE, Answer, MarkChange, wrong_answers
 
 MARK = ("kafka/billing/orders", 0)
 HISTORY = [
-    Change(MARK, 10, 1.0, 1.1),
-    Change(MARK, 20, 10.0, 10.2),
-    Change(MARK, 5, 30.0, 30.2),
-    Change(MARK, 40, 60.0, None),
-    Change(MARK, GONE, 80.0, 80.1),
+    MarkChange(MARK, 10, 1.0, 1.1),
+    MarkChange(MARK, 20, 10.0, 10.2),
+    MarkChange(MARK, 5, 30.0, 30.2),
+    MarkChange(MARK, 40, 60.0, None),
+    MarkChange(MARK, GONE, 80.0, 80.1),
 ]
 
 
