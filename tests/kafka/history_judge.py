@@ -10,7 +10,7 @@ Mark = tuple[str, int]
 GONE: Final = -1
 
 
-class MarkChange(NamedTuple):
+class RecordedStep(NamedTuple):
     """An offset that a mark was given, in seconds of one clock. Changes of one mark come from one writer, in order.
 
     `acknowledged_s`: when the broker's answer was there; None: it failed or nobody knows, so it may have happened.
@@ -42,13 +42,13 @@ class Wrong(NamedTuple):
     answer: Answer
 
 
-def wrong_answers(changes: Iterable[MarkChange], answers: Iterable[Answer], settle_s: float) -> list[Wrong]:
+def wrong_answers(changes: Iterable[RecordedStep], answers: Iterable[Answer], settle_s: float) -> list[Wrong]:
     """All answers that came before they were true, or not at all though they were.
 
     `settle_s`: how long a source may take to see a change. Within it a wait may be answered, or not, by what the mark
     was before; what nobody had begun to write may never be answered.
     """
-    by_mark: defaultdict[Mark, list[MarkChange]] = defaultdict(list)
+    by_mark: defaultdict[Mark, list[RecordedStep]] = defaultdict(list)
     for change in changes:
         by_mark[change.mark].append(change)
     for history in by_mark.values():
@@ -62,7 +62,7 @@ def wrong_answers(changes: Iterable[MarkChange], answers: Iterable[Answer], sett
     return wrong
 
 
-def _too_early(history: Sequence[MarkChange], answer: Answer, settle_s: float) -> str:
+def _too_early(history: Sequence[RecordedStep], answer: Answer, settle_s: float) -> str:
     """Looks back from the answer: if the last offset that was enough had ended too early, so had all before it."""
     ended_s = None
     for change in history[_begun_by(history, answer.answered_s) :: -1]:
@@ -76,7 +76,7 @@ def _too_early(history: Sequence[MarkChange], answer: Answer, settle_s: float) -
     return "too early: nobody had begun to write so far"
 
 
-def _unanswered(history: Sequence[MarkChange], answer: Answer, settle_s: float) -> str:
+def _unanswered(history: Sequence[RecordedStep], answer: Answer, settle_s: float) -> str:
     if answer.is_stale:
         return ""
     deadline_s = answer.registered_s + answer.timeout_s
@@ -91,7 +91,7 @@ def _unanswered(history: Sequence[MarkChange], answer: Answer, settle_s: float) 
     return ""
 
 
-def _begun_by(history: Sequence[MarkChange], time_s: float) -> int:
+def _begun_by(history: Sequence[RecordedStep], time_s: float) -> int:
     """The place of the last change begun by then; past the other end, so that nothing is left, where there is none."""
     place = bisect_right(history, time_s, key=lambda change: change.begun_s) - 1
     return place if place >= 0 else -len(history) - 1

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 
-from tests.kafka.history_judge import Mark, MarkChange
+from tests.kafka.history_judge import Mark, RecordedStep
 
 TOPIC: Final = "orders"
 PARTITIONS: Final = 4
@@ -27,7 +27,7 @@ class HistoryLoad:
     """
 
     def __init__(self, bootstrap: str, seed: int) -> None:
-        self.changes: Final[list[MarkChange]] = []
+        self.changes: Final[list[RecordedStep]] = []
         self.present: Final[dict[Mark, int]] = {("kafka/" + TOPIC, number): 0 for number in range(PARTITIONS)}
         for group in range(GROUPS):
             self.present.update({(f"kafka/group{group}/{TOPIC}", number): 0 for number in range(PARTITIONS)})
@@ -70,7 +70,7 @@ class HistoryLoad:
             assert number is not None, "a record without a partition was acknowledged"
             assert offset is not None, "a record without an offset was acknowledged"
             mark = ("kafka/" + TOPIC, number)
-            self.changes.append(MarkChange(mark, offset + 1, begun_s, time.monotonic()))
+            self.changes.append(RecordedStep(mark, offset + 1, begun_s, time.monotonic()))
             self.present[mark] = offset + 1
 
         while not self._stopping.wait(0.02):
@@ -100,7 +100,7 @@ class HistoryLoad:
             change()
             acknowledged_s = time.monotonic()
         for mark in marks:
-            self.changes.append(MarkChange(mark, offset, begun_s, acknowledged_s))
+            self.changes.append(RecordedStep(mark, offset, begun_s, acknowledged_s))
             if acknowledged_s is not None:
                 self.present[mark] = max(0, offset)
 

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.kafka.history_judge import GONE, Answer, MarkChange, wrong_answers
+from tests.kafka.history_judge import GONE, Answer, RecordedStep, wrong_answers
 
 MARK = ("kafka/billing/orders", 0)
 HISTORY = [
-    MarkChange(MARK, 10, 1.0, 1.1),
-    MarkChange(MARK, 20, 10.0, 10.2),
-    MarkChange(MARK, 5, 30.0, 30.2),
-    MarkChange(MARK, 40, 60.0, None),
-    MarkChange(MARK, GONE, 80.0, 80.1),
+    RecordedStep(MARK, 10, 1.0, 1.1),
+    RecordedStep(MARK, 20, 10.0, 10.2),
+    RecordedStep(MARK, 5, 30.0, 30.2),
+    RecordedStep(MARK, 40, 60.0, None),
+    RecordedStep(MARK, GONE, 80.0, 80.1),
 ]
 
 
