@@ -6,6 +6,7 @@ Everything it makes is in one folder. Jars come from $KAFKA_JARS, or by Maven in
 
 import base64
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -51,14 +52,26 @@ def kafka_jars() -> Path:
             "no Maven found to fetch Kafka's jars; install it, or set KAFKA_JARS to a folder of them"
         )
     folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:  # two tests may want them at the same time
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not wanted.exists():
+            _fetch_into(folder)
+    return folder
+
+
+def _fetch_into(folder: Path) -> None:
+    """By Maven, into a folder beside it first: the jar that is looked for must be the last to be there."""
     (folder / "pom.xml").write_text(POM, "utf-8")
+    partial = folder / "partial"
     fetch = ["mvn", "-q", "-B", "-f", str(folder / "pom.xml"), "dependency:copy-dependencies", "-DincludeScope=runtime"]
     done = subprocess.run(
-        [*fetch, f"-DoutputDirectory={folder}"], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+        [*fetch, f"-DoutputDirectory={partial}"], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
     )
+    wanted = partial / f"kafka_2.13-{VERSION}.jar"
     if done.returncode or not wanted.exists():
         raise ClusterUnavailable(f"Maven could not fetch Kafka's jars: {(done.stdout + done.stderr)[-1000:]}")
-    return folder
+    for jar in sorted(partial.iterdir(), key=lambda path: path == wanted):
+        jar.replace(folder / jar.name)
 
 
 def free_ports(count: int) -> list[int]:
