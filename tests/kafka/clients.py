@@ -39,7 +39,7 @@ class ClusterClients:
     def produce(self, topic: str, count: int = 1, partition: int = 0) -> None:
         for number in range(count):
             self.producer.produce(topic, str(number).encode(), partition=partition)
-        assert self.producer.flush(30) == 0, "records were not acknowledged in 30 s"
+        assert self.producer.flush(90) == 0, "records were not acknowledged in 90 s"
 
     @contextmanager
     def transaction(self, topic: str, count: int = 10, name: str = "tests") -> Iterator[Producer]:
