@@ -25,7 +25,6 @@ from typing import Final
 import grpc
 import uvloop
 from grpc_health.v1 import health, health_pb2
-from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from purgatory import __version__
 from purgatory.archive.vocabulary import CannotArchive
@@ -42,6 +41,11 @@ from purgatory.service.budget.memory_watch import MemoryWatch
 from purgatory.service.draining import drain
 from purgatory.service.flags import config_lines, read_command_line
 from purgatory.service.host import Host
+from purgatory.service.http.connect_application import ConnectCalls
+from purgatory.service.http.http_calls import HttpMethods
+from purgatory.service.http.metrics_page import MetricsPage
+from purgatory.service.http.probes import probe_routes
+from purgatory.service.http.server_sent_events import ServerSentEvents
 from purgatory.service.http.site import HttpSite
 from purgatory.service.listeners.archive import ArchiveListener, start_archive, writer_config
 from purgatory.service.listeners.exposition import make_registry
@@ -49,17 +53,23 @@ from purgatory.service.listeners.metrics import Metrics
 from purgatory.service.listeners.recovery import OpenJournal
 from purgatory.service.listeners.refusal_log import RefusalLog
 from purgatory.service.log import start_logging
-from purgatory.service.rpc.call import Context
+from purgatory.service.page.live_page import LivePage
+from purgatory.service.rpc.call import Context, Identify
 from purgatory.service.rpc.call_gate import CallGate
-from purgatory.service.rpc.handlers import SERVICE, add_standard_service, add_to_server
+from purgatory.service.rpc.handlers import SERVICE, add_standard_service, add_to_server, checked
+from purgatory.service.rpc.reflection import V1, V1ALPHA, reflection_servicer
 from purgatory.service.rpc.servicer import PurgatoryServicer
+from purgatory.service.rpc.statuses import unauthenticated
 from purgatory.service.setting_sources import SettingsError, unknown_variables
 from purgatory.service.settings import EngineLimitsSettings, HostSettings, Settings, is_loopback, split_address
 from purgatory.service.sources.source_table import STATE_NAMES
 from purgatory.service.sources.supervised_sources import PRINCIPAL, SupervisedSources
+from purgatory.service.tracing.trace_waits import CannotTrace, trace_waits
 from purgatory.service.transport.certificate_files import CannotUseCertificates
 from purgatory.service.transport.peer import PeerCertificate
 from purgatory.service.transport.tls import Tls
+from purgatory.service.webhooks.webhook_form import CannotSendWebhooks
+from purgatory.service.webhooks.webhooks import Webhooks
 
 LOGGER: Final = logging.getLogger(__name__)
 CALLS_UNREAD_MAX: Final = 1_000_000
@@ -102,13 +112,8 @@ class Daemon:
         self._memory_trimmer: Final = garbage.MemoryTrimmer(
             settings.gc.tidy_interval_ms, lambda: self._host.engine.pending
         )
-        registry = make_registry(self._host, self._metrics, self._pauses)
-        if self._tls is not None:
-            registry.register(self._tls)
-        check_page = None if is_loopback(settings.http.address) else self._check_page
-        self._site: Final = HttpSite(
-            registry, self._is_ready, settings.http, self._tls, check_page, self._source_states
-        )
+        self._webhooks: Final = Webhooks(self._host, settings.webhooks)
+        self._host.listeners.append(self._webhooks)
         self._gate: Final = CallGate(
             self._host.fair_queue,
             settings.limits,
@@ -120,6 +125,8 @@ class Daemon:
         self._serving = False
         self._opened = AsyncExitStack()
         """Closes what `start` opened, last opened first."""
+        self._site: HttpSite | None = None
+        self._http_methods: HttpMethods | None = None
         self._access: Access | None = None
         self._sources: SupervisedSources | None = None
         """Those that this daemon runs itself."""
@@ -142,26 +149,32 @@ class Daemon:
         await access.start()
         fresh = asyncio.create_task(access.keep_fresh(), name="policy and tokens")
         opened.callback(fresh.cancel)
-        add_to_server(PurgatoryServicer(self._host), self._server, gate, access.identify, peer)
+        identify = trace_waits(self.settings.tracing, __version__, self._host.listeners, opened, access.identify)
+        add_to_server(PurgatoryServicer(self._host, self._webhooks), self._server, gate, identify, peer)
         service = health_pb2.DESCRIPTOR.services_by_name["Health"]
         add_standard_service(self._health, self._server, gate, service, peer)
         if self.settings.grpc.reflection:
-            names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
-            service = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
-            add_standard_service(reflection.aio.ReflectionServicer(names), self._server, gate, service, peer)
+            reflection = reflection_servicer((SERVICE.full_name, health.SERVICE_NAME))
+            for version in (V1, V1ALPHA):
+                add_standard_service(reflection, self._server, gate, V1ALPHA, peer, name=version.full_name)
+        self._site = self._make_site(access, identify)
         opened.push_async_callback(self._site.stop)
         if self._journal is not None:
             opened.push_async_callback(self._close_journal, self._journal)
         self.grpc_address = self._bind_grpc()
         if self.settings.source:
             self._sources = self._make_sources(access, opened)
-        self.http_address = await self._bind_http()
+        self.http_address = await self._bind_http(self._site)
         if self.settings.archive.uri is not None:
             archive = await self._start_archive()
             opened.push_async_callback(self._close_archive, archive)
             self._host.listeners.append(archive)
         if self._journal is not None:
+            letters = self._journal.dead_letters()
             await self._journal.restore(self._host)
+            self._webhooks.restore(letters)
+        opened.push_async_callback(self._close_webhooks)
+        self._webhooks.start()
         opened.push_async_callback(self._host.stop)
         self._host.start()
         await self._server.start()
@@ -179,9 +192,11 @@ class Daemon:
         if self._sources is not None:
             opened.push_async_callback(self._sources.stop)
             self._sources.start()
+            self._host.source_links.supervised = self._sources.sources
 
     def reload(self) -> None:
-        """Reads the policy, the tokens and the keys again now."""
+        """Reads the policy, the tokens, the keys and the secrets of webhooks again now."""
+        self._webhooks.reload()
         if self._access is not None:
             self._access.reload()
 
@@ -196,7 +211,11 @@ class Daemon:
             await self._health.enter_graceful_shutdown()
             await drain(self._host, grace_s)
             await self._gate.wait_quiet(self._grace_left_s())
-            await self._server.stop(min(STREAMS_GRACE_S, self._grace_left_s()))
+            assert self._http_methods is not None, "the daemon has been started"
+            assert self._site is not None, "as above"
+            self._http_methods.is_ending = True
+            grace_s = min(STREAMS_GRACE_S, self._grace_left_s())
+            await asyncio.gather(self._site.end_requests(grace_s), self._server.stop(grace_s))
 
     async def exit_at_once(self, code: int) -> None:
         """Ends the process, without waiting for anything but that what was receipted is on disk: in async mode it may
@@ -211,6 +230,9 @@ class Daemon:
 
     async def _close_archive(self, archive: ArchiveListener) -> None:
         await archive.close(self._host.time.now_ms(), max(CLOSE_S_MIN, self._grace_left_s()))
+
+    async def _close_webhooks(self) -> None:
+        await self._webhooks.stop(self._grace_left_s())
 
     async def _close_journal(self, journal: OpenJournal) -> None:
         if not await journal.close(max(CLOSE_S_MIN, self._grace_left_s())):
@@ -228,9 +250,40 @@ class Daemon:
         peer = self._peer(context)
         return "" if peer is None else peer.principal
 
-    def _check_page(self, path: str, peer: str, authorization: str | None, certified: str) -> None:
-        assert self._access is not None, "the site is served once there is access"
-        self._access.check_page(path, peer, authorization, certified)
+    def _make_site(self, access: Access, identify: Identify) -> HttpSite:
+        settings = self.settings
+        registry = make_registry(self._host, self._metrics, self._pauses)
+        registry.register(self._gate.counts)
+        if self._tls is not None:
+            registry.register(self._tls)
+        routes = [
+            *probe_routes(self._is_ready, self._source_states),
+            *MetricsPage(registry, settings.http.metrics_interval_ms).routes(),
+        ]
+        identify = checked(identify, None if self._tls is None else self._check_http_certificate)
+        methods = self._http_methods = HttpMethods(PurgatoryServicer(self._host, self._webhooks), self._gate, identify)
+        page = LivePage(self._host, self._metrics, methods)
+        message_bytes = largest_message_bytes(settings)
+        on_loopback = is_loopback(settings.http.address)
+        return HttpSite(
+            settings.http,
+            [*routes, *page.routes()],
+            calls={
+                **ConnectCalls(methods, message_bytes).applications(),
+                **ServerSentEvents(methods).applications(),
+                **page.applications(),
+            },
+            tls=self._tls,
+            check_page=None if on_loopback else access.check_page,
+            local_names_only=on_loopback and self._tls is None,
+            message_bytes_max=message_bytes,
+        )
+
+    def _check_http_certificate(self, context: Context) -> None:
+        """As gRPC does, whose handshake asks for one: the HTTP site's does not, for the probes."""
+        assert self._tls is not None, "asked with TLS only"
+        if self._tls.asks_clients and self._peer(context) is None:
+            raise unauthenticated("a client certificate is needed")
 
     def _is_ready(self) -> bool:
         return self._serving and not self._host.draining
@@ -280,11 +333,11 @@ class Daemon:
             return self._server.add_insecure_port(address)
         return self._server.add_secure_port(address, self._tls.grpc_credentials())
 
-    async def _bind_http(self) -> str:
+    async def _bind_http(self, site: HttpSite) -> str:
         address = self.settings.http.address
         host, port = split_address(address)
         try:
-            bound = await self._site.start(host, port)
+            bound = await site.start(host, port)
         except OSError as error:
             raise CannotBind(f"cannot listen on {address} (http.address): {error.strerror or error}") from None
         return f"{address.rpartition(':')[0]}:{bound}"
@@ -365,7 +418,7 @@ async def serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.on_signal, number)
     await daemon.start()
-    if settings.access.policy_file is not None:
+    if settings.access.policy_file is not None or settings.webhooks.secret_file is not None:
         loop.add_signal_handler(signal.SIGHUP, daemon.reload)
     _announce(daemon)
     received = await stopping.asked
@@ -391,7 +444,9 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "server.py") 
         LOGGER.warning("%s is set, but there is no such setting; see --help", name)
     try:
         uvloop.run(serve(settings))
-    except (CannotBind, CannotUseCertificates, CannotArchive, JournalError, AccessError) as error:
+    except (
+        CannotBind, CannotUseCertificates, CannotSendWebhooks, CannotArchive, CannotTrace, JournalError, AccessError
+    ) as error:  # fmt: skip
         LOGGER.critical("%s", error)
         return EXIT_FAILED
     return 0

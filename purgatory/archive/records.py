@@ -81,23 +81,33 @@ class Span:
         self.first: Final = records[0].stamp
         self.last_call_number = self.first.call_number
         self.rows: Final[Counter[str]] = Counter()
+        self.missing: Final[Counter[str]] = Counter()
+        """What the archive is without if these are lost: with a marker of a gap, the rows that the gap has."""
+        self.missing_to = 0
         for record in records:
             self.rows[record.table] += record.rows
             # Markers of gaps have the number of the gap's first call, which may be behind.
             self.last_call_number = max(self.last_call_number, record.stamp.call_number)
+            if record.table == MARKERS and record.extra["marker"] == DROPPED:
+                self.missing[record.extra["table"]] += record.extra["rows"]
+                self.missing_to = max(self.missing_to, record.extra["last_call_number"])
+            else:
+                self.missing[record.table] += record.rows
 
     def extend(self, following: "Span") -> None:
         """Adds the calls that came next."""
         self.last_call_number = max(self.last_call_number, following.last_call_number)
         self.rows.update(following.rows)
+        self.missing.update(following.missing)
+        self.missing_to = max(self.missing_to, following.missing_to)
 
     def dropped_markers(self) -> list[Record]:
-        """Says of each table that these rows are missing from the archive."""
-        last = self.last_call_number
+        """Says of each table which rows the archive is without, those of gaps that were not told yet among them."""
+        last = max(self.last_call_number, self.missing_to)
         return [
-            row_record(MARKERS, self.first, marker=DROPPED, table=table, rows=self.rows[table], last_call_number=last)
+            row_record(MARKERS, self.first, marker=DROPPED, table=table, rows=rows, last_call_number=last)
             for table in TABLES
-            if self.rows[table]
+            if (rows := self.missing[table])
         ]
 
 

@@ -25,6 +25,7 @@ from purgatory.engine.memory_estimate import (
     OPERATION_BYTES,
     OWNER_BYTES,
 )
+from purgatory.engine.ranking import PendingRanking, RankedOperation, WheelRing
 from purgatory.engine.snapshot.saved_operations import SavedOperations
 from purgatory.engine.snapshot.snapshots import Snapshots
 from purgatory.engine.tape import Played, Tape, TapePlayer
@@ -329,6 +330,37 @@ class Engine:
         """
         self._pass_time(now_ms)
         return self._inspection.count_remaining(start, limit, now_ms, times)
+
+    def hottest(self, start: int, limit: int, above: int) -> tuple[list[tuple[int, PartitionName]], int]:
+        """Of `limit` places from `start` on, where partitions and then keys are: those with more than `above` watch
+        entries of pending operations, each with how many; and where to go on (-1: that was all). A key is (key, -1).
+        """
+        return self._inspection.hottest(start, limit, above)
+
+    def rank_pending(self, start: int, limit: int, now_ms: int, ranking: PendingRanking) -> int:
+        """Adds to `ranking` the pending operations in at most `limit` slots from `start` on, or fewer where those have
+        more than `limit` items; returns where to go on (-1: that was all).
+        """
+        self._pass_time(now_ms)
+        return self._inspection.rank(start, limit, ranking)
+
+    def ranked_view(self, ranked: RankedOperation, now_ms: int) -> PendingView | None:
+        """An operation of a ranking; None: it has ended."""
+        return self.slot_view(ranked.slot, ranked.operation_id, now_ms)
+
+    def slot_view(self, slot: int, operation_id: int, now_ms: int) -> PendingView | None:
+        """The pending operation of that id in a slot, from 0; None: the slot has none, or another one."""
+        self._pass_time(now_ms)
+        return self._inspection.view_of(slot, operation_id)
+
+    def wheel_rings(self, counted_max: int) -> list[WheelRing]:
+        """The timing wheel as it stands, level by level; of each bucket up to `counted_max` operations are counted."""
+        return self._inspection.wheel_rings(counted_max)
+
+    @property
+    def wheel_moves(self) -> int:
+        """How many operations have been taken out of buckets so far, because they fired or cascaded."""
+        return self._pending.wheel.moves_total
 
     def partition_view(self, name: PartitionName, now_ms: int) -> PartitionView | None:
         """A known partition; None otherwise."""

@@ -15,9 +15,11 @@ from purgatory.engine.codes import (
 )
 from purgatory.engine.marks.partition import Partition
 from purgatory.engine.marks.registry import Partitions, SignalKeys
+from purgatory.engine.ranking import PendingRanking, WheelRing
 from purgatory.engine.views import ItemView, KindCounts, PartitionView, PendingView, RemainingTimes, ReplicaView
 from purgatory.engine.waiting.pending import OUTCOMES_MAX, PendingOperations
 from purgatory.engine.waiting.tables import FREE, UNRESOLVED, Owner
+from purgatory.engine.waiting.wheel import level_tick_ms
 
 __all__ = ["EngineInspection"]
 
@@ -89,6 +91,71 @@ class EngineInspection:
                     times.latest_ms = left
             slot += 1
         return slot if slot < operations.size else -1
+
+    def hottest(self, start: int, limit: int, above: int) -> tuple[list[tuple[int, PartitionName]], int]:
+        """Some of the names that are watched; see `Engine.hottest`."""
+        partitions, keys = self.partitions.by_index, self.keys.by_index
+        found: list[tuple[int, PartitionName]] = []
+        place: i64 = start
+        last_partition: i64 = len(partitions)
+        last: i64 = last_partition + len(keys)
+        stop: i64 = min(start + limit, int(last))
+        least: i64 = above
+        while place < stop:
+            if place < last_partition:
+                partition = partitions[place]
+                if partition is not None:
+                    watched = partition.watched()
+                    if watched > least:
+                        found.append((watched, partition.name))
+            else:
+                signal_key = keys[place - last_partition]
+                if signal_key is not None and signal_key.waits.live > least:
+                    found.append((signal_key.waits.live, signal_key.name))
+            place += 1
+        return found, place if place < last else -1
+
+    def rank(self, start: int, limit: int, ranking: PendingRanking) -> int:
+        """Adds `limit` slots to a ranking; see `Engine.rank_pending`."""
+        operations, items, wheel = self.pending.operations, self.pending.items, self.pending.wheel
+        owner_ids = ranking.owner_ids
+        slot: i64 = start
+        stop: i64 = min(start + limit, int(operations.size))
+        walked: i64 = 0
+        while slot < stop and walked < limit:
+            kind = i64(operations.kind[slot])
+            if kind != FREE and (owner_ids is None or int(operations.owner_id[slot]) in owner_ids):
+                ranking.add(
+                    slot, operations.operation_id[slot], operations.registered_ms[slot], wheel.deadline_ms(slot)
+                )
+                described = self.pending.kinds[kind]
+                item = i64(operations.first_item[slot])
+                while item >= 0:
+                    if i64(items.error_code[item]) == UNRESOLVED:
+                        ranking.add_wait(described.name_of(i64(items.target[item])))
+                    walked += 1
+                    item = i64(items.next[item])
+            slot += 1
+        return slot if slot < operations.size else -1
+
+    def view_of(self, slot: i64, operation_id: i64) -> PendingView | None:
+        """The operation of that id in a slot; None when it has another one now."""
+        operations = self.pending.operations
+        if slot >= operations.size or operations.kind[slot] == FREE or operations.operation_id[slot] != operation_id:
+            return None
+        return self._view(slot)
+
+    def wheel_rings(self, counted_max: i64) -> list[WheelRing]:
+        """The levels of the wheel in use."""
+        wheel = self.pending.wheel
+        rings: list[WheelRing] = []
+        level: i64 = 1
+        while level <= wheel.levels:
+            tick_ms = level_tick_ms(level, wheel.tick_ms, wheel.wheel_size)
+            counts = wheel.bucket_counts(level, counted_max)
+            rings.append(WheelRing(level, tick_ms, wheel.level_clock(level), counts, counted_max))
+            level += 1
+        return rings
 
     def _names(self, slot: i64, partition: PartitionName | None, key: str) -> bool:
         """Whether an operation names the partition and the key (each: if asked for)."""

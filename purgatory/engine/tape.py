@@ -14,7 +14,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName
+from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, Refusal
 from purgatory.engine.codes import CANCELLED, EXPIRED, KINDS, SHUTTING_DOWN
 from purgatory.engine.inspection import EngineInspection
 from purgatory.engine.kinds.batch_columns import BatchColumns
@@ -95,6 +95,8 @@ class Played:
 
     def __init__(self) -> None:
         self.refused_ids: Final[list[int]] = []
+        self.refusals: Final[list[Refusal]] = []
+        """Of each of them; the index is its place in the batch of its kind."""
         self.events: Final = EventsReceipt()
         self.not_due = 0
 
@@ -181,8 +183,10 @@ class TapePlayer:
             kind.next_item = item + item_count
             if columns.is_plain and registration.take_plain(kind.kind, owner, columns, row, item, item_count, now_ms):
                 continue
-            if registration.take(kind.kind, owner, columns, row, item, now_ms) is not None:
+            fault = registration.take(kind.kind, owner, columns, row, item, now_ms)
+            if fault is not None:
                 played.refused_ids.append(operation_id)
+                played.refusals.append(Refusal(row, fault.code, fault.field, fault.message))
 
     def _apply(self, batch: EventBatch, known: NamedPartitions, count: int, now_ms: i64, played: Played) -> None:
         stop = self._next_event + count

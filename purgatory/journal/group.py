@@ -54,6 +54,8 @@ class SessionChanges:
         """Whose session it is; empty: nobody was asked."""
         self.refused_ids = b""
         """Packed ranges of ids whose batches were refused as a whole."""
+        self.callback: tuple[str, str] | None = None
+        """Where its results are sent, and the token of their ids."""
         self.dropped = False
 
 
@@ -68,6 +70,8 @@ class Group:
         """Partitions that events have named; without bytes: removed."""
         self.keys: Final[list[tuple[str, int]]] = []
         """Keys that were signalled, and their counts; 0: forgotten."""
+        self.dead_letters: Final[list[tuple[int, bytes]]] = []
+        """Results that were not delivered, by number; without bytes: gone."""
         self.is_last = False
         """The daemon ends cleanly with this group."""
 

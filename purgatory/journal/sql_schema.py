@@ -93,10 +93,24 @@ CREATE TABLE refused_ids (
 """
 """Tables of their own: new columns of `sessions` would change the checksums of its rows."""
 
-MIGRATIONS: Final[tuple[str, ...]] = (VERSION_1, VERSION_2, VERSION_3)
+VERSION_4: Final = """
+CREATE TABLE callbacks (
+    session INTEGER PRIMARY KEY,
+    url TEXT NOT NULL,
+    token TEXT NOT NULL,
+    crc32 INTEGER NOT NULL
+);
+CREATE TABLE dead_letters (
+    letter INTEGER PRIMARY KEY,
+    content BLOB NOT NULL,
+    crc32 INTEGER NOT NULL
+);
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (VERSION_1, VERSION_2, VERSION_3, VERSION_4)
 """The script that makes version n + 1 out of version n; version 0 is an empty file. Only ever appended to."""
 
-ADDED_IN: Final = {"awaiting_resume": 2, "principals": 3, "refused_ids": 3}
+ADDED_IN: Final = {"awaiting_resume": 2, "principals": 3, "refused_ids": 3, "callbacks": 4, "dead_letters": 4}
 """The version that added a table, where it is not the first."""
 
 NAMES_ON_DISK: Final = {"awaiting_resume": "unheard"}
@@ -110,6 +124,8 @@ COLUMNS: Final = {
     "awaiting_resume": ("session", "after_sequence"),
     "principals": ("session", "principal"),
     "refused_ids": ("session", "ranges"),
+    "callbacks": ("session", "url", "token"),
+    "dead_letters": ("letter", "content"),
     "registrations": ("registration", "session", "first_operation_id", "last_operation_id", "operations", "content"),
     "gone": ("registration", "bits"),
     "results": ("result", "session", "first_sequence", "results", "content"),

@@ -22,6 +22,8 @@ UPSERT_SESSION: Final = "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?, 
 UPSERT_AWAITING_RESUME: Final = f"INSERT OR REPLACE INTO {AWAITING_RESUME} VALUES (?, ?, ?)"  # noqa: S608 - our own name
 UPSERT_PRINCIPAL: Final = "INSERT OR REPLACE INTO principals VALUES (?, ?, ?)"
 UPSERT_REFUSED_IDS: Final = "INSERT OR REPLACE INTO refused_ids VALUES (?, ?, ?)"
+UPSERT_CALLBACK: Final = "INSERT OR REPLACE INTO callbacks VALUES (?, ?, ?, ?)"
+UPSERT_DEAD_LETTER: Final = "INSERT OR REPLACE INTO dead_letters VALUES (?, ?, ?)"
 UPSERT_PARTITION: Final = (
     "INSERT INTO partitions (topic, number, content, crc32) VALUES (?, ?, ?, ?) "
     "ON CONFLICT (topic, number) DO UPDATE SET content = excluded.content, crc32 = excluded.crc32"
@@ -37,14 +39,16 @@ DELETE_SESSION: Final = "DELETE FROM sessions WHERE session = ?"
 DELETE_AWAITING_RESUME: Final = f"DELETE FROM {AWAITING_RESUME} WHERE session = ?"  # noqa: S608 - our own name
 DELETE_PRINCIPAL: Final = "DELETE FROM principals WHERE session = ?"
 DELETE_REFUSED_IDS: Final = "DELETE FROM refused_ids WHERE session = ?"
+DELETE_CALLBACK: Final = "DELETE FROM callbacks WHERE session = ?"
+DELETE_DEAD_LETTER: Final = "DELETE FROM dead_letters WHERE letter = ?"
 DELETE_PARTITION: Final = "DELETE FROM partitions WHERE topic = ? AND number = ?"
 DELETE_KEY: Final = "DELETE FROM keys WHERE key = ?"
 
 ORDER: Final = (
     UPSERT_REGISTRATION, UPSERT_GONE, UPSERT_RESULTS, UPSERT_SESSION, UPSERT_AWAITING_RESUME, UPSERT_PRINCIPAL,
-    UPSERT_REFUSED_IDS, UPSERT_PARTITION, UPSERT_CHANGES, UPSERT_KEY,
+    UPSERT_REFUSED_IDS, UPSERT_CALLBACK, UPSERT_DEAD_LETTER, UPSERT_PARTITION, UPSERT_CHANGES, UPSERT_KEY,
     DELETE_REGISTRATION, DELETE_GONE, DELETE_RESULTS, DELETE_SESSION, DELETE_AWAITING_RESUME, DELETE_PRINCIPAL,
-    DELETE_REFUSED_IDS, DELETE_PARTITION, DELETE_CHANGES, DELETE_KEY,
+    DELETE_REFUSED_IDS, DELETE_CALLBACK, DELETE_DEAD_LETTER, DELETE_PARTITION, DELETE_CHANGES, DELETE_KEY,
     UPSERT_MOMENT,
 )  # fmt: skip
 
@@ -66,6 +70,8 @@ class StatementBuilder:
         """Sessions that have a row in that table."""
         self._with_principal: Final[set[int]] = set()
         """The same for `principals`."""
+        self._with_callback: Final[set[int]] = set()
+        """The same for `callbacks`."""
         self._refused_ids: Final[dict[int, bytes]] = {}
         """The rows of `refused_ids`."""
         self._last_registration = 0
@@ -102,6 +108,9 @@ class StatementBuilder:
     def add_existing_principal(self, session: int) -> None:
         self._with_principal.add(session)
 
+    def add_existing_callback(self, session: int) -> None:
+        self._with_callback.add(session)
+
     def add_existing_refused_ids(self, session: int, ranges: bytes) -> None:
         self._refused_ids[session] = ranges
 
@@ -126,6 +135,11 @@ class StatementBuilder:
                 _put(out, UPSERT_KEY, key, count)
             else:
                 out[DELETE_KEY].append((key,))
+        for letter, content in group.dead_letters:
+            if content:
+                _put(out, UPSERT_DEAD_LETTER, letter, content)
+            else:
+                out[DELETE_DEAD_LETTER].append((letter,))
         _put(out, UPSERT_MOMENT, *group.moment, group.number, int(group.is_last))
         return out
 
@@ -156,6 +170,9 @@ class StatementBuilder:
         if session in self._with_principal:
             self._with_principal.remove(session)
             out[DELETE_PRINCIPAL].append((session,))
+        if session in self._with_callback:
+            self._with_callback.remove(session)
+            out[DELETE_CALLBACK].append((session,))
         if rows is not None:
             self._delete_registrations(rows.registrations(), out)
             self._delete_results(rows.acknowledge(part.state.last_sequence), out)
@@ -189,6 +206,9 @@ class StatementBuilder:
         if part.principal and state.session not in self._with_principal:
             self._with_principal.add(state.session)
             _put(out, UPSERT_PRINCIPAL, state.session, part.principal)
+        if part.callback is not None and state.session not in self._with_callback:
+            self._with_callback.add(state.session)
+            _put(out, UPSERT_CALLBACK, state.session, *part.callback)
 
     def _update_refused_ids(self, session: int, ranges: bytes, out: Statements) -> None:
         if ranges == self._refused_ids.get(session, b""):

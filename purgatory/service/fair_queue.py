@@ -32,7 +32,7 @@ QUIET_MS: Final = 1
 QUIET_TURNS: Final = 8
 """When no call has come in for so long, and in so many turns of the loop after that, none waits to be accepted."""
 ALONE_US: Final = 1_000_000
-"""A caller is alone when nobody else has made a call for so long."""
+"""A caller is alone when nobody else has had a turn for so long, in a new call or on a stream."""
 ENDING_MAX: Final = 32
 """So many calls are then ended, and after that one for every four that come in, until it is quiet again."""
 TURNS_PER_REFUSAL: Final = 8
@@ -105,9 +105,9 @@ class FairQueue:
         self._accepted_us = 0
         """When the latest call came in."""
         self._latest: CallerTurns | None = None
-        """Whose that was."""
+        """Who came last, with a call or a message of a stream."""
         self._mixed_us = -ALONE_US
-        """When a call came in after one of somebody else."""
+        """When somebody came after somebody else."""
         self._quiet_timer: asyncio.TimerHandle | None = None
         self._may_end = 0.0
         """So many calls may be ended now, served or refused."""
@@ -127,8 +127,7 @@ class FairQueue:
             caller = self._callers[key] = CallerTurns(key, self._virtual_us)
         self._accepted_us = self._now_us()
         self._may_end = min(ENDING_MAX, self._may_end + 0.25)
-        if caller is not self._latest:
-            self._latest, self._mixed_us = caller, self._accepted_us
+        self._note(caller)
         stretch = self._accepted_us // RECENT_US
         if caller.stretch != stretch:
             caller.stretch, caller.recent_calls = stretch, 0
@@ -138,6 +137,10 @@ class FairQueue:
         if self._order or self._refused:
             self._schedule()
         return caller
+
+    def join(self, key: str) -> CallerTurns:
+        """For work of the daemon's own, which takes its turns as a caller does but is no call."""
+        return CallerTurns(key, self._virtual_us)
 
     def leave(self, caller: CallerTurns) -> None:
         caller.calls -= 1
@@ -168,6 +171,7 @@ class FairQueue:
 
     async def turn(self, caller: CallerTurns, work: int) -> None:
         """Returns when it is this caller's turn."""
+        self._note(caller)
         if self._may_go_on(caller):
             self._take(caller)
         else:
@@ -197,6 +201,10 @@ class FairQueue:
                     place.future.set_exception(make_error())
 
     # Inside.
+
+    def _note(self, caller: CallerTurns) -> None:
+        if caller is not self._latest:
+            self._latest, self._mixed_us = caller, self._now_us()
 
     def _may_go_on(self, caller: CallerTurns) -> bool:
         if self._order and (caller.waiting or max(caller.start_us, self._virtual_us) >= self._order[0][0]):
@@ -260,7 +268,7 @@ class FairQueue:
 
     @property
     def _is_alone(self) -> bool:
-        """Whether all calls have lately been of one caller."""
+        """Whether one caller is all that came lately."""
         return self._accepted_us - self._mixed_us >= ALONE_US
 
     def _charge(self, now_us: int) -> None:
@@ -280,8 +288,8 @@ class FairQueue:
                 self._answer_refused()
             return False
         caller = self._order[0][2]
-        if caller.places[work][0].is_call:
-            if self._may_end < 1 and not self._is_alone:
+        if caller.places[work][0].is_call and not self._is_alone:
+            if self._may_end < 1:
                 return False
             self._may_end -= 1
         heapq.heappop(self._order)

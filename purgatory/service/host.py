@@ -31,6 +31,7 @@ from purgatory.service.budget.shares import Shares
 from purgatory.service.engine_time import EngineTime
 from purgatory.service.fair_queue import FairQueue, Turn, next_loop_turn
 from purgatory.service.listeners.listener import Journal, Listener
+from purgatory.service.listeners.result_tail import ResultTail
 from purgatory.service.loop_holds import LoopHolds
 from purgatory.service.reaper import EXPIRED_PER_SLICE, Reaper
 from purgatory.service.registrations import OpenBatch, Registrations, count_refused
@@ -67,6 +68,7 @@ class Host:
         self.settings: Final = settings
         self.listeners: Final = list(listeners)
         """Everything that is notified of this host's work. Add to it before anything happens."""
+        self.tail: Final = ResultTail(self.listeners)
         self.journal = Journal()
         """Set by `use_journal`; without that, one that keeps nothing."""
         self.shares: Final = Shares(settings, engine)

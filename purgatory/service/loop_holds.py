@@ -18,6 +18,13 @@ LOGGED_NS: Final = 20_000_000
 LOG_INTERVAL_NS: Final = 10_000_000_000
 """but not more often than this."""
 
+CALLS: Final = (
+    "Wait", "Register", "Cancel", "Advance", "AttachSource",
+    "ListOperations", "ListPartitions", "ListHotNames", "GetStatus",
+    "results", "expiry", "blind waits", "session drop", "journal",
+)  # fmt: skip
+"""Shown from the start. "journal" is the sealing of its groups."""
+
 
 class Watched:
     """What is done within `with watched:` is one call's, and is done without letting anybody else have the loop."""
@@ -49,7 +56,7 @@ class LoopHolds:
 
     def __init__(self, clock_ns: Callable[[], int] = time.thread_time_ns) -> None:
         self._clock_ns: Final = clock_ns
-        self._by_call: Final[dict[str, Watched]] = {}
+        self._by_call: Final = {call: Watched(call, clock_ns, self._on_hold) for call in CALLS}
         self._logged_at_ns = -LOG_INTERVAL_NS
         self._unlogged = 0
 

@@ -67,6 +67,17 @@ def _checked_budget(memory_bytes: int) -> int:
     return memory_bytes
 
 
+def _as_words(given: object) -> object:
+    return " ".join(map(str, given)) if isinstance(given, list | tuple) else given
+
+
+def _checked_hosts(hosts: str) -> str:
+    for host in hosts.split():
+        if "/" in host or "@" in host or "*" in host.removeprefix("*.").removesuffix(":*"):
+            raise ValueError(f"should be hosts such as hooks.example.org, *.example.org or localhost:8080, not {host}")
+    return hosts
+
+
 SOURCE_SCHEMES: Final = ("kafka", "postgres", "postgresql")
 
 
@@ -130,7 +141,9 @@ class GrpcSettings(SettingsGroup):
     )
     connections_max: Count = setting(4_096, "Connections at one time. A further one is closed before it is read.")
     streams_per_connection_max: Count = setting(
-        1_000, "Calls in flight on one connection. Clients hold further ones back until one ends."
+        100,
+        "Calls in flight on one connection. Clients hold further ones back until one ends: whoever keeps more single "
+        "`Wait` calls in flight uses a session, or several connections.",
     )
     connection_age_max_ms: int = setting(
         0, "Ask clients to reconnect after this long, to spread load. 0: never.", ge=0, le=DURATION_MS_MAX
@@ -311,6 +324,51 @@ class JournalSettings(SettingsGroup):
     )
 
 
+class WebhooksSettings(SettingsGroup):
+    """Webhooks: results that are POSTed to a callback (docs/webhooks.md)."""
+
+    allowed_hosts: Annotated[str, BeforeValidator(_as_words), AfterValidator(_checked_hosts)] = setting(
+        "",
+        "Hosts that callers may name in callback URLs, separated by spaces: host, host:port, host:* for any port, "
+        "*.example.org for all names below. None: no callbacks.",
+    )
+    allow_http: bool = setting(False, "Take URLs that begin with http:// too; signed, but not encrypted.")
+    allow_private: bool = setting(
+        False, "Connect to private, loopback and link-local addresses too, if an allowed host has such a one."
+    )
+    secret_file: Path | None = setting(
+        None, "Secrets that webhooks are signed with, whsec_..., one a line. Read again when it changes."
+    )
+    ca_file: Path | None = setting(
+        None, "Authorities whose certificates receivers may present (PEM). Without: those of the system."
+    )
+    timeout_ms: DurationMs = setting(10_000, "A receiver that has not answered for this long has failed.")
+    retry_first_ms: DurationMs = setting(
+        5_000, "Pause after the first failed attempt; it doubles with each further one, less a random part of a half."
+    )
+    retry_longest_ms: DurationMs = setting(3_600_000, "Longest pause between two attempts.")
+    give_up_ms: DurationMs = setting(
+        86_400_000, "A result that was not delivered for this long becomes a dead letter. A restart begins it anew."
+    )
+    posts_max: Count = setting(64, "POSTs in flight at one time.")
+    posts_per_host_max: Count = setting(4, "The same to one host; one that does not answer gets 1.")
+    dead_letters_max: Count = setting(1_000, "Dead letters that are kept; the oldest go, with an error in the log.")
+
+    @model_validator(mode="after")
+    def _signed(self) -> Self:
+        if self.allowed_hosts and self.secret_file is None:
+            raise ValueError("webhooks are signed: allowed_hosts needs secret_file")
+        return self
+
+
+class TracingSettings(SettingsGroup):
+    """Tracing: a span for each wait whose caller is traced (docs/tracing.md)."""
+
+    enabled: bool = setting(
+        False, "Send spans by OTLP over HTTP, as OpenTelemetry's own variables (OTEL_...) say. Needs the extra otel."
+    )
+
+
 class ShutdownSettings(SettingsGroup):
     """Shutdown (SIGTERM, SIGINT)."""
 
@@ -384,6 +442,8 @@ class Settings(BaseSettings):
     session: SessionSettings = SessionSettings()
     archive: ArchiveSettings = ArchiveSettings()
     journal: JournalSettings = JournalSettings()
+    webhooks: WebhooksSettings = WebhooksSettings()
+    tracing: TracingSettings = TracingSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
     log: LogSettings = LogSettings()
     gc: GcSettings = GcSettings()

@@ -250,6 +250,11 @@ class SignalKeys:
             self._idle.pop(signal_key.key, None)
             self._idle[signal_key.key] = None
 
+    def oldest_first(self) -> list[SignalKey]:
+        """All keys: those that would be forgotten first, then those that somebody waits for."""
+        held = [signal_key for signal_key in self.by_key.values() if signal_key.references > 0]
+        return [self.by_key[key] for key in self._idle] + held
+
     def hold(self, signal_key: SignalKey, holder: Holdings) -> None:
         """One more item names the key."""
         if signal_key.references == 0:

@@ -113,6 +113,10 @@ class Snapshots:
         known = self.keys.get(key)
         return 0 if known is None else known.count
 
+    def save_keys(self) -> list[tuple[str, int]]:
+        """All keys that were signalled, each with how often, in the order in which `restore_key` needs them."""
+        return [(signal_key.key, int(signal_key.count)) for signal_key in self.keys.oldest_first() if signal_key.count]
+
     # Restoring.
 
     def restore_partition(self, name: PartitionName, octets: bytes) -> None:

@@ -24,6 +24,7 @@ PRINCIPALS_KEPT: Final = 1_000
 UNAUTHENTICATED: Final = "unauthenticated"
 NO_ROLE: Final = "role"
 """The caller has the role that a call needs on no name at all."""
+RELOADED: Final = ("keys", "policy", "tokens")
 NAME: Final = "name"
 """The caller does not have the role on what it named."""
 
@@ -37,7 +38,7 @@ class Audit(Collector):
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self.refusals: Final = Counter(dict.fromkeys((UNAUTHENTICATED, NO_ROLE, NAME), 0))
         """By reason."""
-        self.reloads: Final[Counter[tuple[str, str]]] = Counter()
+        self.reloads: Final = Counter({(what, result): 0 for what in RELOADED for result in ("taken", "refused")})
         """By what was read ("policy", "tokens", "keys") and whether it was "taken" or "refused"."""
         self._clock_s: Final = clock_s
         self._paces: Final[dict[str, _Pace]] = {}

@@ -31,8 +31,12 @@ CALLS: Final[Mapping[str, frozenset[Role]]] = {
     "GetPartition": frozenset({OBSERVE}),
     "ListPartitions": frozenset({OBSERVE}),
     "GetStatus": frozenset(ROLES),
+    "ListHotNames": frozenset({OBSERVE}),
+    "TailResults": frozenset({WAIT, ADMIN}),
     "AttachSource": frozenset({ADVANCE}),
     "GetSourceEnds": frozenset({WAIT}),
+    "ListDeadLetters": frozenset({WAIT, ADMIN}),
+    "ResendDeadLetters": frozenset({WAIT, ADMIN}),
 }
 """By method: whoever has none of these roles on any name is refused before its request is read."""
 

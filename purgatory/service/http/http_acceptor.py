@@ -1,7 +1,6 @@
 """Accepts connections for a server of HTTP, and ends those that hold one without using it.
 
-Knows nothing of the server but that it makes asyncio protocols. Of HTTP it knows that a request's header ends with an
-empty line: who has not sent one for too long is cut off, however many bytes trickle in. At the limit a further
+Who has not sent a whole request for too long is cut off, however many bytes trickle in. At the limit a further
 connection is accepted and closed at once, so that files are left for gRPC.
 """
 
@@ -14,11 +13,12 @@ import resource
 import socket
 import ssl
 from collections.abc import Callable, Coroutine
-from typing import Final, cast
+from typing import Final
+
+from purgatory.service.http.http_connection import ARRIVING, SERVING, HttpConnection
 
 LOGGER: Final = logging.getLogger(__name__)
 
-END_OF_HEADER: Final = b"\r\n\r\n"
 BACKLOG: Final = 128
 FILES_SHARE: Final = 4
 """Of the files that this process may open, HTTP takes at most one in so many."""
@@ -27,58 +27,15 @@ ACCEPT_PAUSE_S: Final = 0.1
 SWEEP_S_MAX: Final = 1.0
 
 
-class HttpConnection(asyncio.Protocol):
-    """Passes everything on to a server's protocol, and notes since when a request is awaited."""
-
-    def __init__(self, served: asyncio.Protocol, now_s: float, lost: Callable[[HttpConnection], None]) -> None:
-        self._served: Final = served
-        self._lost: Final = lost
-        self._loop: Final = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
-        self._last = b""
-        self.is_idle = False
-        """Whether the last request is complete; else one has begun, or is the first."""
-        self.since_s = now_s
-        """Since when it is idle, or the request has been awaited."""
-
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
-        self.since_s = self._loop.time()
-        self._served.connection_made(transport)
-
-    def data_received(self, data: bytes) -> None:
-        self._last = (self._last + data[-len(END_OF_HEADER) :])[-len(END_OF_HEADER) :]
-        is_complete = self._last == END_OF_HEADER
-        if is_complete or self.is_idle:
-            self.since_s = self._loop.time()
-        self.is_idle = is_complete
-        self._served.data_received(data)
-
-    def eof_received(self) -> bool | None:
-        return self._served.eof_received()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        self._lost(self)
-        self._served.connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        self._served.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._served.resume_writing()
+Lost = Callable[[HttpConnection], None]
 
 
 class HttpAcceptor:
-    """Listens from `start` to `stop`. `serve` makes a protocol for each connection."""
+    """Listens from `start` to `stop`. `serve` makes each connection, given whom to tell when it is lost."""
 
     def __init__(
         self,
-        serve: Callable[[], asyncio.Protocol],
+        serve: Callable[[Lost], HttpConnection],
         *,
         connections_max: int,
         read_timeout_s: float,
@@ -143,7 +100,7 @@ class HttpAcceptor:
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
             if len(self._open) < self._connections_max:
-                connection = HttpConnection(self._serve(), loop.time(), self._open.discard)
+                connection = self._serve(self._open.discard)
                 self._open.add(connection)
                 self._start_task(self._connect(connection, accepted))
             else:
@@ -169,6 +126,9 @@ class HttpAcceptor:
             await asyncio.sleep(turn_s)
             now_s = loop.time()
             for connection in list(self._open):
-                timeout_s = self._keepalive_timeout_s if connection.is_idle else self._read_timeout_s
-                if now_s - connection.since_s > timeout_s:
+                state, since_s = connection.state()
+                if state == SERVING:
+                    continue
+                timeout_s = self._read_timeout_s if state == ARRIVING else self._keepalive_timeout_s
+                if now_s - since_s > timeout_s:
                     connection.abort()

@@ -1,31 +1,33 @@
-"""The HTTP site beside gRPC: metrics for Prometheus, probes, and a page that links to them.
+"""The HTTP site beside gRPC: the calls as HTTP, metrics for Prometheus, probes, and pages for people.
 
-Liveness (`/healthz`) means that the event loop answers, readiness (`/readyz`) that new work is accepted. They differ
-while the daemon shuts down: it must not be restarted then, and not be sent more work.
+An ASGI application, served by uvicorn's protocol in the daemon's own loop.
 """
 
-import logging
-import math
-import time
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
 
-from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 from google.rpc import code_pb2
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.config import Config
+from uvicorn.server import ServerState
 
-from purgatory import __version__
-from purgatory.service.http.http_acceptor import HttpAcceptor
+from purgatory.service.http.browser_guard import FOREIGN_NAME, FOREIGN_PAGE, is_foreign_page, is_led_astray
+from purgatory.service.http.http_acceptor import HttpAcceptor, Lost
+from purgatory.service.http.http_connection import TRANSPORT, HttpConnection
+from purgatory.service.http.http_peer import certificate_of, header_of
+from purgatory.service.http.probes import PROBES
 from purgatory.service.rpc.statuses import CallRefused
 from purgatory.service.settings import HttpSettings
-from purgatory.service.transport.peer import PeerCertificate, of_der
 from purgatory.service.transport.tls import Tls
 
-PROBES: Final = frozenset(("/healthz", "/readyz"))
-"""Answered without any credential: what probes a daemon has none, and learns nothing but yes or no."""
+STOP_S: Final = 1.0
+"""What is still being served when the site stops has so long to end."""
+MESSAGE_BYTES_MAX: Final = 4_194_304
 
 HTTP_STATUSES: Final = {
     code_pb2.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
@@ -36,140 +38,120 @@ HTTP_STATUSES: Final = {
 
 CheckPage = Callable[[str, str, str | None, str], None]
 """Given path, peer, authorization header and the principal of the client's certificate: raises `CallRefused` for who
-may not see the page."""
-
-OPEN_METRICS: Final = "application/openmetrics-text"
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-PAGE: Final = f"""<!DOCTYPE html>
-<html lang="en">
-<head><meta charset="utf-8"><title>Purgatory</title></head>
-<body>
-<h1>Purgatory</h1>
-<p>Waits as a service, version {__version__}. This is the HTTP site; operations and events use gRPC.</p>
-<ul>
-<li><a href="/metrics">/metrics</a>: for Prometheus</li>
-<li><a href="/healthz">/healthz</a>: the event loop answers</li>
-<li><a href="/readyz">/readyz</a>: new work is accepted</li>
-</ul>
-</body>
-</html>
+may not see the page.
 """
 
 
-def is_server_fault(record: logging.LogRecord) -> bool:
-    """False for bytes that are not HTTP: aiohttp answers 400 and logs a traceback, and port scanners send many."""
-    error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, HttpProcessingError)
-
-
 class HttpSite:
-    """Serves the site from `start` to `stop`. `is_ready` is called at each probe, `check_page` before each other page.
-    With `tls`, over TLS only. `source_states` says how each source fares that the daemon runs itself.
+    """Serves `routes` from `start` to `stop`; `check_page` is called before each but the probes. With `tls`, over TLS
+    only. `calls` are applications by path, which check their callers themselves. With `local_names_only` who
+    shows no token must ask for a name of loopback: see `browser_guard`.
     """
 
     def __init__(
         self,
-        registry: CollectorRegistry,
-        is_ready: Callable[[], bool],
         settings: HttpSettings,
+        routes: Sequence[BaseRoute],
+        *,
+        calls: Mapping[str, ASGIApp] | None = None,
         tls: Tls | None = None,
         check_page: CheckPage | None = None,
-        source_states: Callable[[], Sequence[str]] = tuple,
+        local_names_only: bool = False,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
     ) -> None:
+        self._settings: Final = settings
         self._tls: Final = tls
         self._check_page: Final = check_page
-        self._registry: Final = registry
-        self._is_ready: Final = is_ready
-        self._settings: Final = settings
-        self._metrics_computed: Final[dict[str, tuple[float, bytes]]] = {}
-        """By format: when they were last computed (monotonic seconds), and the page. Computing them holds the event
-        loop for milliseconds, which four eager scrapers would make most of its time.
-        """
+        self._calls: Final = {} if calls is None else calls
+        self._local_names_only: Final = local_names_only
+        self._message_bytes_max: Final = message_bytes_max
+        self._pages: Final = Starlette(routes=routes)
+        self._state: Final = ServerState()
+        self._config: Final = Config(
+            self._serve,
+            interface="asgi3",
+            http=HttpConnection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="error",  # its warnings are of bytes that are not HTTP, which port scanners send
+            access_log=False,
+            proxy_headers=False,  # the peer is who connects, not who a header says it is
+            timeout_keep_alive=settings.keepalive_timeout_ms // 1_000 + 1,  # the acceptor comes first
+        )
         self._acceptor: HttpAcceptor | None = None
-        application = web.Application(middlewares=[self._checks_caller])
-        application.router.add_get("/", self._page)
-        application.router.add_get("/metrics", self._metrics)
-        application.router.add_get("/healthz", self._healthz)
-        self._source_states: Final = source_states
-        application.router.add_get("/readyz", self._readyz)
-        logger = logging.getLogger("aiohttp.server")
-        logger.addFilter(is_server_fault)
-        self._runner: Final = web.AppRunner(application, access_log=None, logger=logger, shutdown_timeout=1.0)
 
     async def start(self, host: str, port: int) -> int:
         """Binds and serves; returns the bound port (`port` 0: any free one). Raises OSError when it cannot bind."""
-        await self._runner.setup()
-        context = None if self._tls is None else self._tls.http_context()
-        server = self._runner.server
-        assert server is not None, "the runner is set up"
         self._acceptor = HttpAcceptor(
-            server,
+            self._connection,
             connections_max=self._settings.connections_max,
             read_timeout_s=self._settings.read_timeout_ms / 1_000,
             keepalive_timeout_s=self._settings.keepalive_timeout_ms / 1_000,
-            context=context,
+            context=None if self._tls is None else self._tls.http_context(),
         )
         return self._acceptor.start(host, port)
 
+    async def end_requests(self, timeout_s: float) -> None:
+        """What is being served has so long to end; then its connection is closed. Further requests are served."""
+        tasks = set(self._state.tasks)
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout_s)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     async def stop(self) -> None:
+        """Closes everything."""
         if self._acceptor is not None:
             await self._acceptor.stop()
-        await self._runner.cleanup()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        await self.end_requests(STOP_S)
+        for connection in list(self._state.connections):
+            connection.transport.abort()
 
-    @web.middleware
-    async def _checks_caller(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path in PROBES:
-            return await handler(request)
+    def _connection(self, lost: Lost) -> HttpConnection:
+        return HttpConnection(self._config, self._state, {}, body_bytes_max=self._message_bytes_max, lost=lost)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        call = self._calls.get(path)
+        refused: Response | None = None
+        if path in PROBES:
+            pass
+        elif self._local_names_only and is_led_astray(scope):
+            refused = PlainTextResponse(FOREIGN_NAME, HTTPStatus.MISDIRECTED_REQUEST)
+        elif is_foreign_page(scope):
+            refused = PlainTextResponse(FOREIGN_PAGE, HTTPStatus.FORBIDDEN)
+        elif call is not None:
+            await call(scope, receive, send)
+            return
+        else:
+            refused = self._refusal(scope)
+        try:
+            await (self._pages if refused is None else refused)(scope, receive, send)
+        except asyncio.CancelledError:
+            # Only `stop` cancels, and nobody is above this. Closed unfinished, an answer is seen to be cut off.
+            scope["state"][TRANSPORT].abort()
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        """The answer to who may not see a page; None: they may."""
         certified = ""
         if self._tls is not None and self._tls.asks_clients:
-            peer = self._certificate(request, self._tls)
-            if isinstance(peer, web.Response):
-                return peer
+            peer = certificate_of(scope)
+            if peer is None:
+                return PlainTextResponse("a client certificate is needed\n", HTTPStatus.FORBIDDEN)
+            if self._tls.is_revoked(peer):
+                return PlainTextResponse("this client certificate has been revoked\n", HTTPStatus.FORBIDDEN)
             certified = peer.principal
         if self._check_page is not None:
+            client = scope["client"]
             try:
-                caller = request.remote or ""
-                self._check_page(request.path, caller, request.headers.get("Authorization"), certified)
+                authorization = header_of(scope, b"authorization")
+                self._check_page(scope["path"], "" if client is None else client[0], authorization, certified)
             except CallRefused as refused:
                 status = HTTP_STATUSES[refused.code]
                 headers = {"WWW-Authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else {}
-                return web.Response(text=f"{refused.message}\n", status=status, headers=headers)
-        return await handler(request)
-
-    @staticmethod
-    def _certificate(request: web.Request, tls: Tls) -> PeerCertificate | web.Response:
-        """The client's certificate, or the answer to who has none that counts."""
-        connection = request.get_extra_info("ssl_object")
-        der = None if connection is None else connection.getpeercert(binary_form=True)
-        if der is None:
-            return web.Response(text="a client certificate is needed\n", status=HTTPStatus.FORBIDDEN)
-        peer = of_der(der)
-        if tls.is_revoked(peer):
-            return web.Response(text="this client certificate has been revoked\n", status=HTTPStatus.FORBIDDEN)
-        return peer
-
-    async def _page(self, _request: web.Request) -> web.Response:
-        return web.Response(text=PAGE, content_type="text/html")
-
-    async def _metrics(self, request: web.Request) -> web.Response:
-        # One of two formats: the library would make one of whatever version a caller names, each computed anew.
-        accepted = OPEN_METRICS if OPEN_METRICS in request.headers.get("Accept", "") else ""
-        encode, content_type = choose_encoder(accepted)
-        now_s = time.monotonic()
-        computed_s, page = self._metrics_computed.get(accepted, (-math.inf, b""))
-        if now_s - computed_s >= self._settings.metrics_interval_ms / 1_000:
-            page = encode(self._registry)
-            self._metrics_computed[accepted] = now_s, page
-        return web.Response(body=page, headers={"Content-Type": content_type})
-
-    async def _healthz(self, _request: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
-
-    async def _readyz(self, _request: web.Request) -> web.Response:
-        if not self._is_ready():
-            return web.Response(text="not ready\n", status=503)
-        # A source that cannot see does not make the daemon unready: what else is waited for is served as ever.
-        states = "".join(f"source {number}: {state}\n" for number, state in enumerate(self._source_states(), 1))
-        return web.Response(text=f"ready\n{states}")
+                return PlainTextResponse(f"{refused.message}\n", status, headers)
+        return None

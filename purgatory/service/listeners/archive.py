@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -25,7 +26,7 @@ from purgatory.archive.records import (
     row_record,
 )
 from purgatory.archive.run_details import LIMIT_NAMES, RunDetails, new_run_id, wall_ms
-from purgatory.archive.vocabulary import NO_SESSION, CallStamp, Registrant
+from purgatory.archive.vocabulary import NO_SESSION, CallStamp, CannotArchive, Registrant
 from purgatory.archive.writer_link import WriterLink
 from purgatory.archive.writer_protocol import WriterConfig, WriterStatistics
 from purgatory.engine import codes
@@ -372,7 +373,13 @@ def writer_config(
 
 
 async def start_archive(settings: ArchiveSettings, config: WriterConfig, timeout_ms_default: int) -> ArchiveListener:
-    """Opens the archive of a new run. Raises `CannotArchive` when its place cannot be written to."""
+    """Opens the archive of a new run. Raises `CannotArchive` when its place cannot be written to, or without Arrow."""
+    for package in ("numpy", "pyarrow"):
+        if find_spec(package) is None:
+            raise CannotArchive(
+                f"an archive needs {package}: pip install 'purgatory-waits[server,archive]', in a container the image"
+                " purgatory:archive (docker build --target archive)"
+            )
     link = WriterLink(config)
     await link.start()
     LOGGER.info("archive: run %s in %s", config.run_id, settings.uri)

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, Refusal, RegisterReceipt
@@ -24,6 +24,7 @@ from purgatory.journal.group import Group, Moment, RefusedRows, SessionChanges, 
 from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.thread import JournalThread
 from purgatory.service.engine_time import EngineTime
+from purgatory.service.listeners.histogram import Histogram
 from purgatory.service.listeners.listener import ASYNC, SYNC, Journal
 from purgatory.service.loop_holds import Watched
 from purgatory.service.sessions.refused import RefusedOperation
@@ -36,6 +37,8 @@ ASYNC_CHANGES_MAX: Final = 100_000
 
 CHANGE_BYTES: Final = 100
 """A change that waits for its group."""
+
+SYNC_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000, 30_000)
 
 TICK_MS: Final = 10_000
 POLL_AT_END_S: Final = 0.005
@@ -60,8 +63,9 @@ METRICS: Final = (
     (GaugeMetricFamily, "purgatory_journal_result_rows", "Rows of unacknowledged results."),
     (GaugeMetricFamily, "purgatory_recovered_operations", "Waits restored from the journal so far."),
     (GaugeMetricFamily, "purgatory_journal_closed", "1: the disk fails, and new work is refused."),
+    (GaugeMetricFamily, "purgatory_journal_lag_seconds", "Age of the oldest change that is not durable; 0: all are."),
 )
-"""What the metrics page shows: the statistics in order, and whether the journal is closed."""
+"""What the metrics page shows: the statistics in order, whether the journal is closed, and how far it lies behind."""
 
 
 class _PendingChanges:
@@ -111,10 +115,18 @@ class DurableJournal(Journal):
         self._sessions: dict[Session, _PendingChanges] = {}
         self._partitions: dict[PartitionName, None] = {}
         self._keys: dict[str, None] = {}
+        self._dead_letters: dict[int, bytes] = {}
         self._answers: list[Callable[[], None]] = []
         self._change_count = 0
         self._changed = False
         self._sealed_ms = time.now_ms()
+        self._changed_s = 0.0
+        """When the first change came that is not sealed, on the loop's clock."""
+        self._submitted_s = 0.0
+        """When the group being committed was handed over,"""
+        self._committing_since_s = 0.0
+        """and when its first change came."""
+        self._syncs: Final = Histogram(SYNC_BOUNDS_MS)
         self._committing: Group | None = None
         self._answers_committing: list[Callable[[], None]] = []
         """Answers that wait for the group being committed."""
@@ -141,8 +153,11 @@ class DurableJournal(Journal):
         return self._change_count * CHANGE_BYTES
 
     def metrics(self) -> Iterable[Metric]:
-        values = (*self.statistics(), int(self._failure is not None))
-        return [family(name, text, value) for (family, name, text), value in zip(METRICS, values, strict=True)]
+        values = (*self.statistics(), int(self._failure is not None), self._lag_s())
+        plain = [family(name, text, value) for (family, name, text), value in zip(METRICS, values, strict=True)]
+        syncs = HistogramMetricFamily("purgatory_journal_sync_seconds", "From a group's sealing until it was durable.")
+        syncs.add_metric([], self._syncs.cumulative(), self._syncs.sum_seconds)
+        return [*plain, syncs]
 
     def statistics(self) -> JournalStatistics:
         thread, builder = self._thread, self._builder
@@ -188,6 +203,10 @@ class DurableJournal(Journal):
         plain = [(refusal.code, refusal.field, refusal.message, number, kind) for refusal, number, kind in refused]
         changes.results.append(plain)
         self._add_results(session, changes, len(plain))
+
+    def dead_letter_changed(self, letter: int, content: bytes) -> None:
+        self._dead_letters[letter] = content
+        self._schedule_commit()
 
     def session_dropped(self, session: Session) -> None:
         if session.is_journaled or session in self._sessions:
@@ -275,6 +294,11 @@ class DurableJournal(Journal):
     def _has_uncommitted(self) -> bool:
         return (self._committing is not None or self._changed) and self._failure is None
 
+    def _lag_s(self) -> float:
+        if self._committing is not None:
+            return self._loop.time() - self._committing_since_s
+        return self._loop.time() - self._changed_s if self._changed else 0.0
+
     def _must_hold(self) -> bool:
         return self._is_sync or self._change_count > ASYNC_CHANGES_MAX
 
@@ -295,7 +319,8 @@ class DurableJournal(Journal):
 
     def _schedule_commit(self) -> None:
         """Seals a group as soon as the current callback is over, or when the group being committed is durable."""
-        self._changed = True
+        if not self._changed:
+            self._changed, self._changed_s = True, self._loop.time()
         if self._committing is None and not self._is_scheduled and self._thread is not None:
             self._is_scheduled = True
             self._loop.call_soon(self._commit)
@@ -307,6 +332,7 @@ class DurableJournal(Journal):
         assert self._thread is not None, "the journal was never started"
         with self._sealing:
             self._committing = self._seal()
+        self._committing_since_s, self._submitted_s = self._changed_s, self._loop.time()
         self._thread.submit(self._committing)
 
     def _seal(self) -> Group:
@@ -323,7 +349,8 @@ class DurableJournal(Journal):
         group.partitions.extend((name, snapshots.save_partition(name)) for name in self._partitions)
         self._keys.update(dict.fromkeys(snapshots.take_forgotten_keys()))
         group.keys.extend((key, snapshots.save_key(key)) for key in self._keys)
-        self._sessions, self._partitions, self._keys = {}, {}, {}
+        group.dead_letters.extend(self._dead_letters.items())
+        self._sessions, self._partitions, self._keys, self._dead_letters = {}, {}, {}, {}
         self._answers_committing, self._answers = self._answers, []
         self._changed = False
         self._change_count = 0
@@ -341,6 +368,7 @@ class DurableJournal(Journal):
             return sealed
         sealed.principal = session.account.principal
         sealed.refused_ids = session.refused_ids.to_bytes()
+        sealed.callback = session.callback
         sealed.results.extend(changes.results)
         sealed.registered = self._engine.snapshots.save_above(session.owner, changes.known)
         # What was registered since the last group is in `registered` already, as far as it has come by now.
@@ -374,6 +402,8 @@ class DurableJournal(Journal):
         if self._failure is not None:
             LOGGER.warning("the journal can be written again")
             self._failure = None
+        if self._committing is not None:
+            self._syncs.observe((self._loop.time() - self._submitted_s) * 1_000)
         self._committing = None
         answers, self._answers_committing = self._answers_committing, []
         releases, self._releases_committing = self._releases_committing, []

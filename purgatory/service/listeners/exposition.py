@@ -23,18 +23,8 @@ from purgatory.service.fair_queue import WORK_NAMES
 from purgatory.service.garbage import PauseWatch
 from purgatory.service.host import Host
 from purgatory.service.listeners.histogram import Histogram
-from purgatory.service.listeners.metrics import Metrics
+from purgatory.service.listeners.metrics import REASON_NAMES, Metrics
 from purgatory.service.sources.source_metrics import SourceMetrics
-
-REASON_NAMES: Final = {
-    3: "invalid_argument",
-    5: "not_found",
-    7: "permission_denied",
-    8: "resource_exhausted",
-    9: "failed_precondition",
-    14: "unavailable",
-}
-"""Names of the google.rpc.Codes of refusals."""
 
 
 def make_registry(host: Host, metrics: Metrics, pauses: PauseWatch) -> CollectorRegistry:
@@ -66,6 +56,7 @@ class HostCollector(Collector):
         yield from self._loop_holds()
         yield from self._memory()
         yield from self._turns()
+        yield self._limits()
         for listener in self._host.listeners:
             yield from listener.metrics()
 
@@ -109,9 +100,12 @@ class HostCollector(Collector):
         for (kind, outcome), histogram in sorted(metrics.waits.items()):
             waits.add_metric([KIND_NAMES[kind], OUTCOME_NAMES[outcome]], histogram.cumulative(), histogram.sum_seconds)
         yield waits
-        yield _histogram(
-            "purgatory_expiry_lateness_seconds", "From deadline to end, of expired operations.", metrics.lateness
+        lateness = HistogramMetricFamily(
+            "purgatory_expiry_lateness_seconds", "From deadline to end, of expired operations.", labels=["kind"]
         )
+        for kind, histogram in metrics.lateness.items():
+            lateness.add_metric([KIND_NAMES[kind]], histogram.cumulative(), histogram.sum_seconds)
+        yield lateness
         expired = CounterMetricFamily(
             "purgatory_expired_partitions",
             "Partitions still waited for when their operation expired (Kafka: ExpiresPerSec is the rate).",
@@ -143,7 +137,7 @@ class HostCollector(Collector):
             "purgatory_rejected", "Registrations and events refused, by status code.", labels=["reason"]
         )
         for code, count in sorted(metrics.rejected.items()):
-            rejected.add_metric([REASON_NAMES.get(code, "other")], count)
+            rejected.add_metric([REASON_NAMES[code]], count)
         yield rejected
         refused_calls = CounterMetricFamily(
             "purgatory_refused_calls", "Calls refused before they were read, by the limit.", labels=["reason"]
@@ -173,9 +167,16 @@ class HostCollector(Collector):
         yield holds
         yield longest
 
+    def _limits(self) -> Metric:
+        limits = GaugeMetricFamily("purgatory_limit", "What a setting allows, in its own unit.", labels=["setting"])
+        for name, value in self._host.settings.limits.model_dump(exclude={"memory_bytes_max"}).items():
+            limits.add_metric([f"limits.{name}"], value)
+        return limits
+
     def _turns(self) -> Iterator[Metric]:
         queue = self._host.fair_queue
         yield _gauge("purgatory_calls", "Calls in flight.", queue.calls)
+        yield _gauge("purgatory_unary_waits", "Calls of Wait in flight.", len(self._host.unary_waits))
         waiting = GaugeMetricFamily(
             "purgatory_turns_waiting", "Calls and messages that wait for their turn.", labels=["work"]
         )

@@ -162,6 +162,9 @@ class Journal(Listener):
     def changed(self, session: Session) -> None:
         """Something of a session has changed that the caller is going to wait for."""
 
+    def dead_letter_changed(self, letter: int, content: bytes) -> None:
+        """A result that was not delivered is kept under this number; without content: no longer."""
+
     def when_durable(self, answer: Callable[[], None]) -> None:
         """Calls it once every change so far is durable; at once if there is nothing to wait for."""
         answer()

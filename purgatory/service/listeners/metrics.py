@@ -1,7 +1,8 @@
 """Counts and times of the host's work: waits, events, refusals, sessions. `exposition` shows them to Prometheus.
 
 Only what the engine does not count itself is counted here, a batch at a time. No topic, partition, session or operation
-is ever a key, so that nothing here grows with use.
+is ever a key, so that nothing here grows with use; and every key is there from the start, at 0: Prometheus takes the
+first value that it sees of a series for where it began, and would miss all that was counted before.
 """
 
 from collections import Counter
@@ -15,6 +16,7 @@ from purgatory.engine.codes import (
     EXPIRED,
     FENCED_LEADER_EPOCH,
     KINDS,
+    OUTCOMES,
     PRODUCE,
     REQUEST_TIMED_OUT,
 )
@@ -35,19 +37,34 @@ CALL_REFUSAL_REASONS: Final = ("calls", "calls_per_caller", "calls_queued_per_ca
 """Shown from the start, so that a rate of them can be asked for. See `rpc.call_gate`."""
 
 
+REASON_NAMES: Final = {
+    3: "invalid_argument",
+    5: "not_found",
+    7: "permission_denied",
+    8: "resource_exhausted",
+    9: "failed_precondition",
+    14: "unavailable",
+}
+"""Names of the google.rpc.Codes of refusals."""
+
+UNKNOWN_EVENT: Final = "unknown"
+EVENT_RESULTS: Final = ("applied", "stale", "refused")
+
+
 class Metrics(Listener):
     """Adds up what happens. Holds nothing per key."""
 
     def __init__(self) -> None:
-        self.waits: Final[dict[tuple[int, int], Histogram]] = {}
+        self.waits: Final = {(kind, outcome): Histogram(WAIT_BOUNDS_MS) for kind in KINDS for outcome in OUTCOMES}
         """By (kind, outcome)."""
-        self.lateness: Final = Histogram(LATENESS_BOUNDS_MS)
+        self.lateness: Final = {kind: Histogram(LATENESS_BOUNDS_MS) for kind in KINDS}
+        """By kind."""
         self.loop_lag: Final = Histogram(LAG_BOUNDS_MS)
         self.expired_partitions: Final = Counter({PRODUCE: 0, DELETE_RECORDS: 0})
         self.repeated: Final = Counter(dict.fromkeys(KINDS, 0))
-        self.rejected: Final = Counter(dict.fromkeys((3, 7, 8, 14), 0))
-        self.event_results: Final[Counter[tuple[str, str]]] = Counter()
-        """By (type of event or "unknown", "applied", "stale" or "refused")."""
+        self.rejected: Final = Counter(dict.fromkeys(REASON_NAMES, 0))
+        types = (*EVENT_NAMES.values(), UNKNOWN_EVENT)
+        self.event_results: Final = Counter({(name, result): 0 for name in types for result in EVENT_RESULTS})
         self.refused_calls: Final = Counter(dict.fromkeys(CALL_REFUSAL_REASONS, 0))
         self.turn_waits: Final = tuple(Histogram(LATENESS_BOUNDS_MS) for _ in WORK_NAMES)
         """Of the turns that did not come at once, by sort of work."""
@@ -86,10 +103,7 @@ class Metrics(Listener):
             ends = {(kinds[0], outcomes[0], waited_ms): times for waited_ms, times in Counter(waits_ms).items()}
         expired = False
         for (kind, outcome, waited_ms), times in ends.items():
-            waits = self.waits.get((kind, outcome))
-            if waits is None:
-                waits = self.waits[kind, outcome] = Histogram(WAIT_BOUNDS_MS)
-            waits.observe(waited_ms, times)
+            self.waits[kind, outcome].observe(waited_ms, times)
             expired = expired or outcome == EXPIRED
         if expired:
             self._expired(completions)
@@ -134,18 +148,19 @@ class Metrics(Listener):
         """Lateness of the expired ones, and their pending partitions."""
         kinds, outcomes, error_codes = completions.kinds, completions.outcomes, completions.error_codes
         if is_uniform(bytes(kinds)) and is_uniform(bytes(outcomes)):
-            self.lateness.observe_all(list(completions.lateness_ms))
+            self.lateness[kinds[0]].observe_all(list(completions.lateness_ms))
             self._count_expired(kinds[0], list(error_codes))
             return
-        late: list[int] = []
+        late: dict[int, list[int]] = {kind: [] for kind in self.lateness}
         first_item = 0
         for index, outcome in enumerate(outcomes):
             next_item = first_item + completions.item_counts[index]
             if outcome == EXPIRED:
-                late.append(completions.lateness_ms[index])
+                late[kinds[index]].append(completions.lateness_ms[index])
                 self._count_expired(kinds[index], list(error_codes[first_item:next_item]))
             first_item = next_item
-        self.lateness.observe_all(late)
+        for kind, lateness_ms in late.items():
+            self.lateness[kind].observe_all(lateness_ms)
 
     def _count_expired(self, kind: int, error_codes: list[int]) -> None:
         if kind in self.expired_partitions:
@@ -154,4 +169,4 @@ class Metrics(Listener):
 
 def _event_name(event_type: int) -> str:
     """Whatever number a caller sends, the names are few."""
-    return EVENT_NAMES.get(event_type, "unknown")
+    return EVENT_NAMES.get(event_type, UNKNOWN_EVENT)

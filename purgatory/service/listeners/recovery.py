@@ -28,7 +28,7 @@ from purgatory.service.listeners.durable_journal import DurableJournal
 from purgatory.service.sessions.outbox import slices_of
 from purgatory.service.sessions.refused import RefusedCompletions, RefusedOperation
 from purgatory.service.sessions.refused_ids import RefusedIds
-from purgatory.service.sessions.session import Session
+from purgatory.service.sessions.session import Callback, Session
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -123,6 +123,9 @@ class OpenJournal:
         for number, ranges in self._store.rows("refused_ids"):
             self._sessions[number].refused_ids = RefusedIds(ranges)
             self._builder.add_existing_refused_ids(number, ranges)
+        for number, url, token in self._store.rows("callbacks"):
+            self._sessions[number].callback = Callback(url, token)
+            self._builder.add_existing_callback(number)
         with_results = self._restore_results()
         for state in states:
             session = self._sessions[state.session]
@@ -190,6 +193,12 @@ class OpenJournal:
             if now_s - reported_s >= REPORT_S:
                 reported_s = now_s
                 LOGGER.info("journal: %d operations restored, %d of %d rows", journal.recovered, rows, self.to_restore)
+
+    def dead_letters(self) -> list[tuple[int, bytes]]:
+        """Results that were not delivered, by number. To be asked for before the host is restored; raises
+        `JournalError`.
+        """
+        return [(letter, content) for letter, content in self._store.rows("dead_letters")]
 
     async def commit_receipted(self, timeout_s: float) -> None:
         """See `DurableJournal.commit_receipted`."""

@@ -16,6 +16,7 @@ from purgatory.service.fair_queue import CallerTurns, FairQueue
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.arriving import ArrivingCalls
 from purgatory.service.rpc.call import Context
+from purgatory.service.rpc.call_counts import CallCounts
 from purgatory.service.rpc.statuses import RETRY_AFTER_MS, CallRefused, resource_exhausted
 from purgatory.service.settings import LimitsSettings
 
@@ -43,6 +44,7 @@ class CallGate:
         self._now_s: Final = now_s
         self._next_expiry_ms: Final = next_expiry_ms
         self.arriving = ArrivingCalls()
+        self.counts: Final = CallCounts()
         self._unary_calls = 0
         self._unary_calls_ended = 0
 

@@ -18,11 +18,13 @@ import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
+from google.rpc import code_pb2
 
 from purgatory.service.access.account import Account, Accounts
 from purgatory.service.fair_queue import EVENTS, INSPECTIONS, REGISTRATIONS, Turn
 from purgatory.service.rpc.arriving import Arriving
 from purgatory.service.rpc.call import Call, Context, Identify
+from purgatory.service.rpc.call_counts import MethodCounts
 from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.rpc.statuses import CallRefused, invalid_argument, unauthenticated
 from purgatory.v1 import purgatory_service_pb2
@@ -31,7 +33,7 @@ GRPC_LOGGER: Final = logging.getLogger("grpc._cython.cygrpc")
 SERVICE: Final = purgatory_service_pb2.DESCRIPTOR.services_by_name["PurgatoryService"]
 
 WORK: Final = {"Advance": EVENTS, "AdvanceStream": EVENTS, "AttachSource": EVENTS, "Acknowledge": EVENTS}
-"""Sorts of work by method: acknowledgements free what results hold, as events do. See `_work` for the others."""
+"""Sorts of work by method: acknowledgements free what results hold, as events do. See `work_of` for the others."""
 
 T = TypeVar("T")
 Method = Callable[[Any, Call], Awaitable[Message | None]]
@@ -56,7 +58,7 @@ def add_to_server(
     coroutines and a handler for each call.
     """
     methods = {method.name: getattr(servicer, method.name) for method in SERVICE.methods}
-    _add(SERVICE, methods, server, gate, _checked(identify, refuse_revoked))
+    _add(SERVICE, methods, server, gate, checked(identify, refuse_revoked))
 
 
 def add_standard_service(
@@ -65,14 +67,18 @@ def add_standard_service(
     gate: CallGate,
     service: ServiceDescriptor,
     refuse_revoked: RefuseRevoked | None = None,
+    *,
+    name: str | None = None,
 ) -> None:
-    """Registers a service that is not ours, health or reflection: whoever may connect may call it."""
+    """Registers a service that is not ours, health or reflection: whoever may connect may call it. By `name`, if it has
+    another one than its descriptor.
+    """
     methods = {method.name: _takes_context(getattr(servicer, method.name)) for method in service.methods}
     nobody = Accounts().nobody
-    _add(service, methods, server, gate, _checked(lambda _method: lambda _context: nobody, refuse_revoked))
+    _add(service, methods, server, gate, checked(lambda _method: lambda _context: nobody, refuse_revoked), name)
 
 
-def _checked(identify: Identify, refuse_revoked: RefuseRevoked | None) -> Identify:
+def checked(identify: Identify, refuse_revoked: RefuseRevoked | None) -> Identify:
     """Revoked certificates come first: not even a good token makes up for one."""
     if refuse_revoked is None:
         return identify
@@ -80,11 +86,11 @@ def _checked(identify: Identify, refuse_revoked: RefuseRevoked | None) -> Identi
     def for_method(method: str) -> Callable[[Context], Account]:
         account_of = identify(method)
 
-        def checked(context: Context) -> Account:
+        def account_of_unrevoked(context: Context) -> Account:
             refuse_revoked(context)
             return account_of(context)
 
-        return checked
+        return account_of_unrevoked
 
     return for_method
 
@@ -95,10 +101,11 @@ def _add(
     server: grpc.aio.Server,
     gate: CallGate,
     identify: Identify,
+    name: str | None = None,
 ) -> None:
     GRPC_LOGGER.addFilter(is_server_fault)
     handlers = {method.name: _handler(method, methods[method.name], gate, identify) for method in service.methods}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name or service.full_name, handlers),))
 
 
 def is_server_fault(record: logging.LogRecord) -> bool:
@@ -119,20 +126,22 @@ def _handler(
         method = _answers_one_request(method)
     elif not many_in:
         method = _reads_one_request(method)
-    decode = _decoder(GetMessageClass(descriptor.input_type))
+    counts = gate.counts.of(descriptor)
+    decode = _decoder(GetMessageClass(descriptor.input_type), counts)
     return grpc.stream_stream_rpc_method_handler(
-        _served(method, decode, _work(descriptor), gate, identify(descriptor.name), is_unary=not many_out),
-        response_serializer=_encoder(GetMessageClass(descriptor.output_type)),
+        _served(method, decode, work_of(descriptor), gate, identify(descriptor.name), counts, is_unary=not many_out),
+        response_serializer=_encoder(GetMessageClass(descriptor.output_type), counts),
     )
 
 
-def _work(descriptor: MethodDescriptor) -> int:
+def work_of(descriptor: MethodDescriptor) -> int:
     looks = descriptor.name.startswith(("Get", "List"))
     return WORK.get(descriptor.name, INSPECTIONS if looks else REGISTRATIONS)
 
 
-def _decoder(message_type: type[Message]) -> Decode:
+def _decoder(message_type: type[Message], counts: MethodCounts) -> Decode:
     def decode(data: bytes) -> Message:
+        counts.received_bytes += len(data)
         try:
             return message_type.FromString(data)
         except DecodeError as error:
@@ -141,12 +150,14 @@ def _decoder(message_type: type[Message]) -> Decode:
     return decode
 
 
-def _encoder(message_type: type[Message]) -> Callable[[Message | bytes], bytes]:
+def _encoder(message_type: type[Message], counts: MethodCounts) -> Callable[[Message | bytes], bytes]:
     """For messages that may be encoded already."""
     encode: Callable[[Message], bytes] = message_type.SerializeToString
 
     def encoded(answer: Message | bytes) -> bytes:
-        return answer if isinstance(answer, bytes) else encode(answer)
+        data = answer if isinstance(answer, bytes) else encode(answer)
+        counts.sent_bytes += len(data)
+        return data
 
     return encoded
 
@@ -157,6 +168,7 @@ def _served(
     work: int,
     gate: CallGate,
     account_of: Callable[[Context], Account],
+    counts: MethodCounts,
     *,
     is_unary: bool,
 ) -> Callable[[Any, Context], Awaitable[None]]:
@@ -171,23 +183,30 @@ def _served(
             account = account_of(context)
             caller = gate.enter(context, account, is_unary=is_unary)
         except CallRefused as refused:
+            counts.add_ended(refused.code)
             await gate.refusal_turn()
             _refuse(context, refused)
             return
+        code = code_pb2.UNKNOWN  # gRPC's answer to an error that nobody expected
         arriving = gate.arriving.call(caller.key)
         try:
             call = Call(context, account, partial(gate.queue.turn, caller, work), partial(recheck, context, account))
             await method(Requests(call, decode, partial(gate.call_turn, context, caller, work), arriving), call)
+            code = code_pb2.OK
         except CallRefused as refused:
+            code = refused.code
             _refuse(context, refused)
         except asyncio.CancelledError:
             late = arriving.refusal()
+            code = code_pb2.CANCELLED if late is None else late.code
             if late is None:
                 raise
             _refuse(context, late)
         except grpc.aio.AbortError as aborted:
             aborted.__traceback__ = None  # gRPC keeps the error in the call, a reference cycle: see `_refuse`
+            code = context.code().value[0]
         finally:
+            counts.add_ended(code)
             gate.leave(caller, is_unary=is_unary)
 
     return serve

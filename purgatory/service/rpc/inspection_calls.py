@@ -26,7 +26,7 @@ from purgatory.service.rpc.shared_answers import SharedAnswer
 from purgatory.service.rpc.statuses import CallRefused, invalid_argument, not_found, permission_denied, quoted
 from purgatory.service.sessions.session import Session
 from purgatory.service.sources.source_table import KnownSource
-from purgatory.service.translate.sources import source_status
+from purgatory.service.translate.sources import absent_source_status, source_status
 from purgatory.service.translate.views import (
     WallTime,
     is_known_kind,
@@ -217,11 +217,18 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
     async def _sources(self, account: Account) -> list[source_wire.SourceStatus]:
         """The sources that feed something which the account may observe."""
         host = self._host
-        if not host.sources:
-            return []
+        observed = account.grants.on_topics(OBSERVE)
+        known = {source.name for source in host.sources}
+        absent = [
+            absent_source_status(source)
+            for source in host.source_links.supervised
+            if source.name not in known and observed.meets_prefix("")
+        ]
+        if not known:
+            return absent
         stale_partitions = await self._stale_partitions.get()
-        now_ms, observed = host.clock.now_ms(), account.grants.on_topics(OBSERVE)
-        return [
+        now_ms = host.clock.now_ms()
+        return absent + [
             source_status(source, now_ms, stale_partitions.get(source, 0), host.source_links.restarts.get(source.name))
             for source in host.sources
             if any(observed.meets_prefix(prefix) for prefix in source.topic_prefixes)

@@ -4,12 +4,15 @@ Methods raise `CallRefused`, from which `handlers.add_to_server` makes a status;
 """
 
 import asyncio
+from typing import Final
 
 from purgatory.service.access.roles import ADMIN
+from purgatory.service.host import Host
 from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.event_calls import advance_durably, serve_events
 from purgatory.service.rpc.handlers import Requests, uncancelled
 from purgatory.service.rpc.inspection_calls import InspectionCalls
+from purgatory.service.rpc.onlooker_calls import list_hot_names, tail_results
 from purgatory.service.rpc.session_requests import cancel, register, serve_requests
 from purgatory.service.rpc.source_calls import serve_source, source_ends
 from purgatory.service.rpc.statuses import (
@@ -19,19 +22,27 @@ from purgatory.service.rpc.statuses import (
     quoted,
     unavailable,
 )
+from purgatory.service.rpc.webhook_calls import list_dead_letters, resend_dead_letters
 from purgatory.service.sessions import session as sessions
 from purgatory.service.sessions.result_stream import ResultStream
+from purgatory.service.settings import WebhooksSettings
 from purgatory.service.translate.operations import NO_CONDITION, run_from_row
 from purgatory.service.translate.results import fill_row
 from purgatory.service.translate.views import partition_name
+from purgatory.service.webhooks.webhooks import Webhooks
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import source_pb2 as source_wire
+from purgatory.v1 import webhook_pb2 as webhook_wire
 
 # ruff: noqa: N802 - methods have the names of the calls
 
 
 class PurgatoryServicer(InspectionCalls):
     """The service of proto/purgatory/v1 over one host."""
+
+    def __init__(self, host: Host, webhooks: Webhooks | None = None) -> None:
+        super().__init__(host)
+        self._webhooks: Final = webhooks or Webhooks(host, WebhooksSettings())
 
     # Waiting.
 
@@ -77,12 +88,17 @@ class PurgatoryServicer(InspectionCalls):
 
     async def Register(self, request: wire.RegisterRequest, call: Call) -> wire.RegisterResponse:
         """Registers a batch in a session, which is created on first use."""
+        if request.callback_url:
+            self._webhooks.check_url(request.callback_url)
         session = self._open_session(call, request.session_id)[0]
+        self._webhooks.attach(session, request.callback_url)
         session.has_unary_callers = True
         try:
             response = wire.RegisterResponse(receipt=await register(self._host, session, request.batch, call.turn))
         except BatchRefused as error:
             raise from_refusal(error.refusal, "batch", error.retry_after_ms) from None
+        finally:
+            self._webhooks.detach_if_finished(session)
         await self._host.journal.durable()
         return response
 
@@ -96,6 +112,7 @@ class PurgatoryServicer(InspectionCalls):
 
     async def Acknowledge(self, request: wire.AcknowledgeRequest, call: Call) -> wire.AcknowledgeResponse:
         session = self._host.sessions.get(request.session_id, call.account)
+        _check_read_by_clients(session)
         session.has_unary_callers = True
         self._host.sessions.touch(session, self._host.clock.now_ms())
         self._host.acknowledge(session, request.sequence)
@@ -122,6 +139,14 @@ class PurgatoryServicer(InspectionCalls):
 
     # Sources.
 
+    async def ListHotNames(self, request: wire.ListHotNamesRequest, call: Call) -> wire.ListHotNamesResponse:
+        """The partitions and keys on which the most operations wait."""
+        return await list_hot_names(self._host, request, call)
+
+    async def TailResults(self, request: wire.TailResultsRequest, call: Call) -> None:
+        """Streams what ends, until the caller goes away."""
+        await tail_results(self._host, request, call)
+
     async def AttachSource(self, requests: Requests, call: Call) -> None:
         """Serves a source for as long as it runs: its reports in, what is waited on and asked out."""
         await serve_source(self._host, requests, call)
@@ -131,6 +156,21 @@ class PurgatoryServicer(InspectionCalls):
     ) -> source_wire.GetSourceEndsResponse:
         """Where logs end, as their sources see it from now on."""
         return await source_ends(self._host, request, call)
+
+    # Webhooks.
+
+    async def ListDeadLetters(
+        self, request: webhook_wire.ListDeadLettersRequest, call: Call
+    ) -> webhook_wire.ListDeadLettersResponse:
+        """A page of the results that their callbacks did not take."""
+        self._host.admission.check_answer()
+        return self._held(list_dead_letters(self._webhooks, request, call), call)
+
+    async def ResendDeadLetters(
+        self, request: webhook_wire.ResendDeadLettersRequest, call: Call
+    ) -> webhook_wire.ResendDeadLettersResponse:
+        """Sends dead letters again."""
+        return resend_dead_letters(self._webhooks, request, call)
 
     # Cancels.
 
@@ -189,6 +229,7 @@ class PurgatoryServicer(InspectionCalls):
         expects_heartbeats: bool,
     ) -> tuple[ResultStream, wire.SessionOpened]:
         session, resumed = self._open_session(call, session_id)
+        _check_read_by_clients(session)
         limits, session_settings = self._host.settings.limits, self._host.settings.session
         stream = self._host.sessions.attach(
             session,
@@ -217,3 +258,9 @@ class PurgatoryServicer(InspectionCalls):
             await stream.run_writer(call.context.write, self._host.clock.now_ms, call.turn)
         finally:
             self._host.sessions.detach(stream, self._host.clock.now_ms())
+
+
+def _check_read_by_clients(session: sessions.Session) -> None:
+    """Raises `CallRefused` for a session whose results go to a callback."""
+    if session.callback is not None:
+        raise invalid_argument("session_id", "is a session with a callback, to which its results are sent")

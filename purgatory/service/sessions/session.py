@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from types import TracebackType
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from purgatory.engine.completions import Completions
 from purgatory.engine.waiting.tables import Owner
@@ -16,8 +16,17 @@ SessionKey = tuple[str, str]
 """Principal and session id."""
 
 
+class Callback(NamedTuple):
+    """Where the results of a session are POSTed, and what their ids begin with."""
+
+    url: str
+    token: str
+
+
 class AttachedStream(Protocol):
-    """What a session and its next stream ask of the stream that it has, a `ResultStream`."""
+    """What a session and its next stream ask of the stream that it has: a `ResultStream`, or for a session with a
+    callback a `CallbackStream`.
+    """
 
     def wake(self) -> None: ...
 
@@ -73,7 +82,11 @@ class Session:
         self.registering: Final = Turns()
         """Of batches that are registered in parts: those of two batches must not mix, as ids rise."""
         self.stream: AttachedStream | None = None
+        self.callback: Callback | None = None
+        """Set before anything is registered: the daemon itself sends the results then, and nobody else reads them."""
         self.last_used_ms = now_ms
+        self.connected_ms = now_ms
+        """Since when it has had its stream, while it has one."""
         self.dropped = False
         self.has_unary_callers = False
         """Whether anybody used it but by `Session` streams. The opening of such a stream says whether the session is a

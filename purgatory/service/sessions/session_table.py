@@ -13,7 +13,7 @@ pending.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Final
 
@@ -34,7 +34,7 @@ from purgatory.service.rpc.statuses import (
     resource_exhausted,
 )
 from purgatory.service.sessions.result_stream import ResponseType, ResultStream
-from purgatory.service.sessions.session import Session, SessionKey
+from purgatory.service.sessions.session import AttachedStream, Session, SessionKey
 from purgatory.service.settings import HostSettings
 
 SESSION_ID_LENGTH_MAX: Final = 128
@@ -109,6 +109,10 @@ class Sessions:
         if session is None:
             raise not_found("session", session_id)
         return session
+
+    def __iter__(self) -> Iterator[Session]:
+        """In the order in which they were opened."""
+        return iter(self._by_id.values())
 
     def of_owner(self, owner_id: int) -> Session | None:
         return self._by_owner_id.get(owner_id)
@@ -231,7 +235,7 @@ class Sessions:
             now_ms=now_ms,
             writing=self._writing,
         )
-        session.stream = stream
+        session.stream, session.connected_ms = stream, now_ms
         self._streams.add(stream)
         session.outbox.rewind()
         session.has_unary_callers |= not expects_heartbeats
@@ -241,6 +245,24 @@ class Sessions:
         if before is not None:
             before.taken_over()
         return stream
+
+    def attach_callback(self, session: Session, stream: AttachedStream) -> None:
+        """Gives a session with a callback the stream that sends its results."""
+        assert session.callback is not None, f"session {session.session_id!r} has no callback"
+        assert session.stream is None, f"session {session.session_id!r} has a stream"
+        session.resume(session.outbox.acknowledged_sequence)
+        session.stream = stream
+        session.outbox.rewind()
+        self._forget_last_use(session)
+
+    def detach_callback(self, session: Session, now_ms: int) -> None:
+        """The session of a callback is finished: its time to live starts."""
+        session.stream = None
+        session.last_used_ms = now_ms
+        self._disconnected[session.key] = self._just_used[session.key] = session
+
+    def with_callback(self) -> list[Session]:
+        return [session for session in self._by_id.values() if session.callback is not None]
 
     def detach(self, stream: ResultStream, now_ms: int) -> None:
         """A stream has ended. If it was still its session's, the session's time to live starts."""

@@ -14,6 +14,7 @@ from purgatory.service.sources.demand import LOST_CHECK_S, Demand
 from purgatory.service.sources.ends_asked import EndsAsked, LogEnd
 from purgatory.service.sources.source_log import SourceLog
 from purgatory.service.sources.source_table import SILENT, SourceStream, SourceTable
+from purgatory.service.sources.supervised_sources import SupervisedSource
 
 LOGGER: Final = logging.getLogger(__name__)
 SHUTTING_DOWN: Final = "the daemon is shutting down"
@@ -51,6 +52,8 @@ class SourceLinks:
         self.log: Final = SourceLog(table)
         self.restarts: Final[dict[str, int]] = {}
         """By name: how often the daemon has started a source again that it runs itself."""
+        self.supervised: Sequence[SupervisedSource] = ()
+        """Those that the daemon runs itself."""
         self._now_ms: Final = now_ms
         self._sources_max: Final = sources_max
         self._links: Final[list[AttachedSource]] = []

@@ -33,6 +33,7 @@ class SourceMetrics(Collector):
         restarts = CounterMetricFamily(
             "purgatory_source_restarts", "Times the daemon has started a source that it runs again.", labels=["source"]
         )
+        attached = GaugeMetricFamily("purgatory_sources", "Sources of marks attached.", self._links.table.attached)
         now_ms = self._now_ms()
         for source in self._links.table:
             stream, labels = source.leading(now_ms), [source.name, source.principal]
@@ -40,6 +41,6 @@ class SourceMetrics(Collector):
             up.add_metric(labels, int(stream.state_at(now_ms) in SEEING))
             staleness.add_metric(labels, 0 if since_ms is None else max(0, now_ms - since_ms) / 1_000)
             lag.add_metric(labels, stream.lag_ms / 1_000)
-        for name, count in self._links.restarts.items():
-            restarts.add_metric([name], count)
-        return up, staleness, lag, restarts
+        for name in sorted({source.name for source in self._links.table}.union(self._links.restarts)):
+            restarts.add_metric([name], self._links.restarts.get(name, 0))
+        return attached, up, staleness, lag, restarts

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from purgatory.engine.batches import PartitionName
-from purgatory.service.sources.stale_index import StaleIndex
+from purgatory.service.sources.stale_index import StaleIndex, Unseen
 
 SILENT_MS_MAX: Final = 3_000
 """A source that has not reported for longer does not count as seeing anything."""
@@ -85,9 +85,17 @@ class SourceStream:
         """Whether it ever saw any of its marks."""
         self._source_name: Final = source_name
         self._first_report_ms: int | None = None
+        self._blind_since_ms: int | None = None
+        """Since when it has said that it sees nothing, without naming marks."""
 
     def report(self, state: int, reason: str, lag_ms: int, stale: StaleIndex, now_ms: int) -> None:
-        """Replaces what was reported before."""
+        """Replaces what was reported before. `stale` is taken over: without an entry, blind or refused means all."""
+        if state not in (BLIND, REFUSED) or stale.size:
+            self._blind_since_ms = None
+        else:
+            if self._blind_since_ms is None:
+                self._blind_since_ms = self.heard_ms
+            stale.add("", False, [], Unseen(self._blind_since_ms, reason))
         self.state, self.reason, self.lag_ms, self.stale = state, reason, lag_ms, stale
         self.heard_ms = now_ms
         self.has_seen = self.has_seen or not stale.has_all

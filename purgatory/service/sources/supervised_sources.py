@@ -51,6 +51,10 @@ class SupervisedSource:
         """What daemons call it, once it has said so."""
         self.restarts = 0
         self.is_running = False
+        self.ending = ""
+        """How it ended last."""
+        self.changed = time.monotonic()
+        """When it was started, or ended."""
         self._command: Final = command
         self._token: Final = token
         self._on_restart: Final = on_restart
@@ -70,7 +74,8 @@ class SupervisedSource:
                 backoff_s = BACKOFF_S_MIN
             pause_s = REFUSED_BACKOFF_S if code == EXIT_REFUSED else random.uniform(backoff_s / 2, backoff_s)  # noqa: S311 - no secret
             backoff_s = min(BACKOFF_S_MAX, backoff_s * 2)
-            LOGGER.warning("source %s ended (%s); it is started again in %.1f s", self.name, _ending(code), pause_s)
+            self.ending, self.changed = _ending(code), time.monotonic()
+            LOGGER.warning("source %s ended (%s); it is started again in %.1f s", self.name, self.ending, pause_s)
             await asyncio.sleep(pause_s)
             self.restarts += 1
             self._on_restart(self.name)
@@ -93,7 +98,7 @@ class SupervisedSource:
         assert process.stdin is not None, "it is a pipe"
         assert process.stdout is not None, "it is a pipe"
         assert process.stderr is not None, "it is a pipe"
-        self.is_running = True
+        self.is_running, self.changed = True, time.monotonic()
         try:
             process.stdin.write(json.dumps({"token": self._token}).encode() + b"\n")
             await asyncio.gather(self._heed(process.stdout), self._log(process.stderr), return_exceptions=True)

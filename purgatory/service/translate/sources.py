@@ -1,5 +1,6 @@
 """What sources and the daemon tell each other, between the wire and the room of sources. Pure functions."""
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -8,6 +9,7 @@ from purgatory.service.rpc.statuses import invalid_argument
 from purgatory.service.sources.ends_asked import EndsAnswer, LogEnd
 from purgatory.service.sources.source_table import LOADING, REFUSED, KnownSource, SourceStream
 from purgatory.service.sources.stale_index import StaleIndex, Unseen
+from purgatory.service.sources.supervised_sources import SupervisedSource
 from purgatory.service.translate.results import topic_partition
 from purgatory.v1 import source_pb2 as wire
 
@@ -104,6 +106,18 @@ def source_status(source: KnownSource, now_ms: int, stale_partitions: int, resta
         stale_partitions=stale_partitions,
         lag_ms=stream.lag_ms,
         restarts=restarts,
+    )
+
+
+def absent_source_status(source: SupervisedSource) -> wire.SourceStatus:
+    """A source that the daemon runs and that has never been attached."""
+    said = f"it ended ({source.ending}); the daemon's log has what it said" if source.ending else "it has not come yet"
+    return wire.SourceStatus(
+        name=source.name,
+        state=wire.SOURCE_STATE_LOADING if source.is_running else wire.SOURCE_STATE_DETACHED,
+        reason=said,
+        state_ms=round((time.monotonic() - source.changed) * 1_000),
+        restarts=source.restarts,
     )
 
 

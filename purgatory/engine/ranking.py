@@ -1,0 +1,90 @@
+"""What of all that is pending stands out: gathered slice by slice, for people who look."""
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from purgatory.engine.batches import AsGiven, PartitionName
+
+NAMES_MAX: Final = 200_000
+"""Names that are told apart: some 30 MB."""
+
+__all__ = ["PendingRanking", "RankedOperation", "WheelRing"]
+
+
+class RankedOperation:
+    """A pending operation when it was looked at; it may have ended since."""
+
+    def __init__(self, value: int, slot: int, operation_id: int) -> None:
+        self.value: Final = value
+        self.slot: Final = slot
+        self.operation_id: Final = operation_id
+
+
+class PendingRanking:
+    """The `size` operations that have waited longest and those that expire soonest, and how many wait on each name.
+
+    Filled by `Engine.rank_pending`. `owner_ids`: only of these; None: of all.
+    """
+
+    def __init__(self, size: int, owner_ids: set[int] | None = None) -> None:
+        self.owner_ids: Final = owner_ids
+        self.operations = 0
+        """Looked at."""
+        self.waits: Final[dict[PartitionName, int]] = {}
+        """By name; a signal's key is (key, -1)."""
+        self.is_cut = False
+        """There are more names than `NAMES_MAX`: the waits on others were not counted."""
+        self._size: Final = size
+        self._oldest: Final[list[tuple[int, int, int]]] = []
+        self._soonest: Final[list[tuple[int, int, int]]] = []
+        self._oldest_max: i64 = 2**62
+        self._soonest_max: i64 = 2**62
+
+    def add(self, slot: i64, operation_id: i64, registered_ms: i64, deadline_ms: i64) -> None:
+        """One more operation."""
+        self.operations += 1
+        if registered_ms < self._oldest_max:
+            self._oldest_max = self._keep(self._oldest, registered_ms, slot, operation_id, self._oldest_max)
+        if deadline_ms < self._soonest_max:
+            self._soonest_max = self._keep(self._soonest, deadline_ms, slot, operation_id, self._soonest_max)
+
+    def add_wait(self, name: AsGiven) -> None:
+        """One more wait on a name."""
+        waits = self.waits.get(name, 0)
+        if waits == 0 and len(self.waits) >= NAMES_MAX:
+            self.is_cut = True
+        else:
+            self.waits[name] = waits + 1
+
+    def longest_waiting(self) -> list[RankedOperation]:
+        """The first registered first; `value` is when, in engine time."""
+        return [RankedOperation(*row) for row in sorted(self._oldest)[: self._size]]
+
+    def soonest_expiring(self) -> list[RankedOperation]:
+        """`value` is the deadline, in engine time."""
+        return [RankedOperation(*row) for row in sorted(self._soonest)[: self._size]]
+
+    def _keep(self, rows: list[tuple[int, int, int]], value: i64, slot: i64, operation_id: i64, largest: i64) -> i64:
+        # Cut to size now and then only, so that a column of falling values costs a sort for each `size` of them.
+        rows.append((value, slot, operation_id))
+        if len(rows) < 2 * self._size:
+            return largest
+        rows.sort()
+        del rows[self._size :]
+        return rows[-1][0]
+
+
+class WheelRing:
+    """One level of the timing wheel: its buckets in order of index.
+
+    `clock_ms` is a multiple of `tick_ms`. `counts` has how many operations each bucket holds, at most `counted_max`:
+    more than that are not counted.
+    """
+
+    def __init__(self, level: int, tick_ms: int, clock_ms: int, counts: list[int], counted_max: int) -> None:
+        self.level: Final = level
+        self.tick_ms: Final = tick_ms
+        self.clock_ms: Final = clock_ms
+        self.counts: Final = counts
+        self.counted_max: Final = counted_max

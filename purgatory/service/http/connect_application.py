@@ -1,0 +1,177 @@
+"""The service by the Connect protocol (and gRPC-Web), made from its descriptors: curl and browsers speak it.
+
+The package reads requests and writes answers; who may call, when it is whose turn and what a method does is as over
+gRPC.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, Final
+
+from connectrpc.errors import ConnectError
+from connectrpc.method import IdempotencyLevel, MethodInfo, StreamType
+from connectrpc.request import RequestContext
+from connectrpc.server import ConnectASGIApplication, Endpoint
+from google.protobuf.descriptor_pb2 import MethodOptions
+from google.protobuf.message import Message
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from purgatory.service.http.connect_codecs import BinaryCodec, JsonCodec, Ready, Undecoded, ready
+from purgatory.service.http.connect_errors import connect_error
+from purgatory.service.http.http_calls import HttpCall, HttpMethod, HttpMethods
+from purgatory.service.http.http_connection import TRANSPORT
+from purgatory.service.http.http_context import HttpContext
+from purgatory.service.http.http_peer import header_of
+from purgatory.service.http.written_answers import WrittenAnswers
+from purgatory.service.rpc.handlers import SERVICE
+from purgatory.service.rpc.statuses import CallRefused
+
+GRPC_ELSEWHERE: Final = "gRPC needs HTTP/2: it is served on the gRPC port; here are Connect and gRPC-Web\n"
+
+
+class ConnectRequest:
+    """One request, from when it comes in. The package hands its own context around, which knows less."""
+
+    def __init__(self, methods: HttpMethods, method: HttpMethod, scope: Scope) -> None:
+        self.call: Final = HttpCall(methods, method)
+        self.scope: Final = scope
+        self.answers: Final[WrittenAnswers[Ready]] = WrittenAnswers()
+        self.was_late = False
+        """Its body did not come, and memory was short: it was ended and answered."""
+        self._is_json = False
+        self.context: HttpContext | None = None
+
+    async def run(self, request: Undecoded) -> Message | None:
+        self._is_json = request.is_json
+        return await self.call.run(request.message)
+
+    async def ready(self, answer: Message | bytes) -> Ready:
+        return await ready(answer, self.call.method.answer_type, is_json=self._is_json)
+
+    async def write(self, answer: Message | bytes) -> None:
+        await self.answers.write(await self.ready(answer))
+
+
+REQUEST: ContextVar[ConnectRequest] = ContextVar("request")
+"""Of the task that serves it."""
+
+
+class LetIn:
+    """Asks before the body of a request is read (a metadata interceptor of the package, the first one)."""
+
+    async def on_start(self, ctx: RequestContext[Any, Any]) -> ConnectRequest:
+        request = REQUEST.get()
+        left_ms = ctx.timeout_ms
+        deadline_s = None if left_ms is None else time.monotonic() + left_ms / 1_000
+        with refusals_as_errors():
+            try:
+                request.context = HttpContext(request.scope, request.write, deadline_s)
+                await request.call.enter(request.context)
+            except BaseException:
+                request.call.leave()
+                raise
+        return request
+
+    async def on_end(self, token: ConnectRequest, _ctx: RequestContext[Any, Any], error: Exception | None, /) -> None:
+        token.call.leave()
+        late = None if error is None else token.call.late_refusal()
+        if late is not None:
+            token.was_late = True
+            raise connect_error(late)
+
+
+class ConnectService(ConnectASGIApplication[HttpMethods]):
+    """The package's application for our service."""
+
+    @property
+    def path(self) -> str:
+        return f"/{SERVICE.full_name}"
+
+
+class ConnectCalls:
+    """`applications` are those of all methods, by path."""
+
+    def __init__(self, methods: HttpMethods, message_bytes_max: int) -> None:
+        self._methods: Final = methods
+        self._service: Final = ConnectService(
+            service=methods,
+            endpoints=_endpoints,
+            interceptors=[LetIn()],
+            read_max_bytes=message_bytes_max,
+            codecs=[BinaryCodec(), JsonCodec()],
+        )
+
+    def applications(self) -> dict[str, ASGIApp]:
+        return {_path(method): partial(self._serve, method) for method in self._methods.by_name.values()}
+
+    async def _serve(self, method: HttpMethod, scope: Scope, receive: Receive, send: Send) -> None:
+        content_type = header_of(scope, b"content-type") or ""
+        if content_type.startswith("application/grpc") and not content_type.startswith("application/grpc-web"):
+            await PlainTextResponse(GRPC_ELSEWHERE, 415)(scope, receive, send)
+            return
+        request = ConnectRequest(self._methods, method, scope)
+        REQUEST.set(request)
+        try:
+            await self._service(scope, receive, send)
+        except asyncio.CancelledError:
+            # Nobody is above this. Other than late ones, only those are cancelled that the site stops.
+            if not request.was_late:
+                scope["state"][TRANSPORT].abort()
+        finally:
+            if request.context is not None:
+                request.context.done()
+
+
+def _endpoints(methods: HttpMethods) -> Mapping[str, Any]:
+    return {_path(method): _endpoint(method) for method in methods.by_name.values()}
+
+
+def _path(method: HttpMethod) -> str:
+    return f"/{SERVICE.full_name}/{method.descriptor.name}"
+
+
+def _endpoint(method: HttpMethod) -> Any:  # noqa: ANN401 - of the package's own types
+    descriptor = method.descriptor
+    level = descriptor.GetOptions().idempotency_level
+    stream_type = StreamType.UNARY if method.is_unary else StreamType.SERVER_STREAM
+    info: MethodInfo[Any, Any] = MethodInfo(
+        name=descriptor.name,
+        service_name=SERVICE.full_name,
+        input=method.request_type,
+        output=method.answer_type,
+        idempotency_level=(
+            IdempotencyLevel.NO_SIDE_EFFECTS if level == MethodOptions.NO_SIDE_EFFECTS else IdempotencyLevel.UNKNOWN
+        ),
+        stream_type=stream_type,
+    )
+    return Endpoint.unary(info, _answer_one) if method.is_unary else Endpoint.server_stream(info, _answer_many)
+
+
+async def _answer_one(undecoded: Undecoded, _ctx: object) -> Ready:
+    request = REQUEST.get()
+    with refusals_as_errors():
+        answer = await request.run(undecoded)
+    assert answer is not None, "a unary call has an answer"
+    return await request.ready(answer)
+
+
+async def _answer_many(undecoded: Undecoded, _ctx: object) -> AsyncGenerator[Ready]:
+    request = REQUEST.get()
+    with refusals_as_errors():
+        async with aclosing(request.answers.of(partial(request.run, undecoded))) as answers:
+            async for answer in answers:
+                yield answer
+
+
+@contextmanager
+def refusals_as_errors() -> Iterator[None]:
+    try:
+        yield
+    except CallRefused as refused:
+        error: ConnectError = connect_error(refused)
+        raise error from None

@@ -1,0 +1,60 @@
+"""Refused calls as errors of the Connect protocol: the same code, message and details as over gRPC."""
+
+from base64 import b64encode
+from http import HTTPStatus
+from typing import Final
+
+from connectrpc.code import Code
+from connectrpc.errors import ConnectError, ErrorDetail
+from google.protobuf import any_pb2
+from google.protobuf.message import Message
+from google.rpc import code_pb2
+from protobuf.wkt import Any
+
+from purgatory.service.rpc.statuses import CallRefused
+
+SPELT_DIFFERENTLY: Final = {code_pb2.CANCELLED: Code.CANCELED}
+CODES: Final = {
+    number: SPELT_DIFFERENTLY.get(number) or Code(name.lower())
+    for name, number in code_pb2.Code.items()
+    if number != code_pb2.OK
+}
+
+STATUSES: Final = {
+    code_pb2.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
+    code_pb2.DEADLINE_EXCEEDED: HTTPStatus.GATEWAY_TIMEOUT,
+    code_pb2.NOT_FOUND: HTTPStatus.NOT_FOUND,
+    code_pb2.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
+    code_pb2.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
+    code_pb2.FAILED_PRECONDITION: HTTPStatus.BAD_REQUEST,
+    code_pb2.UNIMPLEMENTED: HTTPStatus.NOT_IMPLEMENTED,
+    code_pb2.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+    code_pb2.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
+}
+
+
+def connect_error(refused: CallRefused) -> ConnectError:
+    return ConnectError(CODES[refused.code], refused.message, [_detail(detail) for detail in refused.details])
+
+
+def error_fields(refused: CallRefused) -> dict[str, object]:
+    """The error as the protocol writes it, for answers that are none of the package's."""
+    fields: dict[str, object] = {"code": CODES[refused.code].value, "message": refused.message}
+    if refused.details:
+        fields["details"] = [
+            {"type": detail.DESCRIPTOR.full_name, "value": b64encode(detail.SerializeToString()).decode().rstrip("=")}
+            for detail in refused.details
+        ]
+    return fields
+
+
+def http_status(refused: CallRefused) -> HTTPStatus:
+    """The status that the protocol gives such an error."""
+    return STATUSES.get(refused.code, HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def _detail(message: Message) -> ErrorDetail:
+    """From Google's protobuf to the one that the package is made for."""
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return ErrorDetail(Any(type_url=packed.type_url, value=packed.value))

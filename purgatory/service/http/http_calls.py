@@ -1,0 +1,139 @@
+"""Calls over HTTP: the same methods as over gRPC, with the same checks, in the same queue.
+
+A call is let in before anything of its body is read, and its request is decoded in its turn: see `rpc.handlers`.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, cast
+
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from google.rpc import code_pb2
+
+from purgatory.service.access.account import Account
+from purgatory.service.fair_queue import CallerTurns
+from purgatory.service.http.http_context import HttpContext
+from purgatory.service.rpc.arriving import Arriving
+from purgatory.service.rpc.call import Call, Context, Identify
+from purgatory.service.rpc.call_gate import CallGate
+from purgatory.service.rpc.handlers import SERVICE, work_of
+from purgatory.service.rpc.statuses import CallRefused, unauthenticated, unavailable
+
+BOTH_WAYS: Final = "is a stream in both directions, which HTTP/1.1 cannot carry: use gRPC"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpMethod:
+    """A method of the service, and how its calls are checked."""
+
+    descriptor: MethodDescriptor
+    serve: Callable[[Any, Call], Awaitable[Message | None]]
+    """Answers a request or, for a server stream, writes its answers."""
+    account_of: Callable[[Context], Account]
+    work: int
+    request_type: type[Message]
+    answer_type: type[Message]
+    is_unary: bool
+
+
+class HttpMethods:
+    """All methods of the service, by name. `identify`: as for gRPC."""
+
+    def __init__(self, servicer: object, gate: CallGate, identify: Identify) -> None:
+        self.gate: Final = gate
+        self.is_ending = False
+        """Set once no further call is taken."""
+        self.by_name: Final = {
+            method.name: HttpMethod(
+                method,
+                _both_ways(method.name) if method.client_streaming else getattr(servicer, method.name),
+                identify(method.name),
+                work_of(method),
+                GetMessageClass(method.input_type),
+                GetMessageClass(method.output_type),
+                is_unary=not (method.client_streaming or method.server_streaming),
+            )
+            for method in SERVICE.methods
+        }
+
+
+def _both_ways(name: str) -> Callable[[object, Call], Awaitable[Message | None]]:
+    async def refuse(_request: object, _call: Call) -> None:
+        raise CallRefused(code_pb2.UNIMPLEMENTED, f"{name} {BOTH_WAYS}")
+
+    return refuse
+
+
+class HttpCall:
+    """One call: `enter`, then `run`, and in any case `leave`. Belongs to the request's own task."""
+
+    def __init__(self, methods: HttpMethods, method: HttpMethod) -> None:
+        self.method: Final = method
+        self._methods: Final = methods
+        self._counts: Final = methods.gate.counts.of(method.descriptor)
+        self._caller: CallerTurns | None = None
+        self._arriving: Arriving | None = None
+        self._call: Call | None = None
+
+    async def enter(self, context: HttpContext) -> None:
+        """Counts the call; from now on its request is awaited. Raises `CallRefused`, when that may be answered."""
+        as_grpc, gate, method = cast("Context", context), self._methods.gate, self.method
+        try:
+            if self._methods.is_ending:
+                raise unavailable("the daemon is shutting down")
+            account = method.account_of(as_grpc)
+            caller = self._caller = gate.enter(as_grpc, account, is_unary=method.is_unary)
+        except CallRefused as refused:
+            self._counts.add_ended(refused.code)
+            await gate.refusal_turn()
+            raise
+        recheck = partial(self._recheck, as_grpc, account)
+        self._call = Call(as_grpc, account, partial(gate.queue.turn, caller, method.work), recheck)
+        self._arriving = gate.arriving.call(caller.key)
+        self._arriving.begin()
+
+    async def run(self, decode: Callable[[], Awaitable[Message]]) -> Message | None:
+        """The answer to a request that has come; None: it has been written. Raises `CallRefused`."""
+        call, caller = self._call, self._caller
+        assert call is not None, "a call is served that did not enter"
+        assert caller is not None, "as above"
+        self._arrived()
+        code = code_pb2.UNKNOWN
+        try:
+            call.recheck()
+            await self._methods.gate.call_turn(call.context, caller, self.method.work)
+            answer = await self.method.serve(await decode(), call)
+            code = code_pb2.OK
+        except CallRefused as refused:
+            code = refused.code
+            raise
+        except asyncio.CancelledError:
+            late = self.late_refusal()
+            code = code_pb2.CANCELLED if late is None else late.code
+            raise
+        finally:
+            self._counts.add_ended(code)
+        return answer
+
+    def leave(self) -> None:
+        """The call has ended."""
+        self._arrived()
+        if self._caller is not None:
+            self._methods.gate.leave(self._caller, is_unary=self.method.is_unary)
+            self._caller = None
+
+    def late_refusal(self) -> CallRefused | None:
+        """To be asked when the call is cancelled: what it ends with; None: it was cancelled by another."""
+        return None if self._arriving is None else self._arriving.refusal()
+
+    def _arrived(self) -> None:
+        if self._arriving is not None:
+            self._arriving.arrived()
+
+    def _recheck(self, context: Context, account: Account) -> None:
+        if self.method.account_of(context) is not account:
+            raise unauthenticated("the credential is another principal's now")

@@ -1,0 +1,58 @@
+"""A call over HTTP, as the servicer's methods and the checks before them see it: what they use of gRPC's context."""
+
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from google.protobuf.message import Message
+from starlette.types import Scope
+
+from purgatory.service.http.http_connection import TRANSPORT
+from purgatory.service.http.http_peer import header_of
+
+Write = Callable[[Message | bytes], Awaitable[None]]
+"""Writes an answer, which may be encoded already."""
+
+HEADERS: Final = ("authorization", "traceparent", "tracestate")
+"""Those that calls look at."""
+
+
+class HttpContext:
+    """Of one request. `deadline_s` is on the monotonic clock; None: there is none."""
+
+    def __init__(self, scope: Scope, write: Write, deadline_s: float | None = None) -> None:
+        self._scope: Final = scope
+        self._deadline_s: Final = deadline_s
+        self._at_end: Final[list[Callable[[object], object]]] = []
+        self.write: Final = write
+
+    def peer(self) -> str:
+        """As gRPC writes it, but for the port: over HTTP/1.1 each call has a connection of its own. Without principals
+        who calls from one address is one caller.
+        """
+        client = self._scope["client"]
+        if client is None:
+            return "unknown"
+        host = client[0]
+        return f"ipv6:%5B{host}%5D:http" if ":" in host else f"ipv4:{host}:http"
+
+    def add_done_callback(self, callback: Callable[[object], object]) -> None:
+        self._at_end.append(callback)
+
+    def done(self) -> None:
+        """What was to be done at the end, once: the answer has been sent, or will not be."""
+        while self._at_end:
+            self._at_end.pop()(self)
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        found = ((name, header_of(self._scope, name.encode())) for name in HEADERS)
+        return tuple((name, value) for name, value in found if value is not None)
+
+    def auth_context(self) -> Mapping[str, tuple[bytes, ...]]:
+        connection = self._scope["state"][TRANSPORT].get_extra_info("ssl_object")
+        der = None if connection is None else connection.getpeercert(binary_form=True)
+        return {} if der is None else {"x509_pem_cert": (ssl.DER_cert_to_PEM_cert(der).encode(),)}
+
+    def time_remaining(self) -> float | None:
+        return None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())

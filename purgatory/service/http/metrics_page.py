@@ -1,0 +1,39 @@
+"""Metrics as Prometheus reads them."""
+
+import math
+import time
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+OPEN_METRICS: Final = "application/openmetrics-text"
+
+
+class MetricsPage:
+    """Computes `/metrics` at most once in `interval_ms`: that holds the event loop for milliseconds, which four eager
+    scrapers would make most of its time.
+    """
+
+    def __init__(self, registry: CollectorRegistry, interval_ms: int) -> None:
+        self._registry: Final = registry
+        self._interval_ms: Final = interval_ms
+        self._computed: Final[dict[str, tuple[float, bytes]]] = {}
+        """By format: when they were last computed (monotonic seconds), and the page."""
+
+    def routes(self) -> list[BaseRoute]:
+        return [Route("/metrics", self._answer)]
+
+    async def _answer(self, request: Request) -> Response:
+        # One of two formats: the library would make one of whatever version a caller names, each computed anew.
+        accepted = OPEN_METRICS if OPEN_METRICS in request.headers.get("Accept", "") else ""
+        encode, content_type = choose_encoder(accepted)
+        now_s = time.monotonic()
+        computed_s, page = self._computed.get(accepted, (-math.inf, b""))
+        if now_s - computed_s >= self._interval_ms / 1_000:
+            page = encode(self._registry)
+            self._computed[accepted] = now_s, page
+        return Response(page, headers={"Content-Type": content_type})

@@ -1,0 +1,49 @@
+"""The answers that a method writes, to be iterated: streams over HTTP ask for one after the other."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Final, Generic, TypeVar
+
+Answer = TypeVar("Answer")
+
+
+class End:
+    """Comes after the last answer."""
+
+
+class WrittenAnswers(Generic[Answer]):
+    """Holds one answer: `write` waits until the last one has been taken, so a client that does not read holds its own
+    call back.
+    """
+
+    def __init__(self) -> None:
+        self._queue: Final[asyncio.Queue[Answer | End]] = asyncio.Queue(1)
+        self._error: Exception | None = None
+
+    async def write(self, answer: Answer) -> None:
+        await self._queue.put(answer)
+
+    def offer(self, answer: Answer) -> None:
+        """Writes, unless an answer waits to be taken."""
+        if not self._queue.full():
+            self._queue.put_nowait(answer)
+
+    async def of(self, method: Callable[[], Awaitable[object]]) -> AsyncGenerator[Answer]:
+        """What the method writes until it ends; then raises what it raised. Closed early, the method is cancelled."""
+        task = asyncio.create_task(self._run(method), name="answers over HTTP")
+        try:
+            while not isinstance(answer := await self._queue.get(), End):
+                yield answer
+            if self._error is not None:
+                raise self._error
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            self._error = None  # it refers to this frame: a cycle
+
+    async def _run(self, method: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await method()
+        except Exception as error:  # noqa: BLE001 - raised again where the answers are iterated
+            self._error = error
+        await self._queue.put(End())

@@ -1,0 +1,159 @@
+"""The operations that ended lately, for the page: remembered only while somebody looks."""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from purgatory.engine.batches import PartitionName
+from purgatory.engine.codes import SATISFIED
+from purgatory.engine.completions import Completions
+from purgatory.service.access.account import Account
+from purgatory.service.listeners.listener import Listener
+from purgatory.service.sessions.session import Session
+
+ENDS_MAX: Final = 300
+"""Remembered."""
+LOOKED_AT_MAX: Final = 64
+"""Operations of one batch that are looked at: the hot path must not feel a viewer."""
+ITEMS_MAX: Final = 8
+"""Of an operation that are remembered."""
+ENDS_PER_SECOND: Final = 50
+FOLLOWED_MAX: Final = 1_000
+
+FollowedOperation = tuple[str, str, int]
+"""Principal, session id, operation id."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecentItem:
+    """Where one partition or key stood."""
+
+    name: PartitionName
+    error_code: int
+    required_offset: int
+    reached_offset: int
+    estimated_remaining_ms: int
+    pace_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecentEnd:
+    """One that has ended. `ended_ms` is engine time; `item_count` of which `items` are the first few."""
+
+    principal: str
+    session_id: str
+    operation_id: int
+    kind: int
+    outcome: int
+    waited_ms: int
+    lateness_ms: int
+    ended_ms: int
+    item_count: int
+    items: tuple[RecentItem, ...]
+
+
+class RecentEnds(Listener):
+    """Remembers some of what ends while there are viewers: all that expire or fail before those that are satisfied,
+    within `ENDS_PER_SECOND`; and each operation that is followed.
+    """
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self.viewers = 0
+        self._now_ms: Final = now_ms
+        self._ends: Final[deque[RecentEnd]] = deque(maxlen=ENDS_MAX)
+        self._second = 0
+        self._room = 0
+        self._followed: Final[dict[FollowedOperation, int]] = {}
+        """How many viewers follow it."""
+        self._outcomes: Final[OrderedDict[FollowedOperation, RecentEnd]] = OrderedDict()
+
+    def __iter__(self) -> Iterator[RecentEnd]:
+        """The latest first."""
+        return reversed(self._ends)
+
+    def follow(self, operation: FollowedOperation) -> None:
+        """Its end will be remembered. `unfollow` it later."""
+        self._followed[operation] = self._followed.get(operation, 0) + 1
+
+    def unfollow(self, operation: FollowedOperation) -> None:
+        self._followed[operation] -= 1
+        if not self._followed[operation]:
+            del self._followed[operation]
+
+    def outcome_of(self, operation: FollowedOperation) -> RecentEnd | None:
+        """How an operation ended; None: it has not, or nobody looked."""
+        found = self._outcomes.get(operation)
+        return found or next((one for one in self if _key(one) == operation), None)
+
+    def completed(self, session: Session | None, completions: Completions, principal: str = "") -> None:
+        if not self.viewers:
+            return
+        who = principal if session is None else session.account.principal
+        session_id = "" if session is None else session.session_id
+        wanted = {key[2] for key in self._followed if key[:2] == (who, session_id)}
+        second = self._now_ms() // 1_000
+        if self._second != second:
+            self._second, self._room = second, ENDS_PER_SECOND
+        if wanted:
+            places = [place for place, operation_id in enumerate(completions.operation_ids) if operation_id in wanted]
+            self._note(who, session_id, completions, places, followed=True)
+        if self._room > 0:
+            outcomes = completions.outcomes[: min(len(completions), LOOKED_AT_MAX)]
+            bad = [place for place, outcome in enumerate(outcomes) if outcome != SATISFIED]
+            good = [place for place, outcome in enumerate(outcomes) if outcome == SATISFIED][:2]
+            places = sorted((bad + good)[: self._room])
+            self._room -= len(places)
+            self._note(who, session_id, completions, places, followed=False)
+
+    def _note(
+        self, principal: str, session_id: str, completions: Completions, places: Sequence[int], *, followed: bool
+    ) -> None:
+        first_item = at = 0
+        for place in places:
+            first_item += sum(completions.item_counts[at:place])
+            at = place
+            end = _ended(principal, session_id, completions, place, first_item, self._now_ms())
+            if not followed:
+                self._ends.append(end)
+                continue
+            self._outcomes[_key(end)] = end
+            if len(self._outcomes) > FOLLOWED_MAX:
+                self._outcomes.popitem(last=False)
+
+    def visible_to(self, account: Account, *, sees_all: bool) -> list[RecentEnd]:
+        """Those of an account, the latest first; with `sees_all`, everybody's."""
+        return [one for one in self if sees_all or one.principal == account.principal]
+
+
+def _key(end: RecentEnd) -> FollowedOperation:
+    return (end.principal, end.session_id, end.operation_id)
+
+
+def _ended(
+    principal: str, session_id: str, completions: Completions, place: int, first_item: int, now_ms: int
+) -> RecentEnd:
+    count = completions.item_counts[place]
+    items = tuple(
+        RecentItem(
+            completions.item_partitions[item],
+            completions.error_codes[item],
+            completions.required_offsets[item],
+            completions.reached_offsets[item],
+            completions.estimated_remaining_ms[item],
+            completions.paces_per_second[item],
+        )
+        for item in range(first_item, first_item + min(count, ITEMS_MAX))
+    )
+    return RecentEnd(
+        principal,
+        session_id,
+        completions.operation_ids[place],
+        completions.kinds[place],
+        completions.outcomes[place],
+        completions.waited_ms[place],
+        completions.lateness_ms[place],
+        now_ms,
+        count,
+        items,
+    )

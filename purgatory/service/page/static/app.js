@@ -1,0 +1,156 @@
+// Which view is shown, what it follows, and what is said about the connection.
+
+import { call, follow, Refused, setToken } from "./calls.js";
+import { element, setText } from "./elements.js";
+import { showEnds } from "./ends.js";
+import { showNow } from "./now.js";
+import { showOperation } from "./operation.js";
+import { showKey, showPartition, showPartitions } from "./partition.js";
+import { showSessions } from "./sessions.js";
+import { count, duration, visible } from "./text.js";
+import { showWaits } from "./waits.js";
+import { showWheel } from "./wheel.js";
+
+const VIEWS = {
+  now: showNow,
+  wheel: showWheel,
+  waits: showWaits,
+  operation: showOperation,
+  partitions: showPartitions,
+  partition: showPartition,
+  key: showKey,
+  sessions: showSessions,
+  ends: showEnds,
+};
+const PARENTS = { operation: "waits", key: "waits", partition: "partitions" };
+
+const byId = (id) => document.getElementById(id);
+const main = byId("view");
+let leaving = new AbortController();
+let knownRun = "";
+
+function say(text) {
+  setText(byId("said"), text);
+}
+
+function setState(state, text) {
+  if (byId("state").dataset.state !== state) {
+    byId("state").dataset.state = state;
+    if (state !== "connecting") say(state === "live" ? "The page is live." : text);
+  }
+  setText(byId("state-text"), text);
+}
+
+// What a view is given.
+class Page {
+  constructor(parameters, signal) {
+    this.parameters = parameters;
+    this.signal = signal;
+  }
+
+  add(...parts) {
+    main.append(...parts);
+  }
+
+  follow(path, parameters, take) {
+    const told = {
+      run: (run) => {
+        if (knownRun && run !== knownRun) {
+          knownRun = run;
+          show();
+          say("The daemon was started anew; the page shows its new state.");
+        }
+        knownRun = run;
+      },
+      state: (state, text) => { if (!this.signal.aborted) setState(state, text); },
+      refused: (error) => { if (!this.signal.aborted) this.refused(error); },
+    };
+    follow(path, parameters, take, told, this.signal);
+  }
+
+  // Follows other parameters from now on; what it returns is called with them.
+  following(path, take) {
+    let stop = new AbortController();
+    return (parameters) => {
+      stop.abort();
+      stop = new AbortController();
+      const page = new Page(this.parameters, AbortSignal.any([this.signal, stop.signal]));
+      page.follow(path, parameters, take);
+    };
+  }
+
+  refused(error) {
+    if (error.status === 401 || error.code === "unauthenticated") {
+      setState("refused", "not signed in");
+      askToken(visible(error.message));
+      return;
+    }
+    setState(error.code === "not_found" ? "live" : "refused", error.code === "not_found" ? "live" : "refused");
+    if (this.onRefused) this.onRefused(error);
+    else this.add(element("p", { class: "notice", role: "alert" }, visible(error.message)));
+  }
+
+  // Asks, then cancels; says how it went.
+  async cancel(what, why, request) {
+    const dialog = byId("confirm");
+    setText(byId("confirm-what"), what);
+    setText(byId("confirm-why"), why);
+    dialog.returnValue = "no";
+    dialog.showModal();
+    await new Promise((done) => dialog.addEventListener("close", done, { once: true }));
+    if (dialog.returnValue !== "yes") return;
+    try {
+      const answer = await call("Cancel", request);
+      say(`${count(answer.cancelled ?? 0)} cancelled.`);
+    } catch (error) {
+      // Without an answer it may have been done all the same.
+      const text = error instanceof Refused ? `Not cancelled: ${visible(error.message)}` : "The daemon has not answered: see what still waits once the page is live again.";
+      say(text);
+      this.add(element("p", { class: "notice", role: "alert" }, text));
+    }
+  }
+}
+
+async function askToken(why) {
+  const dialog = byId("token");
+  if (dialog.open) return;
+  setText(byId("token-why"), why);
+  dialog.showModal();
+  await new Promise((done) => dialog.addEventListener("close", done, { once: true }));
+  if (dialog.returnValue !== "yes") return;
+  setToken(byId("token-text").value.trim());
+  byId("token-text").value = "";
+  show();
+}
+
+function show() {
+  leaving.abort();
+  leaving = new AbortController();
+  const [, name = "", query = ""] = /^#\/([a-z]*)\??(.*)$/.exec(location.hash) ?? [];
+  const view = Object.hasOwn(VIEWS, name) ? name : "now";
+  main.replaceChildren();
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.getAttribute("href") === `#/${PARENTS[view] ?? view}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  VIEWS[view](new Page(new URLSearchParams(query), leaving.signal));
+  document.title = `${main.querySelector("h1")?.textContent ?? view} · Purgatory`;
+}
+
+window.addEventListener("hashchange", () => {
+  if (!location.hash.startsWith("#/")) return;
+  show();
+  main.focus({ preventScroll: true });
+});
+
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus({ preventScroll: true });
+});
+
+export function about(picture) {
+  const compiled = picture.compiled ? "" : ", engine not compiled";
+  setText(byId("about"), `Purgatory ${picture.version}${compiled} · up ${duration(picture.up_ms)}${picture.draining ? " · shutting down" : ""}`);
+}
+
+show();

@@ -1,0 +1,89 @@
+// Now: how much waits, what comes and goes, how long it takes.
+
+import { about } from "./app.js";
+import { Curve, element, Figures, setText, Table } from "./elements.js";
+import { count, duration, kindName, rate, spaced, visible, within } from "./text.js";
+
+const RATE_MS = 3_000;
+
+export function showNow(page) {
+  const pending = element("p", { class: "big", id: "pending" }, "–");
+  const curve = new Curve("Pending operations over the last two minutes");
+  const figures = new Figures(["registered / s", "satisfied / s", "expired / s", "events / s", "lateness p99", "event loop lag p99", "sessions", "results not acknowledged"]);
+  const wait = (share) => (row) => within(row.times?.[share]);
+  const perSecond = (name) => (row) => rate(row.rates[name]);
+  const kinds = new Table("Rates a second; how long satisfied operations waited, over up to five minutes", [
+    { title: "Kind", cell: (row) => ({ text: spaced(row.kind), kind: row.kind }) },
+    { title: "Pending", number: true, cell: (row) => count(row.pending) },
+    { title: "Registered / s", number: true, cell: perSecond("registered") },
+    { title: "Satisfied / s", number: true, cell: perSecond("satisfied") },
+    { title: "Failed / s", number: true, cell: perSecond("failed") },
+    { title: "Expired / s", number: true, cell: perSecond("expired") },
+    { title: "Wait p50", number: true, cell: wait("p50") },
+    { title: "p95", number: true, cell: wait("p95") },
+    { title: "p99", number: true, cell: wait("p99") },
+  ], "");
+  const sources = new Table("The programs that tell this daemon what the marks are", [
+    { title: "Source", cell: (row) => visible(row.name) },
+    { title: "State", cell: (row) => stateOf(row) },
+    { title: "Topics", cell: (row) => (row.topicPrefixes ?? []).map((one) => visible(one) || "all").join(", ") },
+    { title: "For", number: true, cell: (row) => duration(row.stateMs ?? 0) },
+    { title: "Lag", number: true, cell: (row) => duration(row.lagMs ?? 0) },
+    { title: "Stale for", number: true, cell: (row) => (row.staleMs === undefined ? "–" : duration(row.staleMs)) },
+    { title: "Stale partitions", number: true, cell: (row) => count(row.stalePartitions ?? 0) },
+  ], "No source is attached: events come from elsewhere.");
+  const files = new Table("Since the daemon started", [
+    { title: "Series", cell: (row) => spaced(row[0].replace("purgatory_", "")) },
+    { title: "Value", number: true, cell: (row) => count(row[1]) },
+  ], "Neither journal nor archive is kept.");
+  page.add(
+    element("h1", {}, "Now"),
+    element("div", { class: "headline" }, element("div", {}, pending, element("p", { class: "quiet" }, "operations pending")), curve.element),
+    figures.element,
+    element("h2", {}, "By kind"), kinds.element,
+    element("h2", {}, "Sources"), sources.element,
+    element("h2", {}, "Journal and archive"), files.element,
+  );
+
+  const before = [];
+  page.follow("/page/live/now", {}, (picture) => {
+    about(picture);
+    before.push(picture);
+    while (before.length > 2 && picture.now_ms - before[1].now_ms > RATE_MS) before.shift();
+    const [first] = before;
+    const seconds = (picture.now_ms - first.now_ms) / 1_000;
+    const since = (now, then) => (seconds ? (now - then) / seconds : Number.NaN);
+    setText(pending, count(picture.pending));
+    curve.add(picture.pending);
+    const rows = picture.kinds.map((kind, place) => ({
+      ...kind,
+      times: picture.times[`${kind.kind} satisfied`],
+      rates: Object.fromEntries(["registered", "satisfied", "failed", "expired"].map((name) => [name, since(kind[name], first.kinds[place][name])])),
+    }));
+    kinds.show(rows, (row) => row.kind);
+    for (const name of ["registered", "satisfied", "expired"]) {
+      const total = picture.kinds.reduce((sum, kind) => sum + kind[name], 0);
+      figures.show(`${name} / s`, rate(rows.reduce((sum, row) => sum + row.rates[name], 0)), `${count(total)} in all`);
+    }
+    figures.show("events / s", rate(since(picture.events, first.events)), `${count(picture.events)} in all`);
+    const late = picture.kinds.map((kind) => picture.times[`lateness ${kind.kind}`]).filter(Boolean);
+    const latest = (share) => within(worst(late.map((one) => one[share])));
+    figures.show("lateness p99", latest("p99"), late.length ? `p50 ${latest("p50")}` : "nothing expired lately");
+    figures.show("event loop lag p99", within(picture.times.lag?.p99), `longest hold ${picture.longest_hold_ms.toFixed(1)} ms`);
+    figures.show("sessions", count(picture.sessions), `${count(picture.connected)} connected`);
+    figures.show("results not acknowledged", count(picture.unacknowledged), `${count(picture.partitions)} partitions, ${count(picture.keys)} keys`);
+    files.show(Object.entries(picture.files), (row) => row[0]);
+  });
+  page.follow("/page/repeat/GetStatus", {}, (status) => sources.show(status.sources ?? [], (row) => `${row.principal} ${row.name}`));
+}
+
+// Of upper bounds; -1 is above all.
+function worst(bounds) {
+  return bounds.length ? (bounds.includes(-1) ? -1 : Math.max(...bounds)) : undefined;
+}
+
+function stateOf(row) {
+  const state = kindName(row.state ?? "").replace(/^source_state_/, "");
+  const text = row.reason ? `${state}: ${visible(row.reason)}` : state;
+  return { text, className: { live: "good", behind: "warn", held: "warn", loading: "quiet" }[state] ?? "bad" };
+}

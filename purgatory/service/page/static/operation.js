@@ -1,0 +1,65 @@
+// One operation: what each of its partitions needs, how fast that comes, what holds it back; and how it ended.
+
+import { element, Figures, setText, Table } from "./elements.js";
+import { count, duration, nameLink, nameText, offset, rate, spaced, visible } from "./text.js";
+
+const PACE_MS = 30_000;
+const ERRORS = { 0: "reached", 7: "waiting" };
+
+export function showOperation(page) {
+  const parameters = Object.fromEntries(["session", "principal", "id", "slot"].map((name) => [name, page.parameters.get(name) ?? ""]).filter(([, value]) => value));
+  const title = parameters.session ? `${visible(parameters.session)} / ${visible(parameters.id)}` : `Call ${visible(parameters.id ?? "")}`;
+  const lead = element("p", { class: "lead" }, "Looking …");
+  const outcome = element("p", { id: "outcome" });
+  const figures = new Figures(["kind", "waited", "left", "registered by"]);
+  const marks = new Paces();
+  const items = new Table("What it waits for", [
+    { title: "Topic and partition, or key", cell: (row) => ({ text: nameText(row.name), href: nameLink(row.name) }) },
+    { title: "Needs", number: true, cell: (row) => offset(row.required) },
+    { title: "Is at", number: true, cell: (row) => offset(row.reached) },
+    { title: "How far", cell: (row) => ({ text: `${offset(row.reached)} of ${offset(row.required)}`, progress: row.required > 0 ? Math.min(1, Math.max(0, row.reached) / row.required) : 1 }) },
+    { title: "Pace", number: true, cell: (row) => (row.pace > 0 ? `${rate(row.pace)} / s` : "–") },
+    { title: "There in", number: true, cell: (row) => (row.eta_ms >= 0 ? duration(row.eta_ms) : "–") },
+    { title: "State", cell: (row) => ({ text: row.held_back_by ? `held back: ${visible(row.held_back_by)}` : ERRORS[row.error] ?? `error ${row.error}`, className: row.error === 0 ? "good" : row.error === 7 ? "" : "bad" }) },
+  ], "");
+  const button = element("button", { class: "grave", hidden: true, onclick: () => page.cancel(
+    "Cancel this operation?", "Whoever waits for it is told that it was cancelled. This cannot be undone.",
+    { sessionId: parameters.session, principal: parameters.principal ?? "", operationIds: [parameters.id] }) }, "Cancel it …");
+  page.add(element("h1", {}, title), lead, outcome, figures.element, element("h2", {}, "Marks"), items.element, element("p", {}, button));
+  page.onRefused = (error) => {
+    setText(lead, error.code === "not_found" ? "It is not pending, and nobody was looking when it ended." : visible(error.message));
+    button.hidden = true;
+  };
+  page.follow("/page/live/operation", parameters, (row) => {
+    const is_pending = row.state === "pending";
+    const held = row.items.find((item) => item.held_back_by)?.held_back_by;
+    setText(lead, is_pending ? `It is pending.${held ? ` Held back: ${visible(held)}.` : ""}` : `It ended ${duration(row.ago_ms)} ago.`);
+    setText(outcome, is_pending ? "" : `Outcome: ${row.outcome}${row.lateness_ms > 0 ? `, ${duration(row.lateness_ms)} late` : ""}.`);
+    outcome.className = is_pending ? "" : row.outcome === "satisfied" ? "good" : "bad";
+    button.hidden = !is_pending || !parameters.session;
+    figures.show("kind", spaced(row.kind), row.min_bytes ? `at least ${count(row.min_bytes)} bytes` : "");
+    figures.show("waited", duration(row.waited_ms));
+    figures.show("left", is_pending ? duration(row.left_ms) : "–");
+    figures.show("registered by", row.principal ? visible(row.principal) : row.session ? "a session" : "a call", row.session ? `session ${visible(row.session)}` : "");
+    items.show(row.items.map((item) => (is_pending ? { ...item, ...marks.of(item) } : item)), (item) => nameText(item.name));
+  });
+}
+
+// How fast marks have moved while the page was open.
+class Paces {
+  constructor() {
+    this.seen = new Map();
+  }
+
+  of(item) {
+    const key = nameText(item.name);
+    const points = this.seen.get(key) ?? [];
+    this.seen.set(key, points);
+    const now = performance.now();
+    points.push([now, item.reached]);
+    while (points.length > 2 && points[0][0] < now - PACE_MS) points.shift();
+    const [[from, before]] = points;
+    const pace = now > from ? ((item.reached - before) * 1_000) / (now - from) : 0;
+    return { pace, eta_ms: item.error === 7 && pace > 0 ? ((item.required - item.reached) / pace) * 1_000 : -1 };
+  }
+}

@@ -1,0 +1,139 @@
+// Partitions and keys: where their marks stand, who holds the high watermark back, who waits.
+
+import { call, Refused } from "./calls.js";
+import { Curve, element, Figures, setText, Table } from "./elements.js";
+import { count, duration, kindName, nameLink, nameText, offset, spaced, visible } from "./text.js";
+import { operationLink } from "./waits.js";
+
+const PAGES_AT_ONCE = 20;
+const WAITING_SHOWN = 50;
+
+const nameOf = (row) => [row.topicPartition?.topic ?? "", row.topicPartition?.partition ?? 0];
+
+export function showPartitions(page) {
+  const table = new Table("In order of name; follow one to see who waits", [
+    { title: "Topic and partition", cell: (row) => ({ text: nameText(nameOf(row)), href: nameLink(nameOf(row)) }) },
+    { title: "High watermark", number: true, cell: (row) => offset(row.highWatermark ?? 0) },
+    { title: "Log end", number: true, cell: (row) => offset(row.logEndOffset ?? 0) },
+    { title: "Log start", number: true, cell: (row) => offset(row.logStartOffset ?? 0) },
+    { title: "In sync", number: true, cell: (row) => count((row.inSyncReplicaIds ?? []).length) },
+    { title: "Waits", number: true, cell: (row) => count(row.watched ?? 0) },
+    { title: "Stale for", number: true, cell: (row) => (row.staleMs === undefined ? "–" : { text: duration(row.staleMs), className: "bad" }) },
+  ], "No partition is known.");
+  const search = element("input", { type: "search", id: "search", autocomplete: "off", spellcheck: "false", value: page.parameters.get("q") ?? "" });
+  const next = element("button", { type: "button", hidden: true }, "Next page");
+  page.add(element("h1", {}, "Partitions"),
+    element("form", { class: "search", role: "search", onsubmit: (event) => event.preventDefault() }, element("label", { for: "search" }, "Topic begins with"), search),
+    table.element, element("p", {}, next));
+  let token = "";
+  let following = "";
+  const ask = page.following("/page/repeat/ListPartitions", (answer) => {
+    table.show(answer.partitions ?? [], (row) => nameText(nameOf(row)));
+    following = answer.nextPageToken ?? "";
+    next.hidden = !following && !token;
+    setText(next, following ? "Next page" : "First page");
+  });
+  const asked = () => ask({ request: JSON.stringify({ topicPrefix: search.value, pageSize: 50, pageToken: token }) });
+  next.addEventListener("click", () => { token = following; asked(); });
+  search.addEventListener("input", () => { token = ""; asked(); });
+  asked();
+}
+
+export function showPartition(page) {
+  const topic = page.parameters.get("topic") ?? "";
+  const partition = Number(page.parameters.get("partition") ?? 0);
+  const topicPartition = { topic, partition };
+  const figures = new Figures(["high watermark", "log end", "log start", "last stable", "leader", "epoch", "in sync", "waits"]);
+  const held = element("p", { class: "lead", id: "held" }, "Looking …");
+  const curve = new Curve("The high watermark over the last two minutes", { fromZero: false });
+  const replicas = new Table("As the leader sees them", [
+    { title: "Replica", cell: (row) => String(row.replicaId ?? 0) },
+    { title: "Log end", number: true, cell: (row) => offset(row.logEndOffset ?? 0) },
+    { title: "Behind", number: true, cell: (row) => (Number(row.logEndOffset ?? 0) < 0 ? "–" : count(Math.max(0, row.leaderEnd - Number(row.logEndOffset ?? 0)))) },
+    { title: "In sync", cell: (row) => ({ text: row.inSync ? "in sync" : "not in sync", className: row.inSync ? "good" : "warn" }) },
+    { title: "State", cell: (row) => ({ text: row.dead ? "dead" : row.fenced ? "fenced" : "alive", className: row.dead || row.fenced ? "bad" : "" }) },
+  ], "No other replica is known.");
+  page.add(element("h1", {}, nameText([topic, partition])), held, curve.element, figures.element, element("h2", {}, "Replicas"), replicas.element);
+  page.onRefused = (error) => setText(held, error.code === "not_found" ? "This partition is not known (any more)." : visible(error.message));
+  page.follow("/page/repeat/GetPartition", { request: JSON.stringify({ topicPartition }) }, ({ partition: row }) => {
+    const [mark, end] = [Number(row.highWatermark ?? 0), Number(row.logEndOffset ?? 0)];
+    curve.add(mark);
+    figures.show("high watermark", offset(mark), end >= 0 && mark >= 0 ? `${count(Math.max(0, end - mark))} below the log end` : "");
+    figures.show("log end", offset(end));
+    figures.show("log start", offset(row.logStartOffset ?? 0), `low watermark ${offset(row.lowWatermark ?? 0)}`);
+    figures.show("last stable", offset(row.lastStableOffset ?? 0));
+    figures.show("leader", Number(row.leaderId ?? 0) < 0 ? "–" : String(row.leaderId ?? 0), row.isLeader ? "leads here" : "leads elsewhere");
+    figures.show("epoch", offset(row.leaderEpoch ?? 0), `${count(row.staleEvents ?? 0)} stale events`);
+    const inSync = row.inSyncReplicaIds ?? [];
+    figures.show("in sync", inSync.join(", ") || "–", `at least ${count(row.minInSyncReplicas ?? 0)}`);
+    figures.show("waits", count(row.watched ?? 0));
+    replicas.show((row.replicas ?? []).map((one) => ({ ...one, leaderEnd: end })), (one) => String(one.replicaId ?? 0));
+    setText(held, heldBack(row, mark, end, inSync));
+  });
+  showWaiting(page, { topicPartition }, nameText([topic, partition]));
+}
+
+function heldBack(row, mark, end, inSync) {
+  if (row.staleMs !== undefined) return `Nobody has seen its mark for ${duration(row.staleMs)}: ${visible(row.staleReason ?? "")}`;
+  if (row.storageFailed) return "Its storage has failed.";
+  if (!row.isLeader || end < 0 || mark >= end) return "Nothing holds the high watermark back.";
+  if (inSync.length < (row.minInSyncReplicas ?? 0)) return `The high watermark stands: ${inSync.length} in sync, ${row.minInSyncReplicas} must be.`;
+  const behind = (row.replicas ?? []).filter((one) => one.inSync && Number(one.logEndOffset ?? 0) <= mark).map((one) => one.replicaId ?? 0);
+  return behind.length ? `The high watermark is held back by replica ${behind.join(", ")}.` : "The high watermark is about to move.";
+}
+
+export function showKey(page) {
+  const key = page.parameters.get("key") ?? "";
+  page.add(element("h1", {}, visible(key)), element("p", { class: "lead" }, "A key that is signalled."));
+  page.follow("/page/repeat/GetStatus", {}, () => {});  // says whether the daemon is there, and makes this a viewer
+  showWaiting(page, { key }, visible(key));
+}
+
+function showWaiting(page, filter, name) {
+  const item = (row) => row.partitions?.find((one) => (filter.key === undefined ? one.topicPartition?.topic === filter.topicPartition.topic && (one.topicPartition?.partition ?? 0) === filter.topicPartition.partition : one.key === filter.key));
+  const table = new Table("In the order in which the daemon keeps them", [
+    { title: "Operation", cell: (row) => (row.sessionId ? { text: `${visible(row.sessionId)} / ${row.operationId}`, href: operationLink({ session: row.sessionId, principal: row.principal ?? "", id: row.operationId }) } : `call ${row.operationId}`) },
+    { title: "Kind", cell: (row) => ({ text: spaced(kindName(row.kind)), kind: kindName(row.kind) }) },
+    { title: "Needs", number: true, cell: (row) => offset(item(row)?.requiredOffset ?? 0) },
+    { title: "Is at", number: true, cell: (row) => offset(item(row)?.reachedOffset ?? 0) },
+    { title: "Waited", number: true, cell: (row) => duration(row.waitedMs ?? 0) },
+    { title: "Left", number: true, cell: (row) => duration(row.remainingMs ?? 0) },
+  ], "Nobody that you may see waits here.");
+  const note = element("p", { class: "quiet" });
+  const more = element("button", { type: "button", hidden: true }, "Look further");
+  const cancel = element("button", { type: "button", class: "grave", onclick: async () => {
+    await page.cancel(`Cancel all that waits on ${name}?`, "Everybody who waits here is told that it was cancelled. This cannot be undone.", filter);
+    look();
+  } }, "Cancel all of them …");
+  page.add(element("h2", {}, "Who waits"), table.element, note, element("p", { class: "search" }, more, cancel));
+
+  let from = "";
+  let following = "";
+  const look = async () => {
+    const rows = [];
+    let token = from;
+    try {
+      for (let pages = 0; pages < PAGES_AT_ONCE && rows.length < WAITING_SHOWN; pages += 1) {
+        const answer = await call("ListOperations", { ...filter, pageSize: WAITING_SHOWN, pageToken: token });
+        rows.push(...(answer.operations ?? []));
+        token = answer.nextPageToken ?? "";
+        if (!token) break;
+      }
+    } catch (error) {
+      if (error instanceof Refused) setText(note, visible(error.message));
+      return;
+    }
+    if (page.signal.aborted) return;
+    following = token;
+    more.hidden = !following && !from;
+    setText(more, following ? "Look further" : "From the beginning");
+    table.show(rows, (row) => `${row.principal ?? ""} ${row.sessionId ?? ""} ${row.operationId}`);
+  };
+  more.addEventListener("click", () => { from = following; look(); });
+  const again = async () => {
+    if (page.signal.aborted) return;
+    await look();
+    setTimeout(again, 2_000);
+  };
+  again();
+}

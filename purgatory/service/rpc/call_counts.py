@@ -1,0 +1,66 @@
+"""How many calls of each method have ended, and with which status; and how much they received and sent."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from google.protobuf.descriptor import MethodDescriptor
+from google.rpc import code_pb2
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+CODE_NAMES: Final = {number: name for name, number in code_pb2.Code.items()}
+
+EXPECTED_CODES: Final = (
+    code_pb2.OK,
+    code_pb2.CANCELLED,
+    code_pb2.UNKNOWN,
+    code_pb2.INVALID_ARGUMENT,
+    code_pb2.DEADLINE_EXCEEDED,
+    code_pb2.NOT_FOUND,
+    code_pb2.PERMISSION_DENIED,
+    code_pb2.RESOURCE_EXHAUSTED,
+    code_pb2.UNAVAILABLE,
+    code_pb2.UNAUTHENTICATED,
+)
+"""Shown for each method from the start, so that a rate of them can be asked for."""
+
+
+class MethodCounts:
+    """Of one method. Counted where its calls are served: once for each call, and once for each message."""
+
+    __slots__ = ("ended", "received_bytes", "sent_bytes")
+
+    def __init__(self) -> None:
+        self.ended: Final = dict.fromkeys(EXPECTED_CODES, 0)
+        """By google.rpc.Code."""
+        self.received_bytes = 0
+        self.sent_bytes = 0
+
+    def add_ended(self, code: int) -> None:
+        self.ended[code] = self.ended.get(code, 0) + 1
+
+
+class CallCounts(Collector):
+    """Of all methods that are served, each from the moment that it is."""
+
+    def __init__(self) -> None:
+        self._by_method: Final[dict[str, MethodCounts]] = {}
+
+    def of(self, method: MethodDescriptor) -> MethodCounts:
+        """The one count of a method: of ours by its name, of the standard services' by theirs too ("Health/Check")."""
+        service = method.containing_service
+        is_ours = service.full_name.startswith("purgatory.")
+        return self._by_method.setdefault(method.name if is_ours else f"{service.name}/{method.name}", MethodCounts())
+
+    def collect(self) -> Iterable[Metric]:
+        calls = CounterMetricFamily(
+            "purgatory_calls_ended", "Calls ended, by method and status.", labels=["method", "code"]
+        )
+        received = CounterMetricFamily("purgatory_received_bytes", "Bytes read over gRPC.", labels=["method"])
+        sent = CounterMetricFamily("purgatory_sent_bytes", "Bytes sent over gRPC.", labels=["method"])
+        for method, counts in self._by_method.items():
+            for code, count in counts.ended.items():
+                calls.add_metric([method, CODE_NAMES.get(code, "UNKNOWN")], count)
+            received.add_metric([method], counts.received_bytes)
+            sent.add_metric([method], counts.sent_bytes)
+        return calls, received, sent

@@ -1,0 +1,65 @@
+"""The calls of those who look on: what ends, and what most wait for."""
+
+import asyncio
+import heapq
+from typing import Final
+
+from purgatory.service.access.roles import OBSERVE
+from purgatory.service.host import Host
+from purgatory.service.rpc.call import Call
+from purgatory.service.rpc.statuses import invalid_argument
+from purgatory.service.translate.onlookers import hot_names_response, is_known_outcome, tail_response
+from purgatory.service.translate.views import is_known_kind
+from purgatory.v1 import purgatory_service_pb2 as wire
+
+NAMES_MAX: Final = 1_000
+NAMES_DEFAULT: Final = 20
+NAMES_PER_SLICE: Final = 5_000
+"""Partitions and keys that are looked at before the loop is free again."""
+
+COALESCED_S: Final = 0.1
+"""What ends within so long is told together."""
+SIGN_OF_LIFE_S: Final = 10.0
+
+
+async def list_hot_names(host: Host, request: wire.ListHotNamesRequest, call: Call) -> wire.ListHotNamesResponse:
+    """The names with the most watch entries, of those that the caller may observe."""
+    host.admission.check_answer()
+    if request.limit < 0:
+        raise invalid_argument("limit", f"must be 0 or greater, not {request.limit}")
+    limit = min(request.limit, NAMES_MAX) if request.limit else NAMES_DEFAULT
+    topics, keys = call.account.grants.on_topics(OBSERVE), call.account.grants.on_keys(OBSERVE)
+    hottest: list[tuple[int, tuple[str, int]]] = []
+    watched, place = host.holds.of("ListHotNames"), 0
+    while place >= 0:
+        if place:
+            await call.turn()
+        with watched:
+            # Fewer and fewer come out of the engine, as those found so far become harder to beat.
+            above = hottest[-1][0] if len(hottest) == limit else 0
+            found, place = host.engine.hottest(place, NAMES_PER_SLICE, above)
+            seen = [one for one in found if one[1][0] in (topics if one[1][1] >= 0 else keys)]
+            hottest = heapq.nlargest(limit, hottest + seen)
+    return hot_names_response(hottest)
+
+
+async def tail_results(host: Host, request: wire.TailResultsRequest, call: Call) -> None:
+    """Tells what ends, until the caller goes away."""
+    if request.kind and not is_known_kind(request.kind):
+        raise invalid_argument("kind", f"is not a known kind of operation: {request.kind}")
+    for place, outcome in enumerate(request.outcomes):
+        if not is_known_outcome(outcome):
+            raise invalid_argument(f"outcomes[{place}]", f"is not an outcome of a wait: {outcome}")
+    follower = host.tail.follow(call.account, request.outcomes, request.kind)
+    try:
+        while True:
+            call.recheck()
+            await call.context.write(tail_response(*follower.take()))
+            try:
+                async with asyncio.timeout(SIGN_OF_LIFE_S):
+                    await follower.woken.wait()
+            except TimeoutError:
+                continue
+            await asyncio.sleep(COALESCED_S)
+    finally:
+        host.tail.unfollow(follower)

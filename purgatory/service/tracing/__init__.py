@@ -1,0 +1,1 @@
+"""OpenTelemetry: a span for each wait whose caller is traced."""

@@ -1,0 +1,87 @@
+"""Results that were given up, the oldest first: a bounded list, kept in the journal where there is one."""
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from purgatory.v1 import webhook_pb2
+
+LOGGER: Final = logging.getLogger(__name__)
+
+LETTERS_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Of all letters together."""
+
+
+class DeadLetters:
+    """The list, by number; numbers rise. `changed(number, content)` is called for each change, without content when a
+    letter goes.
+    """
+
+    def __init__(self, letters_max: int, changed: Callable[[int, bytes], None]) -> None:
+        self._letters_max: Final = letters_max
+        self._changed: Final = changed
+        self._letters: Final[dict[int, webhook_pb2.DeadLetter]] = {}
+        self._number_of: Final[dict[str, int]] = {}
+        self._bytes: Final[dict[int, int]] = {}
+        self._last_number = 0
+        self.held_bytes = 0
+        self.given_up = 0
+        """Letters so far, of this daemon's life."""
+        self.dropped = 0
+        """Letters that made room for newer ones."""
+
+    def __len__(self) -> int:
+        return len(self._letters)
+
+    def restore(self, number: int, content: bytes) -> None:
+        """A letter from the journal. Raises `google.protobuf.message.DecodeError`."""
+        self._keep(number, webhook_pb2.DeadLetter.FromString(content), len(content))
+
+    def add(self, letter: webhook_pb2.DeadLetter) -> None:
+        """Keeps a letter; one of the same id takes its place. The oldest go when there are too many."""
+        content = letter.SerializeToString()
+        self.given_up += 1
+        number = self._number_of.get(letter.webhook_id)
+        if number is None:
+            number = self._last_number + 1
+        else:
+            self._forget(number)
+        self._keep(number, letter, len(content))
+        self._changed(number, content)
+        while len(self._letters) > self._letters_max or (
+            self.held_bytes > LETTERS_BYTES_MAX and len(self._letters) > 1
+        ):
+            oldest = min(self._letters)
+            gone = self._letters[oldest]
+            LOGGER.error("webhook %s to %s is lost: too many dead letters", gone.webhook_id, gone.callback_url)
+            self.dropped += 1
+            self.remove(gone.webhook_id)
+
+    def remove(self, webhook_id: str) -> None:
+        """A letter goes, if it is still there."""
+        number = self._number_of.get(webhook_id)
+        if number is not None:
+            self._forget(number)
+            self._changed(number, b"")
+
+    def find(self, webhook_id: str) -> webhook_pb2.DeadLetter | None:
+        number = self._number_of.get(webhook_id)
+        return None if number is None else self._letters[number]
+
+    def above(self, number: int) -> Iterator[tuple[int, webhook_pb2.DeadLetter]]:
+        """Letters of higher numbers, in order."""
+        for candidate in sorted(self._letters):
+            if candidate > number:
+                yield candidate, self._letters[candidate]
+
+    def _keep(self, number: int, letter: webhook_pb2.DeadLetter, size: int) -> None:
+        self._last_number = max(self._last_number, number)
+        self._letters[number] = letter
+        self._number_of[letter.webhook_id] = number
+        self._bytes[number] = size
+        self.held_bytes += size
+
+    def _forget(self, number: int) -> None:
+        letter = self._letters.pop(number)
+        del self._number_of[letter.webhook_id]
+        self.held_bytes -= self._bytes.pop(number)
