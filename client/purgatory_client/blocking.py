@@ -179,8 +179,12 @@ class Client:
     operation = _blocking(AsyncClient.operation)
     operations = _iterating(AsyncClient.operations)
     partition = _blocking(AsyncClient.partition)
+    dead_letters = _iterating(AsyncClient.dead_letters)
+    resend_dead_letters = _blocking(AsyncClient.resend_dead_letters)
     partitions = _iterating(AsyncClient.partitions)
     status = _blocking(AsyncClient.status)
+    hot_names = _blocking(AsyncClient.hot_names)
+    tail = _iterating(AsyncClient.tail)
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if os.getpid() != self._pid:

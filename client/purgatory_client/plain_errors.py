@@ -6,7 +6,7 @@ Users find them in `errors`, with those that `results` and `events` define.
 from typing import Final
 
 import grpc
-from google.rpc import error_details_pb2
+from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 
@@ -15,7 +15,13 @@ class PurgatoryClientError(Exception):
 
 
 class Unavailable(PurgatoryClientError):
-    """No connection to the daemon, or it is shutting down. Trying again later may help."""
+    """No connection to the daemon, or it cannot serve the call now. Trying again later may help.
+
+    Attributes:
+        is_answer: The daemon itself has said so: it is there.
+    """
+
+    is_answer = False
 
 
 class InvalidRequest(PurgatoryClientError):
@@ -122,16 +128,17 @@ def from_code(code: int, field: str, message: str) -> PurgatoryClientError:
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> PurgatoryClientError:
     """The error for a failed call; the field comes from the rich details (BadRequest) where the daemon gave them."""
-    field = _field_violated(error)
-    message = error.details() or error.code().name
-    return from_code(error.code().value[0], field, message.removeprefix(f"{field}: "))
-
-
-def _field_violated(error: grpc.aio.AioRpcError) -> str:
-    """The first field named in the BadRequest details of a status, or nothing."""
     status = rpc_status.from_call(error)
-    if status is None:
-        return ""
+    field = "" if status is None else _field_violated(status)
+    message = error.details() or error.code().name
+    made = from_code(error.code().value[0], field, message.removeprefix(f"{field}: "))
+    if isinstance(made, Unavailable):
+        made.is_answer = status is not None  # gRPC itself gives no details when there is nobody to answer
+    return made
+
+
+def _field_violated(status: status_pb2.Status) -> str:
+    """The first field named in the BadRequest details of a status, or nothing."""
     for detail in status.details:
         bad_request = error_details_pb2.BadRequest()
         if detail.Is(bad_request.DESCRIPTOR) and detail.Unpack(bad_request) and bad_request.field_violations:

@@ -9,13 +9,14 @@ from typing import Final, TypeVar
 
 import grpc.aio
 
-from purgatory.v1 import operation_pb2, purgatory_service_pb2, source_pb2
+from purgatory.v1 import operation_pb2, purgatory_service_pb2, source_pb2, webhook_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client import views
+from purgatory_client.dead_letter_views import DeadLetter, dead_letter
 from purgatory_client.errors import ClientClosed, NotFound
 from purgatory_client.partition_names import partition_name
 from purgatory_client.plain_errors import from_rpc_error
-from purgatory_client.results import OperationKind
+from purgatory_client.results import OperationKind, Outcome
 from purgatory_client.session.channel import ChannelSecurity, open_channel
 from purgatory_client.session.sessions_of_others import CALL_TIMEOUT, ClosedSession
 from purgatory_client.sources.position_tokens import Positions
@@ -147,6 +148,65 @@ class SingleCalls:
         """
         request = purgatory_service_pb2.GetStatusRequest(remaining_time=remaining_time)
         return views.status(await self._answer(self._stub().GetStatus(request, timeout=CALL_TIMEOUT)))
+
+    async def hot_names(self, limit: int = 20) -> list[views.HotName]:
+        """The partitions and keys that most watches are on, the hottest first, of those that this caller may observe.
+
+        Args:
+            limit: How many; at most 1,000.
+        """
+        request = purgatory_service_pb2.ListHotNamesRequest(limit=limit)
+        response = await self._answer(self._stub().ListHotNames(request, timeout=CALL_TIMEOUT))
+        return [views.hot_name(one) for one in response.names]
+
+    async def tail(
+        self, *, outcomes: Collection[Outcome] = (), kind: OperationKind | None = None
+    ) -> AsyncIterator[views.EndedTogether]:
+        """Iterate over what ends from now on, whoever waited: for looking on, not for getting results.
+
+        Sees this client's own operations, and those of others on whose partitions and keys it has the role admin. The
+        first item comes at once, and is empty; from then on nothing is missed, but what is left out and counted.
+
+        Args:
+            outcomes: Only these; none: all.
+            kind: Only this kind.
+        """
+        request = purgatory_service_pb2.TailResultsRequest(
+            outcomes=[outcome.value for outcome in outcomes], kind=None if kind is None else kind.value
+        )
+        call = self._stub().TailResults(request)
+        try:
+            while (response := await self._answer(call.read())) is not grpc.aio.EOF:
+                yield views.ended(response)
+        finally:
+            call.cancel()
+
+    async def dead_letters(self, *, page_size: int = 100) -> AsyncIterator[DeadLetter]:
+        """Iterate over the results that their callbacks did not take, oldest first, fetched `page_size` at a time."""
+        request = webhook_pb2.ListDeadLettersRequest(page_size=page_size)
+        while True:
+            response = await self._answer(self._stub().ListDeadLetters(request, timeout=CALL_TIMEOUT))
+            for letter in response.dead_letters:
+                yield dead_letter(letter)
+            request.page_token = response.next_page_token
+            if not request.page_token:
+                return
+
+    async def resend_dead_letters(self, webhook_ids: Collection[str] | None = None) -> int:
+        """Have dead letters sent to their callbacks again, now.
+
+        Args:
+            webhook_ids: Which ones; None: all.
+
+        Returns:
+            How many are being sent: letters that were delivered meanwhile are not.
+        """
+        if webhook_ids is not None and not webhook_ids:
+            return 0
+        request = webhook_pb2.ResendDeadLettersRequest(webhook_ids=webhook_ids)
+        call = self._stub().ResendDeadLetters(request, timeout=CALL_TIMEOUT)
+        response: webhook_pb2.ResendDeadLettersResponse = await self._answer(call)
+        return response.resent
 
     async def _answer(self, call: Awaitable[T]) -> T:
         """The answer of a unary call. Raises this package's errors instead of gRPC's."""

@@ -13,7 +13,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import result_pb2, source_pb2
 from purgatory_client.partition_names import format_partition
-from purgatory_client.results import OperationKind
+from purgatory_client.results import OperationKind, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +165,77 @@ class Status:
     sources: list[SourceStatus] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class HotName:
+    """A partition ("orders-3") or a key that operations wait on, and how many watches are on it."""
+
+    name: str
+    is_key: bool
+    watched: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndedOperation:
+    """An operation that has ended.
+
+    Attributes:
+        session_id: Empty for unary waits.
+        operation_id: 0 for unary waits.
+        principal: Who registered it. Empty on a daemon without a policy.
+        kind: What it waited for.
+        outcome: How it ended.
+        ended_time: When.
+        waited: From registration to end.
+        lateness: How long after its deadline an expired one ended.
+        items: The first ten of its partitions or keys.
+        items_left_out: How many it had besides those.
+    """
+
+    session_id: str
+    operation_id: int
+    principal: str
+    kind: OperationKind
+    outcome: Outcome
+    ended_time: datetime
+    waited: float
+    lateness: float
+    items: list[PendingItem]
+    items_left_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndedTogether:
+    """What ended within a moment; `left_out` is how many more did, which were too many to tell."""
+
+    operations: list[EndedOperation]
+    left_out: int
+
+
+def hot_name(message: wire.HotName) -> HotName:
+    """From the wire."""
+    return HotName(_name(message), bool(message.key), message.watched)
+
+
+def ended(message: wire.TailResultsResponse) -> EndedTogether:
+    """From the wire."""
+    return EndedTogether([_ended_operation(one) for one in message.operations], message.left_out)
+
+
+def _ended_operation(message: wire.EndedOperation) -> EndedOperation:
+    return EndedOperation(
+        session_id=message.session_id,
+        operation_id=message.operation_id,
+        principal=message.principal,
+        kind=OperationKind(message.kind),
+        outcome=Outcome(message.outcome),
+        ended_time=_datetime(message.ended_time),
+        waited=message.waited_ms / 1_000,
+        lateness=message.lateness_ms / 1_000,
+        items=[_pending_item(item) for item in message.partitions],
+        items_left_out=message.partitions_left_out,
+    )
+
+
 def pending_operation(message: wire.PendingOperation) -> PendingOperation:
     """Decode the message."""
     return PendingOperation(
@@ -232,8 +303,11 @@ def _remaining_time(message: wire.RemainingTime) -> RemainingTime:
 
 
 def _pending_item(item: result_pb2.PartitionResult) -> PendingItem:
-    name = item.key or format_partition(item.topic_partition.topic, item.topic_partition.partition)
-    return PendingItem(name, item.error_code, item.required_offset, item.reached_offset)
+    return PendingItem(_name(item), item.error_code, item.required_offset, item.reached_offset)
+
+
+def _name(named: result_pb2.PartitionResult | wire.HotName) -> str:
+    return named.key or format_partition(named.topic_partition.topic, named.topic_partition.partition)
 
 
 def _datetime(stamp: Timestamp) -> datetime:

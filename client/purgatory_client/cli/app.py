@@ -15,16 +15,19 @@ from purgatory_client.cli.advance import advance
 from purgatory_client.cli.caught_up import caught_up
 from purgatory_client.cli.exits import OF_OUTCOME, Exit, epilog
 from purgatory_client.cli.load import load, results
+from purgatory_client.cli.looking_on import hot, tail
 from purgatory_client.cli.parsing import (
     UsageError,
     checked_partition,
     key_counts,
+    kind_of,
     operation_reference,
     partition_offsets,
     seconds,
 )
 from purgatory_client.cli.running import DEFAULT_ADDRESS, Address, AsJson, run, secured
-from purgatory_client.results import OperationKind
+from purgatory_client.cli.undelivered import dead_letters
+from purgatory_client.cli.watching import Watch, shown
 from purgatory_client.sources.position_tokens import FORM, Positions
 
 T = TypeVar("T")
@@ -37,14 +40,14 @@ app: Final = typer.Typer(
     help="Waits as a service: wait for positions and signals, report what happened, inspect what is pending.",
     epilog=epilog(),
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
 
-for _command in (advance, load, results):
+for _command in (advance, load, results, tail, hot):
     app.command(epilog=epilog())(secured(_command))
 app.command("caught-up", epilog=epilog())(secured(caught_up))
+app.command("dead-letters", epilog=epilog())(secured(dead_letters))
 
 
 @app.command("wait", epilog=epilog())
@@ -122,6 +125,7 @@ def ls(
     key: Annotated[str, typer.Option(help="Only what waits on this key.")] = "",
     session: Annotated[str, typer.Option(help="Only this session.")] = "",
     limit: Annotated[int, typer.Option(min=1, help="The most to list.")] = 1_000,
+    watch: Watch = None,
     address: Address = DEFAULT_ADDRESS,
     as_json: AsJson = False,
 ) -> NoReturn:
@@ -129,16 +133,20 @@ def ls(
 
     async def call(client: AsyncClient) -> Exit:
         page = min(limit, 1_000)
-        if partitions:
-            found = [one async for one in _up_to(limit, client.partitions(prefix=prefix, page_size=page))]
-            render.partitions(found, as_json=as_json)
-            return Exit.OK
         on = None if partition is None else checked_partition(partition)
-        pending = client.operations(session_id=session, kind=_kind(kind), partition=on, key=key, page_size=page)
-        render.operations([one async for one in _up_to(limit, pending)], as_json=as_json)
-        return Exit.OK
+        only = None if kind is None else kind_of(kind)
 
-    raise typer.Exit(run(address, call))
+        async def show() -> None:
+            if partitions:
+                known = client.partitions(prefix=prefix, page_size=page)
+                render.partitions([one async for one in _up_to(limit, known)], as_json=as_json)
+            else:
+                pending = client.operations(session_id=session, kind=only, partition=on, key=key, page_size=page)
+                render.operations([one async for one in _up_to(limit, pending)], as_json=as_json)
+
+        return await shown(watch, show)
+
+    raise typer.Exit(run(address, call, interrupted="nothing was changed"))
 
 
 @app.command("show", epilog=epilog())
@@ -208,14 +216,33 @@ def close(
 
 @app.command("status", epilog=epilog())
 @secured
-def status(address: Address = DEFAULT_ADDRESS, as_json: AsJson = False) -> NoReturn:
+def status(watch: Watch = None, address: Address = DEFAULT_ADDRESS, as_json: AsJson = False) -> NoReturn:
     """Show the daemon's version and counts, and how much time pending operations have left."""
 
     async def call(client: AsyncClient) -> Exit:
-        render.status(await client.status(remaining_time=True), as_json=as_json)
+        async def show() -> None:
+            render.status(await client.status(remaining_time=True), as_json=as_json)
+
+        return await shown(watch, show)
+
+    raise typer.Exit(run(address, call, interrupted="nothing was changed"))
+
+
+@app.command("top", epilog=epilog())
+@secured
+def top(address: Address = DEFAULT_ADDRESS) -> NoReturn:
+    """Look at what waits, as it changes: the terminal's own page, with keys that sort and filter it."""
+    try:
+        from purgatory_client.cli.top import Top  # noqa: PLC0415 - an extra, which takes long to load
+    except ModuleNotFoundError as error:
+        render.error_line(f"this needs {error.name}; install it with: pip install 'purgatory-waits[top]'")
+        raise typer.Exit(Exit.ERROR) from error
+
+    async def call(client: AsyncClient) -> Exit:
+        await Top(client).run_async()
         return Exit.OK
 
-    raise typer.Exit(run(address, call))
+    raise typer.Exit(run(address, call, interrupted="nothing was changed"))
 
 
 @app.command("serve", add_help_option=False, context_settings=_PASSED_ON)
@@ -271,15 +298,6 @@ def _wait_for_offsets(targets: list[str], limit: float, blind: float | None, *, 
         return Positions.of_token(targets[0]).wait(timeout=limit, fail_when_blind=blind)
     offsets = {name: offset + of_records for name, offset in partition_offsets(targets).items()}
     return waits.produce(offsets, timeout=limit, fail_when_blind=blind)
-
-
-def _kind(name: str | None) -> OperationKind | None:
-    if name is None:
-        return None
-    try:
-        return OperationKind[name.upper().replace("-", "_")]
-    except KeyError as error:
-        raise UsageError(f"{name!r} is not a kind; write produce, fetch, delete_records or signal") from error
 
 
 def _reference(text: str) -> tuple[str, int]:

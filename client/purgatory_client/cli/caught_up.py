@@ -8,7 +8,7 @@ import typer
 from purgatory_client.aio import AsyncClient
 from purgatory_client.cli import render
 from purgatory_client.cli.exits import OF_OUTCOME, Exit
-from purgatory_client.cli.parsing import seconds
+from purgatory_client.cli.parsing import UsageError, seconds
 from purgatory_client.cli.running import DEFAULT_ADDRESS, Address, AsJson, run
 
 
@@ -25,6 +25,10 @@ def caught_up(
     token: Annotated[
         bool, typer.Option("--token", help="Do not wait: print where it ends now, for `purgatory wait TOKEN`.")
     ] = False,
+    fail_when_blind: Annotated[
+        str | None,
+        typer.Option("--fail-when-blind", help="Fail when no source has seen one of the marks for so long: 500ms, 5s."),
+    ] = None,
     address: Address = DEFAULT_ADDRESS,
     as_json: AsJson = False,
 ) -> NoReturn:
@@ -32,12 +36,15 @@ def caught_up(
 
     async def call(client: AsyncClient) -> Exit:
         limit, began = seconds(timeout), time.monotonic()
+        blind = None if fail_when_blind is None else seconds(fail_when_blind)
+        if token and blind is not None:
+            raise UsageError("--token does not wait, so --fail-when-blind is of no use with it")
         ends = await client.ends(marks, timeout=max(limit, 1.0))
         if token:
             render.token(ends, as_json=as_json)
             return Exit.OK
         left = max(0.0, limit - (time.monotonic() - began))
-        result = await client.wait_once(ends.wait(timeout=left))
+        result = await client.wait_once(ends.wait(timeout=left, fail_when_blind=blind))
         render.result(result, as_json=as_json)
         return OF_OUTCOME[result.outcome]
 

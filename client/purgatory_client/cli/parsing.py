@@ -7,6 +7,7 @@ from typing import Final
 
 from purgatory_client.errors import InvalidRequest
 from purgatory_client.partition_names import format_partition, partition_name
+from purgatory_client.results import OperationKind, Outcome
 from purgatory_client.sources.log_positions import offset_of_lsn
 
 UNITS_S: Final[dict[str, float]] = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "": 1}
@@ -99,3 +100,21 @@ def ids(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
         raise UsageError(f"{text!r} is not a list of replica ids; write numbers with commas, like 1,2,3") from error
+
+
+def kind_of(name: str) -> OperationKind:
+    """The kind "delete_records" or "delete-records"."""
+    try:
+        return OperationKind[name.upper().replace("-", "_")]
+    except KeyError as error:
+        raise UsageError(f"{name!r} is not a kind; write produce, fetch, delete_records or signal") from error
+
+
+def outcome_of(name: str) -> Outcome:
+    """The outcome of a wait: "expired", "shutting-down"."""
+    outcomes = {outcome.name.lower(): outcome for outcome in Outcome}
+    del outcomes["pending"], outcomes["refused"]
+    outcome = outcomes.get(name.lower().replace("-", "_"))
+    if outcome is None:
+        raise UsageError(f"{name!r} is not an outcome; write one of {', '.join(outcomes)}")
+    return outcome

@@ -38,7 +38,7 @@ ERROR_NAMES: Final[dict[int, str]] = {
 }
 _REFUSAL_FIELDS: Final = ("index", "error_code", "field", "message")
 _SPANS: Final = (("d", 86_400), ("h", 3_600), ("m", 60))
-_COLOURS: Final = {Outcome.SATISFIED: "green", Outcome.EXPIRED: "yellow"}
+COLOURS: Final = {Outcome.SATISFIED: "green", Outcome.EXPIRED: "yellow"}
 
 
 def escape(text: str) -> str:
@@ -46,7 +46,17 @@ def escape(text: str) -> str:
     characters, bidirectional overrides) as in a Python string. Topics and session ids are strangers' words, which may
     hold escape sequences.
     """
-    return escape_markup("".join(one if one.isprintable() else repr(one)[1:-1] for one in text))
+    return escape_markup(printable(text))
+
+
+def printable(text: str) -> str:
+    """The same where there is no markup."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def clear() -> None:
+    """Clears the screen, if stdout is one."""
+    Console(highlight=False).clear()
 
 
 def error_line(message: str) -> None:
@@ -55,7 +65,7 @@ def error_line(message: str) -> None:
 
 def result(answer: Result, *, as_json: bool) -> None:
     """A line for the wait and one for each partition or key."""
-    colour = _COLOURS.get(answer.outcome, "red")
+    colour = COLOURS.get(answer.outcome, "red")
     late = f" ({answer.lateness:.3f} s late)" if answer.lateness else ""
     print_either(
         result_document(answer) if as_json else None,
@@ -130,11 +140,13 @@ def operations(found: list[PendingOperation], *, as_json: bool) -> None:
         for one in found:
             print_json(operation_document(one), indent=None)
         return
-    table = _table("session", "id", "kind", "waited", "remaining", "waits for")
+    table = plain_table("session", "id", "kind", "waited", "remaining", "waits for")
     for one in found:
         name = one.session_id or "-"
         waited, remaining = f"{one.waited:.1f}s", f"{one.remaining:.1f}s"
-        table.add_row(escape(name), str(one.operation_id), one.kind.name.lower(), waited, remaining, _waits_for(one))
+        table.add_row(
+            escape(name), str(one.operation_id), one.kind.name.lower(), waited, remaining, escape(waits_for(one))
+        )
     console_for_data().print(table)
 
 
@@ -158,7 +170,8 @@ def partitions(found: list[Partition], *, as_json: bool) -> None:
         for one in found:
             print_json(asdict(one), indent=None)
         return
-    table = _table("partition", "role", "epoch", "log start", "low", "stable", "high", "log end", "in sync", "watched")
+    marks_shown = ("log start", "low", "stable", "high", "log end")
+    table = plain_table("partition", "role", "epoch", *marks_shown, "in sync", "watched")
     for one in found:
         logs = (one.log_start_offset, one.low_watermark, one.last_stable_offset)
         marks = [_mark(offset) for offset in (*logs, one.high_watermark, one.log_end_offset)]
@@ -178,6 +191,8 @@ def partition(one: Partition, *, as_json: bool) -> None:
     if one.stale_for is not None:
         why = f": {escape(one.stale_reason)}" if one.stale_reason else ""
         lines.insert(1, f"  [red]stale[/red]: no source has seen it for {span(one.stale_for)}{why}")
+    if one.in_sync_replica_ids:
+        lines.append(f"  in sync: {', '.join(map(str, one.in_sync_replica_ids))}; {_mark(one.leader_id)} leads")
     for replica in one.replicas:
         flags = [name for name in ("in_sync", "dead", "fenced") if getattr(replica, name)]
         state = ", ".join(flags).replace("_", " ") or "out of sync"
@@ -199,7 +214,7 @@ def status(answer: Status, *, as_json: bool) -> None:
         f"{answer.sessions} sessions ({answer.sessions_connected} connected), "
         f"{answer.unacknowledged_results} unacknowledged results"
     )
-    table = _table(
+    table = plain_table(
         "kind", "registered", "pending", "watched", "satisfied", "failed", "expired", "cancelled", "shutting down"
     )
     for kind in answer.kinds:
@@ -214,7 +229,7 @@ def status(answer: Status, *, as_json: bool) -> None:
 
 
 def _print_sources(console: Console, sources: list[SourceStatus]) -> None:
-    table = _table("source", "feeds", "state", "for", "lag", "stale", "unseen for", "restarts", "why")
+    table = plain_table("source", "feeds", "state", "for", "lag", "stale", "unseen for", "restarts", "why")
     for one in sources:
         colour = {"live": "green", "behind": "yellow", "held": "yellow", "loading": "yellow"}.get(one.state, "red")
         feeds = ", ".join(f"{prefix}*" for prefix in one.topic_prefixes[:3])
@@ -274,10 +289,11 @@ def _estimate(item: PartitionResult) -> str:
     return f"would have been reached in about {item.estimated_remaining:.3f} s{pace}"
 
 
-def _waits_for(one: PendingOperation) -> str:
+def waits_for(one: PendingOperation) -> str:
+    """The names that an operation waits for. Not escaped."""
     items = [f"{item.name}@{item.required_offset}" for item in one.items[:3]]
     more = f" and {len(one.items) - 3} more" if len(one.items) > 3 else ""
-    return escape(", ".join(items) + more)
+    return ", ".join(items) + more
 
 
 def _role(one: Partition) -> str:
@@ -302,7 +318,7 @@ def plural(word: str, count: int) -> str:
     return word if count == 1 else f"{word}s"
 
 
-def _table(*headings: str) -> Table:
+def plain_table(*headings: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
         table.add_column(heading, no_wrap=True)

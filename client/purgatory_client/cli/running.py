@@ -77,7 +77,7 @@ def run(address: str, command: Command, *, interrupted: str = "a wait is cancell
         return Exit.USAGE
     except PurgatoryClientError as error:
         message = str(error)
-        if isinstance(error, Unavailable):
+        if isinstance(error, Unavailable) and not error.is_answer:
             message = f"the daemon at {address} is not available: {error}"
         elif isinstance(error, InvalidRequest | EventRefused):
             message = f"refused: {error}"

@@ -1,7 +1,8 @@
 """Names under which the sources of Kafka and PostgreSQL keep their marks (docs/sources.md).
 
-`kafka/TOPIC` is a topic, whose high watermark the mark is; `kafka/GROUP/TOPIC` what a consumer group has committed of
-it: the next offset it will read. Where there are several clusters, each has a label in place of `kafka`. The names of
+`kafka/TOPIC` is a topic, whose high watermark the mark is; `kafka/stable:TOPIC` its last stable offset: up to where
+those read who read only what is committed; `kafka/GROUP/TOPIC` what a consumer group has committed of it: the next
+offset it will read. Where there are several clusters, each has a label in place of `kafka`. The names of
 topics have no "/", and in those of groups it is escaped, so that a name says which of the two it is.
 """
 
@@ -13,6 +14,9 @@ from purgatory_client.plain_errors import InvalidRequest
 KAFKA: Final = "kafka"
 """The label of a cluster that was given no other."""
 
+STABLE: Final = "stable:"
+"""Before a topic whose last stable offset is meant; no topic's own name has a ":"."""
+
 _PLAIN: Final = " !\"#$&'()*+,:;<=>?@[\\]^`{|}~"
 """Left as they are, beside letters, digits and "_.-": all of ASCII but "/", "%" and control characters."""
 
@@ -20,6 +24,11 @@ _PLAIN: Final = " !\"#$&'()*+,:;<=>?@[\\]^`{|}~"
 def kafka_topic(topic: str, label: str = KAFKA) -> str:
     """The name of a topic's marks, without a partition number: "kafka/orders"."""
     return f"{_checked(label, 'label')}/{_checked(topic, 'topic')}"
+
+
+def kafka_stable(topic: str, label: str = KAFKA) -> str:
+    """The name of the marks of a topic's last stable offsets, without a partition number: "kafka/stable:orders"."""
+    return f"{_checked(label, 'label')}/{STABLE}{_checked(topic, 'topic')}"
 
 
 def kafka_group(group: str, topic: str, label: str = KAFKA) -> str:

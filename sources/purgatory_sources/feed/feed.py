@@ -15,7 +15,7 @@ from purgatory_sources.errors import SourceBlind, SourceRefused
 from purgatory_sources.feed.feed_link import FeedLink
 from purgatory_sources.feed.lineage_store import LineageStore
 from purgatory_sources.feed.mark_book import MarkBook
-from purgatory_sources.feed.observation import MarkName, Observation
+from purgatory_sources.feed.observation import MarkName, Observation, SeenReplicas
 from purgatory_sources.feed.reports import End, SourceState, StaleMarks, ToldMark
 
 TICK_S: Final = 0.1
@@ -88,6 +88,12 @@ class Feed:
     def observe(self, observations: Iterable[Observation]) -> None:
         """Hand over what was seen. The newest value of each name counts; nothing is waited for."""
         self.book.observe(observations)
+        for link in self._links:
+            link.wake()
+
+    def observe_replicas(self, replicas: Mapping[MarkName, SeenReplicas]) -> None:
+        """Hand over who keeps these partitions now. The marks of those that were never observed are not told of it."""
+        self.book.observe_replicas(replicas)
         for link in self._links:
             link.wake()
 

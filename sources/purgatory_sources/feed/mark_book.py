@@ -13,7 +13,7 @@ from purgatory_client import events
 from purgatory_client.events import Event
 
 from purgatory_sources.feed.mark_lineage import MarkLineage
-from purgatory_sources.feed.observation import MarkName, Observation
+from purgatory_sources.feed.observation import MarkName, Observation, SeenReplicas
 from purgatory_sources.feed.reports import StaleMarks, ToldMark
 
 SETTLE_S: Final = 1.0
@@ -40,11 +40,13 @@ class MarkBatch(NamedTuple):
 class DaemonMarks:
     """What one daemon has been told, and what is due to it. Only `MarkBook` changes it."""
 
-    __slots__ = ("due", "known", "looked_at", "to_look_at", "to_look_at_later")
+    __slots__ = ("due", "known", "looked_at", "replicas", "to_look_at", "to_look_at_later")
 
     def __init__(self) -> None:
         self.known: Final[dict[MarkName, tuple[int, int]]] = {}
         """(epoch, offset) as it has them, once everything that was taken has arrived."""
+        self.replicas: Final[dict[MarkName, SeenReplicas]] = {}
+        """Who keeps the partitions, as it was told since it was connected."""
         self.due: Final[dict[MarkName, None]] = {}
         self.to_look_at: Final[set[MarkName]] = set()
         """Nothing is told of these before the daemon has been asked what it has: somebody else may have told it."""
@@ -65,6 +67,7 @@ class MarkBook:
         for lineage in self._lineages.values():
             lineage.unsettled_until = now + SETTLE_S
         self._daemons: Final[list[DaemonMarks]] = []
+        self._replicas: Final[dict[MarkName, SeenReplicas]] = {}
         self._unsettled: Final[dict[MarkName, None]] = {}
         self._settle_s = SETTLE_S
         self._sees_since = now
@@ -117,10 +120,21 @@ class MarkBook:
             for daemon in self._daemons:
                 daemon.due[name] = None
 
+    def observe_replicas(self, replicas: Mapping[MarkName, SeenReplicas]) -> None:
+        """Take who keeps these partitions."""
+        for name, seen in replicas.items():
+            if self._replicas.get(name) != seen:
+                self._replicas[name] = seen
+                if name in self._lineages:
+                    for daemon in self._daemons:
+                        daemon.due[name] = None
+
     def fares(self, now: float, *, sees: bool, stale: Sequence[StaleMarks] = (), lag_s: float = 0.0) -> None:
-        """The source says whether it sees its marks, which of them it does not see, and how late."""
+        """The source says whether it sees its marks, which of them it does not see (where it does not say: all, unless
+        it sees), and how late.
+        """
         self._settle_s = SETTLE_S + lag_s
-        blind = tuple(one[:3] for one in stale) if sees else ((("", False, ()),))
+        blind = tuple(one[:3] for one in stale) if sees or stale else ((("", False, ()),))
         if blind != self._blind:
             self._blind = blind
             self._sees_since = now + self._settle_s
@@ -137,6 +151,7 @@ class MarkBook:
     def found_all(self, daemon: DaemonMarks, marks: Mapping[MarkName, DaemonMark], now: float) -> None:
         """A daemon was asked for all that it has under the source's prefixes: after each time it was connected."""
         daemon.known.clear()
+        daemon.replicas.clear()
         daemon.to_look_at.clear()
         daemon.looked_at.clear()
         daemon.to_look_at_later.clear()
@@ -151,6 +166,7 @@ class MarkBook:
         lineage = self._lineages.get(name)
         if mark is None or (mark.epoch < 0 and mark.offset < 0):
             daemon.known.pop(name, None)
+            daemon.replicas.pop(name, None)
         else:
             # A partition that somebody made a follower is told who leads, as one of an earlier epoch is.
             daemon.known[name] = (mark.epoch if mark.is_leader else _NOBODY, mark.offset)
@@ -173,6 +189,7 @@ class MarkBook:
 
     def refused(self, daemon: DaemonMarks, name: MarkName, now: float, *, is_stale: bool) -> None:
         """A daemon refused an event. `is_stale`: for its epoch (74), so that somebody else has told of a break."""
+        daemon.replicas.pop(name, None)
         if is_stale:
             daemon.to_look_at.add(name)
         else:
@@ -205,6 +222,7 @@ class MarkBook:
                 batch.events.append(events.removed(name, leader_epoch=lineage.epoch))
                 batch.names.append(name)
                 del daemon.known[name]
+                daemon.replicas.pop(name, None)
             return
         if not lineage.is_seen:
             return
@@ -222,12 +240,27 @@ class MarkBook:
             news.append(events.high_watermark(name, offset, leader_epoch=epoch))
             batch.events.extend(news)
             batch.names.extend([name] * len(news))
+            daemon.known[name] = (epoch, offset)
         elif known[1] < offset:
             batch.events.append(events.high_watermark(name, offset, leader_epoch=epoch))
             batch.names.append(name)
-        else:
+            daemon.known[name] = (epoch, offset)
+        self._take_replicas(daemon, name, epoch, batch)
+
+    def _take_replicas(self, daemon: DaemonMarks, name: MarkName, epoch: int, batch: MarkBatch) -> None:
+        """Who keeps it, where the daemon does not know that. In the mark's own epoch, which none of it breaks."""
+        seen, told = self._replicas.get(name), daemon.replicas.get(name)
+        if seen is None or seen == told:
             return
-        daemon.known[name] = (epoch, offset)
+        daemon.replicas[name] = seen
+        leads, keeps, in_sync = seen
+        if told is None or told[:2] != seen[:2]:  # it has all waits looked at, so not for a change of the set alone
+            batch.events.append(
+                events.leadership(name, is_leader=True, leader_epoch=epoch, leader_id=leads, replica_ids=keeps)
+            )
+            batch.names.append(name)
+        batch.events.append(events.in_sync_replicas(name, in_sync, leader_id=leads, leader_epoch=epoch))
+        batch.names.append(name)
 
     @staticmethod
     def _has_looked_at(

@@ -6,6 +6,16 @@ MarkName = tuple[str, int]
 """(topic, partition) as on the wire: ("kafka/billing/orders", 3), ("pg/main/all", 0)."""
 
 
+class SeenReplicas(NamedTuple):
+    """Who keeps a partition: its leader's id, the ids of all that are assigned, and of those that are in sync, each in
+    ascending order. It is told for people to see and moves no mark.
+    """
+
+    leader_id: int
+    replica_ids: tuple[int, ...]
+    in_sync_ids: tuple[int, ...]
+
+
 class Observation(NamedTuple):
     """What was seen of one mark. Those of one name are handed over in the order in which they were read, but for older
     ones of the same lineage, which may come late.

@@ -7,21 +7,29 @@ partitions of the others blind.
 from __future__ import annotations
 
 import asyncio
+import bisect
 import functools
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ClusterMetadata,
+)
 
 from purgatory_sources.errors import SourceBlind
+from purgatory_sources.feed.observation import SeenReplicas
 from purgatory_sources.kafka.kafka_settings import KafkaSettings
 
 ANSWER_S: Final = 1.5
 """How long a broker may take to say where partitions end."""
 METADATA_S: Final = 4.0
+NAMED_MAX: Final = 5
+"""Missing topics that one look asks for by name: an idle source looks every ten seconds."""
 THREADS: Final = 8
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -46,56 +54,85 @@ class ClusterView:
         self._settings = settings
         # read_uncommitted: the high watermark. read_committed would be told the last stable offset.
         self._consumer = Consumer(settings.librdkafka(isolation_level="read_uncommitted", error_cb=on_error))
-        self._committed: Consumer | None = None
+        self._committed_reader: Consumer | None = None
         self._threads = ThreadPoolExecutor(THREADS, "kafka-view")
+        self._listing = asyncio.Lock()
+        self._named_last = ""
         self.leaders: dict[Partition, int] = {}
         """Who leads each partition of each topic, -1: nobody. As of the last `look`."""
         self.topics: dict[str, int] = {}
         """How many partitions each topic has that may be seen."""
-        self.refused: dict[str, str] = {}
-        """Topics that may not be seen, and why."""
+        self.replicas: dict[Partition, SeenReplicas] = {}
+        """Who keeps each partition that has a leader."""
+        self.refused: dict[str, tuple[float, str]] = {}
+        """Topics that may not be seen: since when, in seconds, and why."""
 
-    async def look(self) -> None:
-        """Renew `leaders` and `topics`. Raises SourceBlind."""
-        try:
-            found = await self._run(self._consumer.list_topics, timeout=METADATA_S)
-        except KafkaException as error:
-            raise SourceBlind(f"no broker answers: {error.args[0].str()}") from error
+    async def look(self, known: Collection[str] = (), wanted: Collection[str] = ()) -> None:
+        """Renew `leaders`, `topics`, `replicas` and `refused`. Raises SourceBlind.
+
+        Brokers leave out topics that may not be seen unless they are named. Those that are `known` are, when they are
+        missing, and of those that are `wanted` or refused some at each look.
+        """
+        found = await self._listed()
         leaders: dict[Partition, int] = {}
         topics: dict[str, int] = {}
-        refused: dict[str, str] = {}
+        replicas: dict[Partition, SeenReplicas] = {}
         for name, topic in found.topics.items():
-            if topic.error is not None:
-                if topic.error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                    refused[name] = f"may not see topic {name!r}; allow Describe on it"
-                if topic.error.code() != KafkaError.LEADER_NOT_AVAILABLE:
-                    continue
+            if topic.error is not None and topic.error.code() != KafkaError.LEADER_NOT_AVAILABLE:
+                continue
             topics[name] = len(topic.partitions)
-            for number, partition in topic.partitions.items():
-                leaders[name, number] = partition.leader
-        self.leaders, self.topics, self.refused = leaders, topics, refused
+            for number, at in topic.partitions.items():
+                leaders[name, number] = at.leader
+                if at.leader >= 0:
+                    seen = SeenReplicas(at.leader, tuple(sorted(at.replicas)), tuple(sorted(at.isrs)))
+                    replicas[name, number] = seen
+        for name in [name for name in known if name not in topics and name not in self.refused]:
+            await self.is_refused(name)
+        for name in self._some({*self.refused, *wanted} - topics.keys()):
+            await self.is_refused(name)
+        self.refused = {name: why for name, why in self.refused.items() if name not in topics}
+        self.leaders, self.topics, self.replicas = leaders, topics, replicas
 
-    async def ends(self, partitions: Iterable[Partition], at: int = LATEST) -> dict[Partition, EndSeen]:
-        """Where partitions end (LATEST: the high watermark), or begin. Every one has an answer."""
+    async def _listed(self, *topic: str) -> ClusterMetadata:
+        # One at a time: librdkafka lets others wait for the one that times out, and then for their own time as well.
+        async with self._listing:
+            try:
+                return await self._run(self._consumer.list_topics, *topic, timeout=METADATA_S)
+            except KafkaException as error:
+                await self._run(self._consumer.poll, 0)  # on_error is called, with the cause, only while it polls
+                raise SourceBlind(f"no broker answers: {error.args[0].str()}") from error
+
+    def _some(self, names: set[str]) -> list[str]:
+        """Each in its turn."""
+        ordered = sorted(names)
+        first = bisect.bisect(ordered, self._named_last)
+        some = [*ordered[first:], *ordered[:first]][:NAMED_MAX]
+        self._named_last = some[-1] if some else ""
+        return some
+
+    async def is_refused(self, topic: str) -> bool:
+        """Whether this topic may not be seen; asks for it by its name. Renews `refused`. Raises SourceBlind."""
+        at = (await self._listed(topic)).topics.get(topic)
+        if at is not None and at.error is not None and at.error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            self.refused.setdefault(topic, (time.monotonic(), f"may not see topic {topic!r}; allow Describe on it"))
+            return True
+        self.refused.pop(topic, None)
+        return False
+
+    async def ends(
+        self, partitions: Iterable[Partition], at: int = LATEST, *, is_stable: bool = False
+    ) -> dict[Partition, EndSeen]:
+        """Where partitions end (LATEST: the high watermark; `is_stable`: up to where whoever reads only what is
+        committed can read), or begin. Every one has an answer.
+        """
         by_leader: defaultdict[int, list[Partition]] = defaultdict(list)
         for partition in partitions:
             by_leader[self.leaders.get(partition, -1)].append(partition)
-        ask = [self._ask(leader, names, at) for leader, names in by_leader.items()]
+        ask = [self._ask(leader, names, at, is_stable=is_stable) for leader, names in by_leader.items()]
         answers: dict[Partition, EndSeen] = {}
         for found in await asyncio.gather(*ask):
             answers |= found
         return answers
-
-    async def last_stable(self, partitions: Collection[Partition]) -> dict[Partition, int]:
-        """Up to where whoever reads only what is committed can read; partitions that cannot be seen are left out."""
-        if self._committed is None:
-            self._committed = Consumer(self._settings.librdkafka(isolation_level="read_committed"))
-        wanted = [TopicPartition(topic, number, LATEST) for topic, number in partitions]
-        try:
-            found = await self._run(self._committed.offsets_for_times, wanted, timeout=ANSWER_S)
-        except KafkaException:
-            return {}
-        return {(at.topic, at.partition): at.offset for at in found if at.error is None and at.offset >= 0}
 
     async def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
         """The ids of topics; those that cannot be told are left out, as by brokers that have none."""
@@ -103,18 +140,33 @@ class ClusterView:
 
     async def close(self) -> None:
         await self._run(self._consumer.close)
-        if self._committed is not None:
-            await self._run(self._committed.close)
+        if self._committed_reader is not None:
+            await self._run(self._committed_reader.close)
         self._threads.shutdown(wait=False)
 
-    async def _ask(self, leader: int, partitions: list[Partition], at: int) -> dict[Partition, EndSeen]:
+    def _reader(self, *, is_stable: bool) -> Consumer:
+        if not is_stable:
+            return self._consumer
+        if self._committed_reader is None:
+            self._committed_reader = Consumer(self._settings.librdkafka(isolation_level="read_committed"))
+        return self._committed_reader
+
+    async def _ask(
+        self, leader: int, partitions: list[Partition], at: int, *, is_stable: bool
+    ) -> dict[Partition, EndSeen]:
         if leader < 0:
             gone = EndSeen(-1, error="no broker leads it now", code=KafkaError.LEADER_NOT_AVAILABLE)
             unknown = EndSeen(-1, error="there is no such partition", code=KafkaError.UNKNOWN_TOPIC_OR_PART)
-            return {one: gone if one in self.leaders else unknown for one in partitions}
+            answers = {one: gone if one in self.leaders else unknown for one in partitions}
+            for one in partitions:
+                if one[0] in self.refused:
+                    why = self.refused[one[0]][1]
+                    answers[one] = EndSeen(-1, error=why, code=KafkaError.TOPIC_AUTHORIZATION_FAILED)
+            return answers
         wanted = [TopicPartition(topic, number, at) for topic, number in partitions]
         try:
-            found = await self._run(self._consumer.offsets_for_times, wanted, timeout=ANSWER_S)
+            reader = self._reader(is_stable=is_stable)
+            found = await self._run(reader.offsets_for_times, wanted, timeout=ANSWER_S)
         except KafkaException as error:
             what: KafkaError = error.args[0]
             return dict.fromkeys(partitions, EndSeen(-1, error=f"broker {leader} does not answer", code=what.code()))

@@ -20,6 +20,7 @@ FETCH_WAIT_MS: Final = 4_000
 LOADING_WAIT_MS: Final = 50
 POLL_S: Final = 0.5
 RETRY_S: Final = 1.0
+REFUSED_RETRY_S: Final = 5.0
 DRAIN_MAX: Final = 10_000
 REFUSALS: Final = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
 
@@ -37,7 +38,8 @@ class CommitBatch(NamedTuple):
 
 
 class CommitReader:
-    """Delivers batches to `on_batches` and, once, why it may not read to `on_refused`: both from its thread.
+    """Delivers batches to `on_batches` and, each time that it was refused, why to `on_refused`: both from its thread.
+    It tries again until it is told to give up.
 
     `skipped` counts records of kinds and versions that are not known.
     """
@@ -70,7 +72,18 @@ class CommitReader:
         if self._thread.is_alive():
             self._thread.join(10.0)
 
+    def give_up(self) -> None:
+        """Ends it at its leisure."""
+        self._stopping.set()
+
     def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._read_on()
+            self._logs = {}
+            self._stopping.wait(REFUSED_RETRY_S)
+
+    def _read_on(self) -> None:
+        """Until it is stopped, or something is wrong."""
         try:
             # Ends are noticed when a fetch finds nothing: loading asks again and again, later it waits at the brokers.
             self._read_with(self._open(fetch_wait_max_ms=LOADING_WAIT_MS), until_loaded=True)

@@ -124,7 +124,9 @@ class DrainedGroups:
             del self._doubts[doubt.name]
             changes = self._marks.settled(doubt, is_drained=is_drained, now_ms=_now_ms())
             # The daemon has it, but this run of the source has not said so yet.
-            settled += changes or ([MarkMove(doubt.name, doubt.told)] if is_drained else [])
+            mark = self._marks.get(doubt.name)
+            is_kept = is_drained and mark is not None and mark[1] == doubt.told  # not set back while it was looked at
+            settled += changes or ([MarkMove(doubt.name, doubt.told)] if is_kept else [])
         self._tell(settled)
         return any(answer is not None for answer in found.values())
 

@@ -100,8 +100,10 @@ class GroupMarks:
     def settled(self, doubt: Doubt, *, is_drained: bool, now_ms: int) -> list[MarkMove]:
         """Whether no visible record lies between what is committed and the mark of a doubt. If so the mark stays."""
         mark = self._marks.get(doubt.name)
-        if mark is None or mark.told_above is None or mark.committed != doubt.committed:
+        if mark is None or mark.told_above != doubt.told:
             return []  # commits have come meanwhile, which have settled it
+        # Commits below what the daemon has settle nothing, and need not: had the group never been set back, nothing
+        # visible would lie above any offset that it has committed since.
         mark.told_above = None
         if is_drained:
             mark.proved = doubt.told
@@ -209,6 +211,14 @@ class GroupMarks:
         """(what is committed, the mark, when it moved last) of a name."""
         mark = self._marks.get(name)
         return None if mark is None else (mark.committed, max(mark.committed, mark.proved), mark.moved_ms)
+
+    def committed_names(self, group: str) -> set[CommitName]:
+        """Of what the group has committed something."""
+        return {name for name in self._by_group.get(group, ()) if self._marks[name].committed != NO_COMMIT}
+
+    def groups_on(self, topic: str) -> set[str]:
+        """The groups with marks on a topic."""
+        return {name[0] for log, names in self._by_log.items() if log[0] == topic for name in names}
 
     def groups(self) -> set[str]:
         return {group for group, names in self._by_group.items() if names}

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import GroupAuthorizationFailedError, KafkaError, TopicAuthorizationFailedError
+from aiokafka.errors import GroupAuthorizationFailedError, KafkaError, TopicAuthorizationFailedError, for_code
+from aiokafka.protocol.api import Request, Response
+from aiokafka.protocol.commit import OffsetFetchRequest
 
 from purgatory_sources.errors import SourceBlind, SourceRefused
 from purgatory_sources.kafka.offset_records import CommitName
@@ -21,13 +23,25 @@ AT_ONCE_MAX: Final = 32
 """Groups that are asked about at the same time."""
 
 
+class _OutspokenClient(AIOKafkaAdminClient):  # type: ignore[misc]
+    """Raises the error of an answer as a whole, which `list_consumer_group_offsets` of aiokafka 0.14 leaves unread: a
+    coordinator that has moved, is loading or refuses would be taken for a group without offsets.
+    """
+
+    async def _send_request(self, request: Request, node_id: int | None = None) -> Response:
+        response = await super()._send_request(request, node_id)
+        if isinstance(request, OffsetFetchRequest) and (code := getattr(response, "error_code", 0)):
+            raise for_code(code)
+        return response
+
+
 class GroupPoller:
     """Connects at the first question, and anew after one that failed. `arguments` are aiokafka's."""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self._arguments = arguments
         logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # a line for each try to connect; raised errors stay
-        self._admin: AIOKafkaAdminClient | None = None
+        self._admin: _OutspokenClient | None = None
         self._starting = asyncio.Lock()
         self._coordinators: dict[str, int] = {}
         self._at_once = asyncio.Semaphore(AT_ONCE_MAX)
@@ -46,7 +60,7 @@ class GroupPoller:
                     f"may not ask for offsets of group {group!r}; allow Describe on it and on its topics"
                 ) from error
             except (KafkaError, OSError, TimeoutError, AssertionError) as error:
-                # Moved, or its broker is away: looked for again at the next question.
+                # It has moved, or its broker is away: looked for again at the next question.
                 self._coordinators.pop(group, None)
                 raise SourceBlind(f"the coordinator of group {group!r} does not answer: {_said(error)}") from error
         return {(group, at.topic, at.partition): value.offset for at, value in found.items() if value.offset >= 0}
@@ -73,10 +87,10 @@ class GroupPoller:
         if admin is not None:
             await admin.close()
 
-    async def _connected(self) -> AIOKafkaAdminClient:
+    async def _connected(self) -> _OutspokenClient:
         async with self._starting:
             if self._admin is None:
-                admin = AIOKafkaAdminClient(**self._arguments)
+                admin = _OutspokenClient(**self._arguments)
                 try:
                     await admin.start()
                 except BaseException:

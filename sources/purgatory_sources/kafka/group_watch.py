@@ -24,6 +24,8 @@ CHECK_S: Final = 1.5
 POLL_MIN_S: Final = 0.05
 POLL_MAX_S: Final = 1.0
 """Where the topic may not be read: how often, while a group commits, and once it has not for a while."""
+IDLE_POLL_S: Final = 1.0
+"""Where the topic may not be read: how often one of the groups is asked that nobody waits on, each in its turn."""
 FRESH_S: Final = 2.5
 """A poll of a group makes up for a partition of the topic that cannot be read for so long."""
 
@@ -41,7 +43,8 @@ class _Poll(NamedTuple):
 
 class GroupWatch:
     """`observe` takes what was seen, `on_doubts` what daemons have above what is committed, `on_removed` the topic of a
-    group's offset that is gone.
+    group's offset that is gone. `are_refused` is awaited: which of these topics may not be seen. `told_of` gives what
+    daemons have of a group.
     """
 
     def __init__(
@@ -53,6 +56,8 @@ class GroupWatch:
         observe: Callable[[Iterable[Observation]], None],
         on_doubts: Callable[[Sequence[Doubt]], None],
         on_removed: Callable[[str], None],
+        are_refused: Callable[[set[str]], Awaitable[set[str]]],
+        told_of: Callable[[str], Mapping[CommitName, int]],
     ) -> None:
         self._names = names
         self._groups = groups
@@ -61,15 +66,24 @@ class GroupWatch:
         self._observe = observe
         self._on_doubts = on_doubts
         self._on_removed = on_removed
+        self._are_refused = are_refused
+        self._told_of = told_of
+        self._remembered: Final[set[str]] = set()
         self.marks: Final = GroupMarks()
         self.loaded: Final[set[int]] = set()
         self.is_reading = True
         """False: the topic may not be read, and groups are polled."""
-        self.refused: Final[dict[str, str]] = {}
-        """Groups that may not be asked about, and why."""
+        self.reading_refused: tuple[float, str] | None = None
+        """Since when and why the topic may not be read, where nothing may take the place of that."""
+        self.told: Final[set[str]] = set()
+        """Groups that daemons have marks of, where the topic may not be read."""
+        self.refused: Final[dict[str, tuple[float, str]]] = {}
+        """Groups that may not be asked about: since when, and why."""
         self.blind: Final[dict[str, tuple[float, str]]] = {}
         """Groups whose coordinator does not answer: since when, and why."""
         self._polls: Final[dict[str, _Poll]] = {}
+        self._idle_at = 0.0
+        self._idle_last = ""
         self._wake = asyncio.Event()
         self.wanted: WantedMarks = NOTHING
 
@@ -92,8 +106,15 @@ class GroupWatch:
         self.marks.partition_count = 0
         self._wake.set()
 
+    def refuse_reading(self, why: str, told: Iterable[str]) -> None:
+        """The topic may not be read, and nothing else is to be done. `told`: the groups that daemons have marks of."""
+        self.reading_refused = self.reading_refused or (time.monotonic(), why)
+        self.loaded.clear()
+        self.told.update(told)
+
     def take(self, batches: Sequence[CommitBatch]) -> None:
         """What was read of the topic."""
+        self.reading_refused = None
         now_ms = _now_ms()
         changes: list[MarkMove] = []
         for batch in batches:
@@ -151,12 +172,17 @@ class GroupWatch:
         while True:
             now = time.monotonic()
             due = [group for group in self._polled_groups() if self._is_due(group, now)]
+            due += self._next_idle(now)
             if due:
                 await self._poll(due, now, ends_of_logs)
             for group in self._polls.keys() - self._polled_groups():
                 del self._polls[group]
-                self.blind.pop(group, None)
+                if group not in self._idle_groups():
+                    self.blind.pop(group, None)
+                    self.refused.pop(group, None)
             upcoming = min((poll.due_at for poll in self._polls.values()), default=now + CHECK_S)
+            if not self.is_reading:
+                upcoming = min(upcoming, self._idle_at)
             self._wake.clear()
             try:
                 async with asyncio.timeout(max(0.005, upcoming - time.monotonic())):
@@ -166,6 +192,23 @@ class GroupWatch:
 
     def _polled_groups(self) -> set[str]:
         return {group for group in self.wanted.groups() if self._groups.matches(group)}
+
+    def _idle_groups(self) -> set[str]:
+        """Groups with marks that nobody waits on, where only asking tells that one was set back."""
+        if self.is_reading:
+            return set()
+        known = self.marks.groups() | self.told
+        return {group for group in known if self._groups.matches(group)} - self.wanted.groups()
+
+    def _next_idle(self, now: float) -> list[str]:
+        if self.is_reading or now < self._idle_at:
+            return []
+        self._idle_at = now + IDLE_POLL_S
+        groups = sorted(self._idle_groups())
+        if not groups:
+            return []
+        self._idle_last = next((group for group in groups if group > self._idle_last), groups[0])
+        return [self._idle_last]
 
     def _is_due(self, group: str, now: float) -> bool:
         poll = self._polls.get(group)
@@ -182,6 +225,7 @@ class GroupWatch:
                 self.blind.pop(group, None)
                 self.refused.pop(group, None)
                 answers[group] = {name: offset for name, offset in answer.items() if self._is_ours(name)}
+        await self._keep_unseen(answers)
         changed = {group: values for group, values in answers.items() if self.marks.differs(group, values)}
         fences = await self._fences(changed, ends_of_logs)
         now_ms = _now_ms()
@@ -193,9 +237,25 @@ class GroupWatch:
             self._polls[group] = _Poll(now, now + every, every)
             if group not in changed or (self.is_reading and group not in fences):
                 continue
+            if not self.is_reading and group not in self._remembered:
+                self._remembered.add(group)
+                self.marks.remember_told(self._told_of(group))
             self.tell(self.marks.polled(group, values, fences.get(group), now_ms))
         if doubts := self.marks.doubts(changed):
             self._on_doubts(doubts)
+
+    async def _keep_unseen(self, answers: Mapping[str, dict[CommitName, int]]) -> None:
+        """Coordinators leave out topics that may not be seen, as if the group had no offsets there. What is known of
+        these stays.
+        """
+        lost = {name for group, values in answers.items() for name in self.marks.committed_names(group) - values.keys()}
+        if not lost:
+            return
+        refused = await self._are_refused({name[1] for name in lost})
+        for name in lost:
+            known = self.marks.get(name)
+            if name[1] in refused and known is not None:
+                answers[name[0]][name] = known[0]
 
     async def _fences(self, groups: Mapping[str, object], ends_of_logs: EndsOfLogs) -> dict[str, int]:
         """For each group the end of its partition of the topic, as seen from now on. None while that is not read."""
@@ -211,7 +271,9 @@ class GroupWatch:
         if isinstance(why, SourceRefused):
             if group not in self.refused:
                 LOG.error("%s", why)
-            self.refused[group] = str(why)
+            since = before.answered_at if before is not None and before.answered_at >= 0 else now
+            self.refused.setdefault(group, (since, str(why)))
+            self.blind.pop(group, None)
         elif isinstance(why, SourceBlind):
             since = self.blind.get(group, (now, ""))[0]
             self.blind[group] = (since, str(why))

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException
 
 from purgatory_sources.errors import SourceBlind, SourceRefused
 from purgatory_sources.feed.feed import Feed
-from purgatory_sources.feed.observation import MarkName, Observation
-from purgatory_sources.feed.reports import End
+from purgatory_sources.feed.observation import MarkName, Observation, SeenReplicas
+from purgatory_sources.feed.reports import End, SourceState
 from purgatory_sources.feed.source import Source
 from purgatory_sources.kafka.cluster_view import EARLIEST, ClusterView, EndSeen, Partition
 from purgatory_sources.kafka.commit_reader import OFFSETS_TOPIC, CommitBatch, CommitReader
@@ -23,6 +23,7 @@ from purgatory_sources.kafka.group_poller import GroupPoller
 from purgatory_sources.kafka.group_watch import GroupWatch
 from purgatory_sources.kafka.kafka_settings import KafkaSettings
 from purgatory_sources.kafka.mark_names import MarkNames
+from purgatory_sources.kafka.offset_records import CommitName
 from purgatory_sources.kafka.sight import BEHIND_S, LogSight, report
 from purgatory_sources.kafka.topic_fetcher import TopicFetcher
 from purgatory_sources.kafka.topic_watch import IDLE_S, TopicWatch
@@ -67,8 +68,9 @@ class KafkaSource(Source):
             LOG.warning("groups cannot be polled with this sasl.mechanism: only what __consumer_offsets has is seen")
         self._poller = None if arguments is None else GroupPoller(arguments)
         self._topics = TopicWatch(
-            self._view, self._names, settings.topics, settings.poll_ms, self._observe, self._on_cut, self._on_gone
-        )
+            self._view, self._names, settings.topics, settings.poll_ms, self._observe, self._observe_replicas,
+            self._on_cut, self._on_gone,
+        )  # fmt: skip
         self._groups = GroupWatch(
             self._names,
             settings.groups,
@@ -77,6 +79,8 @@ class KafkaSource(Source):
             self._observe,
             self._on_doubts,
             self._on_removed,
+            self._are_refused,
+            lambda group: self._told_commits(self._names.group_prefix(group)),
         )
         self._drained = DrainedGroups(
             self._groups.marks, self._topics.marks.end, self._groups.tell, self._groups.knows, self._open_probe
@@ -125,12 +129,13 @@ class KafkaSource(Source):
             raise SourceBlind("the source is starting")
         asked: dict[str, list[tuple[str | None, int]]] = {}
         partitions: set[Partition] = set()
-        wanted = [(name, *self._checked_topic(name)) for name in names]
+        wanted = [(name, *self._checked_name(name)) for name in names]
         await self._look_once({topic for _, _, topic in wanted})
         for name, group, topic in wanted:
             count = self._view.topics.get(topic)
             if count is None:
-                raise SourceBlind(self._view.refused.get(topic, f"there is no topic {topic!r} in the cluster"))
+                refused = self._view.refused.get(topic)
+                raise SourceBlind(refused[1] if refused else f"there is no topic {topic!r} in the cluster")
             asked[name] = [(group, number) for number in range(count)]
             partitions |= {(topic, number) for number in range(count)}
         begun = time.monotonic()
@@ -149,11 +154,11 @@ class KafkaSource(Source):
                 self._drained.ask((group, topic, number) for _, number in asked[name])
         return ends
 
-    def _checked_topic(self, name: str) -> tuple[str | None, str]:
+    def _checked_name(self, name: str) -> tuple[str | None, str]:
         parsed = self._names.parse(name)
         if parsed is None:
             raise SourceBlind(f"{name!r} is no name of a topic or group: {self._names.prefix}[GROUP/]TOPIC")
-        group, topic = parsed
+        group, topic, _ = parsed
         if not self._is_selected(group, topic):
             raise SourceBlind(f"{name!r} is not among the topics and groups that this source was told to watch")
         return group, topic
@@ -163,7 +168,7 @@ class KafkaSource(Source):
 
     async def _look_once(self, topics: set[str]) -> None:
         """Makes sure that new topics and partitions are known: a look that begins now."""
-        await self._view.look()
+        await self._view.look(wanted=topics)
         if any(self._topics.known_topics().get(topic) != self._view.topics.get(topic) for topic in topics):
             self._topics.look_now()
 
@@ -182,6 +187,10 @@ class KafkaSource(Source):
         if self._feed is not None:
             self._feed.observe(observations)
 
+    def _observe_replicas(self, replicas: Mapping[MarkName, SeenReplicas]) -> None:
+        if self._feed is not None:
+            self._feed.observe_replicas(replicas)
+
     def _on_batches(self, batches: Sequence[CommitBatch]) -> None:
         self._soon(self._groups.take, batches)
 
@@ -190,17 +199,18 @@ class KafkaSource(Source):
 
     def _take_count(self, count: int) -> None:
         self._groups.marks.partition_count = count
-        self._remember_told()
+        self._groups.marks.remember_told(self._told_commits(self._names.prefix))
 
-    def _remember_told(self) -> None:
+    def _told_commits(self, prefix: str) -> dict[CommitName, int]:
+        """What daemons have of groups, under this prefix."""
         if self._feed is None:
-            return
+            return {}
         told = {}
-        for (name, number), mark in self._feed.told(self._names.prefix).items():
+        for (name, number), mark in self._feed.told(prefix).items():
             parsed = self._names.parse(name)
-            if parsed is not None and parsed[0] is not None and self._is_selected(*parsed):
-                told[parsed[0], parsed[1], number] = mark.offset
-        self._groups.marks.remember_told(told)
+            if parsed is not None and parsed.group is not None and self._is_selected(parsed.group, parsed.topic):
+                told[parsed.group, parsed.topic, number] = mark.offset
+        return told
 
     def _on_fetched(self, partition: Partition, end: int) -> None:
         self._soon(lambda: self._topics.take(self._topics.marks.fetched(partition, end, time.monotonic())))
@@ -210,9 +220,11 @@ class KafkaSource(Source):
 
     def _stop_reading(self, why: str) -> None:
         if self.settings.commits == "read" or self._poller is None:
-            LOG.error("%s", why)
-            self._clue = why
+            if self._groups.reading_refused is None:
+                LOG.error("%s", why)
+            self._groups.refuse_reading(why, {name[0] for name in self._told_commits(self._names.prefix)})
             return
+        self._reader.give_up()
         LOG.warning("%s; until then groups are polled, those that somebody waits on", why)
         self._groups.poll_only()
 
@@ -246,6 +258,13 @@ class KafkaSource(Source):
         if topic in self._topics.known_topics():
             self._topics.suspect(topic)
 
+    async def _are_refused(self, topics: set[str]) -> set[str]:
+        refused = topics & self._view.refused.keys()
+        try:
+            return refused | {topic for topic in topics - refused if await self._view.is_refused(topic)}
+        except SourceBlind:
+            return topics  # nobody knows; what is known of them stays
+
     def _open_probe(self) -> Probe:
         return VisibleRecords(self.settings.librdkafka(), self.settings.isolation)
 
@@ -273,7 +292,8 @@ class KafkaSource(Source):
         suspects = [log for log in self._logs.suspects(time.monotonic()) if found[OFFSETS_TOPIC, log].offset >= 0]
         if not suspects:
             return
-        stable = await self._view.last_stable([(OFFSETS_TOPIC, log) for log in suspects])
+        answers = await self._view.ends([(OFFSETS_TOPIC, log) for log in suspects], is_stable=True)
+        stable = {log: seen.offset for log, seen in answers.items() if seen.offset >= 0}
         spans: dict[Partition, tuple[int, int]] = {}
         for (topic, log), end in stable.items():
             position = self._groups.marks.position(log)
@@ -289,10 +309,12 @@ class KafkaSource(Source):
     async def _report_on(self, feed: Feed) -> None:
         while True:
             now = report(self._names, self._topics, self._groups, self._logs, self._begun_at)
-            reason = f"{self._clue}; {now.reason}" if self._clue and now.stale else now.reason
-            if not now.stale:
+            if self._topics.blind_since is None and self._topics.has_looked.is_set():
                 self._clue = ""
-            feed.report(now.state, reason[:1000], now.stale, now.lag_ms)
+            reason, state = now.reason, now.state
+            if self._clue and now.stale:
+                reason, state = f"{self._clue}; {reason}", SourceState.REFUSED
+            feed.report(state, reason[:1000], now.stale, now.lag_ms)
             await asyncio.sleep(REPORT_S)
 
     async def _reconcile_on(self, feed: Feed) -> None:
@@ -311,13 +333,19 @@ class KafkaSource(Source):
         known = self._topics.known_topics()
         for (name, number), mark in feed.told(self._names.prefix).items():
             parsed = self._names.parse(name)
-            if parsed is None or not self._is_selected(*parsed):
+            if parsed is None or not self._is_selected(parsed.group, parsed.topic):
                 continue  # another source's
-            group, topic = parsed
+            group, topic, is_stable = parsed
+            if topic in self._view.refused:
+                continue
             if group is None:
                 if known.get(topic, 0) <= number:
                     gone.append(Observation(name, number, None))
-            elif self._groups.is_reading and self._groups.knows(group):
+                elif is_stable:
+                    self._topics.keep_stable((topic, number))
+            elif not self._groups.is_reading:
+                self._groups.told.add(group)
+            elif self._groups.knows(group):
                 found = self._groups.marks.get((group, topic, number))
                 if found is None:
                     gone.append(Observation(name, number, None))

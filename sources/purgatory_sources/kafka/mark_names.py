@@ -4,7 +4,14 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from purgatory_client.sources.source_names import escaped_group, kafka_group, kafka_topic, unescaped_group
+from purgatory_client.sources.source_names import (
+    STABLE,
+    escaped_group,
+    kafka_group,
+    kafka_stable,
+    kafka_topic,
+    unescaped_group,
+)
 
 from purgatory_sources.feed.observation import MarkName
 from purgatory_sources.kafka.cluster_view import Partition
@@ -14,11 +21,20 @@ NAME_MAX: Final = 249
 """Characters of a topic's name in a daemon."""
 
 
+class ParsedName(NamedTuple):
+    """What a mark's topic says. `group` None: the mark is the high watermark, or the last stable offset."""
+
+    group: str | None
+    topic: str
+    is_stable: bool = False
+
+
 class WantedMarks(NamedTuple):
-    """Marks of both kinds."""
+    """Marks by kind: high watermarks, committed offsets, last stable offsets."""
 
     partitions: frozenset[Partition]
     commits: frozenset[CommitName]
+    stable: frozenset[Partition] = frozenset()
 
     def logs(self) -> set[Partition]:
         """The partitions whose ends are needed for them."""
@@ -39,37 +55,45 @@ class MarkNames:
         self.prefix: Final = f"{label}/"
         self.too_long: Final[set[str]] = set()
         self.of_topic: Final = lru_cache(65_536)(self._of_topic)
+        self.of_stable: Final = lru_cache(65_536)(self._of_stable)
         self.of_group: Final = lru_cache(65_536)(self._of_group)
 
     def group_prefix(self, group: str) -> str:
         """What the names of all marks of a group begin with."""
         return f"{self.prefix}{escaped_group(group)}/"
 
-    def parse(self, topic: str) -> tuple[str | None, str] | None:
-        """(group, or None; topic) of a mark's topic; None at all: it is none of this source's."""
+    def parse(self, topic: str) -> ParsedName | None:
+        """None: it is none of this source's."""
         if not topic.startswith(self.prefix):
             return None
         group, slash, name = topic[len(self.prefix) :].rpartition("/")
         if not name or "/" in group or (slash and not group):
             return None
-        return (unescaped_group(group) if slash else None), name
+        if not slash and name.startswith(STABLE):
+            return ParsedName(None, name.removeprefix(STABLE), is_stable=True)
+        return ParsedName(unescaped_group(group) if slash else None, name)
 
     def wanted(self, names: Iterable[MarkName]) -> WantedMarks:
         """Those of this source, by kind."""
-        partitions, commits = set(), set()
+        partitions, commits, stable = set(), set(), set()
         for topic, number in names:
             parsed = self.parse(topic)
             if parsed is None:
                 continue
-            group, name = parsed
-            if group is None:
+            group, name, is_stable = parsed
+            if is_stable:
+                stable.add((name, number))
+            elif group is None:
                 partitions.add((name, number))
             else:
                 commits.add((group, name, number))
-        return WantedMarks(frozenset(partitions), frozenset(commits))
+        return WantedMarks(frozenset(partitions), frozenset(commits), frozenset(stable))
 
     def _of_topic(self, topic: str) -> str | None:
         return self._checked(kafka_topic(topic, self.label))
+
+    def _of_stable(self, topic: str) -> str | None:
+        return self._checked(kafka_stable(topic, self.label))
 
     def _of_group(self, group: str, topic: str) -> str | None:
         return self._checked(kafka_group(group, topic, self.label)) if group else None

@@ -82,7 +82,7 @@ def report(names: MarkNames, topics: TopicWatch, groups: GroupWatch, logs: LogSi
     if topics.blind_since is not None:
         stale = (StaleMarks("", stale_ms=_ms(now - topics.blind_since), reason=topics.blind_reason),)
         return SightReport(SourceState.BLIND, topics.blind_reason, stale)
-    if not topics.has_looked.is_set() or not groups.is_loaded:
+    if not topics.has_looked.is_set() or not (groups.is_loaded or groups.reading_refused):
         return SightReport(
             SourceState.LOADING,
             "reading what is there",
@@ -90,41 +90,63 @@ def report(names: MarkNames, topics: TopicWatch, groups: GroupWatch, logs: LogSi
         )
     late = logs.late(now)
     held = {log: since for log, since in late.items() if log in logs.held}
-    entries = [*_stale_topics(names, topics, now), *_stale_groups(names, groups, late, now)]
+    entries = [*_stale_topics(names, topics, now), *_stale_groups(names, groups, topics.refused(), late, now)]
     if entries:
         wanted = {name for group in groups.wanted.groups() for name in (names.group_prefix(group),)}
         wanted |= {name for topic, _ in topics.wanted.partitions if (name := names.of_topic(topic)) is not None}
         entries.sort(key=lambda entry: entry.topic_prefix not in wanted)
         reason = entries[0].reason
         state = SourceState.HELD if len(held) == len(late) > 0 and _are_groups(entries, names) else SourceState.BLIND
+        refusals = {why for _, why in [*topics.refused().values(), *groups.refused.values()]}
+        if groups.reading_refused is not None:
+            refusals.add(groups.reading_refused[1])
+        if all(entry.reason in refusals for entry in entries):
+            state = SourceState.REFUSED
         return SightReport(state, reason, tuple(entries[:ENTRIES_MAX]), _ms(max(s.stale_ms for s in entries) / 1000))
     if held:
         oldest = max(since for since, _ in held.values())
         return SightReport(SourceState.HELD, "an open transaction holds back what groups commit", lag_ms=_ms(oldest))
-    refused = next(iter([*groups.refused.values(), *_refused_topics(topics)]), "")
-    if refused:
-        return SightReport(SourceState.REFUSED, refused)
     return SightReport(SourceState.LIVE)
 
 
 def _stale_topics(names: MarkNames, topics: TopicWatch, now: float) -> Iterable[StaleMarks]:
-    by_topic: defaultdict[str, list[tuple[int, float, str]]] = defaultdict(list)
-    for (topic, number), (seconds, why) in topics.marks.stale(now).items():
-        by_topic[topic].append((number, seconds, why))
-    for topic, partitions in by_topic.items():
-        name = names.of_topic(topic)
-        if name is not None:
-            oldest = max(partitions, key=lambda one: one[1])
-            numbers = sorted(number for number, _, _ in partitions)
-            yield StaleMarks(name, exact=True, partitions=numbers, stale_ms=_ms(oldest[1]), reason=oldest[2])
+    for marks, name_of in ((topics.marks, names.of_topic), (topics.stable, names.of_stable)):
+        by_topic: defaultdict[str, list[tuple[int, float, str]]] = defaultdict(list)
+        for (topic, number), (seconds, why) in marks.stale(now).items():
+            by_topic[topic].append((number, seconds, why))
+        for topic, partitions in by_topic.items():
+            name = name_of(topic)
+            if name is not None:
+                oldest = max(partitions, key=lambda one: one[1])
+                numbers = sorted(number for number, _, _ in partitions)
+                yield StaleMarks(name, exact=True, partitions=numbers, stale_ms=_ms(oldest[1]), reason=oldest[2])
+    for topic in topics.refused().keys() - topics.known_topics().keys():  # of the others every partition is stale
+        since, why = topics.refused()[topic]
+        for name in (names.of_topic(topic), names.of_stable(topic)):
+            if name is not None:
+                yield StaleMarks(name, exact=True, stale_ms=_ms(now - since), reason=why)
 
 
 def _stale_groups(
-    names: MarkNames, groups: GroupWatch, late: Mapping[int, tuple[float, str]], now: float
+    names: MarkNames,
+    groups: GroupWatch,
+    refused_topics: Mapping[str, tuple[float, str]],
+    late: Mapping[int, tuple[float, str]],
+    now: float,
 ) -> Iterable[StaleMarks]:
-    if not groups.is_reading:
-        for group, (since, why) in groups.blind.items():
+    if groups.reading_refused is not None:
+        since, why = groups.reading_refused
+        for group in groups.marks.groups() | groups.wanted.groups() | groups.told:
             yield StaleMarks(names.group_prefix(group), stale_ms=_ms(now - since), reason=why)
+    elif not groups.is_reading:
+        for group, (since, why) in {**groups.blind, **groups.refused}.items():
+            yield StaleMarks(names.group_prefix(group), stale_ms=_ms(now - since), reason=why)
+        # A coordinator leaves offsets of topics that may not be seen out of its answers.
+        for topic, (since, why) in refused_topics.items():
+            for group in groups.marks.groups_on(topic) | {at[0] for at in groups.wanted.commits if at[1] == topic}:
+                name = names.of_group(group, topic)
+                if name is not None:
+                    yield StaleMarks(name, exact=True, stale_ms=_ms(now - since), reason=why)
     elif late:
         for group in groups.marks.groups() | groups.wanted.groups():
             log = late.get(groups.marks.partition_of(group))
@@ -132,10 +154,6 @@ def _stale_groups(
                 answered = groups.answered_at(group)
                 seconds = min(log[0], now - answered) if answered is not None and answered >= 0 else log[0]
                 yield StaleMarks(names.group_prefix(group), stale_ms=_ms(seconds), reason=log[1])
-
-
-def _refused_topics(topics: TopicWatch) -> list[str]:
-    return [f"may not see topic {topic!r}" for topic, _ in topics.wanted.partitions if topic in topics.refused()]
 
 
 def _are_groups(entries: Iterable[StaleMarks], names: MarkNames) -> bool:

@@ -18,7 +18,7 @@ class Moved(NamedTuple):
 
 
 class _LogEnd:
-    __slots__ = ("end", "failing_since", "leader_epoch", "lower", "reason", "seen_at")
+    __slots__ = ("end", "failing_since", "leader_epoch", "lower", "not_before", "reason", "seen_at")
 
     def __init__(self, now: float) -> None:
         self.end = -1
@@ -27,6 +27,7 @@ class _LogEnd:
         self.seen_at = now
         self.failing_since: float | None = None
         self.reason = ""
+        self.not_before = now  # answers to earlier questions are of a log that was cut meanwhile
 
 
 class TopicMarks:
@@ -44,6 +45,8 @@ class TopicMarks:
             log = self._logs.get(partition)
             if log is None:
                 log = self._logs[partition] = _LogEnd(asked_at)
+            if asked_at < log.not_before:
+                continue
             if end.offset < 0:
                 if log.failing_since is None:
                     log.failing_since = asked_at
@@ -90,6 +93,18 @@ class TopicMarks:
             del self._logs[partition]
         self.suspects.discard(topic)
         return gone
+
+    def doubt(self, partition: Partition, now: float, leader_epoch: int) -> None:
+        """It may end anywhere since its log was cut: only what is asked from now on counts."""
+        log = self._logs.get(partition)
+        if log is not None:
+            log.end, log.lower, log.not_before = -1, -1, now
+            log.leader_epoch = max(log.leader_epoch, leader_epoch)
+
+    def leader_epoch(self, partition: Partition) -> int:
+        """Kafka's own, which nobody is told; -1: not known."""
+        log = self._logs.get(partition)
+        return -1 if log is None else log.leader_epoch
 
     def end(self, partition: Partition) -> int:
         """-1: not known."""

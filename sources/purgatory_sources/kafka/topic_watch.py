@@ -6,11 +6,11 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from purgatory_sources.errors import SourceBlind
-from purgatory_sources.feed.observation import Observation
+from purgatory_sources.feed.observation import MarkName, Observation, SeenReplicas
 from purgatory_sources.kafka.cluster_view import ClusterView, Partition
 from purgatory_sources.kafka.kafka_settings import NameSelection
 from purgatory_sources.kafka.mark_names import NOTHING, MarkNames, WantedMarks
@@ -29,8 +29,8 @@ GONE_LOOKS: Final = 2
 
 
 class TopicWatch:
-    """`observe` takes what was seen. `on_cut` and `on_gone` are told of logs that were cut and topics that are gone, or
-    made anew, before that is observed.
+    """`observe` takes what was seen, `observe_replicas` who keeps partitions. `on_cut` and `on_gone` are told of logs
+    that were cut and topics that are gone, or made anew, before that is observed.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class TopicWatch:
         topics: NameSelection,
         poll_ms: int,
         observe: Callable[[Iterable[Observation]], None],
+        observe_replicas: Callable[[Mapping[MarkName, SeenReplicas]], None],
         on_cut: Callable[[Partition, int], None],
         on_gone: Callable[[str], None],
     ) -> None:
@@ -48,13 +49,20 @@ class TopicWatch:
         self._selection = topics
         self._poll_s = poll_ms / 1000
         self._observe = observe
+        self._observe_replicas = observe_replicas
         self._on_cut = on_cut
         self._on_gone = on_gone
         self.marks: Final = TopicMarks()
+        self.stable: Final = TopicMarks()
+        """Last stable offsets, of `_stable` only."""
+        self._stable: Final[set[Partition]] = set()
+        """Those that somebody has waited on, or that a daemon has."""
+        self._refused: set[str] = set()
+        self._replicas: dict[Partition, SeenReplicas] = {}
         self.ids: Final[dict[str, str]] = {}
         self._known: dict[str, int] = {}
         self._missing: defaultdict[str, int] = defaultdict(int)
-        self._in_flight: set[int] = set()
+        self._in_flight: set[tuple[int, bool]] = set()
         self._polls: set[asyncio.Task[None]] = set()
         self._ids_at = -IDS_S
         self.blind_since: float | None = None
@@ -69,7 +77,12 @@ class TopicWatch:
     def want(self, wanted: WantedMarks) -> None:
         """What is waited on now."""
         self.wanted = wanted
+        self._stable.update(one for one in wanted.stable if self._is_ours(one[0]))
         self._wake.set()
+
+    def keep_stable(self, partition: Partition) -> None:
+        """A daemon has its last stable offset: it is looked at now and then, as ends are."""
+        self._stable.add(partition)
 
     def look_now(self) -> None:
         """Something is wrong with a connection: see who leads now, and what can be seen."""
@@ -84,8 +97,8 @@ class TopicWatch:
         """How many partitions each selected topic has."""
         return self._known
 
-    def refused(self) -> dict[str, str]:
-        """Topics that may not be seen, and why."""
+    def refused(self) -> dict[str, tuple[float, str]]:
+        """Topics that may not be seen: since when, and why."""
         return self._view.refused
 
     async def run(self) -> None:
@@ -98,21 +111,30 @@ class TopicWatch:
         while True:
             self._look_now.clear()
             await self._look()
-            is_busy = bool(self.wanted.logs()) or self.blind_since is not None
+            is_busy = self._is_busy or self.blind_since is not None
             waited = await _within(self._look_now.wait(), LOOK_S if is_busy else IDLE_S)
             if waited:  # changes come in bursts: one look is enough for several
                 await asyncio.sleep(RETRY_S / 2)
 
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self.wanted.partitions or self.wanted.commits or self.wanted.stable)
+
     async def _look(self) -> None:
+        begun = time.monotonic()  # an answer that does not come takes seconds to be missed
         try:
-            await self._view.look()
+            wanted = self._ours(self.wanted.logs() | self.wanted.stable)
+            await self._view.look(self._known.keys(), {topic for topic, _ in wanted})
         except SourceBlind as blind:
-            self.blind_since = self.blind_since or time.monotonic()
+            self.blind_since = self.blind_since or begun
             self.blind_reason = str(blind)
             return
         self.blind_since = None
         found = {name: count for name, count in self._view.topics.items() if self._is_ours(name)}
         for topic in self._known.keys() - found.keys():
+            if topic in self._view.refused:  # it may be there, so its marks are stale, not gone
+                found[topic] = self._known[topic]
+                continue
             self._missing[topic] += 1
             if self._missing[topic] < GONE_LOOKS and self._known[topic]:
                 found[topic] = self._known[topic]
@@ -123,11 +145,26 @@ class TopicWatch:
             self._missing.pop(topic, None)
         new = found.keys() - self._known.keys()
         await self._look_at_ids(found, new)
+        refused = {topic for topic in found if topic in self._view.refused}
         grown = any(found[topic] != self._known.get(topic) for topic in found)
-        self._known = found
+        turned = refused ^ self._refused
+        self._known, self._refused = found, refused
+        self._tell_replicas()
         if grown:
             await self._poll(self._partitions(found))
+        elif turned:
+            await self._poll(self._partitions({topic: found[topic] for topic in turned if topic in found}))
         self.has_looked.set()
+
+    def _tell_replicas(self) -> None:
+        seen = self._view.replicas
+        news = {one: sets for one, sets in seen.items() if self._replicas.get(one) != sets and one[0] in self._known}
+        self._replicas.update(news)
+        named = {
+            (name, number): sets for (topic, number), sets in news.items() if (name := self._names.of_topic(topic))
+        }
+        if named:
+            self._observe_replicas(named)
 
     async def _look_at_ids(self, found: Iterable[str], new: Iterable[str]) -> None:
         now = time.monotonic()
@@ -151,53 +188,68 @@ class TopicWatch:
         self._on_gone(topic)
         self._missing.pop(topic, None)
         self.ids.pop(topic, None)
-        name = self._names.of_topic(topic)
-        gone = self.marks.forget(topic)
-        if name is not None:
-            self._observe([Observation(name, number, None) for _, number in gone])
+        gone = [(self._names.of_topic(topic), number) for _, number in self.marks.forget(topic)]
+        stable = {one for one in self._stable if one[0] == topic}
+        gone += [(self._names.of_stable(topic), number) for _, number in stable]
+        self.stable.forget(topic)
+        self._stable.difference_update(stable - self.wanted.stable)
+        self._observe([Observation(name, number, None) for name, number in gone if name is not None])
 
     async def _poll_on(self) -> None:
         idle_at = time.monotonic()
         while True:
             begun = time.monotonic()
-            wanted = {one for one in self.wanted.logs() if self._is_ours(one[0])}
+            wanted, stable = self._ours(self.wanted.logs()), self._stable & self.wanted.stable
             if begun >= idle_at:
                 wanted |= set(self._partitions(self._known))
+                stable |= self._stable
                 idle_at = begun + IDLE_S
-            doubtful = {one for one in wanted if self.marks.is_doubtful(one)}
+            stable |= {one for one in self._stable if one[1] < self._known.get(one[0], 0) and self.stable.end(one) < 0}
+            is_doubtful = any(map(self.marks.is_doubtful, wanted)) or any(map(self.stable.is_doubtful, stable))
             self._start_polls(wanted)
-            if doubtful:
+            self._start_polls(stable, is_stable=True)
+            if is_doubtful:
                 self._look_now.set()
                 idle_at = min(idle_at, begun + RETRY_S)
-            until = begun + self._poll_s if self.wanted.logs() else idle_at
+            until = begun + self._poll_s if self._is_busy else idle_at
             self._wake.clear()
             await _within(self._wake.wait(), max(0.001, until - time.monotonic()))
 
-    def _start_polls(self, partitions: Iterable[Partition]) -> None:
+    def _ours(self, logs: Iterable[Partition]) -> set[Partition]:
+        return {one for one in logs if self._is_ours(one[0])}
+
+    def _start_polls(self, partitions: Iterable[Partition], *, is_stable: bool = False) -> None:
         """One for each broker that has answered the last one: one that hangs does not hold up the others."""
         by_leader: defaultdict[int, list[Partition]] = defaultdict(list)
         for partition in partitions:
             by_leader[self._view.leaders.get(partition, -1)].append(partition)
         for leader, asked in by_leader.items():
-            if leader in self._in_flight:
+            which = leader, is_stable
+            if which in self._in_flight:
                 continue
-            self._in_flight.add(leader)
-            task = asyncio.create_task(self._poll(asked))
+            self._in_flight.add(which)
+            task = asyncio.create_task(self._poll(asked, is_stable=is_stable))
             self._polls.add(task)
-            task.add_done_callback(lambda done, leader=leader: self._polled(done, leader))  # type: ignore[misc]
+            task.add_done_callback(lambda done, which=which: self._polled(done, which))  # type: ignore[misc]
 
-    def _polled(self, task: asyncio.Task[None], leader: int) -> None:
-        self._in_flight.discard(leader)
+    def _polled(self, task: asyncio.Task[None], which: tuple[int, bool]) -> None:
+        self._in_flight.discard(which)
         self._polls.discard(task)
         if not task.cancelled() and task.exception() is not None:
             LOG.error("looking at ends failed", exc_info=task.exception())
 
-    async def _poll(self, partitions: Iterable[Partition]) -> None:
+    async def _poll(self, partitions: Iterable[Partition], *, is_stable: bool = False) -> None:
         begun = time.monotonic()
-        found = await self._view.ends(partitions)
+        found = await self._view.ends(partitions, is_stable=is_stable)
         # A topic that was deleted meanwhile is not to come back by an answer that was under way.
-        known = {one: end for one, end in found.items() if one[0] in self._view.topics}
-        self.take(self.marks.seen(known, begun))
+        there = self._view.topics.keys() | self._view.refused.keys()
+        known = {one: end for one, end in found.items() if one[0] in there}
+        if is_stable:
+            self._take_stable(self.stable.seen(known, begun))
+            self.marks.suspects.update(self.stable.suspects)
+            self.stable.suspects.clear()
+        else:
+            self.take(self.marks.seen(known, begun))
 
     def take(self, moved: Iterable[Moved]) -> None:
         """Hand on what has moved."""
@@ -206,11 +258,27 @@ class TopicWatch:
             if is_cut:
                 LOG.warning("%s-%d was cut: it ends at %d now", *partition, end)
                 self._on_cut(partition, end)
+                self._cut_stable(partition)
             name = self._names.of_topic(partition[0])
             if name is not None:
                 seen.append(Observation(name, partition[1], end, self.ids.get(partition[0], ""), is_cut))
         if seen:
             self._observe(seen)
+
+    def _take_stable(self, moved: Iterable[Moved]) -> None:
+        self._observe(
+            Observation(name, number, end, self.ids.get(topic, ""), is_cut)
+            for (topic, number), end, is_cut in moved
+            if (name := self._names.of_stable(topic)) is not None
+        )
+
+    def _cut_stable(self, partition: Partition) -> None:
+        """What is stable may have been cut, and may be lower still: nothing is, until it was looked at again."""
+        if partition not in self._stable:
+            return
+        self.stable.doubt(partition, time.monotonic(), self.marks.leader_epoch(partition))
+        self._take_stable([Moved(partition, 0, is_cut=True)])
+        self._wake.set()
 
     def _partitions(self, topics: dict[str, int]) -> list[Partition]:
         return [(topic, number) for topic, count in topics.items() for number in range(count)]

@@ -46,8 +46,9 @@ class VisibleRecords:
     ) -> dict[Partition, bool | None]:
         """For each partition and its (committed offset, end): whether no record lies from the one to below the other.
 
-        None: it could not be told in time, as when a broker is away, or a transaction that began before the end is
-        still open, whose records nobody may see yet: ask again later. A negative committed offset stands for the start.
+        None: it could not be told: without the right to read the topic, or not in time, as when a broker is away or a
+        transaction that began before the end is still open, whose records nobody may see yet: ask again later. A
+        negative committed offset stands for the start.
         """
         answers: dict[Partition, bool | None] = dict.fromkeys(spans)
         self._consumer.assign(
@@ -60,11 +61,16 @@ class VisibleRecords:
                 message = self._consumer.poll(left_s)
                 if message is None:
                     continue
-                partition = (_given(message.topic()), _given(message.partition()))
-                if partition not in left or (place := _place(message)) is None:
+                topic, number = message.topic(), message.partition()
+                if topic is None or number is None:
+                    continue  # an error of the group that it does not join, as where it may not be described
+                partition = topic, number
+                is_refused = _is_refused(message)
+                if partition not in left or ((place := _place(message)) is None and not is_refused):
                     continue
                 left.remove(partition)
-                answers[partition] = self._answer(message, place, spans[partition][1])
+                if place is not None:
+                    answers[partition] = self._answer(message, place, spans[partition][1])
                 self._consumer.incremental_unassign([TopicPartition(*partition)])
         finally:
             self._consumer.unassign()
@@ -88,6 +94,6 @@ def _place(message: Message) -> int | None:
     return message.offset()
 
 
-def _given(value: Any) -> Any:  # noqa: ANN401 - a topic or a number
-    assert value is not None, "messages and errors of partitions say which"
-    return value
+def _is_refused(message: Message) -> bool:
+    error = message.error()
+    return error is not None and error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED

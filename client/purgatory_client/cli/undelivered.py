@@ -1,0 +1,66 @@
+"""`purgatory dead-letters`: results that their callbacks did not take, and sending them again."""
+
+from typing import Annotated, NoReturn
+
+import typer
+
+from purgatory_client.aio import AsyncClient
+from purgatory_client.cli import render
+from purgatory_client.cli.exits import Exit
+from purgatory_client.cli.parsing import UsageError
+from purgatory_client.cli.running import DEFAULT_ADDRESS, Address, AsJson, run
+from purgatory_client.dead_letter_views import DeadLetter
+
+
+def dead_letters(
+    resend: Annotated[list[str] | None, typer.Option(metavar="ID", help="Send this one again, now.")] = None,
+    resend_all: Annotated[bool, typer.Option("--resend-all", help="Send all of them again, now.")] = False,
+    address: Address = DEFAULT_ADDRESS,
+    as_json: AsJson = False,
+) -> NoReturn:
+    """List results that were not delivered to their callbacks, or send them again.
+
+    Exit code 16 when there is none of those to be sent.
+    """
+
+    async def call(client: AsyncClient) -> Exit:
+        if resend and resend_all:
+            raise UsageError("--resend names some and --resend-all means all of them; one of the two")
+        if not resend and not resend_all:
+            _print([letter async for letter in client.dead_letters()], as_json=as_json)
+            return Exit.OK
+        count = await client.resend_dead_letters(resend or None)
+        document = {"resent": count} if as_json else None
+        render.print_either(document, f"sending {count} {render.plural('letter', count)} again")
+        return Exit.OK if count else Exit.NOT_FOUND
+
+    raise typer.Exit(run(address, call))
+
+
+def _print(letters: list[DeadLetter], *, as_json: bool) -> None:
+    if not letters and not as_json:
+        render.print_either(None, "no dead letters")
+    for letter in letters:
+        if as_json:
+            render.print_json(_document(letter), indent=None)
+            continue
+        render.print_either(
+            None,
+            f"[bold]{render.escape(letter.webhook_id)}[/bold]  "
+            f"{render.escape(letter.session_id)}/{letter.operation_id}  {render.outcome_text(letter.outcome)}",
+            f"  to {render.escape(letter.callback_url)}",
+            f"  {letter.attempts} {render.plural('attempt', letter.attempts)}: {render.escape(letter.last_error)}",
+        )
+
+
+def _document(letter: DeadLetter) -> dict[str, object]:
+    return {
+        "webhook_id": letter.webhook_id,
+        "callback_url": letter.callback_url,
+        "session_id": letter.session_id,
+        "operation_id": letter.operation_id,
+        "outcome": letter.outcome.name.lower(),
+        "attempts": letter.attempts,
+        "last_error": letter.last_error,
+        "given_up_time": letter.given_up_time.isoformat(),
+    }
