@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -14,17 +14,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from purgatory_pipeline.archive.catalog import ArchiveCatalog
-    from purgatory_pipeline.archive.intake_account import IntakeAccount
+    from purgatory_pipeline.archive.location import Location
+    from purgatory_pipeline.report.outputs import Written
     from purgatory_pipeline.report.report_builder import Report, ReportOptions
-    from purgatory_pipeline.report.report_tables import ReportInfo
 
 ADVISED: Final = 5
 """Lines of advice that are printed; the page and the table have all."""
 WINDOWS_MS: Final = (1_000, 10_000, 60_000, 600_000, 3_600_000)
 WINDOWS_MIN: Final = 12
 """The default window length gives a history at least this many windows, if it is long enough."""
-WRITERS: Final = 4
-"""Tables made at a time: while Spark plans one, the others use the cores."""
 
 
 def report(
@@ -47,19 +45,17 @@ def report(
         list[str] | None, typer.Option(metavar="SPAN", help="A timeout to judge: 800ms; may be repeated.")
     ] = None,
     top: Annotated[int, typer.Option(metavar="N", help="How many hot keys are listed, of each kind.")] = 20,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Keep the report current over an archive that grows.")
+    ] = False,
+    every: Annotated[str, typer.Option(metavar="SPAN", help="With --follow: look for new files so often.")] = "30s",
+    until_idle: Annotated[
+        bool, typer.Option("--until-idle", help="With --follow: end once everything there is has been counted.")
+    ] = False,
 ) -> None:
     """Reports on a purgatory: rates, waits, backlog, hot keys, stragglers, advice on timeouts, anomalies."""
-    import pyarrow as pa
-
-    from purgatory_pipeline.archive.accounting import account
-    from purgatory_pipeline.archive.catalog import find_archive
-    from purgatory_pipeline.archive.location import open_output, write_by_path
-    from purgatory_pipeline.report import outputs
-    from purgatory_pipeline.report.page.report_page import write_page
-    from purgatory_pipeline.report.report_builder import ReportOptions, make_report
-    from purgatory_pipeline.report.report_tables import INTAKE, TABLES
-    from purgatory_pipeline.spark.failures import unwrapped_errors
-    from purgatory_pipeline.spark.spark_session import spark_session
+    from purgatory_pipeline.errors import PolicyInvalid
+    from purgatory_pipeline.report.report_builder import ReportOptions
     from purgatory_pipeline.time_arguments import parse_span_ms, parse_window
 
     start, end = parse_window(since, until)
@@ -71,8 +67,40 @@ def report(
         top=top,
         timeouts_ms=tuple(parse_span_ms("--timeout", text) for text in timeout or []),
     )
+    if until_idle and not follow:
+        raise PolicyInvalid("--until-idle says when --follow ends: give --follow too")
+    if follow:
+        if since or until or topic:
+            raise PolicyInvalid("--follow reports on the whole archive: leave out --since, --until and --topic")
+        every_ms = parse_span_ms("--every", every)
+        _keep_current(archive, out, options, every_ms, chooses_window=not window, until_idle=until_idle)
+    else:
+        _report_once(archive, out, options, start, end, topic, chooses_window=not window)
+
+
+def _report_once(
+    archive: str,
+    out: str,
+    options: ReportOptions,
+    start: datetime | None,
+    end: datetime | None,
+    topic: list[str] | None,
+    *,
+    chooses_window: bool,
+) -> None:
+    import pyarrow as pa
+
+    from purgatory_pipeline.archive.accounting import account
+    from purgatory_pipeline.archive.catalog import find_archive
+    from purgatory_pipeline.archive.location import open_output
+    from purgatory_pipeline.report import outputs
+    from purgatory_pipeline.report.report_builder import make_report
+    from purgatory_pipeline.report.report_tables import INTAKE
+    from purgatory_pipeline.spark.failures import unwrapped_errors
+    from purgatory_pipeline.spark.spark_session import spark_session
+
     found = find_archive(archive)
-    if not window:
+    if chooses_window:
         options = replace(options, window_ms=window_for(*_bounds(found, start, end)))
     place = open_output(out)
     spark = spark_session("report")
@@ -83,21 +111,35 @@ def report(
     with unwrapped_errors():
         made = make_report(registrations, outcomes, events, options, is_matched=intake.is_matched)
         known = {INTAKE.name: pa.Table.from_pylist(intake.rows(), INTAKE.schema), **made.known}
-        with ThreadPoolExecutor(WRITERS) as pool:
-            writing = {
-                name: pool.submit(outputs.write_computed, made.computed[name], table, place)
-                for name, table in TABLES.items()
-                if name in made.computed
-            }
-            written = {name: outputs.write_known(rows, TABLES[name], place) for name, rows in known.items()}
-            written |= {name: future.result() for name, future in writing.items()}
-        frames, rows = ({name: both[part] for name, both in written.items()} for part in (0, 1))
+        written = outputs.write_tables(made.computed, known, place)
         made.release()
-    for line in advised(frames["advice"]):
+    for line in advised(written["advice"][0]):
         typer.echo(line)
-    info = _info(found, intake, made, options, rows)
-    page = write_by_path(place, "report.html", lambda path: write_page(frames, info, path))
+    page = _write_page(found, intake.notes(), made, options, written, place)
     typer.echo(f"tables in {out}/tables and {out}/csv; the page: {page}")
+
+
+def _keep_current(
+    archive: str, out: str, options: ReportOptions, every_ms: int, *, chooses_window: bool, until_idle: bool
+) -> None:
+    from purgatory_pipeline.archive.catalog import find_archive
+    from purgatory_pipeline.archive.location import open_output
+    from purgatory_pipeline.report.follow import FollowedReport, ReportFollower, follow
+    from purgatory_pipeline.spark.failures import unwrapped_errors
+    from purgatory_pipeline.spark.spark_session import spark_session
+
+    def window_of(found: ArchiveCatalog) -> int:
+        return window_for(*_bounds(found))
+
+    def show(current: FollowedReport) -> str:
+        return _write_page(current.found, current.notes, current.made, current.options, current.written, place)
+
+    find_archive(archive)
+    place = open_output(out)
+    with unwrapped_errors():
+        session = spark_session("report")
+        follower = ReportFollower(session, archive, place, options, window_of if chooses_window else None)
+        follow(follower, show, every_ms, until_idle=until_idle)
 
 
 def advised(advice: pd.DataFrame) -> list[str]:
@@ -124,21 +166,25 @@ def window_for(first: datetime | None, last: datetime | None) -> int:
     return max((length for length in WINDOWS_MS if lasts_ms >= WINDOWS_MIN * length), default=WINDOWS_MS[0])
 
 
-def _info(
+def _write_page(
     found: ArchiveCatalog,
-    intake: IntakeAccount,
+    notes: Sequence[str],
     made: Report,
     options: ReportOptions,
-    rows: dict[str, int],
-) -> ReportInfo:
+    written: Written,
+    place: Location,
+) -> str:
     import pyspark
 
     from purgatory import __version__
     from purgatory.archive import schema
+    from purgatory_pipeline.archive.location import write_by_path
+    from purgatory_pipeline.report.page.report_page import write_page
     from purgatory_pipeline.report.report_tables import ReportInfo
 
+    frames, rows = ({name: both[part] for name, both in written.items()} for part in (0, 1))
     first_at, last_at = _bounds(found)
-    return ReportInfo(
+    info = ReportInfo(
         archive=found.uri,
         first_at=first_at,
         last_at=last_at,
@@ -148,9 +194,10 @@ def _info(
         slow_share=options.slow_share,
         totals=made.totals,
         rows=rows,
-        notes=tuple(intake.notes()),
+        notes=tuple(notes),
         versions={"purgatory": __version__, "schema": str(schema.VERSION), "spark": pyspark.__version__},
     )
+    return write_by_path(place, "report.html", lambda path: write_page(frames, info, path))
 
 
 def _bounds(

@@ -72,13 +72,16 @@ def find_unmatched(registrations: DataFrame, outcomes: DataFrame) -> UnmatchedRo
     run_ends = sums.groupBy("run_id").agg(F.max("last_ms").alias("run_end_ms"))
     suspects = begun.join(F.broadcast(differing), ["run_id", "slot"], "left_semi")
     partners = ended.join(F.broadcast(differing), ["run_id", "slot"], "left_semi")
-    unfinished = suspects.join(partners, [*_ROW], "left_anti").join(F.broadcast(run_ends), "run_id")
+    unfinished = waiting_until(suspects.join(partners, [*_ROW], "left_anti"), run_ends)
+    return UnmatchedRows(unfinished.localCheckpoint(), partners.join(suspects, [*_ROW], "left_anti").localCheckpoint())
+
+
+def waiting_until(unfinished: DataFrame, run_ends: DataFrame) -> DataFrame:
+    """Adds `waited_ms`, as in `UnmatchedRows`, to registrations without an end; `run_ends` has `run_end_ms` by run."""
     waited_ms = F.col("run_end_ms") - F.col("time_ms")
     is_lost = waited_ms > F.col("timeout_ms") + LATENESS_MAX_MS
-    return UnmatchedRows(
-        unfinished.withColumn("waited_ms", F.when(~is_lost, waited_ms)).localCheckpoint(),
-        partners.join(suspects, [*_ROW], "left_anti").localCheckpoint(),
-    )
+    with_ends = unfinished.join(F.broadcast(run_ends), "run_id")
+    return with_ends.withColumn("waited_ms", F.when(~is_lost, waited_ms))
 
 
 def registered_counts(registrations: DataFrame, window_ms: int) -> DataFrame:
@@ -88,30 +91,28 @@ def registered_counts(registrations: DataFrame, window_ms: int) -> DataFrame:
     ).agg(*_counted())
 
 
+def ended_counts(outcomes: DataFrame, window_ms: int, *, approximate: bool) -> DataFrame:
+    """Ends as facts; `approximate` rounds `waited_ms`, which makes fewer of them."""
+    return _counted_by(outcomes, window_ms, F.col("outcome"), _waited(approximate=approximate), F.col("lateness_ms"))
+
+
 def make_facts(
-    registered: DataFrame, outcomes: DataFrame, unmatched: UnmatchedRows, window_ms: int, *, approximate: bool
+    registered: DataFrame, ended: DataFrame, unmatched: UnmatchedRows, window_ms: int, *, approximate: bool
 ) -> DataFrame:
     """All facts: `window`, the group, `fate`, `waited_ms`, `lateness_ms`, and how many waits share these.
 
     `waits` counts each partition of an operation, `operations` only the first. `waited_ms` is null where it does
-    not apply. `registered` comes from `registered_counts`. `approximate` rounds `waited_ms`, which makes fewer
-    facts.
+    not apply. `registered` comes from `registered_counts`, `ended` from `ended_counts`.
     """
     nothing = F.lit(None).cast("bigint")
-    waited_ms = rounded(F.col("waited_ms")) if approximate else F.col("waited_ms")
-
-    def counted(rows: DataFrame, fate: Column, waited_ms: Column = nothing, lateness_ms: Column = nothing) -> DataFrame:
-        measured = (fate.alias("fate"), waited_ms.alias("waited_ms"), lateness_ms.alias("lateness_ms"))
-        return rows.groupBy(_window(window_ms), *_group(), *measured).agg(*_counted())
-
     fate = F.when(F.col("refused"), REFUSED).otherwise(REGISTERED)
     begun = registered.groupBy("window", *GROUP, fate.alias("fate")).agg(*_added())
-    facts = counted(outcomes, F.col("outcome"), waited_ms, F.col("lateness_ms"))
-    facts = facts.unionByName(begun.withColumns({"waited_ms": nothing, "lateness_ms": nothing}))
+    facts = ended.unionByName(begun.withColumns({"waited_ms": nothing, "lateness_ms": nothing}))
     if unmatched.unfinished is not None:
-        facts = facts.unionByName(counted(unmatched.unfinished, F.lit(UNFINISHED), waited_ms))
+        waited_ms = _waited(approximate=approximate)
+        facts = facts.unionByName(_counted_by(unmatched.unfinished, window_ms, F.lit(UNFINISHED), waited_ms, nothing))
     if unmatched.carried_in is not None:
-        facts = facts.unionByName(counted(unmatched.carried_in, F.lit(CARRIED_IN)))
+        facts = facts.unionByName(_counted_by(unmatched.carried_in, window_ms, F.lit(CARRIED_IN), nothing, nothing))
     return facts
 
 
@@ -144,6 +145,15 @@ def _group() -> list[Column]:
         F.col("kind"),
         F.coalesce("principal", F.lit("")).alias("principal"),
     ]
+
+
+def _waited(*, approximate: bool) -> Column:
+    return rounded(F.col("waited_ms")) if approximate else F.col("waited_ms")
+
+
+def _counted_by(rows: DataFrame, window_ms: int, fate: Column, waited_ms: Column, lateness_ms: Column) -> DataFrame:
+    measured = (fate.alias("fate"), waited_ms.alias("waited_ms"), lateness_ms.alias("lateness_ms"))
+    return rows.groupBy(_window(window_ms), *_group(), *measured).agg(*_counted())
 
 
 def _counted() -> list[Column]:

@@ -3,6 +3,10 @@
 Spark writes what it computed, however large. The CSV files and the page get the first rows of each table in its order.
 """
 
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
 import pandas as pd
 import pyarrow as pa
 from pyarrow import dataset, parquet
@@ -10,7 +14,26 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from purgatory_pipeline.archive.location import Location, write_file
-from purgatory_pipeline.report.report_tables import PAGE_ROWS_MAX, ResultTable
+from purgatory_pipeline.report.report_tables import PAGE_ROWS_MAX, TABLES, ResultTable
+
+WRITERS: Final = 4
+"""Tables made at a time: while Spark plans one, the others use the cores."""
+
+
+Written = dict[str, tuple[pd.DataFrame, int]]
+"""By table, its first rows and the number of all."""
+
+
+def write_tables(computed: Mapping[str, DataFrame], known: Mapping[str, pa.Table], place: Location) -> Written:
+    """Writes tables that Spark computes and tables that are known."""
+    with ThreadPoolExecutor(WRITERS) as pool:
+        writing = {
+            name: pool.submit(write_computed, computed[name], table, place)
+            for name, table in TABLES.items()
+            if name in computed
+        }
+        written = {name: write_known(rows, TABLES[name], place) for name, rows in known.items()}
+        return written | {name: future.result() for name, future in writing.items()}
 
 
 def write_computed(frame: DataFrame, table: ResultTable, place: Location) -> tuple[pd.DataFrame, int]:

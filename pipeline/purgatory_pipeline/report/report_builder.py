@@ -23,6 +23,7 @@ from purgatory_pipeline.report.facts import (
     SATISFIED,
     UnmatchedRows,
     condensed,
+    ended_counts,
     find_unmatched,
     make_facts,
     registered_counts,
@@ -31,6 +32,8 @@ from purgatory_pipeline.report.facts import (
 PRODUCE: Final = codes.KIND_NAMES[codes.PRODUCE]
 WINDOW_MS_MIN: Final = 1_000
 TIMEOUT_MS_MAX: Final = 2**53
+FROM_ROWS: Final = ("backlog", "slow_produces", "stragglers")
+"""Tables for which rows are read again: they do not follow from counts."""
 TOTALS: Final = ("registered", "refused", "carried_in", "ended", *ENDS, "unfinished")
 
 
@@ -91,6 +94,15 @@ class Report:
             frame.unpersist()
 
 
+@dataclass(frozen=True)
+class HistoryCounts:
+    """A history, counted: from `registered_counts`, `ended_counts` and `find_unmatched`."""
+
+    registered: DataFrame
+    ended: DataFrame
+    unmatched: UnmatchedRows
+
+
 def make_report(
     registrations: DataFrame,
     outcomes: DataFrame,
@@ -106,24 +118,42 @@ def make_report(
     """
     options = options or ReportOptions()
     unmatched = UnmatchedRows(None, None) if is_matched else find_unmatched(registrations, outcomes)
+    registered = registered_counts(registrations, options.window_ms)
+    ended = ended_counts(outcomes, options.window_ms, approximate=options.approximate)
+    return report_of(HistoryCounts(registered, ended, unmatched), outcomes, events, options)
+
+
+def report_of(
+    counts: HistoryCounts, outcomes: DataFrame | None, events: DataFrame | None, options: ReportOptions
+) -> Report:
+    """The report of these counts. Without outcomes and events it lacks the tables of `FROM_ROWS`."""
     with ThreadPoolExecutor(2) as pool:  # while one side is planned, another has the cores
-        deepest = pool.submit(backlog.deepest_backlog, outcomes, unmatched.unfinished, approximate=options.approximate)
-        registered = registered_counts(registrations, options.window_ms).localCheckpoint()
-        facts = make_facts(registered, outcomes, unmatched, options.window_ms, approximate=options.approximate)
+        unfinished = counts.unmatched.unfinished
+        deepest = None
+        if outcomes is not None:
+            deepest = pool.submit(backlog.deepest_backlog, outcomes, unfinished, approximate=options.approximate)
+        registered = counts.registered.localCheckpoint()
+        facts = make_facts(
+            registered, counts.ended, counts.unmatched, options.window_ms, approximate=options.approximate
+        )
         few = condensed(facts.persist()).localCheckpoint()
         levels = pool.submit(_of_levels, facts, few, options)
         largest = advice.largest_topics(few, options.topics_max)
-        counts = advice.waited_counts(few, largest)
-        slow_over_ms = _slow_over_ms(counts, options)
-        slow = stragglers.slow_waits(outcomes, slow_over_ms or 0).localCheckpoint()
-        held = stragglers.held_counts(stragglers.held_back(slow, events))
+        waited = advice.waited_counts(few, largest)
+        slow_over_ms = _slow_over_ms(waited, options)
+        from_rows: dict[str, pa.Table] = {}
+        if outcomes is not None and events is not None:
+            slow = stragglers.slow_waits(outcomes, slow_over_ms or 0).localCheckpoint()
+            held = stragglers.held_counts(stragglers.held_back(slow, events))
+            from_rows = {"slow_produces": stragglers.slow_produces(held), "stragglers": stragglers.stragglers(held)}
         in_use = advice.timeouts_in_use(advice.timeout_counts(registered, largest))
-        advised = advice.advise(counts, in_use, options.timeouts_ms)
+        advised = advice.advise(waited, in_use, options.timeouts_ms)
         computed, known = levels.result()
-        computed["backlog"] = deepest.result()
-    known |= {"slow_produces": stragglers.slow_produces(held), "stragglers": stragglers.stragglers(held), **advised}
+        if deepest is not None:
+            computed["backlog"] = deepest.result()
+    known |= {**from_rows, **advised}
     totals = {name: sum(known["windows"].column(name).to_pylist()) for name in TOTALS}
-    return Report(registrations.sparkSession, computed, known, totals, slow_over_ms, (facts,))
+    return Report(registered.sparkSession, computed, known, totals, slow_over_ms, (facts,))
 
 
 def _of_levels(

@@ -43,14 +43,17 @@ def event_batch(chunk: RowChunk) -> EventBatch:
 
 
 def replica_sets(detail: Sequence[Any]) -> ReplicaSets | None:
-    """The replica sets of an event, in the order of `table_reader.SETS`; None if it has none."""
+    """The replica sets of an event, in the order of `table_reader.SETS`; None if it has none.
+
+    Archives have all lists of such an event, rows of a stream those that were given.
+    """
     replicas, in_sync, proposed, leader_id, minimum = detail
     if all(value is None for value in detail):
         return None
     return ReplicaSets(
-        replicas=replicas,
-        in_sync=in_sync,
-        proposed=proposed,
+        replicas=replicas or [],
+        in_sync=in_sync or [],
+        proposed=proposed or [],
         leader_id=-1 if leader_id is None else leader_id,
         min_in_sync_replicas=-1 if minimum is None else minimum,
     )

@@ -1,0 +1,106 @@
+"""Results of the wire as Arrow rows, one for each operation."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from purgatory.engine.codes import KIND_NAMES, OUTCOME_NAMES, SIGNAL
+from purgatory.v1 import result_pb2
+
+RESULT_ITEM: Final = pa.struct(
+    [
+        ("topic", pa.string()),  # or the key of a signal
+        ("partition", pa.int32()),  # null: a signal
+        ("error_code", pa.int32()),
+        ("required_offset", pa.int64()),
+        ("reached_offset", pa.int64()),
+        ("log_start_offset", pa.int64()),
+        ("estimated_remaining_ms", pa.int64()),
+        ("pace_per_second", pa.float64()),
+        ("available_bytes", pa.int64()),  # from here on: fetches only
+        ("high_watermark", pa.int64()),
+        ("last_stable_offset", pa.int64()),
+        ("diverging_epoch", pa.int32()),
+        ("diverging_end_offset", pa.int64()),
+    ]
+)
+RESULT_ROWS: Final = pa.schema(
+    [
+        ("session", pa.string()),
+        ("sequence", pa.int64()),
+        ("operation_id", pa.int64()),
+        ("kind", pa.string()),
+        ("outcome", pa.string()),
+        ("waited_ms", pa.int64()),
+        ("lateness_ms", pa.int64()),
+        ("items", pa.list_(RESULT_ITEM)),
+        ("refusal", pa.string()),
+    ]
+)
+"""What a stream of results has."""
+
+_FETCHED: Final = ("available_bytes", "high_watermark", "last_stable_offset", "diverging_epoch", "diverging_end_offset")
+_OR_ABSENT: Final = ("estimated_remaining_ms", "pace_per_second")
+
+
+def rows_of(session: str, first_sequence: int, columns: result_pb2.ResultColumns) -> pa.Table:
+    """The rows of one message."""
+    count = len(columns.operation_id)
+    outcomes = _values(columns.outcome, count, np.int64)
+    item_counts = _values(columns.item_count or [1], count, np.int64)
+    refusals: list[str | None] = [None] * count
+    for place, refusal in zip(
+        np.flatnonzero(outcomes == result_pb2.OUTCOME_REFUSED).tolist(), columns.refusals, strict=True
+    ):
+        refusals[place] = f"{refusal.field}: {refusal.message}"
+    starts = pa.array(np.concatenate([[0], np.cumsum(item_counts)]), pa.int32())
+    return pa.table(
+        {
+            "session": pa.repeat(pa.scalar(session), count),
+            "sequence": np.arange(first_sequence, first_sequence + count),
+            "operation_id": np.array(columns.operation_id, np.uint64).astype(np.int64),
+            "kind": pa.repeat(pa.scalar(KIND_NAMES.get(columns.kind), pa.string()), count),
+            "outcome": _words(outcomes, OUTCOME_NAMES),
+            "waited_ms": _values(columns.waited_ms, count, np.int64),
+            "lateness_ms": _values(columns.lateness_ms, count, np.int64),
+            "items": pa.ListArray.from_arrays(starts, _items(columns, int(item_counts.sum()))),
+            "refusal": pa.array(refusals, pa.string()),
+        },
+        schema=RESULT_ROWS,
+    )
+
+
+def _items(columns: result_pb2.ResultColumns, count: int) -> pa.StructArray:
+    is_signal = columns.kind == SIGNAL
+    names = list(columns.keys) if is_signal else [name.topic for name in columns.partitions]
+    numbers = [None] * len(names) if is_signal else [name.partition for name in columns.partitions]
+    places = pa.array(_values(columns.item_index, count, np.int32))
+    arrays: dict[str, Any] = {
+        "topic": pa.array(names, pa.string()).take(places) if names else pa.nulls(count, pa.string()),
+        "partition": pa.array(numbers, pa.int32()).take(places) if names else pa.nulls(count, pa.int32()),
+    }
+    for field in RESULT_ITEM:
+        if field.name in arrays:
+            continue
+        given = getattr(columns, field.name)
+        if field.name in _FETCHED and not given:
+            arrays[field.name] = pa.nulls(count, field.type)
+            continue
+        values = _values(given, count, field.type.to_pandas_dtype())
+        arrays[field.name] = pa.array(values, field.type, mask=values < 0 if field.name in _OR_ABSENT else None)
+    return pa.StructArray.from_arrays([arrays[field.name] for field in RESULT_ITEM], fields=list(RESULT_ITEM))
+
+
+def _values(given: Any, count: int, kind: Any) -> np.ndarray[Any, Any]:  # noqa: ANN401 - a packed column, numpy's types
+    """A column of the wire: none stands for zeros, one for all."""
+    if len(given) == count:
+        return np.array(given, kind)
+    return np.full(count, given[0] if given else 0, kind)
+
+
+def _words(codes: np.ndarray[Any, Any], names: dict[int, str]) -> pa.Array:
+    labels = [names.get(code, "") for code in range(max(names) + 1)]
+    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(labels)).cast(pa.string())

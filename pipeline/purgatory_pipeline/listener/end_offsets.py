@@ -1,0 +1,82 @@
+"""How far a query has come, as its sources say it: in progress events, and in the log of its checkpoint.
+
+A mark is always exclusive, as Kafka's are: at 43, everything up to record 42 is committed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from pyarrow import fs
+
+from purgatory_pipeline.archive.location import open_location
+
+NO_OFFSET: Final = "-"
+"""In the log: a source that has given nothing yet."""
+
+Marks = dict[tuple[str, int], int]
+"""By topic, without the query's prefix, and partition."""
+
+
+def marks_of(ends: Sequence[str | None]) -> Marks:
+    """The marks of a query, from the end offset of each of its sources, in their order.
+
+    Kafka's partitions have the names that they have there; where two sources read the same one, the one that lags
+    counts. The n-th source of another sort is the topic `sourceN`, partition 0.
+    """
+    marks: Marks = {}
+    for place, said in enumerate(ends):
+        for name, mark in _marks_of_source(place, said).items():
+            marks[name] = min(mark, marks.get(name, mark))
+    return marks
+
+
+def _marks_of_source(place: int, said: str | None) -> Marks:
+    if said is None or said == NO_OFFSET:
+        return {}
+    end = json.loads(said)
+    whole = (f"source{place}", 0)
+    if isinstance(end, int):
+        return {whole: end}
+    if not isinstance(end, dict):
+        return {}
+    if "logOffset" in end:  # files: the number of the last set of files that was taken, itself included
+        return {whole: int(end["logOffset"]) + 1}
+    if all(isinstance(partitions, Mapping) for partitions in end.values()):
+        return {
+            (topic, int(partition)): offset
+            for topic, partitions in end.items()
+            for partition, offset in partitions.items()
+            if isinstance(offset, int) and offset >= 0
+        }
+    numbers = [value for value in end.values() if isinstance(value, int)]
+    return {whole: numbers[0]} if len(numbers) == 1 else {}
+
+
+def committed_marks(checkpoint: str) -> Marks:
+    """The marks that a checkpoint's last commit stands for; none, if it has none or cannot be read.
+
+    A query that is started again with nothing new to do says nothing of its progress: its log does.
+    """
+    place = open_location(checkpoint)
+    try:
+        infos = place.filesystem.get_file_info(fs.FileSelector(f"{place.root}/commits", allow_not_found=True))
+        batches = [int(info.base_name) for info in infos if info.base_name.isdigit()]
+        if not batches:
+            return {}
+        with place.filesystem.open_input_stream(f"{place.root}/offsets/{max(batches)}") as stream:
+            return marks_of(ends_of_log(stream.read().decode()))
+    except (OSError, ValueError, pa.ArrowException):
+        return {}
+
+
+def ends_of_log(text: str) -> list[str | None]:
+    """The end offsets in an entry of a checkpoint's `offsets`: a version, metadata, and a line for each source."""
+    version, _, *lines = text.splitlines()
+    if version.strip() == "v1":
+        return [None if line == NO_OFFSET else line for line in lines]
+    found: list[Any] = [json.loads(line) for line in lines if line != NO_OFFSET]
+    return [json.dumps(end) for end in found]

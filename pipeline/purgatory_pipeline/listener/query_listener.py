@@ -1,0 +1,178 @@
+"""`PurgatoryListener`: what Spark's streaming queries have committed, told to purgatories."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from purgatory_client import AsyncClient
+from purgatory_sources.errors import SourceRefused
+from purgatory_sources.feed.feed import Feed
+from purgatory_sources.feed.lineage_store import LineageStore
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from purgatory_pipeline.listener.end_offsets import Marks, committed_marks, marks_of
+from purgatory_pipeline.listener.query_source import QuerySource
+
+CLOSE_S: Final = 5.0
+
+_logger = logging.getLogger("purgatory_pipeline.listener")
+
+
+class PurgatoryListener(StreamingQueryListener):
+    """After each micro-batch, tells daemons how far the query has come: `spark/QUERY/TOPIC-P` is the offset up to which
+    it has committed partition P of TOPIC, exclusive. So "my record 42 has been processed" is a wait for 43.
+
+    Only queries with a name are told of. A source that is not Kafka is a topic `sourceN` (the n-th of the query, from
+    0) with partition 0, by its own offsets. All work is done by a thread of its own: a daemon that is slow or gone
+    never holds up a query, and is told the newest marks when it is back.
+
+    Make it where the session is, and give it to `spark.streams.addListener`.
+
+    Args:
+        daemons: gRPC addresses, "host:port". Each is told everything.
+        state: A folder where lineages are kept, so that a query that begins anew while nothing listens is known as new
+            even where it is soon further than before. Without, a lower mark says so.
+        checkpoints: By query, where its checkpoint is, if Spark cannot be asked (Spark Connect).
+        client: What `AsyncClient` takes besides the address: `tls_ca`, `token` and so on.
+    """
+
+    def __init__(
+        self,
+        *daemons: str,
+        state: Path | str | None = None,
+        checkpoints: Mapping[str, str] | None = None,
+        client: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not daemons:
+            raise ValueError("name a daemon, as host:port")
+        self._daemons: Final = daemons
+        self._state: Final = None if state is None else Path(state)
+        self._checkpoints: Final = dict(checkpoints or {})
+        self._client: Final = dict(client or {})
+        self._session: Final = SparkSession.getActiveSession()
+        self._names: Final[dict[str, str]] = {}
+        """Of running queries, by id."""
+        self._loop: Final = asyncio.new_event_loop()
+        self._sources: Final[dict[str, QuerySource]] = {}
+        self._feeds: Final[dict[str, asyncio.Task[None]]] = {}
+        self._thread: Final = threading.Thread(target=self._loop.run_forever, name="purgatory-listener", daemon=True)
+        self._thread.start()
+
+    # Called by Spark, on its one listener thread: nothing here may wait.
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
+        """A query is about to run."""
+        if not event.name:
+            _logger.warning("a query without a name is not told of: call queryName(...) on its writer")
+            return
+        self._names[str(event.id)] = event.name
+        self._on_loop(self._started, event.name, str(event.id))
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
+        """A micro-batch has been committed."""
+        progress = event.progress
+        if progress.name:
+            self._names[str(progress.id)] = progress.name
+            ends = [source.endOffset for source in progress.sources]
+            self._on_loop(self._progressed, progress.name, str(progress.id), ends)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
+        """Nothing new to do."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
+        """A query has ended, or failed."""
+        name = self._names.pop(str(event.id), None)
+        if name is not None:
+            why = "the query has stopped" if event.exception is None else f"the query failed: {event.exception[:200]}"
+            self._on_loop(self._stopped, name, why)
+
+    def close(self) -> None:
+        """Ends the links to the daemons: all marks are stale from now on. A daemon that is gone is not waited for."""
+        if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(CLOSE_S)
+
+    # On the loop.
+
+    def _on_loop(self, call: Callable[..., None], *arguments: object) -> None:
+        self._loop.call_soon_threadsafe(call, *arguments)
+
+    def _started(self, name: str, identity: str) -> None:
+        source = self._source(name, identity)
+        source.started(identity)
+        self._run(self._read_checkpoint(source, identity), f"checkpoint of {name}")
+
+    def _progressed(self, name: str, identity: str, ends: list[str | None]) -> None:
+        try:
+            marks = marks_of(ends)
+        except ValueError as error:
+            _logger.warning("cannot read the offsets %s of %s: %s", ends, name, error)
+            return
+        self._source(name, identity).committed(marks)
+
+    def _stopped(self, name: str, why: str) -> None:
+        source = self._sources.get(name)
+        if source is not None:
+            source.stopped(why)
+
+    def _source(self, name: str, identity: str) -> QuerySource:
+        """The source of a query; another id is another query, which begins anew."""
+        source = self._sources.get(name)
+        if source is None:
+            source = self._sources[name] = QuerySource(name)
+            self._feeds[name] = self._run(self._feed(source), source.name)
+        source.is_of(identity)
+        return source
+
+    async def _feed(self, source: QuerySource) -> None:
+        folder = None if self._state is None else self._state / source.query.replace("/", "_")
+        openers = {address: partial(AsyncClient, address, **self._client) for address in self._daemons}
+        try:
+            await Feed(source, openers, LineageStore(folder)).run()
+        except SourceRefused as error:
+            _logger.error("%s is not told of any more: %s", source.name, error)  # noqa: TRY400 - a line says it all
+
+    async def _read_checkpoint(self, source: QuerySource, identity: str) -> None:
+        place = self._checkpoints.get(source.query)
+        source.had_committed(await self._loop.run_in_executor(None, self._committed, place, identity), identity)
+
+    def _committed(self, checkpoint: str | None, identity: str) -> Marks:
+        place = checkpoint or self._checkpoint_of(identity)
+        return committed_marks(place) if place else {}
+
+    def _checkpoint_of(self, identity: str) -> str | None:
+        """Where Spark keeps the checkpoint of a query; PySpark has no public name for it."""
+        query = None if self._session is None else self._session.streams.get(identity)
+        wrapped = getattr(query, "_jsq", None)
+        return None if wrapped is None else str(wrapped.streamingQuery().resolvedCheckpointRoot())
+
+    def _run(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = self._loop.create_task(work, name=name)
+        task.add_done_callback(_log_failure)
+        return task
+
+    async def _close(self) -> None:
+        feeds = list(self._feeds.values())
+        for task in feeds:
+            task.cancel()
+        if feeds:
+            await asyncio.wait(feeds, timeout=CLOSE_S)
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _logger.error("%s failed", task.get_name(), exc_info=task.exception())

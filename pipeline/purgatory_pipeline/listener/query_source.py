@@ -1,0 +1,85 @@
+"""One streaming query as a source of marks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from purgatory_sources.errors import SourceBlind
+from purgatory_sources.feed.feed import Feed
+from purgatory_sources.feed.observation import Observation
+from purgatory_sources.feed.reports import End, SourceState
+from purgatory_sources.feed.source import Source
+
+from purgatory_pipeline.listener.end_offsets import Marks
+
+PREFIX: Final = "spark"
+
+
+class QuerySource(Source):
+    """Tells what a query has committed. Its methods are called on the feed's loop."""
+
+    def __init__(self, query: str) -> None:
+        self.query: Final = query
+        self.name = f"{PREFIX}://{query}"
+        self.topic_prefixes = (f"{PREFIX}/{query}/",)
+        self._identity = ""
+        self._news: Final = asyncio.Event()
+        self._marks: Marks = {}
+        self._stopped = ""
+        self._is_running = False
+
+    def is_of(self, identity: str) -> None:
+        """The query's id, which lives as long as its checkpoint: one that starts anew begins a new lineage."""
+        if identity != self._identity:
+            self._identity, self._marks = identity, {}
+            self._is_running, self._stopped = False, ""
+
+    def started(self, identity: str) -> None:
+        """It begins, or goes on."""
+        self.is_of(identity)
+        self._stopped = ""
+        self._news.set()
+
+    def had_committed(self, marks: Marks, identity: str) -> None:
+        """What a checkpoint says, read while other things went on: nothing is taken from it once another query has the
+        name, or this one has stopped.
+        """
+        if marks and identity == self._identity and not self._stopped:
+            self.committed(marks)
+
+    def committed(self, marks: Marks) -> None:
+        """So far has the query come."""
+        for name, mark in marks.items():
+            self._marks[name] = max(mark, self._marks.get(name, mark))
+        self._is_running, self._stopped = True, ""
+        self._news.set()
+
+    def stopped(self, reason: str) -> None:
+        """It does not go on; its marks are stale until it does."""
+        self._stopped = reason
+        self._news.set()
+
+    async def run(self, feed: Feed) -> None:
+        """Hands over what it is told."""
+        while True:
+            prefix = self.topic_prefixes[0]
+            feed.observe(
+                [
+                    Observation(prefix + topic, partition, mark, self._identity)
+                    for (topic, partition), mark in self._marks.items()
+                ]
+            )
+            if self._stopped:
+                feed.report(SourceState.BLIND, self._stopped)
+            elif self._is_running:
+                feed.report(SourceState.LIVE)
+            else:
+                feed.report(SourceState.LOADING, "it has committed nothing yet")
+            await self._news.wait()
+            self._news.clear()
+
+    async def ends(self, names: Sequence[str]) -> list[End]:
+        """Spark says where its inputs end only with the batches that read them."""
+        raise SourceBlind(f"{self.name} cannot say where {', '.join(names)} end: ask the system that Spark reads from")

@@ -1,0 +1,1 @@
+"""The purgatory as a Spark stream."""

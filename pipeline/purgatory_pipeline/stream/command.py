@@ -1,0 +1,113 @@
+"""The command `stream`: its options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def stream(
+    registrations: Annotated[str, typer.Option(metavar="URI", help="A folder of files, or kafka://BROKERS/TOPIC.")],
+    events: Annotated[str, typer.Option(metavar="URI", help="The same for events.")],
+    results: Annotated[str, typer.Option(metavar="URI", help="A folder, kafka://BROKERS/TOPIC, or table:NAME.")],
+    checkpoint: Annotated[
+        str, typer.Option(metavar="DIR", help="Where the stream goes on from; by default beside the results.")
+    ] = "",
+    aside: Annotated[
+        str, typer.Option(metavar="DIR", help="For late and malformed rows; by default beside the results.")
+    ] = "",
+    form: Annotated[
+        str, typer.Option("--format", metavar="NAME", help="parquet or json for files, protobuf or json for Kafka.")
+    ] = "",
+    shards: Annotated[int, typer.Option(min=1, help="How many; later runs keep it (see `reshard`).")] = 4,
+    delay: Annotated[str, typer.Option(metavar="SPAN", help="How far rows may be out of order: 500ms, 2s.")] = "2s",
+    on_driver: Annotated[
+        bool, typer.Option("--on-driver", help="One shard, in this process: faster on one machine.")
+    ] = False,
+    heartbeat: Annotated[
+        int, typer.Option(metavar="SECONDS", min=0, help="Let time pass by this machine's clock; 0: by rows alone.")
+    ] = 0,
+    once: Annotated[bool, typer.Option("--once", help="Take what is there, and end.")] = False,
+    files_per_batch: Annotated[
+        int, typer.Option(min=1, help="At most so many files of each input in a micro-batch.")
+    ] = 100,
+    records_per_batch: Annotated[
+        int, typer.Option(min=1, help="At most so many records of each topic in a micro-batch.")
+    ] = 500_000,
+) -> None:
+    """Runs the purgatory as a stream: registrations and events in, one outcome for each operation out."""
+    from purgatory_pipeline.spark.failures import unwrapped_errors
+    from purgatory_pipeline.spark.spark_session import spark_session
+    from purgatory_pipeline.stream.stream_inputs import KAFKA, StreamInput, StreamUnusable
+    from purgatory_pipeline.stream.stream_outputs import TABLE, StreamOutput
+    from purgatory_pipeline.stream.stream_query import StreamOptions, start_stream
+    from purgatory_pipeline.stream.wire_records import EVENT, OPERATION
+    from purgatory_pipeline.time_arguments import parse_span_ms
+
+    if results.startswith((TABLE, f"{KAFKA}://")) and not (checkpoint and aside):
+        raise StreamUnusable(f"--results {results}: say --checkpoint DIR and --aside DIR too")
+    options = StreamOptions(
+        checkpoint=checkpoint or f"{results}/_checkpoint",
+        shards=shards,
+        delay_ms=parse_span_ms("--delay", delay),
+        on_driver=on_driver,
+        once=once,
+        heartbeat_s=heartbeat,
+    )
+    inputs = [
+        StreamInput(OPERATION, registrations, form, files_per_batch, records_per_batch),
+        StreamInput(EVENT, events, form, files_per_batch, records_per_batch),
+    ]
+    output = StreamOutput(results, aside or results)
+    session = spark_session("stream")
+    with unwrapped_errors():
+        query = start_stream(session, inputs, output, options)
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
+
+
+def reshard(
+    checkpoint: Annotated[str, typer.Argument(metavar="DIR", help="The checkpoint of a stream that does not run.")],
+    shards: Annotated[int, typer.Option(min=1, help="How many there shall be.")],
+) -> None:
+    """Changes the number of a stream's shards; its next run goes on with them."""
+    from purgatory_pipeline.spark.failures import unwrapped_errors
+    from purgatory_pipeline.spark.spark_session import spark_session
+    from purgatory_pipeline.stream.divide_shards import divide_stream
+    from purgatory_pipeline.stream.stream_query import use_state_store
+
+    session = spark_session("reshard")
+    use_state_store(session)
+    with unwrapped_errors():
+        before, now = divide_stream(session, checkpoint, shards)
+    typer.echo(f"{before.shards} shards became {now.shards}; the next run of the stream goes on with them")
+
+
+def from_journal(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The data folder of a daemon that is stopped.")],
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Of a stream that has not begun.")],
+    shards: Annotated[int, typer.Option(min=1, help="How many.")] = 4,
+    on_driver: Annotated[bool, typer.Option("--on-driver", help="For a stream with --on-driver.")] = False,
+) -> None:
+    """Lets a stream begin with what waits in a daemon's journal."""
+    from purgatory_pipeline.stream.stream_moves import begin_from_journal
+
+    waiting = begin_from_journal(folder, checkpoint, 0 if on_driver else shards)
+    typer.echo(f"{waiting:,} operations wait; stream --checkpoint {checkpoint} goes on with them")
+
+
+def to_journal(
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Of a stream that does not run.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A data folder without a journal.")],
+) -> None:
+    """Makes a daemon's journal of what waits in a stream."""
+    from purgatory_pipeline.spark.failures import unwrapped_errors
+    from purgatory_pipeline.stream.stream_moves import end_in_journal
+
+    with unwrapped_errors():
+        waiting = end_in_journal(checkpoint, folder)
+    typer.echo(f"{waiting:,} operations wait; serve --data-dir {folder} goes on with them")

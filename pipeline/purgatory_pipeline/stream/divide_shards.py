@@ -1,0 +1,61 @@
+"""Changes the number of a stream's shards, while it does not run: states out of its checkpoint, divided, and in."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pyarrow import fs
+from pyspark.sql import SparkSession
+
+from purgatory_pipeline.archive.location import open_location
+from purgatory_pipeline.stream.shard import shard_bytes
+from purgatory_pipeline.stream.shard_seeds import Division, newest_division, write_division
+from purgatory_pipeline.stream.stream_inputs import StreamUnusable
+
+STATES: Final = "statestore"
+
+
+def divide_stream(session: SparkSession, checkpoint: str, shards: int) -> tuple[Division, Division]:
+    """Divides a stream that has ended; its next run goes on with so many shards. Returns the division before, and now.
+
+    Raises `StreamUnusable` where there is none, or its last micro-batch is not done.
+    """
+    before = newest_division(checkpoint)
+    last_batch(checkpoint)
+    if before is None:
+        raise StreamUnusable(f"{checkpoint}: no stream with shards has run there")
+    saved = saved_shards(session, before)
+    return before, write_division(checkpoint, before.number + 1, shard_bytes.divided(saved, shards))
+
+
+def last_batch(checkpoint: str) -> int:
+    """The last micro-batch of a stream that has ended. Raises `StreamUnusable` as `divide_stream` does."""
+    done = last_number(checkpoint, "commits")
+    if done is None:
+        raise StreamUnusable(f"{checkpoint}: no stream with shards has run there")
+    if last_number(checkpoint, "offsets") != done:
+        raise StreamUnusable(f"{checkpoint}: the last micro-batch is not done: run `stream --once` first")
+    return done
+
+
+def saved_shards(session: SparkSession, division: Division) -> list[bytes]:
+    """The bytes of all shards after the last micro-batch."""
+    spark_path = open_location(division.checkpoint).spark_path(open_location(division.checkpoint).root)
+
+    def states(name: str) -> list[tuple[int, Any]]:
+        frame = session.read.format(STATES).option("stateVarName", name).load(spark_path)
+        return [(row["key"]["shard"], row["value"]) for row in frame.collect()]
+
+    played = {shard for shard, numbers in states("numbers") if numbers[-1] == division.number}
+    found = {shard: bytes(value[0]) for shard, value in states("shard") if shard in played}
+    if not played and division.number:  # it was divided and has not run since
+        found = {shard: division.read(shard) for shard in range(division.shards)}
+    assert sorted(found) == list(range(division.shards)), f"states of {sorted(found)}, of {division.shards} shards"
+    return [found[shard] for shard in range(division.shards)]
+
+
+def last_number(checkpoint: str, log: str) -> int | None:
+    """The last micro-batch that one of Spark's logs names."""
+    place = open_location(checkpoint)
+    infos = place.filesystem.get_file_info(fs.FileSelector(f"{place.root}/{log}", allow_not_found=True))
+    return max((int(info.base_name) for info in infos if info.base_name.isdigit()), default=None)

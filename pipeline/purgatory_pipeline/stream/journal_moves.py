@@ -1,0 +1,207 @@
+"""Load that moves between a daemon and a stream: a stopped daemon's journal as a shard, and shards as a journal.
+
+Both hold the same: the engine's pending operations in the engine's own form, whose they are, marks and counts of keys.
+What waits goes on with what had become of it, and its deadline stays where it was. A session is a caller.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from purgatory.engine.batches import PartitionName
+from purgatory.engine.codes import NONE
+from purgatory.engine.engine import Engine
+from purgatory.engine.snapshot.saved_operations import SavedOperations
+from purgatory.journal.crash_points import CrashPoints
+from purgatory.journal.directory import DATABASE, Directory
+from purgatory.journal.errors import JournalError
+from purgatory.journal.group import Group, Moment, SessionChanges, SessionState
+from purgatory.journal.row_codec import unpack_changes
+from purgatory.journal.statements import StatementBuilder
+from purgatory.journal.store import Store
+from purgatory_pipeline.errors import PipelineError
+from purgatory_pipeline.stream.shard import shard_bytes
+from purgatory_pipeline.stream.shard.caller_ids import CALLERS, CallerIds
+from purgatory_pipeline.stream.shard.shard import LIMITS, Shard
+
+NAMELESS: Final = "stream"
+"""The session of operations without a caller: a session has a name."""
+
+
+class LoadCannotMove(PipelineError):
+    """What waits cannot go on elsewhere as it is. The message says what to do first."""
+
+
+def shard_of_journal(folder: Path) -> bytes:
+    """All that waits in the journal of a daemon that is stopped, as the bytes of one shard (see `shard_bytes.divided`).
+
+    Raises `LoadCannotMove` if results are not acknowledged or go to a callback, which a stream has no place for.
+    """
+    if not (folder / DATABASE).exists():
+        raise LoadCannotMove(f"there is no journal in {folder}: name the daemon's data folder")
+    with opened(folder) as store:
+        last = store.moment()
+        if last is None:
+            raise LoadCannotMove(f"the journal in {folder} is empty")
+        for table, what in (
+            ("results", "results that nobody has acknowledged: start the daemon and collect them"),
+            ("callbacks", "sessions whose results are sent to a callback: wait until they have ended"),
+        ):
+            if store.count(table):
+                raise LoadCannotMove(f"the journal in {folder} has {what}")
+        moment = last[0]
+        shard = Shard()
+        shard.seen_ms = shard.horizon_ms = moment.wall_ms
+        rows = [*store.rows("registrations")]
+        parts = [SavedOperations.from_bytes(row[-1]) for row in rows]
+        # The daemon ended what was due: nothing may end while it is taken over.
+        deadlines_ms = [np.asarray(saved.deadlines_ms).min() for saved in parts if len(saved)]
+        to_wall_ms = moment.wall_ms - moment.engine_ms
+        engine = shard.start_engine(int(min([moment.engine_ms, *(at_ms - 1 for at_ms in deadlines_ms)])) + to_wall_ms)
+        contents = restore_marks(engine, store)
+        callers: dict[int, str] = {row[0]: row[1] for row in store.rows("sessions")}
+        gone_bits: dict[int, bytes] = dict(store.rows("gone"))
+        with mentioned(engine, parts, contents):
+            for (number, session, *_), saved in zip(rows, parts, strict=True):
+                take_over(shard, saved, gone_bits.get(number, b""), callers[session], to_wall_ms)
+        return shard_bytes.to_bytes(shard)
+
+
+def restore_marks(engine: Engine, store: Store) -> dict[PartitionName, bytes]:
+    """Partitions and keys; returns what the journal has of each partition."""
+    contents = {(topic, number): content for _, topic, number, content in store.rows("partitions")}
+    for _, content in store.rows("changes"):
+        contents.update(unpack_changes(content))
+    for name, content in contents.items():
+        if content:
+            engine.snapshots.restore_partition(name, content)
+    for _, key, count in store.rows("keys"):
+        engine.snapshots.restore_key(key, count)
+    return contents
+
+
+def take_over(shard: Shard, saved: SavedOperations, gone: bytes, caller: str, to_wall_ms: int) -> None:
+    """Lets a row of the journal wait on in a shard, under the shard's ids and by the wall clock."""
+    assert shard.engine is not None, "there is no engine yet"
+    count = len(saved)
+    ids = np.arange(shard.next_id, shard.next_id + count)
+    shard.next_id += count
+    whole = np.frombuffer(gone.ljust((count + 7) // 8, b"\0"), np.uint8)  # the bits may end early
+    bits = np.unpackbits(whole, count=count, bitorder="little").astype(np.bool_)
+    operation_ids, registered_ms = np.array(saved.operation_ids), np.array(saved.registered_ms) + to_wall_ms
+    saved.operation_ids = vec[i64](ids.tolist())
+    saved.registered_ms = vec[i64](registered_ms.tolist())
+    saved.deadlines_ms = vec[i64]((np.array(saved.deadlines_ms) + to_wall_ms).tolist())
+    columns = [ids, pa.array([caller] * count, pa.string()), operation_ids, registered_ms]
+    rows = pa.table(columns, schema=CALLERS).filter(pa.array(~bits))
+    shard.engine.restore(shard.owner, saved, gone, shard.clock_ms)
+    shard.callers = CallerIds(pa.concat_tables([shard.callers.table, rows]).combine_chunks())
+
+
+@contextmanager
+def mentioned(engine: Engine, parts: Sequence[SavedOperations], contents: dict[PartitionName, bytes]) -> Iterator[None]:
+    """Holds the partitions of which only the name is known while operations are restored: an item that has its answer
+    makes none, and one that is not there counts as removed.
+    """
+    names: set[PartitionName] = set()
+    for saved in parts:
+        there = np.array(saved.places)[np.array(saved.removed) == NONE]
+        found = (saved.names[place] for place in np.unique(there))
+        names.update(name for name in found if name[1] >= 0 and not contents.get(name))
+    partitions = engine.snapshots.partitions
+    held = [partitions.mention(name, partitions.unowned) for name in sorted(names)]
+    yield
+    for partition in held:
+        partitions.release(partition)
+
+
+def journal_of_shards(saved: Sequence[bytes], folder: Path) -> int:
+    """Writes a journal that a daemon goes on with, in a folder that has none; returns how many operations wait in it.
+
+    Raises `LoadCannotMove` if the shards keep rows back, whose time has not come.
+    """
+    if (folder / DATABASE).exists():
+        raise LoadCannotMove(f"there is a journal in {folder} already: name another folder")
+    shards = [shard_bytes.from_bytes(octets, 0) for octets in saved]
+    kept = sum(shard.kept.num_rows for shard in shards)
+    if kept:
+        raise LoadCannotMove(
+            f"{kept} rows are kept back until their time has come: send an event in which nothing is set, later than "
+            "they are by the stream's --delay, and run `stream --once`"
+        )
+    engines = [(shard, shard.engine) for shard in shards if shard.engine is not None]
+    if not engines:
+        raise LoadCannotMove("the stream has played nothing yet")
+    clock_ms = min(shard.clock_ms for shard, _ in engines)
+    group = Group(1, Moment(clock_ms, clock_ms, 0, ""))
+    group.is_last = True
+    marks = engines[0][1]  # all shards have the same
+    group.partitions.extend(
+        (name, content) for name in marks.partition_names() if (content := marks.snapshots.save_partition(name))
+    )
+    group.keys.extend(marks.snapshots.save_keys())
+    together = Engine(LIMITS, clock_ms)
+    for name, content in group.partitions:
+        together.snapshots.restore_partition(name, content)
+    for key, count in group.keys:
+        together.snapshots.restore_key(key, count)
+    group.sessions.extend(sessions_of(engines, together, dict(group.partitions), clock_ms))
+    with opened(folder) as store:
+        store.commit(StatementBuilder().statements(group))
+    return sum(shard.pending for shard in shards)
+
+
+def sessions_of(
+    engines: Sequence[tuple[Shard, Engine]], together: Engine, contents: dict[PartitionName, bytes], clock_ms: int
+) -> Iterator[SessionChanges]:
+    """What waits, as a daemon would write it: a session for each caller, its operations in the order of its own ids,
+    which is not that of the shards. `together` has all marks and no operations.
+    """
+    tables = [
+        shard.callers.table.append_column("shard", pa.array([place] * shard.pending, pa.int32()))
+        for place, (shard, _) in enumerate(engines)
+    ]
+    waiting = pa.concat_tables(tables).to_pandas()
+    callers = set(waiting["caller"])
+    if {"", NAMELESS} <= callers:
+        raise LoadCannotMove(f"operations without a caller would be of the session {NAMELESS!r}, which is a caller too")
+    waiting["caller"] = waiting["caller"].replace("", NAMELESS)
+    for number, (caller, rows) in enumerate(waiting.groupby("caller"), 1):
+        owner = together.add_owner()
+        for place, own in rows.groupby("shard"):
+            shard, engine = engines[int(place)]
+            saved = engine.snapshots.save_some(shard.owner, own["engine_id"].tolist())
+            saved.operation_ids = vec[i64](own["operation_id"].tolist())
+            with mentioned(together, [saved], contents):
+                together.restore(owner, saved, b"", clock_ms)
+        owner.put_in_order()
+        part = SessionChanges(SessionState(number, str(caller), int(rows["operation_id"].max()), 0, 0, 0), 1)
+        part.registered = together.snapshots.save_above(owner, 0)
+        yield part
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[Store]:
+    """A journal, locked. What is wrong with it comes as `LoadCannotMove`."""
+    try:
+        directory = Directory(folder)
+        try:
+            store = Store(directory, CrashPoints.from_environment())
+            try:
+                store.verify()
+                yield store
+            finally:
+                store.close()
+        finally:
+            directory.release()
+    except (JournalError, sqlite3.Error) as error:
+        raise LoadCannotMove(str(error)) from error

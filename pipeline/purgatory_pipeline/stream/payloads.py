@@ -1,0 +1,90 @@
+"""What goes from the sources of a stream to its shards: few fat records, each with the rows of one shard.
+
+Spark moves and converts a row at a time; Arrow's own bytes pass through it untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from purgatory_pipeline.stream.shard.row_order import column_of
+from purgatory_pipeline.stream.shard.shard import NEVER
+from purgatory_pipeline.stream.shard.shard_bytes import table_bytes
+from purgatory_pipeline.stream.shard.stream_rows import ROWS, conformed, hashes_of, shards_of
+from purgatory_pipeline.stream.wire_records import MALFORMED, RecordRows
+
+PAYLOAD: Final = pa.schema(
+    [
+        ("shard", pa.int32()),
+        ("seen_ms", pa.int64()),  # the latest instant of what was read together: all shards have the same time
+        ("rows", pa.binary()),  # an Arrow stream; null: none for this shard
+        ("malformed", pa.binary()),  # an Arrow stream of MALFORMED; null: none
+    ]
+)
+PAYLOAD_DDL: Final = "shard int, seen_ms long, rows binary, malformed binary"
+Pack = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+def clock_packer(shards: int) -> Pack:
+    """For a column `at_ms` and nothing else: only time passes."""
+
+    def pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found = [batch for batch in batches if batch.num_rows]
+        if found:
+            yield payload(pa.Table.from_batches(found), MALFORMED.empty_table(), shards)
+
+    return pack
+
+
+def record_packer(shards: int, side: str, *, is_json: bool) -> Pack:
+    """For sources of records of the wire: columns `record`, `at_ms`, `place`, `caller`."""
+
+    def pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = RecordRows(side, is_json=is_json)
+        count = 0
+        for batch in batches:
+            columns = (batch.column(name).to_pylist() for name in ("record", "at_ms", "place", "caller"))
+            for record in zip(*columns, strict=True):
+                rows.add(*record)
+            count += batch.num_rows
+        if count:
+            yield payload(*rows.tables(), shards)
+
+    return pack
+
+
+def payload(rows: pa.Table, malformed: pa.Table, shards: int) -> pa.RecordBatch:
+    """A record for each shard: its registrations, and all events. Whole, so that no operation is cut in two."""
+    rows = conformed(rows).combine_chunks()
+    seen_ms = int(column_of(rows, "at_ms").max(initial=NEVER))
+    own = owners(rows, shards)
+    parts = [rows.filter(pa.array((own == number) | (own < 0))) if shards > 1 else rows for number in range(shards)]
+    first = [table_bytes(malformed) if malformed.num_rows else None]
+    columns: list[Any] = [
+        np.arange(shards, dtype=np.int32),
+        np.full(shards, seen_ms),
+        [table_bytes(part) if part.num_rows else None for part in parts],
+        first + [None] * (shards - 1),
+    ]
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, PAYLOAD, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=PAYLOAD)
+
+
+def owners(rows: pa.Table, shards: int) -> np.ndarray[Any, Any]:
+    """The shard of each row; -1: it goes to all."""
+    is_registration = column_of(rows, "kind") > 0
+    ids = column_of(rows, "operation_id")
+    nobody = pa.chunked_array([pa.nulls(rows.num_rows, pa.string())])
+    callers = rows.column("caller") if "caller" in rows.column_names else nobody
+    return np.where(is_registration, shards_of(hashes_of(callers.fill_null(""), ids), shards), -1)
+
+
+def unpacked(parts: Iterable[bytes | None], schema: pa.Schema = ROWS) -> pa.Table:
+    """The tables of some records, one after the other."""
+    tables = [pa.ipc.open_stream(octets).read_all() for octets in parts if octets is not None]
+    found = pa.concat_tables(tables, promote_options="default") if tables else schema.empty_table()
+    return found.combine_chunks()

@@ -1,0 +1,78 @@
+"""Where a stream's registrations and events come from: folders of files, or Kafka's topics, as payloads for shards."""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import parse_qsl, urlsplit
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from purgatory_pipeline.errors import PipelineError
+from purgatory_pipeline.stream.file_rows import file_packer
+from purgatory_pipeline.stream.payloads import PAYLOAD_DDL, record_packer
+
+KAFKA: Final = "kafka"
+JSON: Final = "json"
+FORMATS: Final = {True: ("protobuf", JSON), False: ("parquet", JSON)}
+"""Of Kafka's records, and of files; the first is the default."""
+
+
+class StreamUnusable(PipelineError):
+    """A stream cannot be read or written as it was asked for."""
+
+
+class StreamInput:
+    """One of the two inputs: `side` is OPERATION or EVENT, `uri` a folder or `kafka://BROKERS/TOPIC`.
+
+    Raises `StreamUnusable` for what cannot be one.
+    """
+
+    def __init__(self, side: str, uri: str, form: str, files_per_batch: int, records_per_batch: int) -> None:
+        self.side: Final = side
+        self.uri: Final = uri
+        self.is_kafka: Final = uri.startswith(f"{KAFKA}://")
+        forms = FORMATS[self.is_kafka]
+        if form not in ("", *forms):
+            raise StreamUnusable(f"{uri} as {form}: it may be {' or '.join(forms)}")
+        self._is_json: Final = form == JSON
+        self._files_per_batch: Final = files_per_batch
+        self._records_per_batch: Final = records_per_batch
+
+    def payloads(self, session: SparkSession, shards: int) -> DataFrame:
+        """The input as a stream of payloads (`payloads.PAYLOAD`)."""
+        if self.is_kafka:
+            pack = record_packer(shards, self.side, is_json=self._is_json)
+            return self._records(session).mapInArrow(pack, PAYLOAD_DDL)
+        return self._paths(session).mapInArrow(file_packer(shards, self.side, is_json=self._is_json), PAYLOAD_DDL)
+
+    def _paths(self, session: SparkSession) -> DataFrame:
+        files = (
+            session.readStream.format("binaryFile")
+            .schema("path string, modificationTime timestamp, length long, content binary")
+            .option("recursiveFileLookup", "true")
+            .option("maxFilesPerTrigger", self._files_per_batch)
+            .load(self.uri)
+        )
+        return files.select("path")
+
+    def _records(self, session: SparkSession) -> DataFrame:
+        parts = urlsplit(self.uri)
+        topic = parts.path.strip("/")
+        if not parts.netloc or not topic:
+            raise StreamUnusable(f"{self.uri}: write kafka://BROKER:PORT/TOPIC")
+        reader = (
+            session.readStream.format(KAFKA)
+            .option("kafka.bootstrap.servers", parts.netloc)
+            .option("subscribe", topic)
+            .option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", self._records_per_batch)
+        )
+        for name, value in parse_qsl(parts.query):
+            reader = reader.option(name, value)
+        return reader.load().select(
+            F.col("value").alias("record"),
+            F.unix_millis("timestamp").alias("at_ms"),
+            F.col("offset").alias("place"),
+            F.col("key").cast("string").alias("caller"),
+        )

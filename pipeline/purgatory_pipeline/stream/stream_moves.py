@@ -1,0 +1,41 @@
+"""A stream that begins with a daemon's journal, or ends in one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from purgatory_pipeline.archive.location import open_output, write_file
+from purgatory_pipeline.spark.spark_session import spark_session
+from purgatory_pipeline.stream.divide_shards import last_batch, saved_shards
+from purgatory_pipeline.stream.driver_shard import BEGIN, read_state, state_batches
+from purgatory_pipeline.stream.journal_moves import LoadCannotMove, journal_of_shards, shard_of_journal
+from purgatory_pipeline.stream.shard import shard_bytes
+from purgatory_pipeline.stream.shard_seeds import newest_division, write_division
+from purgatory_pipeline.stream.stream_query import use_state_store
+
+
+def begin_from_journal(folder: Path, checkpoint: str, shards: int) -> int:
+    """Writes what the stream of this checkpoint begins with, in so many shards (0: on the driver); returns how many
+    operations wait. Raises `LoadCannotMove`.
+    """
+    if newest_division(checkpoint) is not None or state_batches(f"{checkpoint}/shard"):
+        raise LoadCannotMove(f"a stream has begun in {checkpoint} already: name another checkpoint")
+    saved = shard_of_journal(folder)
+    if shards:
+        write_division(checkpoint, 1, shard_bytes.divided([saved], shards))
+    else:
+        write_file(open_output(f"{checkpoint}/shard"), BEGIN, saved)
+    return shard_bytes.from_bytes(saved, 0).pending
+
+
+def end_in_journal(checkpoint: str, folder: Path) -> int:
+    """Writes what waits in a stream that has ended as a journal; returns how many operations. Raises `StreamUnusable`
+    or `LoadCannotMove`.
+    """
+    batch = last_batch(checkpoint)
+    division = newest_division(checkpoint)
+    if division is None:
+        return journal_of_shards([read_state(f"{checkpoint}/shard", batch)], folder)
+    session = spark_session("to journal")
+    use_state_store(session)
+    return journal_of_shards(saved_shards(session, division), folder)
