@@ -21,7 +21,7 @@ from bench.measure.processes import ROOT, WorkerFailed
 from bench.measure.result_rows import Row, table, write_rows
 from bench.render.page import pictures_in, write_table
 from bench.scale import FULL, QUICK, Scale
-from bench.suites import engine_suite, journal_suite, service_suite
+from bench.suites import engine_suite, journal_suite, page_suite, service_suite
 
 RESULTS: Final = ROOT / "bench" / "results"
 PAGE: Final = ROOT / "docs" / "performance.md"
@@ -31,11 +31,14 @@ SUITES: Final[dict[str, Callable[[Lab], None]]] = {
     "timer/": engine_suite.timers,
     "memory/": engine_suite.memory,
     "service/throughput": service_suite.throughput,
+    "service/json": service_suite.json_waits,
     "service/secured": service_suite.secured,
+    "service/page": page_suite.viewed,
     "service/refusals": service_suite.refusals,
     "service/latency": service_suite.latency,
     "service/lateness": service_suite.lateness,
     "service/herd": service_suite.herd,
+    "page/first-paint": page_suite.first_paint,
     "journal/columns": journal_suite.columns,
     "journal/receipt": journal_suite.receipts,
     "journal/recovery": journal_suite.recovery,

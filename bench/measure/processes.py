@@ -147,7 +147,8 @@ class DaemonProcess(Process):
             self._wait_for(ready)
             addresses = json.loads(ready.read_text("utf-8"))
             self.address: Final[str] = addresses["grpc_address"]
-            self._metrics: Final = f"http://{addresses['http_address']}/metrics"
+            self.http_address: Final[str] = addresses["http_address"]
+            self._metrics: Final = f"http://{self.http_address}/metrics"
         except BaseException:
             self.stop()
             raise

@@ -10,16 +10,18 @@ from bench.measure.worker import Numbers
 from examples.secure_demo.authority import Authority
 from purgatory.service.access.tokens import add_token
 
-__all__ = ["herd", "huge", "latency", "lateness", "refusals", "secured", "throughput"]
+__all__ = ["herd", "huge", "json_waits", "latency", "lateness", "refusals", "secured", "throughput"]
 
 CLIENT: Final = "bench.drivers.client"
 UNARY: Final = "bench.drivers.unary"
+JSON: Final = "bench.drivers.json_waits"
 LATENCY: Final = "bench.drivers.latency"
 PARKED: Final = "bench.drivers.parked"
 REDIS: Final = "bench.drivers.redis_load"
 ECHO: Final = "bench.peers.echo_server"
 LANES: Final = 8
 CALLERS: Final = 32
+JSON_CALLERS: Final = 64
 FLOOD: Final = 256
 INTERVAL_MS: Final = 10
 ATTEMPTS: Final = 4
@@ -67,6 +69,17 @@ def throughput(lab: Lab) -> None:
         [Figure("service/wait-satisfied", "calls/s")],
         ("daemon", run_of(unary, "wait-satisfied", address=ours, **calls)),
         {"echo": run_of(unary, "empty", address=echo, **calls)},
+    )
+
+
+def json_waits(lab: Lab) -> None:
+    """Unary waits that hold, as JSON over HTTP beside the same over gRPC."""
+    daemon = lab.daemon()
+    calls: dict[str, Any] = {"address": daemon.address, "callers": JSON_CALLERS, "seconds": 2 * lab.scale.seconds}
+    lab.measure(
+        [Figure("service/wait-satisfied/json", "calls/s")],
+        ("daemon", run_of(lab.worker(JSON), "json-waits", http_address=daemon.http_address, **calls)),
+        {"grpc": run_of(lab.worker(UNARY), "wait-satisfied", **calls)},
     )
 
 

@@ -1,0 +1,64 @@
+"""Reads the results of a session with Spark, and prints how many a second were read and acknowledged.
+
+    python -m bench.stream.results_read [--results 1000000]
+
+They are waiting with a real daemon when the query starts; the first micro-batch, in which Spark starts its Python, does
+not count.
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from purgatory_client import Client
+from purgatory_client.many import produce
+from purgatory_pipeline.datasource import PurgatoryDataSource
+from purgatory_pipeline.spark.spark_session import pass_settings, spark_session
+
+from bench.measure.processes import daemon
+
+__all__ = ["main"]
+
+SESSION: Final = "bench"
+PER_CALL: Final = 5_000
+PER_BATCH: Final = 100_000
+POLL_S: Final = 0.02
+
+
+def main() -> None:
+    """Measures it once."""
+    parser = argparse.ArgumentParser(prog="bench.stream.results_read")
+    parser.add_argument("--results", type=int, default=1_000_000)
+    count = parser.parse_args().results
+    with tempfile.TemporaryDirectory() as name, daemon() as served, Client(served.address) as client:
+        client.advance(("orders", 0), high_watermark=PER_CALL)
+        for first in range(0, count, PER_CALL):
+            client.register(SESSION, first + 1, produce([("orders", 0)], offsets=list(range(PER_CALL))))
+        print(f"{rate(served.address, client, Path(name)):,.0f} results/s read and acknowledged")
+
+
+def rate(address: str, client: Client, folder: Path) -> float:
+    """Results a second, from the first acknowledgement to the last."""
+    pass_settings("local[2]", ["spark.ui.enabled=false", "spark.driver.memory=2g"])
+    session = spark_session("results read")
+    session.dataSource.register(PurgatoryDataSource)
+    reader = session.readStream.format("purgatory").option("address", address).option("session", SESSION)
+    writer = reader.option("maxRows", PER_BATCH).load().writeStream.format("noop")
+    left = before = client.status().unacknowledged_results
+    query = writer.option("checkpointLocation", str(folder / "checkpoint")).start()
+    began_s = 0.0
+    while left:
+        time.sleep(POLL_S)
+        now, at_s = client.status().unacknowledged_results, time.perf_counter()
+        if now < left and not began_s:
+            began_s, before = at_s, now
+        left = now
+    query.stop()
+    session.stop()
+    return before / (at_s - began_s)
+
+
+if __name__ == "__main__":
+    main()

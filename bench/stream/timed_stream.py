@@ -1,0 +1,50 @@
+"""Runs the stream over two folders, a file of each a micro-batch, and prints what each micro-batch took.
+
+    python -m bench.stream.timed_stream FOLDER OUT [--on-driver] [--shards 4] [--master URL] [--conf NAME=VALUE]
+
+A line of JSON: the seconds of each micro-batch, in order, with those of starting and planning within it. FOLDER has
+`registrations` and `events`; OUT must not be there yet.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from purgatory_pipeline.spark.spark_session import pass_settings, spark_session
+from purgatory_pipeline.stream.stream_inputs import StreamInput
+from purgatory_pipeline.stream.stream_outputs import StreamOutput
+from purgatory_pipeline.stream.stream_query import StreamOptions, start_stream
+from purgatory_pipeline.stream.wire_records import EVENT, OPERATION
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Runs it to its end."""
+    parser = argparse.ArgumentParser(prog="bench.stream.timed_stream")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--on-driver", action="store_true")
+    parser.add_argument("--shards", type=int, default=4)
+    parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--conf", action="append", default=[])
+    given = parser.parse_args()
+    kept = f"spark.sql.streaming.numRecentProgressUpdates={10_000}"
+    pass_settings(given.master, ["spark.ui.enabled=false", "spark.driver.memory=2g", kept, *given.conf])
+    session = spark_session("timed stream")
+    inputs = [
+        StreamInput(side, str(given.folder / name), "", 1, 1)
+        for side, name in ((OPERATION, "registrations"), (EVENT, "events"))
+    ]
+    options = StreamOptions(
+        checkpoint=str(given.out / "_checkpoint"), shards=given.shards, delay_ms=0, on_driver=given.on_driver, once=True
+    )
+    query = start_stream(session, inputs, StreamOutput(str(given.out), str(given.out)), options, quiet=True)
+    query.awaitTermination()
+    batches = [progress for progress in query.recentProgress if progress["numInputRows"]]
+    print(json.dumps([progress["durationMs"]["triggerExecution"] / 1_000 for progress in batches]))
+    session.stop()
+
+
+if __name__ == "__main__":
+    main()
