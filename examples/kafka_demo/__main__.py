@@ -34,10 +34,10 @@ async def wait_for_a_record(client: AsyncClient, writer: Writer) -> None:
 
 
 async def wait_for_everything(client: AsyncClient, writer: Writer) -> None:
-    await asyncio.to_thread(writer.write, 5, 1)
     await asyncio.to_thread(writer.write_and_abort, 3, 1)
+    await asyncio.to_thread(writer.write, 5, 0)
     began = time.monotonic()
-    tell("2. five more, and three in a transaction that is aborted, which nobody will ever read or commit;")
+    tell("2. three in a transaction that is aborted, which nobody will ever read or commit, and five more;")
     tell(f"   waiting until {GROUP} has caught up with everything written before now")
     result = await client.caught_up(GROUP, [TOPIC], timeout=60)
     tell(f"   {seen(result, began)}")
