@@ -18,7 +18,16 @@ settings.register_profile("house", deadline=None)  # a test never asserts an abs
 settings.load_profile("house")
 
 
-UNFIT = ("Spark needs Java", "no Chromium found")
+COMPILED_ONLY = (
+    "access", "bench", "crash", "deploy", "examples", "fuzz", "hostile", "http", "kafka", "metrics", "onlookers",
+    "page", "pipeline", "postgres", "soak", "sources", "strangers", "tracing", "transport", "webhooks",
+    "test_docs_site.py", "test_supply.py", "test_tidy.py",
+)  # fmt: skip
+"""What stands around the daemon: these meet the engine through the same calls as tests/service and tests/client, which
+run on both builds."""
+collect_ignore = list(COMPILED_ONLY) if os.environ.get("PURGATORY_BUILD") == "pure" else []
+
+UNFIT = ("Spark needs Java", "no Chromium found", "this client needs", "this scan needs")
 """In the reason of a skip: the machine lacks something that a whole run needs."""
 
 

@@ -22,6 +22,15 @@ def engine_files() -> dict[str, str]:
     return {name: file for name, file in files.items() if file}
 
 
+@pytest.mark.xdist_group("together")
+def test_groups_of_tests_stay_together(request: pytest.FixtureRequest) -> None:
+    """Where there are several workers, an id ends with its group, by which the group goes to one of them: otherwise
+    each would start its own Spark, its own Kafka and its own PostgreSQL.
+    """
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        assert request.node.nodeid.endswith("@together")
+
+
 def test_engine_is_wholly_one_build() -> None:
     """All modules of the engine are compiled, or none is; COMPILED says which."""
     suffixes = SUFFIXES["compiled" if purgatory.engine.COMPILED else "pure"]

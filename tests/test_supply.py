@@ -15,7 +15,9 @@ def pins(path: Path) -> dict[str, str]:
     return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found}
 
 
-@pytest.mark.parametrize("name", ["requirements.txt", "build-requirements.txt"])
+@pytest.mark.parametrize(
+    "name", ["requirements.txt", "archive-requirements.txt", "sources-requirements.txt", "build-requirements.txt"]
+)
 def test_image_installs_what_is_constrained(name: str) -> None:
     """Each package has the version of constraints.txt and at least one hash, and no registry is named.
 
@@ -30,19 +32,40 @@ def test_image_installs_what_is_constrained(name: str) -> None:
 
 
 def test_image_installs_all_that_the_daemon_needs() -> None:
-    """Every dependency of the package and of its server part is pinned, so is what builds it."""
+    """Every dependency of the package and of each part in an image is pinned, so is what builds it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    server = project["project"]["dependencies"] + project["project"]["optional-dependencies"]["server"]
+    extras = project["project"]["optional-dependencies"]
     for wanted, name in (
-        (server, "requirements.txt"),
+        (project["project"]["dependencies"] + extras["server"], "requirements.txt"),
+        (extras["archive"], "archive-requirements.txt"),
+        (extras["kafka"] + extras["postgres"], "sources-requirements.txt"),
         (project["build-system"]["requires"], "build-requirements.txt"),
     ):
         names = {re.sub(r"[-_.]+", "-", re.split(r"[^A-Za-z0-9._-]", one)[0]).lower() for one in wanted}
         assert names <= set(pins(ROOT / "deploy" / name))
 
 
+def test_plain_image_has_no_room_for_an_archive() -> None:
+    """What the image installs without a target holds neither Arrow nor numpy: these are two thirds of all of it."""
+    assert not {"pyarrow", "numpy"} & set(pins(ROOT / "deploy" / "requirements.txt"))
+
+
 def test_dockerfile_installs_by_hash_only() -> None:
     """No pip in the Dockerfile reaches for a package that is not pinned by hash."""
-    installs = re.findall(r"pip install ([^\n]*)", (ROOT / "Dockerfile").read_text("utf-8"))
-    assert len(installs) == 3
+    text = (ROOT / "Dockerfile").read_text("utf-8")
+    installs = re.findall(r"-m pip (?:--python \S+ )?install ([^\n]*)", text)
+    assert len(installs) == 5
     assert all("--require-hashes" in arguments or "--no-deps" in arguments for arguments in installs)
+
+
+def test_what_serves_has_no_installer() -> None:
+    """The environment that is copied into the image is made without pip."""
+    text = (ROOT / "Dockerfile").read_text("utf-8")
+    assert re.findall(r"-m venv (.*?)/opt/purgatory", text) == ["--without-pip "]
+
+
+def test_last_stage_is_the_plain_one() -> None:
+    """`docker build` without a target builds the image without additions, and the named targets are there."""
+    stages = re.findall(r"^FROM (\S+)(?: AS (\S+))?$", (ROOT / "Dockerfile").read_text("utf-8"), re.MULTILINE)
+    assert stages[-1] == ("serving", "")
+    assert {"archive", "sources", "full"} <= {name for _, name in stages}

@@ -49,7 +49,8 @@ keys = ["*"]
 class Caller:
     """One principal's channel to a guarded host."""
 
-    def __init__(self, address: str, authorization: str | None) -> None:
+    def __init__(self, address: str, authorization: str | None, host: Host | None = None) -> None:
+        self.host = host
         self.channel = grpc.aio.insecure_channel(address)
         self.stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(self.channel)
         self.metadata = () if authorization is None else (("authorization", authorization),)
@@ -83,11 +84,11 @@ class Guarded:
     def caller(self, principal: str, token: str | None = None) -> Caller:
         """A caller with a new token of its own, or with this one."""
         if principal == NOBODY:
-            return Caller(self.address, None)
+            return Caller(self.address, None, self.host)
         if token is None:
             token = add_token(self.tokens_file, principal)
             self.access.reload()
-        return Caller(self.address, f"Bearer {token}")
+        return Caller(self.address, f"Bearer {token}", self.host)
 
     def use_policy(self, text: str) -> None:
         """Another policy, read at once."""

@@ -19,7 +19,7 @@ from purgatory.service.access.roles import CALLS
 from purgatory.service.host import Host
 from purgatory.service.rpc.handlers import SERVICE
 from purgatory.service.translate.operations import OperationRun
-from purgatory.v1 import event_pb2, operation_pb2, source_pb2
+from purgatory.v1 import event_pb2, operation_pb2, source_pb2, webhook_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import NOBODY, ROLES, Caller, guarding
 from tests.service.serving import PATIENCE_S, high_watermark, produce
@@ -319,6 +319,34 @@ async def _list_partitions(caller: Caller) -> str:
     return OK
 
 
+@case("ListHotNames", "everything", "observe", "observe root")
+async def _list_hot_names(caller: Caller) -> str:
+    answer = await caller.call("ListHotNames", wire.ListHotNamesRequest())
+    found = {one.topic_partition.topic: one.watched for one in answer.names}
+    # Of each session one waits on each.
+    sessions = len(CALLERS) + 2
+    assert found in ({"mine-1": sessions}, {"mine-1": sessions, "yours-1": sessions})
+    return OK
+
+
+@case("TailResults", "everything", "wait admin", "wait admin root")
+async def _tail_results(caller: Caller) -> str:
+    stream = caller.stream("TailResults", wire.TailResultsRequest())
+    assert not (await asyncio.wait_for(stream.read(), PATIENCE_S)).operations
+    assert caller.host is not None
+    for name in ("mine-1", "yours-1"):
+        await caller.host.cancel_partition((name, 0))
+    told = (await asyncio.wait_for(stream.read(), PATIENCE_S)).operations
+    found = {(one.principal, one.session_id, one.operation_id) for one in told}
+    if len(found) == 2:
+        assert {(principal, number) for principal, _, number in found} == {("wait", 1), ("wait", 2)}
+    elif len(found) == len(CALLERS) + 3:
+        assert {principal for principal, _, number in found if number == 2} == {"admin"}
+    else:
+        assert len(found) == 2 * (len(CALLERS) + 2)
+    return OK
+
+
 @case("GetStatus", "everything", " ".join(ROLES), f"{' '.join(ROLES)} root")
 async def _get_status(caller: Caller) -> str:
     answer = await caller.call("GetStatus", wire.GetStatusRequest(remaining_time=True))
@@ -355,6 +383,19 @@ async def _source_ends(caller: Caller, name: str) -> str:
     except grpc.aio.AioRpcError as error:
         if error.code() is not grpc.StatusCode.UNAVAILABLE:  # there is no source to ask
             raise
+    return OK
+
+
+@case("ListDeadLetters", "own", "wait admin", "wait admin root")
+async def _list_dead_letters(caller: Caller) -> str:
+    assert not (await caller.call("ListDeadLetters", webhook_pb2.ListDeadLettersRequest())).dead_letters
+    return OK
+
+
+@case("ResendDeadLetters", "own", "wait admin", "wait admin root")
+async def _resend_dead_letters(caller: Caller) -> str:
+    answer = await caller.call("ResendDeadLetters", webhook_pb2.ResendDeadLettersRequest(webhook_ids=["nobody's"]))
+    assert list(answer.unknown_webhook_ids) == ["nobody's"]
     return OK
 
 

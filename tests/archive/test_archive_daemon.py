@@ -219,6 +219,20 @@ def test_a_place_that_is_of_no_use_ends_the_start_in_one_line(tmp_path: Path, pl
     assert f"cannot write an archive to {place}: " in line
 
 
+def test_without_arrow_one_line_names_the_image_that_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the plain image: exit code 1, before anything is served or written."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['pyarrow'] = None\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    place = tmp_path / "archive"
+    flags = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--archive", str(place)]
+    ended = run_to_end(tmp_path, flags)
+    assert ended.returncode == 1
+    [line] = ended.stderr.splitlines()
+    assert "an archive needs pyarrow" in line
+    assert "purgatory:archive" in line
+    assert not place.exists()
+
+
 def test_a_daemon_does_not_load_arrow(start_daemon: StartDaemon, tmp_path: Path) -> None:
     """What rows and files are made with is in the memory of the writer process only."""
     daemon = start_daemon("--archive", str(tmp_path / "archive"))

@@ -252,3 +252,15 @@ def test_calls_and_markers_are_single_rows() -> None:
     assert marker == common | {
         "marker": "dropped", "table": "calls", "rows": 1, "last_call_number": 3, "detail": None,
     }  # fmt: skip
+
+
+def test_a_marker_of_a_gap_that_is_lost_itself_is_told_again() -> None:
+    """A writer that dies before it has placed what tells of the one before: the rows of both gaps are in one marker."""
+    lost = Span([row_record(schema.CALLS, stamp(3), call=schema.CANCEL), row_record(schema.CALLS, stamp(7))])
+    again = Span(lost.dropped_markers())
+    alone_again = [(record.extra["rows"], record.extra["last_call_number"]) for record in again.dropped_markers()]
+    again.extend(Span([row_record(schema.CALLS, stamp(9), call=schema.CANCEL)]))
+    [record] = again.dropped_markers()
+    assert alone_again == [(2, 7)]
+    assert (record.stamp, record.extra["table"], record.extra["rows"]) == (stamp(3), schema.CALLS, 3)
+    assert record.extra["last_call_number"] == 9

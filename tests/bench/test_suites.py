@@ -20,7 +20,7 @@ from bench.suites import engine_suite, service_suite
 class Stub:
     """A worker, server or process of every kind that is there at once and measures one of everything."""
 
-    address = "127.0.0.1:1"
+    address = http_address = "127.0.0.1:1"
     process_id = 1
 
     def run(self, workload: str, **parameters: object) -> Numbers:
@@ -95,7 +95,7 @@ def test_without_a_jvm_and_redis_the_rest_is_measured() -> None:
     everything = asked_by_all()
     left = asked_by_all(peers_from_elsewhere=False)
     assert {peer for _, peer in left} == {
-        "asyncio", "heapq", "echo", "self", "uvloop", "none", "fsync", "registering", "served", None,
+        "asyncio", "heapq", "echo", "self", "uvloop", "none", "fsync", "registering", "served", "grpc", None,
     }  # fmt: skip
     assert {key for key in left if key[1] is not None} == {
         key for key in everything if key[1] not in {"kafka", "netty", "redis", None}

@@ -8,7 +8,13 @@ from purgatory_client.cli.parsing import UsageError, partition_offsets
 from purgatory_client.errors import InvalidRequest
 from purgatory_client.partition_names import format_partition, partition_name
 from purgatory_client.sources.log_positions import lsn_of_offset, offset_of_lsn
-from purgatory_client.sources.source_names import escaped_group, kafka_group, kafka_topic, unescaped_group
+from purgatory_client.sources.source_names import (
+    escaped_group,
+    kafka_group,
+    kafka_stable,
+    kafka_topic,
+    unescaped_group,
+)
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
 
@@ -18,6 +24,8 @@ def test_names_of_topics_and_groups() -> None:
     assert kafka_topic("orders") == "kafka/orders"
     assert kafka_group("billing", "orders") == "kafka/billing/orders"
     assert kafka_group("billing", "orders", "east") == "east/billing/orders"
+    assert kafka_stable("orders", "east") == "east/stable:orders"
+    assert partition_offsets([f"{kafka_stable('orders')}-3@43"]) == {"kafka/stable:orders-3": 43}
 
 
 def test_a_record_is_processed_at_the_next_offset() -> None:

@@ -14,7 +14,7 @@ from tests.crash.limited_disk import DISKS, LimitedDisk, NotPossibleHere
 from tests.crash.power_cut import Power
 from tests.daemon_process import run_to_end
 
-KILLS = 10
+KILLS = 6
 KILLS_WHILE_FULL = 4
 CUTS = 4
 
@@ -25,10 +25,10 @@ def test_daemon_dies_at_the_point_that_its_environment_names(tmp_path: Path) -> 
     assert run_to_end(tmp_path, listen, {VARIABLE: "before-commit:1"}).returncode == -signal.SIGKILL
 
 
-@pytest.mark.slow  # eleven daemons
+@pytest.mark.slow  # seven daemons
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_no_kill_loses_repeats_or_hastens_anything(tmp_path: Path, mode: str) -> None:
-    """Ten daemons are killed, some at points of the journal: all that was receipted ends once, and not too early."""
+    """Six daemons are killed, some at points of the journal: all that was receipted ends once, and not too early."""
     tally = asyncio.run(CrashRun(tmp_path, 1, mode).run(KILLS))
     assert tally.operations > KILLS
     assert tally.outbox_waits > KILLS

@@ -1,5 +1,6 @@
 """What a look at the pending operations shows, and what its filters leave out."""
 
+from purgatory.engine.ranking import PendingRanking
 from purgatory.engine.views import RemainingTimes
 from tests.engine import plain
 from tests.engine.world import World, parse
@@ -79,3 +80,49 @@ def test_time_left_is_counted_by_bounds_and_in_slices() -> None:
     assert (overdue.soonest_ms, overdue.latest_ms) == (0, 10)
     assert World().engine.count_remaining(0, 10, 0, nothing := RemainingTimes([10])) == -1
     assert (nothing.operations, nothing.soonest_ms, nothing.latest_ms) == ([0, 0], -1, -1)
+
+
+def test_a_ranking_has_what_stands_out() -> None:
+    """Whatever the slices: what has waited longest, what expires soonest, and how many wait on each name."""
+    world = World()
+    handles = []
+    for number in range(50):
+        handles.append(
+            world.produce({"orders-0": 10, f"orders-{1 + number % 2}": 10}, timeout_ms=10_000 - number * 100)
+        )
+        world.wait(1)
+    signal = world.wait_signal({"a": 1}, timeout_ms=5)
+    for slice_size in (1, 7, 1_000):
+        ranking = PendingRanking(5)
+        slot = 0
+        while slot >= 0:
+            slot = world.engine.rank_pending(slot, slice_size, world.now_ms, ranking)
+        assert ranking.operations == 51
+        assert ranking.waits == {("orders", 0): 50, ("orders", 1): 25, ("orders", 2): 25, ("a", -1): 1}
+        assert [one.operation_id for one in ranking.longest_waiting()] == handles[:5]
+        assert [one.operation_id for one in ranking.soonest_expiring()] == [signal, *handles[:-5:-1]]
+    first = ranking.longest_waiting()[0]
+    view = world.engine.ranked_view(first, world.now_ms)
+    assert view is not None
+    assert view.operation_id == handles[0]
+    world.cancel(handles[0])
+    assert world.engine.ranked_view(first, world.now_ms) is None
+    others = PendingRanking(5, {world.owner_id + 1})
+    assert world.engine.rank_pending(0, 1_000, world.now_ms, others) == -1
+    assert others.operations == 0
+
+
+def test_rings_show_where_the_wheel_has_everything() -> None:
+    """Each pending operation is in one bucket of the ring of its level; buckets are counted up to a bound."""
+    world = World()
+    for timeout_ms in (3, 3, 3, 25, 500, 9_000):
+        world.produce({"orders-0": 10}, timeout_ms=timeout_ms)
+    rings = world.engine.wheel_rings(100)
+    assert [sum(ring.counts) for ring in rings] == [3, 1, 1, 1]
+    assert [ring.tick_ms for ring in rings] == [1, 20, 400, 8_000]
+    assert max(rings[0].counts) == 3
+    assert max(world.engine.wheel_rings(2)[0].counts) == 2
+    moved = world.engine.wheel_moves
+    world.wait(26)
+    assert [sum(ring.counts) for ring in world.engine.wheel_rings(100)] == [0, 0, 1, 1]
+    assert world.engine.wheel_moves == moved + 5

@@ -136,6 +136,27 @@ async def test_who_is_alone_is_not_held_back() -> None:
     queue.leave(caller)
 
 
+async def test_nobody_is_alone_beside_streams_of_others() -> None:
+    """Who sends messages on streams makes no new calls, and is somebody else all the same: the calls of a caller who
+    makes many are held back for its sake.
+    """
+    queue = Queue()
+    streaming, many = queue.enter("streaming"), queue.enter("many")
+    for number in range(20):
+        queue.time_us += ALONE_US // 10
+        queue.leave(queue.enter("many"))
+        await queue.work(streaming, number)
+    callers = [queue.enter("many") for _ in range(ENDING_MAX * 4)]
+    calls = start(*(call(queue, caller, "call") for caller in callers))
+    for _ in range(ENDING_MAX * 8):
+        await asyncio.sleep(0)
+    assert queue.done.count("call") < len(calls)
+    for task in calls:
+        task.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    queue.leave(many)
+
+
 async def test_a_cancelled_place_is_passed_over() -> None:
     """Nobody else loses a turn by it, and its caller is forgotten once its calls have ended."""
     queue = Queue()

@@ -478,7 +478,7 @@ def test_the_call_that_holds_the_loop_is_named(caplog: pytest.LogCaptureFixture)
     for call, ms in (("Register", 9), ("Register", 11), ("Cancel", 25), ("Cancel", 40)):
         with holds.of(call):
             now_ns[0] += ms * 1_000_000
-    assert {one.call: (one.holds, one.longest_ns // 1_000_000) for one in holds} == {
+    assert {one.call: (one.holds, one.longest_ns // 1_000_000) for one in holds if one.holds} == {
         "Register": (1, 11), "Cancel": (2, 40),
     }  # fmt: skip
     assert [record.message for record in caplog.records] == [

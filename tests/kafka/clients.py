@@ -3,21 +3,31 @@
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 QUIET = {"log_level": 0, "socket.timeout.ms": 30_000}
 
 
 class ClusterClients:
-    """Clients of one cluster. Each call waits until what it does is done."""
+    """Clients of one cluster, with what their connections need. Each call waits until what it does is done."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, connection: Mapping[str, str] | None = None) -> None:
         self.bootstrap = bootstrap
-        self.admin = AdminClient({"bootstrap.servers": bootstrap, **QUIET})
-        self.producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "enable.idempotence": True, **QUIET})
+        self._common: dict[str, Any] = {"bootstrap.servers": bootstrap, **QUIET, **(connection or {})}
+        self.admin = AdminClient(self._common)
+        self.producer = Producer({**self._common, "acks": "all", "enable.idempotence": True})
 
     def create(self, topic: str, partitions: int = 1, replicas: int = 1, config: dict[str, str] | None = None) -> None:
         new = NewTopic(topic, partitions, replicas, config=config or {})
@@ -44,7 +54,7 @@ class ClusterClients:
     @contextmanager
     def transaction(self, topic: str, count: int = 10, name: str = "tests") -> Iterator[Producer]:
         """An open transaction with some records; the caller commits or aborts it."""
-        producer = Producer({"bootstrap.servers": self.bootstrap, "transactional.id": name, **QUIET})
+        producer = Producer({**self._common, "transactional.id": name})
         producer.init_transactions(30)
         producer.begin_transaction()
         for number in range(count):
@@ -54,7 +64,7 @@ class ClusterClients:
 
     def commit(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         """Without members: what an operator's tool does, and what a consumer with `assign` does."""
-        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": group, **QUIET})
+        consumer = Consumer({**self._common, "group.id": group})
         wanted = [TopicPartition(topic, number, offset) for (topic, number), offset in offsets.items()]
         deadline = time.monotonic() + 30
         try:
@@ -68,6 +78,26 @@ class ClusterClients:
             assert not [one.error for one in done or [] if one.error is not None]
         finally:
             consumer.close()
+
+    def committed(self, group: str, topic: str, partitions: int) -> dict[int, int]:
+        """What a group has committed of each of these partitions, as its coordinator says."""
+        consumer = Consumer({**self._common, "group.id": group})
+        try:
+            found = consumer.committed([TopicPartition(topic, number) for number in range(partitions)], timeout=30)
+            return {at.partition: at.offset for at in found if at.offset >= 0}
+        finally:
+            consumer.close()
+
+    def allow(self, principal: str, *rights: tuple[ResourceType, str, AclOperation]) -> None:
+        """Gives rights on resources by their names; "*": all of the type."""
+        for future in self.admin.create_acls([_access(principal, *right) for right in rights]).values():
+            future.result()
+
+    def revoke(self, principal: str, kind: ResourceType, name: str, operation: AclOperation) -> None:
+        pattern, anybody, allowed = ResourcePatternType.LITERAL, "*", AclPermissionType.ALLOW
+        one = AclBindingFilter(kind, name, pattern, f"User:{principal}", anybody, operation, allowed)
+        for future in self.admin.delete_acls([one]).values():
+            assert future.result(), "there was no such right"
 
     def delete_group(self, group: str) -> None:
         for future in self.admin.delete_consumer_groups([group]).values():
@@ -85,3 +115,8 @@ class ClusterClients:
     def delete_records(self, topic: str, before: int, partition: int = 0) -> None:
         for future in self.admin.delete_records([TopicPartition(topic, partition, before)]).values():
             future.result()
+
+
+def _access(principal: str, kind: ResourceType, name: str, operation: AclOperation) -> AclBinding:
+    pattern, anybody, allowed = ResourcePatternType.LITERAL, "*", AclPermissionType.ALLOW
+    return AclBinding(kind, name, pattern, f"User:{principal}", anybody, operation, allowed)

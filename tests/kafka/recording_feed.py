@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from purgatory_sources.feed.feed import Feed
-from purgatory_sources.feed.observation import MarkName, Observation
+from purgatory_sources.feed.observation import MarkName, Observation, SeenReplicas
 from purgatory_sources.feed.reports import SourceState, StaleMarks, ToldMark
 from purgatory_sources.kafka import open_source
 from purgatory_sources.kafka.kafka_source import KafkaSource
@@ -21,6 +21,7 @@ class RecordingFeed(Feed):
     def __init__(self, told: Mapping[MarkName, int] | None = None) -> None:
         self.marks: dict[MarkName, int] = {}
         self.observed: list[Observation] = []
+        self.replicas: dict[MarkName, SeenReplicas] = {}
         self.identities: dict[MarkName, set[str]] = {}
         self.reported: tuple[SourceState, str, Sequence[StaleMarks], int] = (SourceState.LOADING, "", (), 0)
         self.reports: list[tuple[float, SourceState, str, Sequence[StaleMarks]]] = []
@@ -55,6 +56,10 @@ class RecordingFeed(Feed):
                 self.marks[name] = seen.offset
         self._changed.set()
 
+    def observe_replicas(self, replicas: Mapping[MarkName, SeenReplicas]) -> None:
+        self.replicas.update(replicas)
+        self._changed.set()
+
     def report(self, state: SourceState, reason: str = "", stale: Sequence[StaleMarks] = (), lag_ms: int = 0) -> None:
         if (state, reason) != self.reported[:2]:
             self.reports.append((time.monotonic(), state, reason, stale))
@@ -82,22 +87,31 @@ class RecordingFeed(Feed):
                 continue
         return time.monotonic() - begun
 
+    def stale_reason(self, topic: str, partition: int = 0) -> str:
+        """Why the last report calls a mark stale; empty: it does not."""
+        for entry in self.reported[2]:
+            fits = topic == entry.topic_prefix if entry.exact else topic.startswith(entry.topic_prefix)
+            if fits and (not entry.partitions or partition in entry.partitions):
+                return entry.reason or "for no reason"
+        return ""
+
     async def until_live(self) -> None:
         await self.until(lambda: self.reported[0] == SourceState.LIVE, "live")
 
 
 @asynccontextmanager
 async def running_source(
-    bootstrap: str, options: str = "", told: Mapping[MarkName, int] | None = None
+    bootstrap: str, options: str = "", told: Mapping[MarkName, int] | None = None, *, is_live: bool = True
 ) -> AsyncIterator[tuple[KafkaSource, RecordingFeed]]:
-    """A source of this cluster and its feed, once it is live."""
+    """A source of this cluster and its feed, once it is live unless that is not to be waited for."""
     source = open_source(SourceUri.parse(f"kafka://{bootstrap}{'?' if options else ''}{options}"), None)
     assert isinstance(source, KafkaSource)
     feed = RecordingFeed(told)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(source.run(feed))
         try:
-            await feed.until_live()
+            if is_live:
+                await feed.until_live()
             yield source, feed
         finally:
             task.cancel()

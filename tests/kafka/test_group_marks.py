@@ -139,3 +139,19 @@ def test_java_hash_places_groups() -> None:
     assert [marks.partition_of(group) for group in ("billing", "a", "größe", "polygenelubricants")] == [
         abs(-109829509) % 50, 97 % 50, 98762257 % 50, 0,
     ]  # fmt: skip
+
+
+def test_a_group_that_goes_on_below_its_old_mark_was_set_back() -> None:
+    """It was set back while no source ran. Commits that come while that is looked into do not leave it in doubt."""
+    marks = loaded({NAME: 50}, {NAME: 90})
+    assert marks.committed(0, {NAME: 60}, 1) == []
+    assert marks.settled(Doubt(NAME, 50, 90), is_drained=False, now_ms=2) == [MarkMove(NAME, 60, is_set_back=True)]
+    assert marks.committed(0, {NAME: 70}, 3) == [MarkMove(NAME, 70)]
+
+
+def test_a_raised_mark_stays_though_the_group_goes_on_below_it() -> None:
+    """What was proved of the offset that it had committed first holds for those that came since."""
+    marks = loaded({NAME: 50}, {NAME: 90})
+    assert marks.committed(0, {NAME: 60}, 1) == []
+    assert marks.settled(Doubt(NAME, 50, 90), is_drained=True, now_ms=2) == []
+    assert marks.get(NAME) == (60, 90, 1)

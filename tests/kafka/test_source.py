@@ -50,6 +50,20 @@ async def test_commits_are_seen_and_set_backs_told_as_such(clients: ClusterClien
         assert [(one.offset, one.is_set_back_to) for one in seen] == [(4, False), (9, False), (2, True)]
 
 
+async def test_a_group_that_nobody_waits_on_is_polled_now_and_then(clients: ClusterClients, topic: str) -> None:
+    """Where commits are not read, a group that was waited on is looked at in its turn: a set-back is not missed."""
+    name = f"kafka/billing/{topic}", 1
+    await asyncio.to_thread(clients.produce, topic, 10, 1)
+    await asyncio.to_thread(clients.commit, "billing", {(topic, 1): 9})
+    async with running_source(clients.bootstrap, options(topic, "commits=poll")) as (_, feed):
+        feed.want(name)
+        await feed.until(lambda: feed.marks.get(name) == 9)
+        feed.want()
+        await asyncio.to_thread(clients.reset, "billing", {(topic, 1): 2})
+        await feed.until(lambda: feed.marks.get(name) == 2, "the set-back")
+        assert [one.offset for one in feed.seen_of(*name) if one.is_set_back_to] == [2]
+
+
 @pytest.mark.parametrize("method", METHODS)
 async def test_a_group_that_is_deleted_is_gone(clients: ClusterClients, topic: str, method: str) -> None:
     """Its marks go; when it commits again they come back."""
@@ -105,7 +119,7 @@ async def test_a_topic_made_anew_is_another_lineage(clients: ClusterClients, top
         await asyncio.to_thread(clients.produce, topic, 12)
         await feed.until(lambda: len(feed.identities[ends]) == 2, "the new topic's id")
         await feed.until(lambda: feed.marks.get(ends) == 12)
-        assert commits not in feed.marks
+        assert feed.marks.get(commits, 0) == 0  # while the new topic is empty, the group has all there is in it
         await asyncio.to_thread(clients.commit, "billing", {(topic, 0): 3})
         await feed.until(lambda: feed.marks.get(commits) == 3)
 
@@ -150,7 +164,8 @@ async def test_ends_begin_after_the_question(clients: ClusterClients, topic: str
             await source.ends(["kafka/another"])
 
 
-async def test_a_restart_does_not_lower_a_raised_mark(clients: ClusterClients, topic: str) -> None:
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_restart_does_not_lower_a_raised_mark(clients: ClusterClients, topic: str, method: str) -> None:
     """A daemon has 14, of which 10 is committed: above lie a marker and aborted records. The mark stays; one that was
     set back while the source was away goes back.
     """
@@ -160,7 +175,8 @@ async def test_a_restart_does_not_lower_a_raised_mark(clients: ClusterClients, t
     await asyncio.to_thread(clients.commit, "raised", {(topic, 0): 10})
     await asyncio.to_thread(clients.commit, "reset", {(topic, 0): 6})
     raised, reset = (f"kafka/raised/{topic}", 0), (f"kafka/reset/{topic}", 0)
-    async with running_source(clients.bootstrap, options(topic), told={raised: 14, reset: 9}) as (_, feed):
+    async with running_source(clients.bootstrap, options(topic, method), told={raised: 14, reset: 9}) as (_, feed):
+        feed.want(raised, reset)
         await feed.until(lambda: reset in feed.marks and raised in feed.marks)
         assert [(one.offset, one.is_set_back_to) for one in feed.seen_of(*raised)] == [(14, False)]
         assert [(one.offset, one.is_set_back_to) for one in feed.seen_of(*reset)] == [(6, True)]
@@ -216,3 +232,31 @@ async def test_an_open_transaction_holds_back_and_polls_make_up(clients: Cluster
         await feed.until(lambda: feed.marks.get((f"kafka/billing/{topic}", 1)) == 1, "the transaction's offset")
         assert not [one for one in feed.seen_of(*name) if one.is_set_back_to]
         assert feed.marks[name] == 8
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+async def test_a_last_stable_offset_waits_for_the_transaction(
+    clients: ClusterClients, topic: str, is_committed: bool
+) -> None:
+    """While a transaction is open its mark stands before it, however far the log goes on; then it is the log's end,
+    whether the records were committed or aborted. "Everything written before now" is the log's end, too.
+    """
+    ends, stable = (f"kafka/{topic}", 0), (f"kafka/stable:{topic}", 0)
+    await asyncio.to_thread(clients.produce, topic, 3)
+    async with running_source(clients.bootstrap, options(topic)) as (source, feed):
+        assert stable not in feed.marks, "nobody has waited on it yet"
+        feed.want(ends, stable)
+        await feed.until(lambda: (feed.marks.get(ends), feed.marks.get(stable)) == (3, 3), "the same without one")
+        with clients.transaction(topic, 4, name=topic) as producer:
+            await asyncio.to_thread(clients.produce, topic, 2)
+            await feed.until(lambda: feed.marks[ends] == 9, "the end")
+            assert [(one.topic, one.offset) for one in await source.ends([stable[0]])] == [(stable[0], 9)]
+            polls = len(feed.seen_of(*ends))
+            await asyncio.to_thread(clients.produce, topic, 1)
+            await feed.until(lambda: len(feed.seen_of(*ends)) > polls)
+            assert feed.marks[stable] == 3
+            await asyncio.to_thread(producer.commit_transaction if is_committed else producer.abort_transaction, 30)
+            await feed.until(lambda: feed.marks[stable] == 11, "the last stable offset behind the marker")
+        assert not [one for one in feed.seen_of(*stable) if one.is_set_back_to]
+        await asyncio.to_thread(clients.delete, topic)
+        await feed.until(lambda: stable not in feed.marks and ends not in feed.marks, "the end of both")

@@ -27,8 +27,10 @@ def is_stale(feed: RecordingFeed, topic: str) -> bool:
 
 async def test_a_leader_that_is_killed_and_comes_back(three_brokers: KafkaCluster, clients: ClusterClients) -> None:
     """Of two topics on the broker that is killed one has no other replica: it alone is blind until the broker is back.
-    Marks of the other go on under their new leader; nothing is set back, and commits are seen all the while.
+    Marks of the other go on under their new leader; nothing is set back, and commits are seen all the while. Who leads
+    and who is in sync is told each time.
     """
+    everybody = (1, 2, 3)
     alone, many = f"alone-{uuid.uuid4().hex[:6]}", f"many-{uuid.uuid4().hex[:6]}"
     await asyncio.to_thread(clients.create, many, 1, 3)
     await asyncio.to_thread(clients.create, alone, 3, 1)
@@ -39,6 +41,7 @@ async def test_a_leader_that_is_killed_and_comes_back(three_brokers: KafkaCluste
         feed.want(*names)
         await feed.until(lambda: feed.marks.get(names[0]) == 5)
         victim = clients.leader(many)
+        assert feed.replicas[names[0]] == (victim, everybody, everybody)
         lost = [number for number in range(3) if clients.leader(alone, number) == victim]
         await asyncio.to_thread(three_brokers.kill, victim)
         try:
@@ -46,6 +49,9 @@ async def test_a_leader_that_is_killed_and_comes_back(three_brokers: KafkaCluste
             await asyncio.to_thread(clients.commit, group, {(many, 0): 7})
             await feed.until(lambda: feed.marks.get(names[0]) == 10, "the end under the new leader")
             await feed.until(lambda: feed.marks.get(names[1]) == 7, "a commit while the broker is away")
+            others = tuple(one for one in everybody if one != victim)
+            await feed.until(lambda: feed.replicas[names[0]][1:] == (everybody, others), "the smaller set")
+            assert feed.replicas[names[0]].leader_id in others
             if lost:
                 await feed.until(lambda: is_stale(feed, f"kafka/{alone}"), "stale marks")
                 assert feed.reported[0] == SourceState.BLIND
@@ -55,6 +61,7 @@ async def test_a_leader_that_is_killed_and_comes_back(three_brokers: KafkaCluste
         finally:
             await asyncio.to_thread(three_brokers.start, victim)
         await feed.until_live()
+        await feed.until(lambda: feed.replicas[names[0]][1:] == (everybody, everybody), "all three in sync")
         for number in range(3):
             await asyncio.to_thread(clients.produce, alone, 2, number)
         await feed.until(lambda: all(feed.marks.get((f"kafka/{alone}", number)) == 2 for number in range(3)))
@@ -114,17 +121,19 @@ async def test_a_cluster_that_is_gone_and_comes_back(kafka_brokers: Path, tmp_pa
 
 async def test_an_unclean_election_cuts_topic_and_group(three_brokers: KafkaCluster, clients: ClusterClients) -> None:
     """A replica that lacks the last records comes to lead: the topic's mark goes back to its end, and so does that of
-    the group, whose committed offset names records that are gone; by a break each, told once.
+    the group, whose committed offset names records that are gone; by a break each, told once. So does its last stable
+    offset, which says nothing until it was looked at again.
     """
     topic = f"cut-{uuid.uuid4().hex[:6]}"
     config = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
     await asyncio.to_thread(clients.create, topic, 1, 2, config)
     first, second = clients.admin.list_topics(topic, timeout=10).topics[topic].partitions[0].replicas
     ends, commits = (f"kafka/{topic}", 0), (f"kafka/group-{topic}/{topic}", 0)
+    stable = f"kafka/stable:{topic}", 0
     async with running_source(clients.bootstrap, f"topics={topic}") as (_, feed):
-        feed.want(ends, commits)
+        feed.want(ends, commits, stable)
         await asyncio.to_thread(clients.produce, topic, 10)
-        await feed.until(lambda: feed.marks.get(ends) == 10)
+        await feed.until(lambda: (feed.marks.get(ends), feed.marks.get(stable)) == (10, 10))
         try:
             await asyncio.to_thread(three_brokers.kill, second)
             await asyncio.to_thread(clients.produce, topic, 15)
@@ -135,10 +144,12 @@ async def test_an_unclean_election_cuts_topic_and_group(three_brokers: KafkaClus
             await asyncio.to_thread(three_brokers.start, second)
             await feed.until(lambda: feed.marks.get(ends) == 10, "the topic's cut")
             await feed.until(lambda: feed.marks.get(commits) == 10, "the group's cut")
+            await feed.until(lambda: feed.marks.get(stable) == 10, "the stable offset's cut")
         finally:
             await asyncio.to_thread(three_brokers.start, first, second)
         assert [seen.offset for seen in feed.seen_of(*ends) if seen.is_set_back_to] == [10]
         assert [seen.offset for seen in feed.seen_of(*commits) if seen.is_set_back_to] == [10]
+        assert {seen.offset for seen in feed.seen_of(*stable) if seen.is_set_back_to} <= {0, 10}
         await feed.until_live()
         # A producer of its own: to the idempotent one the cut is a gap in its sequence.
         await asyncio.to_thread(ClusterClients(clients.bootstrap).produce, topic, 5)

@@ -31,9 +31,9 @@ def produces(count: int, timeout_ms: int, topic: str = "orders", first_id: int =
 
 
 def test_lesson_45_the_wall_clock_is_read_where_it_is_shown_and_nowhere_else() -> None:
-    """Eight modules of daemon and client look at the wall clock: two to show it, the archive to keep it,
-    the journal and the outbox because a life of theirs is longer than that of the machine's own clock, and three for
-    tokens and certificates, which expire by it.
+    """Twelve modules of daemon and client look at the wall clock: four to show it, the archive to keep it,
+    the journal and the outbox because a life of theirs is longer than that of the machine's own clock, three for
+    tokens and certificates, which expire by it, webhooks, which are signed with it, and spans, which begin by it.
     """
     daemon = Path(purgatory.__file__).parent
     client = daemon.parent / "client" / "purgatory_client"
@@ -46,7 +46,8 @@ def test_lesson_45_the_wall_clock_is_read_where_it_is_shown_and_nowhere_else() -
                 found.add(path.name)
     assert found == {
         "continued_time.py", "host.py", "inspection_calls.py", "outbox_gate.py", "run_details.py",
-        "certificate_files.py", "commands.py", "tokens.py",
+        "certificate_files.py", "commands.py", "tokens.py", "result_tail.py", "daemon_views.py", "webhook_form.py",
+        "wait_spans.py",
     }  # fmt: skip
 
 

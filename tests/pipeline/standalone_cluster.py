@@ -21,7 +21,10 @@ from types import TracebackType
 import pyspark
 
 HOME = Path(pyspark.__file__).parent
-DAEMON_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dspark.master.rest.enabled=false"
+DAEMON_OPTIONS = (
+    "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dspark.master.rest.enabled=false "
+    "-Dspark.deploy.maxExecutorRetries=-1"  # executors that are killed on purpose end no application
+)
 END_WITH_PARENT = """
 import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1
@@ -46,6 +49,7 @@ class StandaloneCluster:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> StandaloneCluster:
+        self.folder.mkdir(parents=True, exist_ok=True)
         try:
             self._start("master", "Master", ["--port", "0"])
             self.url = self._wait("master", r"Starting Spark master at (spark://\S+)")

@@ -10,11 +10,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import purgatory_pipeline
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from purgatory_pipeline import pack
 from purgatory_pipeline.generate.history_plan import make_plan
 from purgatory_pipeline.generate.make_archive import make_run
 from purgatory_pipeline.report.report_tables import TABLES
+from purgatory_pipeline.stream.file_rows import file_packer
+from purgatory_pipeline.stream.shard.shard import Shard
+from purgatory_pipeline.stream.shard_step import OUTCOMES, play_payloads
+from purgatory_pipeline.stream.stream_inputs import StreamUnusable
+from purgatory_pipeline.stream.stream_query import require_python
+from purgatory_pipeline.stream.wire_records import EVENT, OPERATION
 
 from purgatory.engine import COMPILED
 from tests.pipeline.conftest import worker_environment
@@ -28,6 +36,8 @@ INSTALLED_THERE = ("numpy", "pandas", "pyarrow", "altair", "vl-convert-python", 
 ALL_USED = re.compile(r"in ([\d,]+) rows = used \1 \+ set aside 0")
 QUICK_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 TIMEOUT_S = 600
+DELAY_MS = 2_000
+"""By default."""
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +120,46 @@ def test_replay_runs_unchanged_on_the_cluster(
     assert "unchanged policy: 100 % of" in printed
     assert "timeout_ms=*2" in printed
     assert list((tmp_path / "out").glob("*.html"))
+
+
+def test_stream_runs_unchanged_on_the_cluster(
+    cluster: StandaloneCluster, settings: list[str], history: Path, tmp_path: Path
+) -> None:
+    """By spark-submit, with the environment beside the driver too: two shards on two workers give each outcome once
+    and the same as a single shard that is called here.
+    """
+    submit = str(HOME / "bin" / "spark-submit")
+    sides = {OPERATION: history / "registrations", EVENT: history / "events"}
+    places = ["--registrations", str(sides[OPERATION]), "--events", str(sides[EVENT]), "--results", str(tmp_path)]
+    (cluster.folder / "environment").symlink_to(sys.prefix)
+    run(cluster, [submit, *settings, str(SCRIPT), "stream", *places, "--shards", "2", "--once"])
+    files = {path.name: pq.read_table(path) for path in (tmp_path / "outcomes").rglob("shard-*.parquet")}
+    assert sorted(files) == ["shard-00000.parquet", "shard-00001.parquet"]
+    assert {path.parent.name for path in cluster.folder.glob("work/*/app-*")} == {"worker-0", "worker-1"}
+    packed = [
+        pa.Table.from_batches(file_packer(1, side, is_json=False)([paths_in(folder)])) for side, folder in sides.items()
+    ]
+    played = play_payloads(Shard(DELAY_MS), pa.concat_tables(packed)).tables[OUTCOMES]
+    assert played.num_rows > 900
+    assert as_words(pa.concat_tables(files.values())) == as_words(played)
+
+
+def paths_in(folder: Path) -> pa.RecordBatch:
+    paths = [str(path) for path in sorted(folder.rglob("*.parquet"))]
+    return pa.record_batch({"path": pa.array(paths, pa.string())})
+
+
+def as_words(outcomes: pa.Table) -> list[str]:
+    """Each outcome as text, sorted: they are compared whole."""
+    return sorted(map(repr, outcomes.to_pylist()))
+
+
+def test_the_drivers_python_must_be_there() -> None:
+    """Spark's planner would fail in the middle of the first batch; the error says what to do."""
+    with pytest.raises(StreamUnusable, match="ln -s"):
+        require_python("./environment/bin/python")
+    require_python(sys.executable)
+    require_python("python3")
 
 
 def test_report_runs_unchanged_on_the_cluster(

@@ -4,13 +4,17 @@ import asyncio
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 from purgatory_client import AsyncClient, Outcome
 from purgatory_client.errors import NotFound, PurgatoryClientError
+from purgatory_sources.feed.feed import Feed
+from purgatory_sources.feed.observation import Observation, SeenReplicas
+from purgatory_sources.feed.reports import End, SourceState
+from purgatory_sources.feed.source import Source
 
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
@@ -157,6 +161,14 @@ class FileWorld:
                 self.too_early.append((topic, required, begun, current[-5:]))
 
 
+async def high_watermark(client: AsyncClient, topic: str) -> int | None:
+    """None while a daemon that has just been started again has not been told of the partition yet."""
+    try:
+        return (await client.partition((topic, 0))).high_watermark
+    except NotFound:
+        return None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sources", [1, 2])
 async def test_nothing_is_lost_nor_early_while_source_and_daemons_are_killed(
@@ -198,9 +210,61 @@ async def test_nothing_is_lost_nor_early_while_source_and_daemons_are_killed(
         for topic, (offset, _) in world.positions.items():
             async with asyncio.timeout(20):
                 for client in (first, second):
-                    while (await client.partition((topic, 0))).high_watermark != offset:  # noqa: ASYNC110 - a daemon's state
+                    while await high_watermark(client, topic) != offset:  # noqa: ASYNC110 - a daemon's state
                         await asyncio.sleep(0.02)
         epochs = [[one.leader_epoch async for one in client.partitions(prefix="t/")] for client in (first, second)]
     assert world.too_early == []
     assert epochs[0] == epochs[1]
     assert world.answered >= 450
+
+
+class QuietSource(Source):
+    """Sees nothing by itself."""
+
+    name = "quiet://"
+    topic_prefixes: tuple[str, ...] = ("t/",)
+
+    async def run(self, feed: Feed) -> None:
+        feed.report(SourceState.LIVE)
+        await asyncio.Event().wait()
+
+    async def ends(self, names: Sequence[str]) -> list[End]:
+        return []
+
+
+async def test_who_keeps_a_partition_reaches_the_daemon(start_daemon: StartDaemon) -> None:
+    """The in-sync set and the replicas are the partition's; they move no mark and end no wait, not even one that names
+    the epoch. Of a mark that was never seen nothing is told.
+    """
+    daemon, name = start_daemon(), ("t/orders", 3)
+    feed = Feed(QuietSource(), {daemon.address: lambda: AsyncClient(daemon.address)})
+    running = asyncio.create_task(feed.run())
+
+    async def until_kept(client: AsyncClient, in_sync: list[int], others: dict[int, bool]) -> None:
+        found: object = None
+        async with asyncio.timeout(20):
+            while found != (in_sync, others, 10, 0):
+                await asyncio.sleep(0.01)
+                try:
+                    one = await client.partition(name)
+                except NotFound:
+                    continue
+                replicas = {each.replica_id: each.in_sync for each in one.replicas}
+                found = one.in_sync_replica_ids, replicas, one.high_watermark, one.leader_epoch
+
+    async with clients(daemon) as (client,):
+        feed.observe_replicas({name: SeenReplicas(1, (1, 2, 3), (1, 2, 3))})
+        feed.observe_replicas({("t/unseen", 0): SeenReplicas(1, (1,), (1,))})
+        feed.observe([Observation(*name, 10)])
+        await until_kept(client, [1, 2, 3], {2: True, 3: True})
+        pending = asyncio.create_task(client.produce({name: 12}, leader_epochs=0, timeout=30))
+        feed.observe_replicas({name: SeenReplicas(1, (1, 2, 3), (1,))})
+        await until_kept(client, [1], {2: False, 3: False})
+        feed.observe_replicas({name: SeenReplicas(2, (2, 3, 4), (2, 4))})
+        await until_kept(client, [2, 4], {3: False, 4: True})
+        with pytest.raises(NotFound):
+            await client.partition(("t/unseen", 0))
+        feed.observe([Observation(*name, 12)])
+        assert (await pending).outcome is Outcome.SATISFIED
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from purgatory_sources.feed.mark_book import SETTLE_S
+from purgatory_sources.feed.reports import StaleMarks
 
 from tests.sources.lineage_world import LineageWorld, ModelSource
 
@@ -151,3 +152,29 @@ def test_nothing_unsettled_is_told_while_the_source_is_blind() -> None:
     while source.exchange(0):
         pass
     assert daemon.marks[name][:2] == (3, 50)
+
+
+def test_blind_for_some_marks_leaves_the_others_to_settle() -> None:
+    """A source that names what it cannot see sees the rest: what a daemon has above it is settled. One that does not
+    say what it cannot see sees nothing.
+    """
+    world = LineageWorld(2, 1, 1)
+    source, daemon = world.sources[0], world.daemons[0]
+    names = [("t/x", 0), ("t/x", 1)]
+    for name in names:
+        world.move(name, 10, is_break=False)
+        source.read(name, 1)
+    while source.exchange(0):
+        pass
+    for name in names:
+        daemon.marks[name] = daemon.marks[name]._replace(epoch=daemon.marks[name].epoch + 1, offset=5)
+    source.connect(0)
+    source.book.fares(world.now, sees=False, stale=[StaleMarks("t/x", exact=True, partitions=[1])])
+    world.pass_time(SETTLE_S * 1.1)
+    while source.exchange(0):
+        pass
+    assert [daemon.marks[name].offset for name in names] == [10, 5]
+    source.book.fares(world.now, sees=False)
+    world.pass_time(SETTLE_S * 20)
+    assert not source.exchange(0)
+    assert daemon.marks[names[1]].offset == 5

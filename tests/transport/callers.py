@@ -79,6 +79,13 @@ async def https(
         yield session
 
 
+async def page_status(session: aiohttp.ClientSession, path: str) -> int:
+    """Of the whole answer: one that was read in part would leave its connection open."""
+    async with session.get(path) as response:
+        await response.read()
+        return response.status
+
+
 async def metric(session: aiohttp.ClientSession, name: str, **labels: str) -> float:
     async with session.get("/metrics") as response:
         page = await response.text()

@@ -21,6 +21,7 @@ from tests.transport.callers import (
     client_context,
     https,
     metric,
+    page_status,
     secure_channel,
     status_of,
 )
@@ -99,10 +100,10 @@ async def test_required_certificates(start_daemon: StartDaemon, tls_folder: TlsF
         assert await status_of(daemon.address, authority, client) is UNAVAILABLE, why
 
     async with https(daemon.http_address, authority, right) as session:
-        assert (await session.get("/metrics")).status == 200
+        assert await page_status(session, "/metrics") == 200
     for client in (revoked, None):
         async with https(daemon.http_address, authority, client) as session:
-            answers = {path: (await session.get(path)).status for path in ("/metrics", "/", "/healthz", "/readyz")}
+            answers = {path: await page_status(session, path) for path in ("/metrics", "/", "/healthz", "/readyz")}
         assert answers == {"/metrics": 403, "/": 403, "/healthz": 200, "/readyz": 200}
     for why in ("expired", "not yet valid", "of another authority"):
         async with https(daemon.http_address, authority, unusable[why]) as session:

@@ -16,7 +16,7 @@ from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
 from tests.service.serving import eventually
-from tests.transport.callers import certificate_served, https, metric, secure_channel, status_of
+from tests.transport.callers import certificate_served, https, metric, page_status, secure_channel, status_of
 from tests.transport.conftest import TlsFolder
 
 OK = grpc.StatusCode.OK
@@ -123,7 +123,7 @@ async def test_new_authority_of_clients(start_daemon: StartDaemon, tls_folder: T
     assert await status_of(daemon.address, authority, old) is UNAVAILABLE
     assert await status_of(daemon.address, authority, new) is OK
     async with https(daemon.http_address, authority, new) as session:
-        assert (await session.get("/metrics")).status == 200
+        assert await page_status(session, "/metrics") == 200
     async with https(daemon.http_address, authority, old) as session:
         with pytest.raises(aiohttp.ClientError):
             await session.get("/metrics")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Final
 
-from purgatory.v1 import event_pb2, operation_pb2, source_pb2
+from purgatory.v1 import event_pb2, operation_pb2, source_pb2, webhook_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.hostile.attackers import TOPIC, Attacker, marks, one_wait, waits
 from tests.hostile.floods.open_loop import Call
@@ -157,6 +157,15 @@ FLOODS: Final[dict[str, Callable[[int], Call]]] = {
     "ListOperations": constant("ListOperations", wire.ListOperationsRequest(page_size=1_000).SerializeToString()),
     "GetPartition": asked_partition,
     "ListPartitions": constant("ListPartitions", wire.ListPartitionsRequest(page_size=1_000).SerializeToString()),
+    "ListDeadLetters": constant(
+        "ListDeadLetters", webhook_pb2.ListDeadLettersRequest(page_size=1_000).SerializeToString()
+    ),
+    "ResendDeadLetters": constant(
+        "ResendDeadLetters",
+        webhook_pb2.ResendDeadLettersRequest(webhook_ids=[f"{number}" for number in range(1_000)]).SerializeToString(),
+    ),
+    "ListHotNames": constant("ListHotNames", wire.ListHotNamesRequest(limit=1_000).SerializeToString()),
+    "TailResults": constant("TailResults", wire.TailResultsRequest().SerializeToString()),
     "GetStatus": constant("GetStatus", wire.GetStatusRequest(remaining_time=True).SerializeToString()),
 }
 """By method: its n-th call."""

@@ -109,6 +109,10 @@ async def test_ends_without_a_source_or_with_one_that_cannot_see() -> None:
         request = source_pb2.GetSourceEndsRequest(topics=["kafka/orders"])
         with refused(grpc.StatusCode.UNAVAILABLE, "no source that feeds 'kafka/orders'"):
             await served.stub.GetSourceEnds(request)
+        async with AsyncClient(served.address) as client:
+            with pytest.raises(Unavailable, match="no source") as said:
+                await client.ends(["kafka/orders"])
+            assert said.value.is_answer, "it is not that nobody is there"
         async with attached(served) as (_, blind):
             await blind.report(SourceState.LIVE)
             asked = served.stub.GetSourceEnds(request)

@@ -13,6 +13,7 @@ from purgatory.service.sources.source_table import (
     DETACHED,
     LIVE,
     LOADING,
+    REFUSED,
     SILENT_MS_MAX,
     SourceStream,
     SourceTable,
@@ -254,3 +255,23 @@ def test_what_has_just_been_attached_is_loading() -> None:
     stale = table.stale(MARK, 5)
     assert stale is not None
     assert stale.reason == "the source a has not reported yet"
+
+
+def test_blind_without_naming_marks_is_blind_for_all_since_it_last_saw() -> None:
+    """Reports without entries, each second: stale since the last report that saw, and no more once one sees again."""
+    table = SourceTable()
+    stream = table.attach("a", "", ["k/"], 0)
+    live(stream, 500)
+    live(stream, 1_000)
+    for state in (BLIND, BLIND, REFUSED):
+        stream.report(state, "no broker", 0, StaleIndex(), 2_000)
+        stream.report(state, "no broker", 0, StaleIndex(), 3_000)
+        stale = table.stale(MARK, 4_000)
+        assert stale is not None
+        assert (stale.ms(4_000), stale.reason) == (3_000, "no broker")
+    stream.report(BLIND, "one topic", 0, index_of([("k/b", True, [], 500)], 5_000), 5_000)
+    assert table.stale(MARK, 5_000) is None
+    live(stream, 6_000)
+    assert table.stale(MARK, 6_000) is None
+    stream.report(BLIND, "again", 0, StaleIndex(), 7_000)
+    assert stale_ms(table, 8_000) == 2_000

@@ -1,0 +1,162 @@
+"""`purgatory top` in a pseudo-terminal of 80 columns, as over ssh, before a real daemon with hostile names."""
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import termios
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from purgatory_client import Client
+from purgatory_client.cli.exits import Exit
+
+from tests.client.cli.test_commands import PROGRAM, purgatory
+from tests.client.test_blocking import environment
+from tests.daemon_process import DaemonProcess
+
+DEADLINE_S = 20.0
+EVIL = "\x1b]0;x\x07\u202e[red]"
+SHOWN = r"\x1b]0;x\x07\u202e"
+
+
+class PseudoTerminal:
+    """A program in a pseudo-terminal, and all that it has written there."""
+
+    def __init__(self, *arguments: str, columns: int = 80, lines: int = 24) -> None:
+        self._main, other = pty.openpty()
+        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self.process = subprocess.Popen(
+            [*PROGRAM, *arguments],
+            stdin=other,
+            stdout=other,
+            stderr=other,
+            env={**environment(), "TERM": "xterm-256color", "COLUMNS": "", "LINES": ""},
+            start_new_session=True,
+        )
+        os.close(other)
+        self._written = bytearray()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def press(self, keys: str) -> None:
+        os.write(self._main, keys.encode())
+
+    @property
+    def written(self) -> str:
+        return self._written.decode("utf-8", "replace")
+
+    def until(self, text: str, since: int = 0) -> None:
+        """Waits until a text has been written after the first `since` characters, without what steers the terminal."""
+        deadline = time.monotonic() + DEADLINE_S
+        while text not in plain(self.written[since:]):
+            assert time.monotonic() < deadline, f"{text!r} was not shown; last: {plain(self.written[-3_000:])!r}"
+            assert self.process.poll() is None, self.written
+            time.sleep(0.02)
+
+    def end(self) -> int:
+        """Waits for its end; its exit code."""
+        code = self.process.wait(DEADLINE_S)
+        self._reader.join(DEADLINE_S)
+        return code
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.end()
+        os.close(self._main)
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = os.read(self._main, 65_536)
+            except OSError:  # nobody has the other end any more
+                return
+            if not data:
+                return
+            self._written += data
+
+
+def plain(written: str) -> str:
+    """What was written without what steers the terminal."""
+    return re.sub(r"\x1b(\[[0-9;?<>=$]*[a-zA-Z]|[()][A-B0]|[=>])", "", written)
+
+
+@pytest.fixture
+def busy_daemon(tmp_path: Path) -> Iterator[tuple[DaemonProcess, Client]]:
+    """A daemon where somebody waits for an evil key, and for a partition; and a client to look on."""
+    daemon = DaemonProcess(tmp_path / "daemon")
+    waiting = [
+        subprocess.Popen([*PROGRAM, "wait", *target, "-t", "10m", "-a", daemon.address], env=environment())
+        for target in (("--signal", EVIL), ("orders-3@42",))
+    ]
+    try:
+        with Client(daemon.address) as client:
+            while len(list(client.operations())) < 2:
+                assert all(one.poll() is None for one in waiting)
+            yield daemon, client
+    finally:
+        for one in waiting:
+            one.kill()
+            one.wait(DEADLINE_S)
+        daemon.kill()
+
+
+def test_top_shows_sorts_filters_and_ends(busy_daemon: tuple[DaemonProcess, Client]) -> None:
+    """What waits is shown within 80 columns, with hostile names made harmless; keys change the view; q ends it."""
+    pytest.importorskip("textual")
+    daemon, client = busy_daemon
+    terminal = PseudoTerminal("top", "--address", daemon.address)
+    try:
+        terminal.until(SHOWN)
+        terminal.until("orders-3@42")
+        terminal.until("2 pending")
+        place = len(terminal.written)
+        terminal.press("/")
+        terminal.until("only rows", place)
+        terminal.press("orders\r")
+        terminal.until("waits: 1", place)
+        place = len(terminal.written)
+        terminal.press("2")
+        terminal.until("hot names: 1", place)
+        place = len(terminal.written)
+        terminal.press("3")
+        terminal.until("just ended: 0", place)
+        client.advance("orders-3", high_watermark=42)
+        terminal.until("satisfied", place)
+        terminal.press("q")
+        assert terminal.end() == Exit.OK
+        assert "\x1b]0;x" not in terminal.written
+        assert "\u202e" not in terminal.written
+        assert "\x1b[?1049l" in terminal.written[place:], "the screen is given back"
+    finally:
+        terminal.kill()
+
+
+def test_top_waits_for_a_daemon_that_is_away(busy_daemon: tuple[DaemonProcess, Client]) -> None:
+    """It says so, and goes on; Ctrl-C and a hang-up end it, too."""
+    pytest.importorskip("textual")
+    daemon, _ = busy_daemon
+    terminal = PseudoTerminal("top", "--address", daemon.address)
+    try:
+        terminal.until("orders-3@42")
+        daemon.kill()
+        terminal.until("does not answer")
+        os.killpg(terminal.process.pid, signal.SIGTERM)
+        terminal.end()
+    finally:
+        terminal.kill()
+
+
+def test_top_says_what_it_needs(tmp_path: Path) -> None:
+    """Without Textual: one line that says how to install it."""
+    (tmp_path / "textual.py").write_text("raise ModuleNotFoundError(name='textual')", "utf-8")
+    answer = purgatory("top", packages=str(tmp_path))
+    assert answer.returncode == Exit.ERROR
+    assert "pip install 'purgatory-waits[top]'" in answer.stderr

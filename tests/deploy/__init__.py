@@ -1,0 +1,1 @@
+"""What is deployed beside the daemon: alerts, the dashboard, manifests."""

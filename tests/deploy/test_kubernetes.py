@@ -1,0 +1,78 @@
+"""The manifests for Kubernetes: that they fit its schemas and each other, and run the daemon as its image wants."""
+
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from purgatory.service.setting_sources import setting_groups
+
+FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
+VERSIONS = ("1.28", "1.31", "1.34")
+NOT_OF_KUBERNETES = {"Kustomization", "ServiceMonitor"}
+"""Their schemas are of other projects; `test_manifests_fit_each_other` holds what they refer to."""
+
+
+def manifests() -> dict[str, dict[str, Any]]:
+    """By kind."""
+    found = [yaml.safe_load(path.read_text("utf-8")) for path in sorted(FOLDER.glob("*.yaml"))]
+    return {one["kind"]: one for one in found}
+
+
+MANIFESTS = manifests()
+POD = MANIFESTS["StatefulSet"]["spec"]["template"]
+(CONTAINER,) = POD["spec"]["containers"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("kind", sorted(set(MANIFESTS) - NOT_OF_KUBERNETES))
+def test_schema(kind: str, version: str) -> None:
+    """Each fits the schema of its kind, with no field that there is not, in old and new clusters."""
+    assert kubernetes_validate.validate(MANIFESTS[kind], version, strict=True) == version
+
+
+def test_manifests_fit_each_other() -> None:
+    """All are applied, and all selectors and ports mean the daemon's pods."""
+    listed = set(MANIFESTS["Kustomization"]["resources"])
+    assert listed == {path.name for path in FOLDER.glob("*.yaml")} - {"kustomization.yaml"}
+    labels = POD["metadata"]["labels"]
+    spec = {kind: manifest.get("spec", {}) for kind, manifest in MANIFESTS.items()}
+    assert spec["Service"]["selector"] == labels
+    for kind in ("StatefulSet", "PodDisruptionBudget", "ServiceMonitor"):
+        assert spec[kind]["selector"]["matchLabels"] == labels, kind
+    assert spec["NetworkPolicy"]["podSelector"]["matchLabels"] == labels
+    assert spec["StatefulSet"]["serviceName"] == MANIFESTS["Service"]["metadata"]["name"]
+    ports = {port["name"]: port["containerPort"] for port in CONTAINER["ports"]}
+    assert (
+        {port["targetPort"]: port["port"] for port in spec["Service"]["ports"]} == ports == {"grpc": 7440, "http": 7441}
+    )
+    assert {endpoint["port"] for endpoint in spec["ServiceMonitor"]["endpoints"]} <= set(ports)
+    allowed = {port["port"] for rule in spec["NetworkPolicy"]["ingress"] for port in rule["ports"]}
+    assert allowed == set(ports)
+
+
+def test_the_container_is_confined() -> None:
+    """It runs as the image's user, without rights, with nothing to write to but its volumes, which are all there."""
+    context = POD["spec"]["securityContext"]
+    assert (context["runAsUser"], context["runAsGroup"], context["fsGroup"]) == (10001, 10001, 10001)
+    assert context["runAsNonRoot"]
+    assert CONTAINER["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    claimed = {one["metadata"]["name"] for one in MANIFESTS["StatefulSet"]["spec"]["volumeClaimTemplates"]}
+    volumes = claimed | {volume["name"] for volume in POD["spec"]["volumes"]}
+    assert {mount["name"] for mount in CONTAINER["volumeMounts"]} == volumes
+
+
+def test_variables_are_settings_and_probes_are_pages() -> None:
+    """Whatever the daemon is told by its environment is a setting of it; probes are over TLS, as it serves."""
+    groups = setting_groups()
+    known = {f"PURGATORY_{group}_{name}".upper() for group, model in groups.items() for name in model.model_fields}
+    assert {variable["name"] for variable in CONTAINER["env"]} <= known
+    probes = [CONTAINER[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")]
+    assert [probe["path"] for probe in probes] == ["/readyz", "/healthz", "/readyz"]
+    assert {(probe["port"], probe["scheme"]) for probe in probes} == {("http", "HTTPS")}

@@ -1,0 +1,241 @@
+"""Alert rules and the dashboard: that they name what there is, mean what they say, and fire on a planted fault."""
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import yaml
+
+from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.conftest import StartDaemon
+from tests.daemon_process import DEADLINE_S
+from tests.service.serving import produce
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMETHEUS = ROOT / "deploy" / "prometheus"
+DASHBOARD = ROOT / "deploy" / "grafana" / "purgatory.json"
+PROMTOOL = shutil.which("promtool")
+SERVER = shutil.which("prometheus")
+
+needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="no promtool; apt-get install prometheus")
+
+KNOWN = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "metrics.md").read_text("utf-8"), re.MULTILINE)) | {"up"}
+SUFFIXES = re.compile(r"_(bucket|count|sum)$")
+NAME = re.compile(r"\b(?:purgatory|process|python)_\w+|\bup\b")
+
+
+def rules() -> list[dict[str, Any]]:
+    document = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text("utf-8"))
+    return [rule for group in document["groups"] for rule in group["rules"]]
+
+
+def panels() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(DASHBOARD.read_text("utf-8"))["panels"]
+    return [panel for panel in found if panel["type"] != "row"]
+
+
+def queries() -> list[str]:
+    return [target["expr"] for panel in panels() for target in panel["targets"]]
+
+
+def promtool(*arguments: str) -> str:
+    """Its output; fails when it found something to say."""
+    assert PROMTOOL is not None, "the test is skipped without it"
+    done = subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("expression", [rule["expr"] for rule in rules()] + queries())
+def test_only_metrics_that_there_are(expression: str) -> None:
+    """Each metric that an alert or a panel asks for is one that docs/metrics.md explains."""
+    named = {SUFFIXES.sub("", name) if SUFFIXES.sub("", name) in KNOWN else name for name in NAME.findall(expression)}
+    assert named
+    assert named <= KNOWN
+
+
+def test_panels_are_explained_and_do_not_overlap() -> None:
+    """Each panel says what it shows, and has a place of its own."""
+    places = [
+        (panel["gridPos"]["x"] + column, panel["gridPos"]["y"] + line)
+        for panel in panels()
+        for column in range(panel["gridPos"]["w"])
+        for line in range(panel["gridPos"]["h"])
+    ]
+    assert len(set(places)) == len(places)
+    assert all(x < 24 for x, _ in places)
+    assert all(panel["description"] for panel in panels())
+    assert len({panel["id"] for panel in panels()}) == len(panels())
+
+
+def test_every_alert_is_tested() -> None:
+    """Each alert has a case where it fires."""
+    document = yaml.safe_load((PROMETHEUS / "alerts.test.yml").read_text("utf-8"))
+    fired = {case["alertname"] for test in document["tests"] for case in test["alert_rule_test"] if case["exp_alerts"]}
+    assert fired == {rule["alert"] for rule in rules()}
+
+
+@needs_promtool
+def test_alerts_fire_when_they_should() -> None:
+    """Promtool runs the cases of alerts.test.yml: one daemon with the fault, and one that is well."""
+    assert "SUCCESS" in promtool("test", "rules", str(PROMETHEUS / "alerts.test.yml"))
+
+
+@needs_promtool
+def test_configuration_is_accepted() -> None:
+    """The configuration that docker-compose uses, with the rules that it names."""
+    promtool("check", "config", str(PROMETHEUS / "prometheus.yml"))
+
+
+@needs_promtool
+def test_dashboard_queries_are_understood(tmp_path: Path) -> None:
+    """Each query of the dashboard, with Grafana's variables filled in, as a rule that promtool reads."""
+    values = {"$__rate_interval": "1m", "$job": ".*", "$instance": ".*"}
+    filled = [re.sub(r"\$\w+", lambda found: values[found[0]], one) for one in queries()]
+    recorded = [{"record": f"panel:{number}", "expr": expression} for number, expression in enumerate(filled)]
+    path = tmp_path / "rules.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": recorded}]}), "utf-8")
+    promtool("check", "rules", str(path))
+
+
+def test_compose_starts_grafana_on_request_only() -> None:
+    """As a profile, on loopback, with the data source and the dashboard that lie here."""
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))["services"]
+    assert services["grafana"]["profiles"] == ["grafana"]
+    for service in services.values():
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+        for volume in service.get("volumes", []):
+            source = volume.partition(":")[0]
+            assert not source.startswith(".") or (ROOT / source).exists(), volume
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def prometheus(tmp_path: Path, free_port: int) -> Iterator[tuple[Path, str]]:
+    """Where a Prometheus finds its targets, and its address. It scrapes ten times a second, with our rules, that here
+    wait for nothing and look back for seconds.
+    """
+    if SERVER is None:
+        pytest.skip("no prometheus; apt-get install prometheus")
+    hasty = (PROMETHEUS / "alerts.yml").read_text("utf-8")
+    hasty = re.sub(r"\bfor: \w+", "for: 0s", re.sub(r"\[\d+m\]", "[2s]", hasty))
+    (tmp_path / "alerts.yml").write_text(hasty, "utf-8")
+    configuration = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text("utf-8"))
+    configuration["global"] = {"scrape_interval": "100ms", "scrape_timeout": "100ms", "evaluation_interval": "100ms"}
+    scraped = configuration["scrape_configs"][0]
+    del scraped["static_configs"]
+    scraped["file_sd_configs"] = [{"files": [str(tmp_path / "targets.yml")], "refresh_interval": "100ms"}]
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(configuration), "utf-8")
+    address = f"127.0.0.1:{free_port}"
+    with (tmp_path / "prometheus.log").open("w", encoding="utf-8") as log:
+        process = subprocess.Popen(
+            [
+                SERVER,
+                f"--config.file={tmp_path / 'prometheus.yml'}",
+                f"--storage.tsdb.path={tmp_path / 'data'}",
+                f"--web.listen-address={address}",
+            ],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield tmp_path / "targets.yml", address
+    finally:
+        process.kill()
+        process.wait(DEADLINE_S)
+
+
+def firing(address: str) -> set[str]:
+    """Alerts that fire now; none while Prometheus is not there yet."""
+    try:
+        with urllib.request.urlopen(f"http://{address}/api/v1/alerts", timeout=DEADLINE_S) as response:
+            return {alert["labels"]["alertname"] for alert in json.load(response)["data"]["alerts"]}
+    except OSError:
+        return set()
+
+
+def until_firing(address: str, *alerts: str, but: tuple[str, ...] = ()) -> None:
+    """Waits until these fire, and `but` do not."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (set(alerts) <= (now := firing(address)) and now.isdisjoint(but)):
+        assert time.monotonic() < deadline, f"firing: {now}, expected: {alerts}, but not {but}"
+        time.sleep(0.05)
+
+
+def test_alerts_fire_under_a_planted_fault(prometheus: tuple[Path, str], start_daemon: StartDaemon) -> None:
+    """With a real Prometheus and a real daemon: a client whose waits expire and that acknowledges nothing, until it
+    does; then a daemon that is killed. The first expiries count, though nothing had ever expired before.
+    """
+    targets, address = prometheus
+    daemon = start_daemon("--limits-unacknowledged-results-max", "10")
+    targets.write_text(yaml.safe_dump([{"targets": [daemon.http_address]}]), "utf-8")
+    until_scraped(address)
+    with grpc.insecure_channel(daemon.address) as channel:
+        stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
+        rows = operation_pb2.OperationRows(operations=[produce(number, "t", 5, 1) for number in range(1, 10)])
+        batch = wire.RegisterBatch(batch_id=1, rows=rows)
+        stub.Register(wire.RegisterRequest(session_id="lazy", batch=batch), timeout=DEADLINE_S)
+        until_firing(address, "PurgatoryResultBacklog", "PurgatoryManyExpiries", but=("PurgatoryDown",))
+        stub.Acknowledge(wire.AcknowledgeRequest(session_id="lazy", sequence=9), timeout=DEADLINE_S)
+        until_firing(address, but=("PurgatoryResultBacklog", "PurgatoryManyExpiries"))
+    daemon.kill()
+    until_firing(address, "PurgatoryDown")
+
+
+def until_scraped(address: str) -> None:
+    """Waits until Prometheus has seen twice what the daemon had counted before anything happened."""
+    query = "count_over_time(purgatory_outcomes_total%7Boutcome%3D%22expired%22%7D%5B1m%5D)%3E1"
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://{address}/api/v1/query?query={query}", timeout=DEADLINE_S) as response:
+                if json.load(response)["data"]["result"]:
+                    return
+        except OSError:
+            pass
+        assert time.monotonic() < deadline, "Prometheus did not scrape the daemon"
+        time.sleep(0.05)
+
+
+def test_each_panel_shows_something(prometheus: tuple[Path, str], start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """Each query of the dashboard has an answer on a daemon with a journal, an archive and a source: also where nothing
+    was refused, expired or lost yet.
+    """
+    targets, address = prometheus
+    daemon = start_daemon(
+        "--data-dir", str(tmp_path / "data"), "--archive", str(tmp_path / "archive"), "--source", "kafka://127.0.0.1:9"
+    )  # fmt: skip
+    targets.write_text(yaml.safe_dump([{"targets": [daemon.http_address]}]), "utf-8")
+    until_scraped(address)
+    values = {"$__rate_interval": "1m", "$job": ".*", "$instance": ".*"}
+    unanswered = {re.sub(r"\$\w+", lambda found: values[found[0]], one) for one in queries()}
+    deadline = time.monotonic() + DEADLINE_S
+    while unanswered := {one for one in unanswered if not answer_of(address, one)}:
+        assert time.monotonic() < deadline, sorted(unanswered)
+        time.sleep(0.1)
+
+
+def answer_of(address: str, expression: str) -> list[Any]:
+    """What Prometheus says now."""
+    asked = f"http://{address}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
+    with urllib.request.urlopen(asked, timeout=DEADLINE_S) as response:
+        found: list[Any] = json.load(response)["data"]["result"]
+        return found

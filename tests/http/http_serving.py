@@ -1,0 +1,185 @@
+"""A served host with the HTTP site beside gRPC, and what a stranger with an HTTP client sends to it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+import aiohttp
+import grpc
+from google.protobuf import any_pb2
+from google.protobuf.json_format import MessageToJson, Parse
+from google.protobuf.message import Message
+from google.rpc import status_pb2
+
+from purgatory.service.http.connect_application import ConnectCalls
+from purgatory.service.http.http_calls import HttpMethods
+from purgatory.service.http.server_sent_events import ServerSentEvents
+from purgatory.service.http.site import HttpSite
+from purgatory.service.rpc.call_gate import CallGate
+from purgatory.service.rpc.servicer import PurgatoryServicer
+from purgatory.service.settings import HostSettings, HttpSettings
+from tests.service.serving import ServedHost, serving
+
+SERVICE = "/purgatory.v1.PurgatoryService"
+JSON, BINARY = "json", "proto"
+CODECS = (JSON, BINARY)
+END_OF_STREAM = 2
+GRPC_WEB_TRAILERS = 0x80
+MESSAGE_BYTES_MAX = 262_144
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a call ended: its answers, and its status (code 0: OK) with details."""
+
+    answers: list[Message]
+    status: status_pb2.Status
+
+
+class HttpCaller:
+    """Calls by Connect; `served` is the same host over gRPC."""
+
+    def __init__(self, served: ServedHost, gate: CallGate, client: aiohttp.ClientSession) -> None:
+        self.served = served
+        self.host = served.host
+        self.gate = gate
+        self.client = client
+
+    async def unary(
+        self, method: str, body: Message | bytes, answer: type[Message], codec: str = JSON, **headers: str
+    ) -> Ending:
+        """One call by POST."""
+        data = body if isinstance(body, bytes) else encoded(body, codec)
+        sent = {"content-type": f"application/{codec}", **headers}
+        async with self.client.post(f"{SERVICE}/{method}", data=data, headers=sent) as response:
+            return ending_of(response.status, await response.read(), answer, codec)
+
+    async def get(self, method: str, request: Message, answer: type[Message], codec: str = JSON) -> Ending:
+        """One call by GET."""
+        message = base64.urlsafe_b64encode(encoded(request, codec)).decode()
+        query = {"message": message, "base64": "1", "encoding": codec, "connect": "v1"}
+        async with self.client.get(f"{SERVICE}/{method}", params=query) as response:
+            return ending_of(response.status, await response.read(), answer, codec)
+
+    async def streamed(self, method: str, request: Message, answer: type[Message], codec: str = JSON) -> Ending:
+        """All answers of a stream until it ends."""
+        answers: list[Message] = []
+        async for flags, data in self.frames(method, request, codec):
+            if flags & END_OF_STREAM:
+                return Ending(answers, status_of(json.loads(data).get("error")))
+            answers.append(decoded(data, answer, codec))
+        raise AssertionError("the stream has no end")
+
+    async def grpc_web(self, method: str, request: Message, answer: type[Message], codec: str = BINARY) -> Ending:
+        """A call of either sort, by gRPC-Web. Its status comes as the last frame, or with the headers of no answer."""
+        sent = {"content-type": f"application/grpc-web+{codec}"}
+        answers: list[Message] = []
+        async with self.client.post(
+            f"{SERVICE}/{method}", data=enveloped(encoded(request, codec)), headers=sent
+        ) as response:
+            assert response.status == 200
+            if "grpc-status" in response.headers:
+                assert await response.read() == b""
+                return Ending(answers, status_of_trailers(response.headers))
+            while True:
+                flags, length = struct.unpack(">BI", await response.content.readexactly(5))
+                data = await response.content.readexactly(length)
+                if flags & GRPC_WEB_TRAILERS:
+                    trailers = (line.partition(": ") for line in data.decode().splitlines())
+                    return Ending(answers, status_of_trailers({name: value for name, _, value in trailers}))
+                answers.append(decoded(data, answer, codec))
+
+    async def frames(self, method: str, request: Message, codec: str = JSON) -> AsyncGenerator[tuple[int, bytes]]:
+        """What a stream answers, message by message."""
+        data = encoded(request, codec)
+        sent = {"content-type": f"application/connect+{codec}"}
+        async with self.client.post(f"{SERVICE}/{method}", data=enveloped(data), headers=sent) as response:
+            assert response.status == 200
+            while True:
+                flags, length = struct.unpack(">BI", await response.content.readexactly(5))
+                yield flags, await response.content.readexactly(length)
+                if flags & END_OF_STREAM:
+                    return
+
+
+@asynccontextmanager
+async def serving_http(
+    settings: HostSettings | None = None, message_bytes_max: int = MESSAGE_BYTES_MAX
+) -> AsyncIterator[HttpCaller]:
+    """Serves a new host over gRPC and over HTTP until the block ends."""
+    async with serving(settings) as served:
+        host = served.host
+        gate = CallGate(host.fair_queue, host.settings.limits, host.listeners)
+        methods = HttpMethods(
+            PurgatoryServicer(host), gate, lambda _method: lambda _context: host.sessions.accounts.nobody
+        )
+        calls = {**ConnectCalls(methods, message_bytes_max).applications(), **ServerSentEvents(methods).applications()}
+        site = HttpSite(HttpSettings(), [], calls=calls, local_names_only=True, message_bytes_max=message_bytes_max)
+        port = await site.start("127.0.0.1", 0)
+        try:
+            async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
+                yield HttpCaller(served, gate, client)
+        finally:
+            await site.stop()
+
+
+async def over_grpc(call: Any) -> Ending:  # noqa: ANN401 - a call of either sort
+    """How a call over gRPC ends."""
+    answers: list[Message] = []
+    try:
+        if isinstance(call, grpc.aio.UnaryUnaryCall):
+            answers.append(await call)
+        else:
+            answers.extend([answer async for answer in call])
+    except grpc.aio.AioRpcError as error:
+        trailing = dict(error.trailing_metadata() or ())
+        rich = trailing.get("grpc-status-details-bin")
+        if rich is not None:
+            return Ending(answers, status_pb2.Status.FromString(rich))
+        return Ending(answers, status_pb2.Status(code=error.code().value[0], message=error.details()))
+    return Ending(answers, status_pb2.Status())
+
+
+def enveloped(data: bytes) -> bytes:
+    """A message with nothing to say of it but its length."""
+    return struct.pack(">BI", 0, len(data)) + data
+
+
+def encoded(message: Message, codec: str) -> bytes:
+    return MessageToJson(message).encode() if codec == JSON else message.SerializeToString()
+
+
+def decoded(data: bytes, message_type: type[Message], codec: str) -> Message:
+    return Parse(data, message_type()) if codec == JSON else message_type.FromString(data)
+
+
+def ending_of(http_status: int, body: bytes, answer: type[Message], codec: str) -> Ending:
+    if http_status == 200:
+        return Ending([decoded(body, answer, codec)], status_pb2.Status())
+    return Ending([], status_of(json.loads(body)))
+
+
+def status_of(error: dict[str, Any] | None) -> status_pb2.Status:
+    """An error as Connect writes it, as gRPC has it."""
+    if error is None:
+        return status_pb2.Status()
+    name = error["code"].replace("canceled", "cancelled").upper()
+    status = status_pb2.Status(code=grpc.StatusCode[name].value[0], message=error["message"])
+    for detail in error.get("details", ()):
+        value = base64.b64decode(detail["value"] + "=" * (-len(detail["value"]) % 4))
+        status.details.append(any_pb2.Any(type_url=f"type.googleapis.com/{detail['type']}", value=value))
+    return status
+
+
+def status_of_trailers(trailers: Mapping[str, str]) -> status_pb2.Status:
+    """A status as gRPC-Web writes it."""
+    if rich := trailers.get("grpc-status-details-bin"):
+        return status_pb2.Status.FromString(base64.b64decode(rich + "=" * (-len(rich) % 4)))
+    return status_pb2.Status(code=int(trailers["grpc-status"]), message=unquote(trailers.get("grpc-message", "")))

@@ -1,0 +1,193 @@
+"""What calls over HTTP share with those over gRPC beside answers: limits, deadlines, cancelling, memory, shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import struct
+
+import grpc
+import pytest
+
+from purgatory.service.settings import HostSettings, LimitsSettings
+from purgatory.v1 import operation_pb2, result_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.http.http_serving import (
+    BINARY,
+    CODECS,
+    JSON,
+    MESSAGE_BYTES_MAX,
+    SERVICE,
+    encoded,
+    serving_http,
+)
+from tests.service.serving import eventually, produce, produce_columns, signal
+
+RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+DEADLINE_EXCEEDED = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+LONG = wire.WaitRequest(operation=produce(0, "orders", 300, timeout_ms=600_000))
+
+
+async def test_a_wait_is_answered_when_it_ends() -> None:
+    """Not before; and its connection serves the next call."""
+    async with serving_http() as caller:
+        waiting = asyncio.create_task(caller.unary("Wait", LONG, wire.WaitResponse))
+        await eventually(lambda: caller.host.engine.pending == 1, "the wait is registered")
+        assert not waiting.done()
+        await caller.served.high_watermark("orders", 300)
+        (answer,) = (await waiting).answers
+        assert isinstance(answer, wire.WaitResponse)
+        assert answer.result.outcome == result_pb2.OUTCOME_SATISFIED
+        assert (await caller.unary("GetStatus", wire.GetStatusRequest(), wire.GetStatusResponse)).status.code == 0
+
+
+@pytest.mark.parametrize("codec", CODECS)
+async def test_who_goes_away_cancels_the_wait(codec: str) -> None:
+    """Nothing stays pending, and no call is counted as in flight."""
+    async with serving_http() as caller:
+        waiting = asyncio.create_task(caller.unary("Wait", LONG, wire.WaitResponse, codec))
+        await eventually(lambda: caller.host.engine.pending == 1, "the wait is registered")
+        waiting.cancel()
+        await eventually(lambda: caller.host.engine.pending == 0, "the wait is cancelled")
+        await eventually(lambda: caller.host.fair_queue.calls == 0, "the call has ended")
+
+
+async def test_the_deadline_ends_the_wait() -> None:
+    """With DEADLINE_EXCEEDED, and nothing stays pending; one that is no number is refused."""
+    async with serving_http() as caller:
+        ending = await caller.unary("Wait", LONG, wire.WaitResponse, **{"connect-timeout-ms": "50"})
+        assert ending.status.code == DEADLINE_EXCEEDED
+        assert caller.host.engine.pending == 0
+        ending = await caller.unary("Wait", LONG, wire.WaitResponse, **{"connect-timeout-ms": "soon"})
+        assert ending.status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+        assert caller.host.fair_queue.calls == 0
+
+
+@pytest.mark.parametrize("codec", CODECS)
+async def test_messages_have_a_size(codec: str) -> None:
+    """One that is larger is refused, as it came and as what it is decompressed to; and the next call is served."""
+    large = wire.RegisterRequest(session_id="s", batch=produce_columns(range(1, 2)))
+    large.batch.columns.partitions[0].topic = "x" * MESSAGE_BYTES_MAX
+    body = encoded(large, codec)
+    async with serving_http() as caller:
+        for sent, headers in ((body, {}), (gzip.compress(body), {"content-encoding": "gzip"})):
+            ending = await caller.unary("Register", sent, wire.RegisterResponse, codec, **headers)
+            assert ending.status.code == RESOURCE_EXHAUSTED
+            assert f"larger than configured max {MESSAGE_BYTES_MAX}" in ending.status.message
+        assert (await caller.unary("GetStatus", wire.GetStatusRequest(), wire.GetStatusResponse)).status.code == 0
+
+
+async def test_large_json_is_read_beside_the_loop() -> None:
+    """A batch whose JSON takes long to read and a listing that takes long to write are as right as small ones."""
+    batch = wire.RegisterBatch(
+        rows=operation_pb2.OperationRows(operations=[produce(n, "orders", 9) for n in range(1, 600)])
+    )
+    request = wire.RegisterRequest(session_id="s", batch=batch)
+    assert len(encoded(request, JSON)) > 65_536
+    async with serving_http() as caller:
+        (receipt,) = (await caller.unary("Register", request, wire.RegisterResponse)).answers
+        assert isinstance(receipt, wire.RegisterResponse)
+        assert receipt.receipt.accepted == 599
+        listing = wire.ListOperationsRequest(page_size=1_000)
+        (page,) = (await caller.unary("ListOperations", listing, wire.ListOperationsResponse)).answers
+        assert isinstance(page, wire.ListOperationsResponse)
+        assert len(page.operations) == 599
+
+
+async def test_calls_over_http_count_with_those_over_grpc() -> None:
+    """A limit that a call over gRPC has used up refuses one over HTTP, with how long to wait for."""
+    settings = HostSettings(LimitsSettings(calls_max=1))
+    async with serving_http(settings) as caller:
+        waiting = caller.served.stub.Wait(LONG)
+        await eventually(lambda: caller.host.engine.pending == 1, "the wait is registered")
+        ending = await caller.unary("GetStatus", wire.GetStatusRequest(), wire.GetStatusResponse)
+        assert ending.status.code == RESOURCE_EXHAUSTED
+        assert [detail.type_url.rpartition(".")[2] for detail in ending.status.details] == ["QuotaFailure", "RetryInfo"]
+        waiting.cancel()
+
+
+async def test_a_refused_call_is_not_read() -> None:
+    """Whoever is refused is told so before the body that was announced has been sent."""
+    settings = HostSettings(LimitsSettings(calls_max=1))
+    async with serving_http(settings) as caller:
+        waiting = caller.served.stub.Wait(LONG)
+        await eventually(lambda: caller.host.engine.pending == 1, "the wait is registered")
+        reader, writer = await asyncio.open_connection(caller.client._base_url.host, caller.client._base_url.port)  # type: ignore[union-attr]
+        writer.write(
+            f"POST {SERVICE}/Register HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            "content-length: 1000\r\n\r\n{".encode()
+        )
+        assert (await reader.readline()).startswith(b"HTTP/1.1 429")
+        writer.close()
+        waiting.cancel()
+
+
+async def test_a_late_body_is_not_waited_for_while_memory_is_short() -> None:
+    """The call is ended, as one over gRPC is, and says why."""
+    async with serving_http() as caller:
+        reader, writer = await asyncio.open_connection(caller.client._base_url.host, caller.client._base_url.port)  # type: ignore[union-attr]
+        writer.write(
+            f"POST {SERVICE}/Register HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            "content-length: 1000\r\n\r\n{".encode()
+        )
+        await eventually(lambda: len(caller.gate.arriving) == 1, "the call waits for its body")
+        await eventually(lambda: caller.gate.arriving.end_late(is_short=True) == 1, "it is late")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 429")
+        assert b"memory is short" in await reader.readuntil(b"later")
+        await eventually(lambda: caller.host.fair_queue.calls == 0, "the call has ended")
+        writer.close()
+
+
+async def test_a_stream_over_http_is_the_session_s_stream() -> None:
+    """Results come as they do over gRPC, a reader that goes away leaves the session free, and a second stream takes it
+    over from the first.
+    """
+    async with serving_http() as caller:
+        request = wire.StreamResultsRequest(session_id="s")
+        batch = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=[signal(1, "k", timeout_ms=0)]))
+        await caller.served.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
+        for codec in (JSON, BINARY):
+            frames = caller.frames("StreamResults", request, codec)
+            flags, data = await anext(frames)
+            assert flags == 0
+            assert (
+                b"results" in data if codec == JSON else wire.StreamResultsResponse.FromString(data).HasField("results")
+            )
+            second = caller.frames("StreamResults", request, codec)
+            await anext(second)
+            _, last = await anext(frames)
+            assert (
+                b"TAKEN_OVER" in last
+                if codec == JSON
+                else wire.StreamResultsResponse.FromString(last).HasField("going_away")
+            )
+            await second.aclose()
+            await frames.aclose()
+        session = caller.host.sessions.get("s", caller.host.sessions.accounts.nobody)
+        await eventually(lambda: session.stream is None, "the session has no stream")
+        await eventually(lambda: caller.host.fair_queue.calls == 0, "no call is in flight")
+
+
+@pytest.mark.parametrize("kind", ["application/grpc-web", "application/grpc-web+proto", "application/grpc-web+json"])
+async def test_grpc_web(kind: str) -> None:
+    """Answers in frames, with the status in the last one."""
+    codec = JSON if kind.endswith("json") else BINARY
+    async with serving_http() as caller:
+        await caller.served.high_watermark("orders", 300)
+        for request, status in ((LONG, b"grpc-status: 0"), (wire.WaitRequest(), b"grpc-status: 3")):
+            data = encoded(request, codec)
+            body = struct.pack(">BI", 0, len(data)) + data
+            async with caller.client.post(f"{SERVICE}/Wait", data=body, headers={"content-type": kind}) as response:
+                answer = await response.read()
+            assert response.status == 200
+            assert status in answer
+
+
+async def test_grpc_itself_is_elsewhere() -> None:
+    """GRPC needs HTTP/2: who tries it here is told where it is."""
+    async with (
+        serving_http() as caller,
+        caller.client.post(f"{SERVICE}/Wait", data=b"", headers={"content-type": "application/grpc"}) as response,
+    ):
+        assert response.status == 415
+        assert "gRPC port" in await response.text()

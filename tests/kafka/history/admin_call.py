@@ -1,0 +1,48 @@
+"""One call of AdminClient in a process of its own, which it aborts when a coordinator dies meanwhile.
+
+`python -m tests.kafka.history.admin_call BOOTSTRAP delete GROUP`, `... alter GROUP TOPIC PARTITION OFFSET`,
+`... drop TOPIC`, `... create TOPIC PARTITIONS`, `... grow TOPIC PARTITIONS`. Ends with 0 only when a broker has
+acknowledged it, or when what is to be done to a topic had been done: an earlier try was not answered.
+"""
+
+import sys
+from typing import Final
+
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions, NewTopic
+
+REQUEST_S: Final = 8.0
+DONE_ALREADY: Final = {
+    "drop": KafkaError.UNKNOWN_TOPIC_OR_PART,
+    "create": KafkaError.TOPIC_ALREADY_EXISTS,
+    "grow": KafkaError.INVALID_PARTITIONS,
+}
+
+
+def main(bootstrap: str, action: str, name: str, *where: str) -> int:
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0, "socket.timeout.ms": 4000})
+    if action == "delete":
+        admin.delete_consumer_groups([name], request_timeout=REQUEST_S)[name].result()
+        return 0
+    if action == "alter":
+        topic, partition, offset = where
+        wanted = ConsumerGroupTopicPartitions(name, [TopicPartition(topic, int(partition), int(offset))])
+        altered = admin.alter_consumer_group_offsets([wanted], request_timeout=REQUEST_S)[name].result()
+        return 0 if all(one.error is None for one in altered.topic_partitions) else 1
+    if action == "drop":
+        calls = admin.delete_topics([name], operation_timeout=REQUEST_S, request_timeout=REQUEST_S)
+    elif action == "create":
+        calls = admin.create_topics([NewTopic(name, int(where[0]), 3)], operation_timeout=REQUEST_S)
+    else:
+        calls = admin.create_partitions([NewPartitions(name, int(where[0]))], operation_timeout=REQUEST_S)
+    try:
+        calls[name].result()
+    except KafkaException as error:
+        if error.args[0].code() != DONE_ALREADY[action]:
+            raise
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,130 @@
+"""The brokers' own logs, read from their folders by Kafka's own tool: what was written, where, and when.
+
+Nothing of it comes from a client, so it is held against what the writers have recorded, and against the answers.
+"""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from examples.kafka_cluster import KafkaCluster
+from tests.kafka.history.history_judge import GONE, Mark
+
+DUMP: Final = "kafka.tools.DumpLogSegments"
+OFFSETS_TOPIC: Final = "__consumer_offsets"
+FOLDER: Final = re.compile(r"(.+)-(\d+)(?:\.[0-9a-f]+-(?:delete|stray))?")
+"""Of a partition. A deleted topic's are renamed, and kept for as long as log.segment.delete.delay.ms says."""
+BATCH: Final = re.compile(r"baseOffset: \d+ .* producerId: (-?\d+) .* isTransactional: (\w+) ")
+RECORD: Final = re.compile(r"\| offset: (\d+) \w+: (\d+) (.*)")
+OFFSET_KEY: Final = "1"
+"""The type of keys of committed offsets, as the tool prints it."""
+
+
+class LoggedRecord(NamedTuple):
+    """`value`: empty for a marker of a transaction. `settled_s`: when it was certain whether consumers see it."""
+
+    offset: int
+    at_s: float
+    value: str
+    is_visible: bool = True
+    settled_s: float = 0.0
+
+
+class CommittedOffset(NamedTuple):
+    """A record of `__consumer_offsets`. `offset` GONE: a tombstone."""
+
+    mark: Mark
+    offset: int
+    at_s: float
+
+
+class BrokerLogs(NamedTuple):
+    """`records`: by topic's mark and by how often its topic had been made. `commits`: those of one mark in order."""
+
+    records: dict[tuple[Mark, int], list[LoggedRecord]]
+    commits: list[CommittedOffset]
+
+
+def read_logs(cluster: KafkaCluster, folder: Path, topics: Collection[str], clock_s: float) -> BrokerLogs:
+    """Of each partition the longest replica. `clock_s` is added to the brokers' time, to have the recorder's."""
+    replicas: defaultdict[tuple[str, int], list[list[Path]]] = defaultdict(list)
+    for place in folder.glob("data-*/*-*"):
+        matched = FOLDER.fullmatch(place.name)
+        if matched and matched[1] in {*topics, OFFSETS_TOPIC}:
+            replicas[matched[1], int(matched[2])].append(sorted(place.glob("*.log")))
+    kept, offsets = [], []
+    for (topic, _), logs in replicas.items():
+        if topic == OFFSETS_TOPIC:
+            offsets.append(max(logs, key=lambda segments: sum(one.stat().st_size for one in segments)))
+        else:
+            kept += logs
+    records: dict[tuple[Mark, int], list[LoggedRecord]] = {}
+    for segments, lines in _dumped(cluster, kept):
+        log = list(records_of(lines, clock_s))
+        incarnation = next((int(one.value.split(":")[1]) for one in log if one.value), 0)
+        topic, _, number = segments[0].parent.name.partition(".")[0].rpartition("-")
+        name = (f"kafka/{topic}", int(number)), incarnation
+        records[name] = max(records.get(name, []), log, key=len)
+    commits = [one for _, lines in _dumped(cluster, offsets, "--offsets-decoder") for one in commits_of(lines, clock_s)]
+    return BrokerLogs(records, commits)
+
+
+def _dumped(
+    cluster: KafkaCluster, logs: Iterable[Sequence[Path]], *options: str
+) -> Iterator[tuple[Sequence[Path], list[str]]]:
+    """What the tool prints of the segments of each of these logs."""
+    logs = [log for log in logs if log]
+    files = ",".join(str(segment) for log in logs for segment in log)
+    lines: defaultdict[str, list[str]] = defaultdict(list)
+    segment = ""
+    for line in cluster.tool(DUMP, *options, "--print-data-log", "--files", files).splitlines():
+        if line.startswith("Dumping "):
+            segment = line.removeprefix("Dumping ")
+        else:
+            lines[segment].append(line)
+    for log in logs:
+        yield log, [line for one in log for line in lines[str(one)]]
+
+
+def records_of(lines: Iterable[str], clock_s: float) -> Iterator[LoggedRecord]:
+    """Settled, in order; transactions that have not ended are left out, with what comes after their beginning."""
+    unsettled: list[tuple[str, LoggedRecord]] = []
+    producer, is_transactional = "", False
+    for line in lines:
+        if batch := BATCH.match(line):
+            producer, is_transactional = batch[1], batch[2] == "true"
+            continue
+        parsed = RECORD.match(line)
+        if parsed is None:
+            continue
+        at_s, said = int(parsed[2]) / 1000 + clock_s, parsed[3]
+        record = LoggedRecord(int(parsed[1]), at_s, said.partition("payload: ")[2], settled_s=at_s)
+        marker = said.partition("endTxnMarker: ")[2].split(" ")[0]
+        if marker:
+            unsettled = [
+                ("", one._replace(is_visible=marker == "COMMIT", settled_s=at_s)) if owner == producer else (owner, one)
+                for owner, one in unsettled
+            ]
+            record = record._replace(is_visible=False)
+        unsettled.append((producer if is_transactional and not marker else "", record))
+        while unsettled and not unsettled[0][0]:
+            yield unsettled.pop(0)[1]
+
+
+def commits_of(lines: Iterable[str], clock_s: float) -> Iterator[CommittedOffset]:
+    for line in lines:
+        parsed = RECORD.match(line)
+        if parsed is None or "payload: " not in line:
+            continue
+        key_text, _, value_text = parsed[3].partition("key: ")[2].partition(" payload: ")
+        key = json.loads(key_text)
+        if str(key["type"]) != OFFSET_KEY:
+            continue
+        name = key["data"]
+        offset = GONE if value_text == "<DELETE>" else int(json.loads(value_text)["data"]["offset"])
+        yield CommittedOffset(
+            (f"kafka/{name['group']}/{name['topic']}", int(name["partition"])), offset, int(parsed[2]) / 1000 + clock_s
+        )

@@ -1,0 +1,142 @@
+"""The Kafka source on groups that live: consumers that come and go by themselves, and offsets that expire."""
+
+import asyncio
+import random
+import time
+import uuid
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.protocol.commit import OffsetCommitRequest
+from confluent_kafka import Consumer, KafkaException
+
+from examples.kafka_cluster import KafkaCluster
+from tests.kafka.clients import QUIET, ClusterClients
+from tests.kafka.recording_feed import running_source
+
+PARTITIONS = 4
+
+
+@pytest.fixture
+def clients(three_brokers: KafkaCluster) -> ClusterClients:
+    return ClusterClients(three_brokers.bootstrap)
+
+
+class LiveGroup:
+    """A group whose members subscribe to a topic, and commit each record that they have read, in one thread."""
+
+    def __init__(self, bootstrap: str, group: str, topic: str) -> None:
+        self._settings = {"bootstrap.servers": bootstrap, "group.id": group, **QUIET}
+        self._settings |= {"auto.offset.reset": "earliest", "enable.auto.commit": False, "heartbeat.interval.ms": 100}
+        self._topic = topic
+        self._members: list[Consumer] = []
+        self.rebalances = 0
+
+    def join(self) -> None:
+        member = Consumer(self._settings)
+        member.subscribe([self._topic], on_assign=self._count)
+        self._members.append(member)
+
+    def leave(self, place: int) -> None:
+        self._members.pop(place % len(self._members)).close()
+
+    def read(self, seconds: float) -> int:
+        """Has all members read for a while; how many records were read and committed."""
+        count = 0
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            for member in self._members:
+                message = member.poll(0.01)
+                if message is None or message.error() is not None:
+                    continue
+                try:
+                    member.commit(message=message, asynchronous=False)
+                    count += 1
+                except KafkaException:
+                    continue  # its partition has gone to another member, which will read the record again
+        return count
+
+    def end(self) -> None:
+        while self._members:
+            self.leave(0)
+
+    def _count(self, _: Consumer, __: object) -> None:
+        self.rebalances += 1
+
+
+async def test_both_methods_agree_over_rebalances(clients: ClusterClients) -> None:
+    """Consumers join a group and leave it while it reads: no mark goes back or away, by reading nor by polling, and in
+    the end both have what the coordinator has.
+    """
+    topic, chance = f"lively-{uuid.uuid4().hex[:6]}", random.Random(3)
+    group = f"group-{topic}"
+    await asyncio.to_thread(clients.create, topic, PARTITIONS)
+    for number in range(PARTITIONS):
+        await asyncio.to_thread(clients.produce, topic, 400, number)
+    live = LiveGroup(clients.bootstrap, group, topic)
+    names = [(f"kafka/{group}/{topic}", number) for number in range(PARTITIONS)]
+    async with (
+        running_source(clients.bootstrap, f"topics={topic}&groups={group}&commits=read") as (_, reading),
+        running_source(clients.bootstrap, f"topics={topic}&groups={group}&commits=poll") as (_, polling),
+    ):
+        reading.want(*names)
+        polling.want(*names)
+        try:
+            live.join()
+            for step in range(6):
+                members = len(live._members)
+                if members == 1 or (members < 3 and chance.random() < 0.5):
+                    live.join()
+                else:
+                    await asyncio.to_thread(live.leave, step)
+                await asyncio.to_thread(live.read, 0.7)
+            deadline = time.monotonic() + 30
+            while not await asyncio.to_thread(live.read, 0.3):
+                assert time.monotonic() < deadline, "nothing was read"
+        finally:
+            await asyncio.to_thread(live.end)
+        truth = await asyncio.to_thread(clients.committed, group, topic, PARTITIONS)
+        assert live.rebalances > 6
+        assert truth
+        for feed in (reading, polling):
+            for number, offset in truth.items():
+                await feed.until(lambda feed=feed, at=names[number], offset=offset: feed.marks.get(at) == offset)  # type: ignore[misc]
+            assert not [seen for seen in feed.observed if seen.is_set_back_to or seen.offset is None]
+
+
+async def commit_for(bootstrap: str, group: str, topic: str, offset: int, retention_ms: int) -> None:
+    """Commits as old clients could: an offset that expires after this time, whatever the broker's own setting."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap.split(","))
+    await admin.start()
+    try:
+        coordinator = await admin.find_coordinator(group)
+        request = OffsetCommitRequest(group, -1, "", retention_ms, [(topic, [(0, offset, "")])])
+        answer = await admin._send_request(request, coordinator)
+        assert [code for _, partitions in answer.topics for _, code in partitions] == [0]
+    finally:
+        await admin.close()
+
+
+async def test_both_methods_see_offsets_expire(clients: ClusterClients) -> None:
+    """An offset that expires is gone from both; its group's next commit is a mark again, and so is another group's."""
+    topic = f"expiring-{uuid.uuid4().hex[:6]}"
+    await asyncio.to_thread(clients.create, topic)
+    await asyncio.to_thread(clients.produce, topic, 20)
+    short, long = f"short-{topic}", f"long-{topic}"
+    names = [(f"kafka/{group}/{topic}", 0) for group in (short, long)]
+    await asyncio.to_thread(clients.commit, short, {(topic, 0): 1})
+    async with (
+        running_source(clients.bootstrap, f"topics={topic}&commits=read") as (_, reading),
+        running_source(clients.bootstrap, f"topics={topic}&commits=poll") as (_, polling),
+    ):
+        for feed in (reading, polling):
+            feed.want(*names)
+        await asyncio.to_thread(clients.commit, long, {(topic, 0): 7})
+        await commit_for(clients.bootstrap, short, topic, 9, retention_ms=3_000)
+        for feed in (reading, polling):
+            await feed.until(lambda feed=feed: [feed.marks.get(name) for name in names] == [9, 7], "both")  # type: ignore[misc]
+        for feed in (reading, polling):
+            await feed.until(lambda feed=feed: names[0] not in feed.marks, "the end of the short one")  # type: ignore[misc]
+        await asyncio.to_thread(clients.commit, short, {(topic, 0): 4})
+        for feed in (reading, polling):
+            await feed.until(lambda feed=feed: [feed.marks.get(name) for name in names] == [4, 7], "its return")  # type: ignore[misc]

@@ -1,0 +1,1 @@
+"""What the metrics page shows, and what explains it."""

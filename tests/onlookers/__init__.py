@@ -1,0 +1,1 @@
+"""Who looks on: what ends, told as it happens, and what most wait for."""

@@ -1,0 +1,31 @@
+"""For the tests of the live page: one browser, and one daemon with a thousand waits of every kind."""
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser
+from purgatory_client.blocking import Client
+
+from tests.daemon_process import DaemonProcess
+from tests.page.many_waits import register_waits, tell_marks
+from tests.pipeline.page.browser import chromium_path, running_browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A browser that is ended after the last test of a module: while it runs no test of another one may be async."""
+    with running_browser(chromium_path()) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """A daemon on which a thousand operations wait."""
+    daemon = DaemonProcess(tmp_path_factory.mktemp("daemon"))
+    try:
+        with Client(daemon.address) as client:
+            tell_marks(client)
+            register_waits(client)
+            yield daemon
+    finally:
+        daemon.kill()

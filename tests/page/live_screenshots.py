@@ -1,0 +1,64 @@
+"""Pictures of the live page for the documentation: `make screenshots`.
+
+`python -m tests.page.live_screenshots docs/images`
+"""
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Literal
+
+from purgatory_client.blocking import Client
+
+from tests.daemon_process import DaemonProcess
+from tests.page.many_waits import register_waits, tell_marks
+from tests.page.steady_load import steady_load
+from tests.page.watched_page import watched_page
+from tests.pipeline.page.browser import chromium_path, running_browser
+
+STEPS = 10
+BYTES_MAX = 150_000
+PICTURES: tuple[tuple[str, str, int, int, Literal["light", "dark"]], ...] = (
+    ("page-now", "now", 1200, 800, "light"),
+    ("page-wheel", "wheel", 1000, 610, "light"),
+    ("page-waits", "waits", 1000, 608, "light"),
+    ("page-partition", "partition?topic=orders&partition=2", 1200, 800, "light"),
+    ("page-phone", "operation?session=checkout&id=60", 390, 780, "dark"),
+)
+"""Name, view, width, height, theme."""
+
+
+def main(folder: Path) -> int:
+    """Each picture as FOLDER/NAME.png."""
+    with tempfile.TemporaryDirectory() as scratch:
+        daemon = DaemonProcess(Path(scratch))
+        try:
+            with (
+                Client(daemon.address) as client,
+                running_browser(chromium_path()) as browser,
+                steady_load(daemon.address),
+            ):
+                tell_marks(client)
+                register_waits(client)
+                step = 0
+                for name, view, width, height, scheme in PICTURES:
+                    with watched_page(
+                        browser, daemon.http_address, width=width, height=height, scheme=scheme, address=f"#/{view}"
+                    ) as seen:
+                        for _ in range(STEPS):
+                            step += 1
+                            tell_marks(client, step)
+                            time.sleep(0.4)  # marks move while somebody looks
+                        path = folder / f"{name}.png"
+                        wide = seen.page.evaluate("() => document.body.clientWidth")  # no room for a scrollbar
+                        seen.page.screenshot(path=path, clip={"x": 0, "y": 0, "width": wide, "height": height})
+                        assert path.stat().st_size < BYTES_MAX, f"{path} has {path.stat().st_size} bytes"
+                        print(f"{path}  {path.stat().st_size / 1_000:,.0f} kB")
+        finally:
+            daemon.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,68 @@
+"""Waits of every kind for the page to show, with marks on the way to some of them."""
+
+from typing import Final
+
+from purgatory_client import events, many
+from purgatory_client.blocking import Client
+
+SESSION: Final = "checkout"
+HOT_TOPIC: Final = "orders"
+PARTITIONS: Final = 24
+HOSTILE_KEY: Final = '<img src="http://nowhere.invalid/x.png" onerror="alert(1)">\u202e\u0007\x1b[31mred\u200b'
+HOSTILE_TOPIC: Final = '"><script>alert(2)</script>\u2066${alert(3)}' + "w" * 60
+"""In `HOSTILE_KEY` and here: HTML, a terminal's colours, and characters that turn text around."""
+WAITS: Final = 1_000
+
+
+def register_waits(client: Client, *, count: int = WAITS) -> None:
+    """So many waits in one session, a quarter of each kind, for minutes to hours. The last of some are hostile."""
+    each, last = count // 4, count // 4 - 1
+    numbers = range(each)
+    batches = [
+        many.produce(
+            [*((HOT_TOPIC, partition) for partition in range(PARTITIONS)), (HOSTILE_TOPIC, 0)],
+            indexes=[*(skewed(number) for number in numbers[:last]), PARTITIONS],
+            offsets=[10_000 + 4 * number for number in numbers],
+            timeouts_ms=[60_000 + number * 7_000 for number in numbers],
+        ),
+        many.fetch(
+            [("payments", partition) for partition in range(8)],
+            indexes=[number % 8 for number in numbers],
+            offsets=[500] * each,
+            min_bytes=[1_000_000] * each,
+            timeouts_ms=[30_000 + number * 1_000 for number in numbers],
+        ),
+        many.delete_records(
+            [("audit", partition) for partition in range(3)],
+            indexes=[number % 3 for number in numbers],
+            offsets=[900] * each,
+            timeouts_ms=[600_000 + number * 60_000 for number in numbers],
+        ),
+        many.signal(
+            [*(f"nightly-{number}" for number in range(40)), HOSTILE_KEY],
+            indexes=[*(number % 40 for number in numbers[:last]), 40],
+            timeouts_ms=[7_200_000 + number * 1_000 for number in numbers],
+        ),
+    ]
+    for place, batch in enumerate(batches):
+        client.register(SESSION, 1 + place * each, batch)
+
+
+def skewed(number: int) -> int:
+    """Few partitions have most of the waits."""
+    return number % PARTITIONS if number % 3 == 0 else number % 3
+
+
+def tell_marks(client: Client, step: int = 0) -> None:
+    """Where the partitions stand; with a larger step further on. One replica of orders lags behind."""
+    told = []
+    for partition in range(PARTITIONS):
+        name = (HOT_TOPIC, partition)
+        end = 9_000 + partition * 10 + step * 20
+        if step == 0:
+            told.append(events.leadership(name, is_leader=True, leader_epoch=3, leader_id=1, replica_ids=[1, 2, 3]))
+            told.append(events.in_sync_replicas(name, [1, 2, 3], leader_id=1, min_in_sync_replicas=2))
+        told.append(events.log_end_offset(name, end + 2_000))
+        told.append(events.follower_progress(name, 2, end + 1_900))
+        told.append(events.follower_progress(name, 3, end))
+    client.advance_many(told).raise_for_refusals()

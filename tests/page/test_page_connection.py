@@ -1,0 +1,160 @@
+"""The live page over restarts of its daemon, and where the daemon asks who is looking."""
+
+import os
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+from purgatory_client.blocking import Client
+
+from purgatory.service.access.tokens import add_token
+from tests.conftest import StartDaemon
+from tests.daemon_process import DaemonProcess
+from tests.page.many_waits import SESSION, WAITS, register_waits
+from tests.page.page_calls import TOPIC_OF_ITS_OWN, call, register_one
+from tests.page.watched_page import watched_page
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("browser"),
+    pytest.mark.skipif(os.environ.get("PURGATORY_BUILD") == "pure", reason="the page shows the same on either engine"),
+]
+
+NOT_CONNECTED = "net::ERR_"
+"""The browser itself reports connections that are refused or cut."""
+NOT_LET_IN, GOING = "the server responded with a status of 40", "the server responded with a status of 503"
+"""And answers that are refusals; the latter by a daemon that is shutting down."""
+
+POLICY = """
+[[grant]]
+to = ["admin"]
+roles = ["wait", "advance", "observe", "admin"]
+topics = ["*"]
+keys = ["*"]
+
+[[grant]]
+to = ["waiter"]
+roles = ["wait"]
+topics = ["*"]
+"""
+
+
+def test_a_restarted_daemon_is_noticed(browser: Browser, start_daemon: StartDaemon) -> None:
+    """The page says that it is cut off, comes back by itself, and shows the new daemon's state, not the old one's."""
+    first = start_daemon()
+    register_one(first, "before", 5)
+    with watched_page(browser, first.http_address) as seen:
+        seen.wait_for_text("#pending", "1")
+        first.kill()
+        seen.page.wait_for_selector('#state[data-state="away"]')
+        second = start_daemon("--http-address", first.http_address)
+        seen.wait_live()
+        seen.wait_for_text("#pending", "0")
+        register_one(second, "after", 5)
+        register_one(second, "after that", 5)
+        seen.wait_for_text("#pending", "2")
+        seen.check(NOT_CONNECTED)
+
+
+@pytest.mark.parametrize("how", ["killed", "drained"])
+def test_a_daemon_comes_back_with_its_journal(
+    browser: Browser, start_daemon: StartDaemon, tmp_path: Path, how: str
+) -> None:
+    """Every view goes on where it was, without a reload: what was pending is counted once, and an operation that is
+    open ends where it is shown.
+    """
+    journal = ["--data-dir", str(tmp_path / "journal")]
+    first = start_daemon(*journal)
+    with Client(first.address) as client:
+        register_waits(client)
+    register_one(first, "followed", 300)
+    pending = pending_of(first)
+    with (
+        watched_page(browser, first.http_address) as now,
+        watched_page(browser, first.http_address, address="#/operation?session=followed&id=1") as operation,
+        watched_page(browser, first.http_address, address="#/waits") as waits,
+    ):
+        now.wait_for_text("#pending", f"{pending:,}")
+        operation.wait_for_text(".lead", "It is pending.")
+        waits.wait_for_text("#found", f"{pending:,} operations wait on")
+        if how == "killed":
+            first.kill()
+        else:
+            assert first.stop() == 0
+        for seen in (now, operation, waits):
+            seen.page.wait_for_selector('#state[data-state="away"]')
+        second = start_daemon(*journal, "--http-address", first.http_address)
+        register_one(second, "after", 5)
+        for seen in (now, operation, waits):
+            seen.wait_live()
+        now.wait_for_text("#pending", f"{pending + 1:,}")
+        waits.wait_for_text("#found", f"{pending + 1:,} operations wait on")
+        operation.wait_for_text(".lead", "It is pending.")
+        partition = {"topicPartition": {"topic": TOPIC_OF_ITS_OWN, "partition": 0}}
+        call(second, "Advance", {"rows": {"events": [{**partition, "highWatermark": {"offset": 300}}]}})
+        operation.wait_for_text("#outcome", "satisfied")
+        now.view("#/sessions")
+        now.wait_for_text("tbody th", SESSION)
+        for seen in (now, operation, waits):
+            seen.check(NOT_CONNECTED, GOING)
+
+
+def test_a_cancel_without_an_answer_is_not_said_to_be_done(browser: Browser, start_daemon: StartDaemon) -> None:
+    """Whoever confirms it when the daemon has just gone is told so, and no error is thrown."""
+    daemon = start_daemon()
+    register_one(daemon, "before", 5)
+    with watched_page(browser, daemon.http_address, address="#/operation?session=before&id=1") as seen:
+        seen.page.get_by_role("button", name="Cancel it …").click()
+        daemon.kill()
+        seen.page.get_by_role("button", name="Cancel it", exact=True).click()
+        seen.wait_for_text("main .notice", "The daemon has not answered")
+        seen.check(NOT_CONNECTED)
+
+
+def pending_of(daemon: DaemonProcess) -> int:
+    """What the daemon itself says is pending."""
+    kinds = call(daemon, "GetStatus", {})["kinds"]
+    pending = sum(int(kind.get("pending", 0)) for kind in kinds)
+    assert pending == WAITS + 1
+    return pending
+
+
+def test_a_daemon_with_a_policy_asks_for_a_token(browser: Browser, start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """It asks again after a wrong one, shows all to the right one, keeps it over a reload but in no address, says what
+    another lacks, and asks anew once the token is withdrawn.
+    """
+    (tmp_path / "policy.toml").write_text(POLICY, "utf-8")
+    tokens = tmp_path / "tokens"
+    tokens.touch()
+    admin, waiter = add_token(tokens, "admin"), add_token(tokens, "waiter")
+    flags = ["--access-policy-file", str(tmp_path / "policy.toml"), "--access-tokens-file", str(tokens)]
+    daemon = start_daemon(*flags)
+    with watched_page(browser, daemon.http_address, is_let_in=False) as seen:
+
+        def show(token: str) -> None:
+            seen.page.wait_for_selector("#token[open]")
+            seen.page.get_by_label("Token").fill(token)
+            seen.page.keyboard.press("Enter")
+
+        seen.wait_for_text("#token-why", "show a bearer token")
+        show("pgt_wrong")
+        seen.wait_for_text("#token-why", "the token is not known")
+        show(admin)
+        seen.wait_live()
+        seen.wait_for_text("#pending", "0")
+        seen.page.reload()
+        seen.wait_live()
+        for view in ("wheel", "waits", "partitions", "sessions", "ends"):
+            seen.view(f"#/{view}")
+            seen.page.wait_for_selector(f'nav a[href="#/{view}"][aria-current]')
+            seen.wait_live()
+        assert not seen.page.locator("#token[open]").count()
+        assert not [address for address in (seen.page.url, *seen.requests) if admin in address]
+
+        tokens.write_text("".join(line for line in tokens.read_text("utf-8").splitlines(True) if "waiter" in line))
+        show(waiter)
+        seen.wait_live()  # its own operations are shown, but no marks
+        seen.view("#/partitions")
+        seen.wait_for_text("main .notice", "needs the role")
+        assert seen.page.get_attribute("#state", "data-state") == "refused"
+        seen.check(NOT_LET_IN)

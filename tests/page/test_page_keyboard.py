@@ -1,0 +1,75 @@
+"""The live page by keyboard alone."""
+
+import os
+
+import pytest
+from playwright.sync_api import Browser
+
+from tests.daemon_process import DaemonProcess
+from tests.page.page_calls import call, register_one
+from tests.page.watched_page import watched_page
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("browser"),
+    pytest.mark.skipif(os.environ.get("PURGATORY_BUILD") == "pure", reason="the page shows the same on either engine"),
+]
+
+FOCUS = "() => document.activeElement.id || document.activeElement.textContent"
+
+
+def test_keyboard_reaches_every_view(browser: Browser, daemon: DaemonProcess) -> None:
+    """Tab goes over the links in order, Enter follows one, and the focus is then at the content."""
+    with watched_page(browser, daemon.http_address) as seen:
+        reached = []
+        for _ in range(8):
+            seen.page.keyboard.press("Tab")
+            reached.append(seen.page.evaluate("() => document.activeElement.textContent"))
+        names = ["Now", "Wheel", "Waits", "Partitions", "Sessions", "Ended"]
+        assert reached == ["To the content", "Purgatory", *names]
+        seen.page.keyboard.press("Enter")
+        seen.wait_for_text("h1", "Ended lately")
+        assert seen.page.evaluate("() => document.activeElement.id") == "view"
+        assert seen.page.get_attribute("nav a[aria-current]", "href") == "#/ends"
+        seen.check()
+
+
+def test_an_operation_is_found_and_cancelled_by_keyboard(browser: Browser, daemon: DaemonProcess) -> None:
+    """From the search over a name and its view to the button; Escape lets it wait and gives the focus back."""
+    register_one(daemon, "by keyboard", 4_000, topic="typed")
+    with watched_page(browser, daemon.http_address, address="#/waits") as seen:
+        press = seen.page.keyboard.press
+
+        def tab_to(name: str) -> None:
+            for _ in range(40):
+                if seen.page.evaluate(FOCUS) == name:
+                    return
+                press("Tab")
+            raise AssertionError(f"Tab does not reach {name!r}, but {seen.page.evaluate(FOCUS)!r}")
+
+        tab_to("search")
+        seen.page.keyboard.type("typed")
+        seen.wait_for_text("#found", "1 of them match")
+        tab_to("hot")  # a table that scrolls can be scrolled
+        tab_to("typed · 0")
+        press("Enter")
+        seen.wait_for_text("h1", "typed · 0")
+        seen.wait_for_text("tbody", "by keyboard / 1")
+        tab_to("Cancel all of them …")
+        press("Enter")
+        seen.page.wait_for_selector("#confirm[open]")
+        assert seen.page.evaluate(FOCUS) == "Let it wait"
+        press("Escape")
+        seen.page.wait_for_selector("#confirm", state="hidden")
+        assert seen.page.evaluate(FOCUS) == "Cancel all of them …"
+        assert call(daemon, "GetOperation", {"sessionId": "by keyboard", "operationId": 1})
+        press("Enter")
+        seen.page.wait_for_selector("#confirm[open]")
+        tab_to("Cancel it")
+        with seen.page.expect_request("**/Cancel"):
+            press("Enter")
+        seen.wait_for_text("tbody", "Nobody that you may see waits here.")
+        assert len([address for address in seen.requests if address.endswith("/Cancel")]) == 1, (
+            "only what was confirmed"
+        )
+        seen.check()

@@ -1,0 +1,85 @@
+"""The live page of a real daemon in a real browser, with all that it says and asks for."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+from playwright.sync_api import Browser, Page, ViewportSize
+
+TIMEOUT_MS = 30_000
+STICKING_OUT = """() => {
+  const wide = document.documentElement.clientWidth;
+  const out = document.documentElement.scrollWidth > wide ? ["the page itself"] : [];
+  for (const one of document.querySelectorAll("body *")) {
+    if (one.closest(".scroll table, .skip, .unseen, dialog, svg")) continue;
+    const box = one.getBoundingClientRect();
+    if (box.width && (box.right > wide + 1 || box.left < -1)) out.push(one.tagName + " " + one.className);
+  }
+  return out;
+}"""
+
+
+@dataclass
+class WatchedPage:
+    """A page, what it said on the console, and whom it asked."""
+
+    page: Page
+    origin: str
+    complaints: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def view(self, address: str) -> None:
+        """Goes to a view, as following a link does."""
+        self.page.evaluate("(address) => { location.hash = address }", address)
+
+    def wait_for_text(self, selector: str, text: str) -> None:
+        """Returns once an element shows this."""
+        self.page.wait_for_function(
+            """([selector, text]) =>
+              [...document.querySelectorAll(selector)].some((one) => one.textContent.includes(text))""",
+            arg=[selector, text],
+        )
+
+    def wait_live(self) -> None:
+        self.page.wait_for_selector('#state[data-state="live"]')
+
+    def sticking_out(self) -> list[str]:
+        out: list[str] = self.page.evaluate(STICKING_OUT)
+        return out
+
+    def check(self, *expected: str) -> None:
+        """Nothing was said on the console but what contains something `expected`, and no other host was asked."""
+        unexpected = [said for said in self.complaints if not any(one in said for one in expected)]
+        assert unexpected == []
+        assert [request for request in self.requests if not request.startswith(self.origin + "/")] == []
+
+
+@contextmanager
+def watched_page(
+    browser: Browser,
+    http_address: str,
+    *,
+    width: int = 1280,
+    height: int = 900,
+    scheme: Literal["light", "dark"] = "light",
+    address: str = "#/now",
+    is_let_in: bool = True,
+) -> Iterator[WatchedPage]:
+    """The page in a window of its own, once it is live; or before that, where it is not let in at first."""
+    viewport: ViewportSize = {"width": width, "height": height}
+    context = browser.new_context(viewport=viewport, color_scheme=scheme)
+    try:
+        page = context.new_page()
+        origin = f"http://{http_address}"
+        seen = WatchedPage(page, origin)
+        page.on("console", lambda message: seen.complaints.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: seen.complaints.append(f"error: {error}"))
+        page.on("request", lambda request: seen.requests.append(request.url))
+        page.set_default_timeout(TIMEOUT_MS)
+        page.goto(f"{origin}/{address}")
+        if is_let_in:
+            seen.wait_live()
+        yield seen
+    finally:
+        context.close()

@@ -1,0 +1,250 @@
+"""The Spark format `purgatory` against a real daemon."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from purgatory_client import Client, Outcome
+from purgatory_client.many import produce
+from purgatory_pipeline.datasource import PurgatoryDataSource
+from purgatory_pipeline.datasource.daemon_options import DaemonOptionInvalid, DaemonOptions
+from purgatory_pipeline.datasource.daemon_writer import RowsUnusable, event_of, operation_of
+from purgatory_pipeline.datasource.result_rows import rows_of
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from purgatory.v1 import result_pb2
+from tests.conftest import StartDaemon
+from tests.daemon_process import DaemonProcess
+
+WAIT_S = 60
+
+
+@pytest.fixture
+def daemon(start_daemon: StartDaemon) -> DaemonProcess:
+    return start_daemon()
+
+
+@pytest.fixture
+def with_format(spark: SparkSession) -> Iterator[SparkSession]:
+    """The session, with the format registered; its queries end with the test."""
+    spark.dataSource.register(PurgatoryDataSource)
+    yield spark
+    for query in spark.streams.active:
+        query.stop()
+
+
+def until(what: Callable[[], bool]) -> None:
+    """Waits for a condition of a query or a daemon."""
+    deadline = time.monotonic() + WAIT_S
+    while not what():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.02)
+
+
+def pending(client: Client) -> int:
+    """How many operations wait."""
+    return sum(kind.pending for kind in client.status().kinds)
+
+
+def end_some(client: Client, session: str, first_id: int, count: int) -> None:
+    """Registers waits that hold at once: each has a result."""
+    client.advance(("t", 0), high_watermark=1_000_000)
+    client.register(session, first_id, produce([("t", 0)], offsets=list(range(count))))
+
+
+class Reading:
+    """A query that writes a session's results as files."""
+
+    def __init__(
+        self, spark: SparkSession, address: str, folder: Path, session: str = "nightly", **options: int
+    ) -> None:
+        reader = spark.readStream.format("purgatory").option("address", address).option("session", session)
+        for name, value in options.items():
+            reader = reader.option(name, value)
+        self._frame: DataFrame = reader.load()
+        self._spark, self._folder = spark, folder
+
+    def start(self) -> StreamingQuery:
+        writer = self._frame.writeStream.format("parquet").option("path", str(self._folder / "out"))
+        return writer.option("checkpointLocation", str(self._folder / "checkpoint")).start()
+
+    def ids(self) -> list[int]:
+        """The ids of all results that were written, sorted."""
+        if not (self._folder / "out" / "_spark_metadata").exists():
+            return []
+        found = self._spark.read.schema("operation_id long").parquet(str(self._folder / "out")).collect()
+        return sorted(row["operation_id"] for row in found)
+
+
+def test_results_are_rows_and_are_acknowledged_once_committed(
+    with_format: SparkSession, daemon: DaemonProcess, tmp_path: Path
+) -> None:
+    """Each once, over several micro-batches and a restart of the query; the daemon keeps none of them."""
+    with Client(daemon.address) as client:
+        end_some(client, "nightly", 1, 25)
+        reading = Reading(with_format, daemon.address, tmp_path, maxRows=10)
+        query = reading.start()
+        until(lambda: len(reading.ids()) == 25)
+        until(lambda: client.status().unacknowledged_results == 0)
+        query.stop()
+        end_some(client, "nightly", 26, 5)
+        reading.start()
+        until(lambda: len(reading.ids()) == 30)
+        assert reading.ids() == list(range(1, 31))
+        row = with_format.read.parquet(str(tmp_path / "out")).where("operation_id = 3").collect()[0]
+        assert (row["session"], row["kind"], row["outcome"]) == ("nightly", "produce", "satisfied")
+        assert [(item["topic"], item["partition"], item["required_offset"]) for item in row["items"]] == [("t", 0, 2)]
+
+
+def test_sessions_are_read_side_by_side(with_format: SparkSession, daemon: DaemonProcess, tmp_path: Path) -> None:
+    """Each has its own sequence numbers."""
+    with Client(daemon.address) as client:
+        for session in ("one", "two"):
+            end_some(client, session, 1, 7)
+        reading = Reading(with_format, daemon.address, tmp_path, session="one, two", maxRows=3)
+        reading.start()
+        until(lambda: len(reading.ids()) == 14)
+        assert reading.ids() == sorted([*range(1, 8), *range(1, 8)])
+
+
+def test_a_session_that_the_daemon_has_lost_ends_the_query(
+    with_format: SparkSession, start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """Its numbers begin anew, and have not come to where Spark is: the query says so instead of waiting for ever."""
+    first = start_daemon()
+    with Client(first.address) as client:
+        end_some(client, "nightly", 1, 5)
+        reading = Reading(with_format, first.address, tmp_path)
+        query = reading.start()
+        until(lambda: len(reading.ids()) == 5)
+        until(lambda: client.status().unacknowledged_results == 0)
+        query.stop()
+    second = start_daemon()
+    with Client(second.address) as client:
+        end_some(client, "nightly", 1, 2)
+        again = Reading(with_format, second.address, tmp_path).start()
+        until(lambda: again.exception() is not None)
+        assert "nightly" in str(again.exception())
+        assert reading.ids() == [1, 2, 3, 4, 5]
+
+
+def test_events_and_registrations_are_written_once(
+    with_format: SparkSession, daemon: DaemonProcess, tmp_path: Path
+) -> None:
+    """A stream of rows registers operations and ends them; the same rows again, from a new query, change nothing."""
+    rows = tmp_path / "rows"
+    for part in ("registrations", "events"):
+        (rows / part).mkdir(parents=True)
+    registrations = [
+        {"session_id": "s", "operation_id": id_, "kind": "produce", "timeout_ms": 60_000, "item": item, "item_count": 2,
+         "topic": "t", "partition": item, "offset": id_}
+        for id_ in range(1, 6) for item in range(2)
+    ]  # fmt: skip
+    events = [{"type": "high_watermark", "topic": "t", "partition": item, "offset": 3} for item in range(2)]
+    for part, found in (("registrations", registrations), ("events", events)):
+        pa.parquet.write_table(pa.Table.from_pylist(found), rows / part / "1.parquet")
+
+    def write(part: str, attempt: int) -> None:
+        frame = with_format.read.parquet(str(rows / part))
+        stream = with_format.readStream.schema(frame.schema).parquet(str(rows / part))
+        writer = stream.writeStream.format("purgatory").option("address", daemon.address)
+        query = (
+            writer.option("checkpointLocation", str(tmp_path / f"{part} {attempt}")).trigger(availableNow=True).start()
+        )
+        assert query.awaitTermination(WAIT_S)
+        assert query.exception() is None
+
+    with Client(daemon.address) as client:
+        write("registrations", 1)
+        assert pending(client) == 5
+        table = with_format.read.format("purgatory").option("address", daemon.address).load()
+        assert sorted(row["operation_id"] for row in table.where("kind = 'produce'").collect()) == [1, 2, 3, 4, 5]
+        other = with_format.read.format("purgatory").option("address", daemon.address).option("topicPrefix", "u").load()
+        assert other.count() == 0
+        write("events", 1)
+        assert pending(client) == 2
+        write("registrations", 2)
+        write("events", 2)
+        assert pending(client) == 2
+        collected = next(iter(client.results("s")))
+        assert sorted(collected.operation_ids) == [1, 2, 3]
+        assert set(collected.results.outcomes) == {Outcome.SATISFIED}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"type": "key_signalled", "topic": "k"},
+        {"type": "nonsense", "topic": "t"},
+    ],
+)
+def test_events_that_cannot_be_told_are_refused(row: dict[str, Any]) -> None:
+    """Signals would be counted twice after a kill; the message names the column."""
+    with pytest.raises(RowsUnusable, match=r"key_signalled|type"):
+        event_of(row)
+
+
+def test_rows_of_every_kind_become_the_wires_messages() -> None:
+    """Only what was given is set; the lists and flags of leadership too."""
+    event = event_of(
+        {
+            "type": "leadership",
+            "topic": "t",
+            "partition": 2,
+            "leader_epoch": 5,
+            "flags": 1,
+            "leader_id": 3,
+            "replicas": [3, 4],
+        }
+    )
+    assert (event.leadership.is_leader, event.leadership.leader_id, list(event.leadership.replica_ids)) == (
+        True,
+        3,
+        [3, 4],
+    )
+    assert (event.topic_partition.partition, event.leader_epoch) == (2, 5)
+    fetch = operation_of(
+        [{"operation_id": 1, "kind": "fetch", "topic": "t", "partition": 0, "offset": 7, "min_bytes": 9}]
+    )
+    assert (fetch.fetch.min_bytes, fetch.fetch.partitions[0].fetch_offset, fetch.HasField("timeout_ms")) == (
+        9,
+        7,
+        False,
+    )
+    signal = operation_of([{"operation_id": 1, "kind": "signal", "topic": "k", "offset": 2, "any_key": True}])
+    assert (signal.signal.any, signal.signal.keys[0].key, signal.signal.keys[0].required_count) == (True, "k", 2)
+    with pytest.raises(RowsUnusable, match="kind"):
+        operation_of([{"operation_id": 1, "kind": "nonsense", "topic": "t"}])
+
+
+def test_a_message_of_the_wire_becomes_rows() -> None:
+    """Refused ones have a reason, signals no partition, and one value stands for all."""
+    columns = result_pb2.ResultColumns(
+        kind=4, keys=["k", "l"], operation_id=[5, 6], outcome=[1, 6], waited_ms=[3, 0], item_count=[2, 0],
+        item_index=[0, 1], error_code=[0, 0], required_offset=[1, 2], reached_offset=[1, 2], log_start_offset=[-1, -1],
+        estimated_remaining_ms=[-1, -1], pace_per_second=[-1.0, 2.0],
+    )  # fmt: skip
+    columns.refusals.add(field="signal.keys", message="none")
+    first, second = rows_of("s", 11, columns).to_pylist()
+    assert (first["sequence"], first["kind"], first["outcome"], second["outcome"]) == (
+        11,
+        "signal",
+        "satisfied",
+        "refused",
+    )
+    assert [(item["topic"], item["partition"], item["pace_per_second"]) for item in first["items"]] == [
+        ("k", None, None), ("l", None, 2.0),
+    ]  # fmt: skip
+    assert (second["items"], second["refusal"]) == ([], "signal.keys: none")
+
+
+def test_options_that_make_no_sense_are_named() -> None:
+    """Before anything is connected."""
+    with pytest.raises(DaemonOptionInvalid, match="maxRows"):
+        DaemonOptions.of({"maxRows": "many"})
+    assert DaemonOptions.of({"session": "a, b,"}).sessions == ("a", "b")

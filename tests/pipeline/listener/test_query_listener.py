@@ -1,0 +1,271 @@
+"""What Spark's queries have committed, as marks of a real daemon."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+from purgatory_client import Client, Outcome
+from purgatory_client.errors import NotFound
+from purgatory_pipeline.listener import PurgatoryListener
+from purgatory_pipeline.listener.end_offsets import committed_marks, ends_of_log, marks_of
+from purgatory_pipeline.listener.query_source import QuerySource
+from purgatory_sources.feed.feed import Feed
+from purgatory_sources.feed.observation import Observation
+from purgatory_sources.feed.reports import SourceState
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from tests.conftest import StartDaemon
+from tests.daemon_process import DaemonProcess
+
+WAIT_S = 60
+LINES = ("spark/lines/source0", 0)
+
+
+@pytest.fixture
+def daemon(start_daemon: StartDaemon) -> DaemonProcess:
+    return start_daemon()
+
+
+@pytest.fixture
+def listen(spark: SparkSession) -> Iterator[Callable[..., PurgatoryListener]]:
+    """Starts listeners, and ends them after the test."""
+    started: list[PurgatoryListener] = []
+
+    def start(*daemons: str, state: Path | None = None) -> PurgatoryListener:
+        listener = PurgatoryListener(*daemons, state=state)
+        spark.streams.addListener(listener)
+        started.append(listener)
+        return listener
+
+    yield start
+    for query in spark.streams.active:
+        query.stop()
+    for listener in started:
+        spark.streams.removeListener(listener)
+        listener.close()
+
+
+class LinesJob:
+    """A streaming query over a folder of text files; each file is one batch, and one offset."""
+
+    def __init__(self, spark: SparkSession, folder: Path, name: str = "lines") -> None:
+        self._spark, self._folder, self._name = spark, folder, name
+        self._written = len(list(folder.glob("in/[0-9]*.txt")))
+        self.checkpoint = folder / "checkpoint"
+        (folder / "in").mkdir(exist_ok=True, parents=True)
+
+    def write(self) -> int:
+        """Writes one more file; returns the mark that says that it was processed."""
+        self._written += 1
+        hidden = self._folder / "in" / f"_{self._written:04d}.txt"  # else Spark may find it under both names
+        hidden.write_text("a line\n")
+        hidden.rename(hidden.with_name(hidden.name.removeprefix("_")))
+        return self._written
+
+    def start(self) -> StreamingQuery:
+        lines = self._spark.readStream.option("maxFilesPerTrigger", 1).text(str(self._folder / "in"))
+        writer = lines.writeStream.format("noop").queryName(self._name)
+        return writer.option("checkpointLocation", str(self.checkpoint)).start()
+
+
+def until(what: Callable[[], bool]) -> None:
+    """Waits for a condition of a daemon."""
+    deadline = time.monotonic() + WAIT_S
+    while not what():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.01)
+
+
+def mark_of(client: Client, name: tuple[str, int] = LINES) -> tuple[int, int] | None:
+    """The epoch and high watermark that a daemon has."""
+    try:
+        found = client.partition(name)
+    except NotFound:
+        return None
+    return found.leader_epoch, found.high_watermark
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        (['{"orders":{"0":43,"1":7}}'], {("orders", 0): 43, ("orders", 1): 7}),
+        (['{"orders":{"0":43}}', '{"orders":{"0":40,"2":1}}'], {("orders", 0): 40, ("orders", 2): 1}),
+        (['{"logOffset":4}'], {("source0", 0): 5}),
+        ([None, "12"], {("source1", 0): 12}),
+        (['{"sequence":9}', "-"], {("source0", 0): 9}),
+        (['{"orders":{"0":-2}}', '"a word"'], {}),
+    ],
+)
+def test_end_offsets_are_exclusive_marks(ends: list[str | None], expected: dict[tuple[str, int], int]) -> None:
+    """Kafka's as they are, files one more than the last set taken; of two readers of a partition the slower counts."""
+    assert marks_of(ends) == expected
+
+
+def test_an_entry_of_the_offset_log_has_a_line_for_each_source() -> None:
+    """After the version and the metadata; a dash for a source that gave nothing."""
+    assert ends_of_log('v1\n{"batchWatermarkMs":0}\n{"logOffset":3}\n-\n') == ['{"logOffset":3}', None]
+
+
+def test_a_folder_that_is_no_checkpoint_says_nothing(tmp_path: Path) -> None:
+    """No commits, or damaged ones: what is not known is not told."""
+    assert committed_marks(str(tmp_path / "nothing")) == {}
+    (tmp_path / "commits").mkdir()
+    (tmp_path / "commits" / "3").write_text("v1\n{}")
+    assert committed_marks(str(tmp_path)) == {}
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / "3").write_text("v1\n{}\n{nonsense\n")
+    assert committed_marks(str(tmp_path)) == {}
+
+
+async def handed_over(source: QuerySource) -> tuple[SourceState, dict[str, int]]:
+    """The state and the marks that a source gives its feed next."""
+    reports: asyncio.Queue[SourceState] = asyncio.Queue()
+    marks: dict[str, int] = {}
+
+    class Feeding:
+        def observe(self, observations: list[Observation]) -> None:
+            marks.update({seen.topic: seen.offset or 0 for seen in observations})
+
+        def report(self, state: SourceState, why: str = "") -> None:
+            reports.put_nowait(state)
+
+    task = asyncio.create_task(source.run(cast("Feed", Feeding())))
+    async with asyncio.timeout(WAIT_S):
+        state = await reports.get()
+    task.cancel()
+    return state, marks
+
+
+async def test_a_checkpoint_read_too_late_says_nothing_of_the_query_that_has_the_name_now() -> None:
+    """Nor does it make one live that has stopped meanwhile; a query that goes on takes it."""
+    source = QuerySource("lines")
+    source.started("first")
+    source.started("second")
+    source.had_committed({("source0", 0): 9}, "first")
+    assert await handed_over(source) == (SourceState.LOADING, {})
+    source.had_committed({("source0", 0): 2}, "second")
+    assert await handed_over(source) == (SourceState.LIVE, {"spark/lines/source0": 2})
+    source.stopped("the query has stopped")
+    source.had_committed({("source0", 0): 3}, "second")
+    assert await handed_over(source) == (SourceState.BLIND, {"spark/lines/source0": 2})
+    source.started("second")
+    assert await handed_over(source) == (SourceState.LIVE, {"spark/lines/source0": 2})
+
+
+def test_a_wait_is_answered_when_the_batch_with_my_line_is_committed(
+    spark: SparkSession, listen: Callable[..., PurgatoryListener], daemon: DaemonProcess, tmp_path: Path
+) -> None:
+    """And not before: of a line that nobody wrote nothing is said. A query that has stopped is stale."""
+    listen(daemon.address)
+    job = LinesJob(spark, tmp_path)
+    with Client(daemon.address) as client:
+        query = job.start()
+        for _ in range(3):
+            assert client.produce({LINES: job.write()}, timeout=WAIT_S).outcome is Outcome.SATISFIED
+        assert client.produce({LINES: 4}, timeout=0.2).outcome is Outcome.EXPIRED
+        query.stop()
+        blind = client.produce({LINES: 4}, timeout=WAIT_S, fail_when_blind=0.5)
+        assert blind.outcome is Outcome.FAILED
+        assert "has stopped" in blind.partitions["spark/lines/source0-0"].stale_reason
+
+
+def test_a_restart_with_nothing_new_tells_what_was_committed(
+    spark: SparkSession, listen: Callable[..., PurgatoryListener], start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """Spark says nothing then; the checkpoint does. A fresh daemon hears it from a fresh listener."""
+    job = LinesJob(spark, tmp_path)
+    for _ in range(2):
+        job.write()
+    first = start_daemon()
+    listener = listen(first.address)
+    query = job.start()
+    with Client(first.address) as client:
+        client.produce({LINES: 2}, timeout=WAIT_S)
+    query.stop()
+    spark.streams.removeListener(listener)
+    second = start_daemon()
+    listen(second.address)
+    job.start()
+    with Client(second.address) as client:
+        assert client.produce({LINES: 2}, timeout=WAIT_S).outcome is Outcome.SATISFIED
+
+
+def test_a_query_that_starts_anew_is_a_new_lineage(
+    spark: SparkSession, listen: Callable[..., PurgatoryListener], daemon: DaemonProcess, tmp_path: Path
+) -> None:
+    """Without its checkpoint it reads all again: who named the old lineage is not answered by the new one."""
+    listen(daemon.address)
+    first = LinesJob(spark, tmp_path / "first")
+    again = LinesJob(spark, tmp_path / "again")
+    with Client(daemon.address) as client:
+        query = first.start()
+        for _ in range(3):
+            client.produce({LINES: first.write()}, timeout=WAIT_S)
+        query.stop()
+        epoch, _ = mark_of(client) or (-1, -1)
+        again.write()
+        again.start()
+        until(lambda: mark_of(client) == (epoch + 1, 1))
+        result = client.produce({LINES: 1}, leader_epochs=epoch, timeout=WAIT_S)
+        assert result.partitions["spark/lines/source0-0"].error_code == 74
+        assert client.produce({LINES: 1}, leader_epochs=epoch + 1, timeout=WAIT_S).outcome is Outcome.SATISFIED
+
+
+def test_a_daemon_that_hangs_or_dies_never_holds_up_a_query(
+    spark: SparkSession, listen: Callable[..., PurgatoryListener], start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """The other daemon hears of every batch meanwhile; the one that hung hears the newest when it goes on."""
+    hung, other = start_daemon(), start_daemon()
+    listen(hung.address, other.address)
+    job = LinesJob(spark, tmp_path)
+    with Client(hung.address) as first, Client(other.address) as second:
+        job.start()
+        for client in (first, second):
+            client.produce({LINES: 1 if client is second else job.write()}, timeout=WAIT_S)
+        os.kill(hung.process.pid, signal.SIGSTOP)
+        try:
+            for _ in range(3):
+                assert second.produce({LINES: job.write()}, timeout=WAIT_S).outcome is Outcome.SATISFIED
+        finally:
+            os.kill(hung.process.pid, signal.SIGCONT)
+        assert first.produce({LINES: 4}, timeout=WAIT_S).outcome is Outcome.SATISFIED
+        hung.kill()
+        assert second.produce({LINES: job.write()}, timeout=WAIT_S).outcome is Outcome.SATISFIED
+
+
+def test_queries_are_told_apart_and_nameless_ones_left_out(
+    spark: SparkSession, listen: Callable[..., PurgatoryListener], daemon: DaemonProcess, tmp_path: Path
+) -> None:
+    """Each query has its own topics, even over the same files."""
+    listen(daemon.address)
+    one, two = LinesJob(spark, tmp_path / "one", "one"), LinesJob(spark, tmp_path / "two", "two")
+    nameless = spark.readStream.format("rate").load().writeStream.format("noop").start()
+    one.start()
+    two.start()
+    with Client(daemon.address) as client:
+        for _ in range(2):
+            client.produce({("spark/one/source0", 0): one.write()}, timeout=WAIT_S)
+        client.produce({("spark/two/source0", 0): two.write()}, timeout=WAIT_S)
+        until(lambda: bool(nameless.lastProgress))
+        known = {partition.topic: partition.high_watermark for partition in client.partitions(prefix="spark/")}
+        assert known == {"spark/one/source0": 2, "spark/two/source0": 1}
+
+
+def test_the_log_of_a_real_checkpoint_agrees_with_progress(spark: SparkSession, tmp_path: Path) -> None:
+    """Both forms of one offset give the same mark."""
+    job = LinesJob(spark, tmp_path)
+    job.write()
+    query = job.start()
+    query.processAllAvailable()
+    progress = query.lastProgress or query.recentProgress[-1]
+    said = [source["endOffset"] for source in json.loads(progress.json)["sources"]]
+    query.stop()
+    assert committed_marks(str(job.checkpoint)) == {("source0", 0): 1}
+    assert marks_of([json.dumps(end) for end in said]) == {("source0", 0): 1}

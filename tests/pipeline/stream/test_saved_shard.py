@@ -1,0 +1,67 @@
+"""Shards that an earlier version saved: a stream goes on from its checkpoint after an upgrade.
+
+`saved_shard_1.bin` was written by the first version that had streams, by `as_of_version_1`; it is never written anew.
+"""
+
+from pathlib import Path
+
+import pyarrow as pa
+from purgatory_pipeline.stream.shard import shard_bytes
+from purgatory_pipeline.stream.shard.shard import Shard
+from purgatory_pipeline.stream.shard.stream_rows import ROWS
+
+from purgatory.engine.codes import FETCH, HIGH_WATERMARK, KEY_SIGNALLED, LEADER_APPEND, PRODUCE, SIGNAL
+from tests.pipeline.stream.simulated_history import Row, outcomes_of
+
+SAVED = Path(__file__).with_name("saved_shard_1.bin")
+DELAY_MS = 100
+
+
+def table(*rows: Row) -> pa.Table:
+    return pa.Table.from_pylist(list(rows), schema=ROWS)
+
+
+def as_of_version_1() -> bytes:
+    """Operations of three kinds that wait, marks, counts of keys, a late row, and rows that are not due yet."""
+    operation: Row = {"caller": "a", "timeout_ms": 5_000, "item": 0, "item_count": 1, "topic": "t", "partition": 0}
+    shard = Shard(DELAY_MS)
+    shard.play(
+        table(
+            {"at_ms": 1_000, "type": HIGH_WATERMARK, "topic": "t", "partition": 0, "offset": 3},
+            {"at_ms": 1_001, "type": LEADER_APPEND, "topic": "t", "partition": 0, "offset": 4, "byte_position": 400},
+            {"at_ms": 1_002, "type": KEY_SIGNALLED, "topic": "k", "offset": 2},
+            operation | {"at_ms": 1_003, "kind": PRODUCE, "operation_id": 1, "offset": 9},
+            operation | {"at_ms": 1_004, "kind": FETCH, "operation_id": 2, "offset": 3, "min_bytes": 300},
+            operation
+            | {"at_ms": 1_005, "kind": SIGNAL, "operation_id": 3, "topic": "k", "partition": None, "offset": 3},
+            operation | {"at_ms": 1_200, "kind": PRODUCE, "operation_id": 4, "offset": 2},
+        )
+    )
+    shard.play(table({"at_ms": 2, "type": HIGH_WATERMARK, "topic": "t", "partition": 0, "offset": 99}))
+    return shard_bytes.to_bytes(shard)
+
+
+def ends_after(octets: bytes) -> tuple[list[tuple[int, str, int]], int, int]:
+    """How all of it ends: id, outcome and wait of each operation; what was late; what still waits."""
+    shard = shard_bytes.from_bytes(octets, DELAY_MS)
+    played = shard.play(
+        table(
+            {"at_ms": 1_300, "type": KEY_SIGNALLED, "topic": "k", "offset": 1},
+            {"at_ms": 1_400, "type": HIGH_WATERMARK, "topic": "t", "partition": 0, "offset": 4},
+            {"at_ms": 9_000},
+        )
+    )
+    ends = [(outcome[1], outcome[4], outcome[5]) for outcome in outcomes_of(played.outcomes)]
+    return sorted(ends), shard.late, shard.pending
+
+
+def test_a_shard_that_version_1_saved_goes_on() -> None:
+    """Nothing of it is lost: operations, marks, counts, what was late, and rows that were not due."""
+    ends, late, pending = ends_after(SAVED.read_bytes())
+    assert ends == [(1, "expired", 5_000), (2, "satisfied", 396), (3, "satisfied", 295), (4, "satisfied", 0)]
+    assert (late, pending) == (1, 0)
+
+
+def test_a_shard_saved_now_goes_on_in_the_same_way() -> None:
+    """The same content by the present version."""
+    assert ends_after(as_of_version_1()) == ends_after(SAVED.read_bytes())

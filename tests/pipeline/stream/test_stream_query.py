@@ -1,0 +1,241 @@
+"""The purgatory as a stream of Spark: the engine's own outcomes, over restarts and with bad rows among good ones."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from purgatory_pipeline.cli import main
+from purgatory_pipeline.stream.divide_shards import divide_stream
+from purgatory_pipeline.stream.stream_inputs import StreamInput, StreamUnusable
+from purgatory_pipeline.stream.stream_outputs import StreamOutput
+from purgatory_pipeline.stream.stream_query import StreamOptions, start_stream
+from purgatory_pipeline.stream.wire_records import EVENT, OPERATION
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from purgatory.engine.codes import PRODUCE
+from tests.pipeline.stream.simulated_history import SimulatedHistory
+from tests.pipeline.stream.stream_folders import StreamFolders
+
+WAIT_S = 300
+DELAY_MS = 100
+
+
+@pytest.fixture
+def settings(spark: SparkSession) -> Iterator[SparkSession]:
+    """The session; a stream sets how many shuffle partitions there are, and where state is kept."""
+    kept = {name: spark.conf.get(name) for name in ("spark.sql.shuffle.partitions",)}
+    yield spark
+    for name, value in kept.items():
+        spark.conf.set(name, str(value))
+    for name in ("providerClass", "rocksdb.changelogCheckpointing.enabled"):
+        spark.conf.unset(f"spark.sql.streaming.stateStore.{name}")
+    spark.conf.unset("spark.sql.sources.partitionOverwriteMode")
+
+
+def run(
+    spark: SparkSession,
+    folders: StreamFolders,
+    *,
+    on_driver: bool,
+    form: str = "",
+    results: str = "",
+    delay_ms: int = DELAY_MS,
+) -> None:
+    """Takes all that is there, and ends."""
+    query = start(spark, folders, on_driver=on_driver, form=form, results=results, delay_ms=delay_ms)
+    assert query.awaitTermination(WAIT_S), "it did not end"
+    assert query.exception() is None
+
+
+def start(
+    spark: SparkSession,
+    folders: StreamFolders,
+    *,
+    on_driver: bool,
+    form: str = "",
+    results: str = "",
+    delay_ms: int = DELAY_MS,
+    heartbeat_s: int = 0,
+) -> StreamingQuery:
+    """With a heartbeat it goes on until it is stopped."""
+    inputs = [
+        StreamInput(OPERATION, str(folders.registrations), form, 1, 1),
+        StreamInput(EVENT, str(folders.events), form, 1, 1),
+    ]
+    options = StreamOptions(
+        checkpoint=str(folders.results / "_checkpoint"), shards=2, delay_ms=delay_ms, on_driver=on_driver,
+        once=not heartbeat_s, heartbeat_s=heartbeat_s,
+    )  # fmt: skip
+    output = StreamOutput(results or str(folders.results), str(folders.results))
+    return start_stream(spark, inputs, output, options, quiet=True)
+
+
+@pytest.mark.parametrize("on_driver", [False, True])
+def test_a_history_ends_as_by_the_engine_over_a_restart(
+    settings: SparkSession, tmp_path: Path, on_driver: bool
+) -> None:
+    """All kinds of operation and event, in four micro-batches; the query ends between them and goes on from its
+    checkpoint.
+    """
+    history = SimulatedHistory.of_seed(7, 1_500)
+    folders = StreamFolders(tmp_path)
+    parts = folders.slices(history.rows, 4)
+    for part in parts[:2]:
+        folders.write(part)
+    run(settings, folders, on_driver=on_driver)
+    first = len(folders.outcomes())
+    for part in parts[2:]:
+        folders.write(part)
+    folders.write([{"at_ms": history.end_ms + DELAY_MS}])
+    run(settings, folders, on_driver=on_driver)
+    assert sorted(map(repr, folders.outcomes())) == sorted(map(repr, history.outcomes))
+    assert 0 < first < len(history.outcomes)
+    refused = folders.rows("set_aside").num_rows
+    assert refused == history.refused_events
+
+
+def test_a_stream_goes_on_with_another_number_of_shards(settings: SparkSession, tmp_path: Path) -> None:
+    """Two shards become three, then at once one, and all end as by the engine; not before the last micro-batch is done,
+    and not where nothing has run.
+    """
+    history = SimulatedHistory.of_seed(11, 1_000)
+    folders = StreamFolders(tmp_path)
+    checkpoint = str(folders.results / "_checkpoint")
+    with pytest.raises(StreamUnusable, match="no stream with shards"):
+        divide_stream(settings, checkpoint, 3)
+    parts = folders.slices(history.rows, 3)
+    folders.write(parts[0])
+    run(settings, folders, on_driver=False)
+    shards: list[int] = []
+    end = {"at_ms": history.end_ms + DELAY_MS}
+    for part, others in ((parts[1], [3]), ([*parts[2], end], [4, 1])):
+        for count in others:
+            divide_stream(settings, checkpoint, count)
+        folders.write(part)
+        run(settings, folders, on_driver=False)
+        shards.append(len(list((folders.results / "_checkpoint" / "shards").glob("*/shard-*"))))
+    assert sorted(map(repr, folders.outcomes())) == sorted(map(repr, history.outcomes))
+    assert shards == [3, 1]
+    last = max((folders.results / "_checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    last.unlink()
+    with pytest.raises(StreamUnusable, match="is not done"):
+        divide_stream(settings, checkpoint, 2)
+
+
+@pytest.mark.parametrize("on_driver", [False, True])
+def test_load_moves_to_a_daemon_and_back(
+    settings: SparkSession, tmp_path: Path, on_driver: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stream ends in a journal, and another goes on with it, from a checkpoint of its own."""
+    history = SimulatedHistory.of_seed(1, 1_000)
+    stream, other = StreamFolders(tmp_path / "stream"), StreamFolders(tmp_path / "other")
+    first, second = stream.slices(history.rows, 2)
+    stream.write(first)
+    stream.write([{"at_ms": first[-1]["at_ms"] + DELAY_MS + 1}])  # what is kept back is played
+    run(settings, stream, on_driver=on_driver)
+    journal, checkpoint = str(tmp_path / "journal"), str(stream.results / "_checkpoint")
+    flags = ["--on-driver"] if on_driver else ["--shards", "3"]
+    assert main(["to-journal", checkpoint, journal]) == 0
+    assert main(["to-journal", checkpoint, journal]) == 2
+    assert main(["from-journal", journal, checkpoint, *flags]) == 2
+    assert main(["from-journal", journal, str(other.results / "_checkpoint"), *flags]) == 0
+    assert capsys.readouterr().out.count("128 operations wait") == 2
+    other.write(second)
+    other.write([{"at_ms": history.end_ms + DELAY_MS}])
+    run(settings, other, on_driver=on_driver)
+    assert sorted(map(repr, stream.outcomes() + other.outcomes())) == sorted(map(repr, history.outcomes))
+
+
+def test_lines_of_json_with_bad_ones_among_them(settings: SparkSession, tmp_path: Path) -> None:
+    """Every good record counts; bad ones, a damaged file and late rows are set aside with the reason. The outcomes go
+    to a table, and the same again replaces them.
+    """
+    folders = StreamFolders(tmp_path)
+    name = {"topicPartition": {"topic": "t", "partition": 0}}
+    wait = {"operationId": "1", "timeoutMs": "5000", "produce": {"partitions": [name | {"requiredOffset": "5"}]}}
+    signal = {"operationId": 2, "signal": {"keys": [{"key": "k", "requiredCount": 2}]}}
+    lines = [
+        json.dumps(wait | {"at": 1_000, "caller": "web"}),
+        json.dumps(signal | {"at": "1970-01-01T00:00:01.100Z"}),
+        "no json",
+        json.dumps({"at": 1_000, "operationId": "3"}),
+        json.dumps(wait),
+        json.dumps({"at": 1_000, "nonsense": 1}),
+    ]
+    (folders.registrations / "1.json").write_text("\n".join(lines) + "\n\n")
+    (folders.registrations / "2.json").write_bytes(b"\xff\xfe")
+    marks = [
+        {"at": 1_200, "highWatermark": {"offset": "5"}} | name,
+        {"at": 1_300, "keySignalled": {"key": "k"}},
+        {"at": 1_400, "keySignalled": {"key": "k"}},
+    ]
+    (folders.events / "1.json").write_text("\n".join(map(json.dumps, marks)))
+    (folders.events / "2.json").write_text(json.dumps({"at": 9_000, "highWatermark": {"offset": "6"}} | name))
+    (folders.events / "3.json").write_text(json.dumps({"at": 1_250, "highWatermark": {"offset": "9"}} | name))
+    for path in (*folders.registrations.glob("*"), *folders.events.glob("*")):
+        os.utime(path, (1_700_000_000 + int(path.stem),) * 2)  # Spark takes the oldest first
+    settings.sql("DROP TABLE IF EXISTS stream_outcomes")
+    run(settings, folders, on_driver=False, form="json", results="table:stream_outcomes", delay_ms=0)
+    found = settings.table("stream_outcomes").orderBy("operation_id").collect()
+    assert [(row["caller"], row["operation_id"], row["outcome"], row["waited_ms"]) for row in found] == [
+        ("web", 1, "satisfied", 200), ("", 2, "satisfied", 300),
+    ]  # fmt: skip
+    reasons = sorted(folders.rows("malformed").column("reason").to_pylist())
+    assert len(reasons) == 5
+    assert any("condition" in reason for reason in reasons)
+    assert any("at: None" in reason for reason in reasons)
+    late = folders.rows("late").to_pylist()
+    assert [(row["at_ms"], row["offset"]) for row in late] == [(1_250, 9)]
+    settings.sql("DROP TABLE stream_outcomes")
+
+
+def test_a_damaged_file_is_set_aside(settings: SparkSession, tmp_path: Path) -> None:
+    """It is named, and the query goes on with the others."""
+    history = SimulatedHistory.of_seed(3, 200)
+    folders = StreamFolders(tmp_path)
+    (folders.registrations / "damaged.parquet").write_bytes(b"PAR1 and nothing else")
+    folders.write(history.rows)
+    folders.write([{"at_ms": history.end_ms + DELAY_MS}])
+    run(settings, folders, on_driver=True)
+    assert sorted(map(repr, folders.outcomes())) == sorted(map(repr, history.outcomes))
+    assert folders.rows("malformed").column("record")[0].as_py().endswith(b"damaged.parquet")
+
+
+def test_waits_expire_by_heartbeats_where_nothing_comes(settings: SparkSession, tmp_path: Path) -> None:
+    """Of two empty folders nothing comes, and nothing is said of them. Then one registration comes and no event, ever:
+    the clock of the machine ends it.
+    """
+    folders = StreamFolders(tmp_path)
+    run(settings, folders, on_driver=True)
+    assert folders.outcomes() == []
+    now_ms = time.time_ns() // 1_000_000
+    wait = {"kind": PRODUCE, "operation_id": 1, "timeout_ms": 500, "item": 0, "item_count": 1, "topic": "t"}
+    folders.write([wait | {"at_ms": now_ms, "caller": "web", "partition": 0, "offset": 5}])
+    query = start(settings, folders, on_driver=True, heartbeat_s=1)
+    try:
+        deadline = time.monotonic() + WAIT_S
+        while not folders.outcomes():
+            assert query.isActive, query.exception()
+            assert time.monotonic() < deadline, "it did not end"
+            time.sleep(0.05)
+    finally:
+        query.stop()
+    (row,) = folders.rows("outcomes").to_pylist()
+    assert (row["caller"], row["operation_id"], row["outcome"], row["waited_ms"]) == ("web", 1, "expired", 500)
+
+
+@pytest.mark.parametrize(
+    ("uri", "form", "said"),
+    [
+        ("/tmp/rows", "protobuf", "parquet or json"),
+        ("kafka://broker:9092/topic", "parquet", "protobuf or json"),
+    ],
+)
+def test_inputs_that_cannot_be_are_refused(uri: str, form: str, said: str) -> None:
+    """Before anything starts, with what may be."""
+    with pytest.raises(StreamUnusable, match=said):
+        StreamInput(EVENT, uri, form, 1, 1)

@@ -1,0 +1,64 @@
+"""clients/typescript in a real browser, by Connect over the HTTP port: the same session as in Node."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page
+
+from tests.conftest import StartDaemon
+from tests.pipeline.page.browser import chromium_path, running_browser
+from tests.strangers.client_builds import bundle_typescript
+from tests.strangers.cutting_proxy import CuttingProxy
+from tests.strangers.test_clients import (
+    CUTS,
+    DEADLINE_S,
+    WAITS,
+    advance,
+    as_expected,
+    expected_lines,
+    operations_of_kind,
+)
+
+pytestmark = pytest.mark.xdist_group("strangers")
+
+START = """([url, count]) => {
+  const session = purgatory.openSession(url);
+  const wait = async (offset) => {
+    const partitions = [{ topicPartition: { topic: "strangers" }, requiredOffset: BigInt(offset) }];
+    const result = await session.wait({ timeoutMs: 600_000n, condition: { case: "produce", value: { partitions } } });
+    const outcome = result.outcome === 1 ? "SATISFIED" : `outcome ${result.outcome}`;
+    return [`${result.operationId}`, outcome, `${result.partitions[0].requiredOffset}`];
+  };
+  const waits = Array.from({ length: count }, (_, index) => wait(index + 1));
+  window.ended = Promise.all(waits).then(async (lines) => { await session.close(); return lines; });
+}"""
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    """An empty page."""
+    with running_browser(chromium_path()) as browser:
+        yield browser.new_page()
+
+
+def test_a_browser_resumes_a_session_over_a_connection_that_is_cut_ten_times(
+    page: Page, start_daemon: StartDaemon
+) -> None:
+    """Each wait of a page that the daemon's own address has served is registered once, and ends once."""
+    bundle = bundle_typescript()
+    daemon = start_daemon()
+    proxy = CuttingProxy(daemon.http_address)
+    url = f"http://{proxy.address}"
+    page.route(f"{url}/waits.html", lambda route: route.fulfill(body="<!doctype html>", content_type="text/html"))
+    page.goto(f"{url}/waits.html")
+    page.add_script_tag(content=bundle.read_text("utf-8"))
+    page.evaluate(START, [url, WAITS])
+    for cut in range(CUTS):
+        proxy.cut(after_bytes=500, timeout_s=DEADLINE_S)
+        advance(daemon, (cut + 1) * WAITS // (CUTS + 1))
+    advance(daemon, WAITS)
+    lines: list[list[str]] = page.evaluate("() => window.ended")
+    proxy.close()
+    assert as_expected(lines) == expected_lines(WAITS)
+    assert operations_of_kind(daemon) == Counter(registered=WAITS, satisfied=WAITS)

@@ -1,0 +1,159 @@
+"""Clients that were written from the contract alone keep a session over connections that are cut, and over a daemon
+that has forgotten it.
+"""
+
+import os
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import accumulate
+from pathlib import Path
+from queue import SimpleQueue
+
+import grpc
+import pytest
+
+from purgatory.v1 import event_pb2, purgatory_service_pb2_grpc
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.conftest import StartDaemon
+from tests.daemon_process import DaemonProcess
+from tests.service.serving import high_watermark
+from tests.strangers.client_builds import BUILT, build_go, build_java, build_typescript
+from tests.strangers.cutting_proxy import CuttingProxy
+
+pytestmark = [
+    pytest.mark.skipif(
+        os.environ.get("PURGATORY_BUILD") == "pure", reason="the wire is the same on both builds of the engine"
+    ),
+    pytest.mark.xdist_group("strangers"),
+]
+
+BUILDS: dict[str, Callable[[], list[str]]] = {"go": build_go, "java": build_java, "typescript": build_typescript}
+WAITS = 10_000
+CUTS = 10
+DEADLINE_S = 120.0
+
+
+@pytest.fixture(scope="module", params=BUILDS)
+def client(request: pytest.FixtureRequest) -> list[str]:
+    """The command of one client: takes address, topic and count, and prints `id outcome offset` for each result."""
+    BUILT.mkdir(parents=True, exist_ok=True)
+    language: str = request.param
+    return BUILDS[language]()
+
+
+@contextmanager
+def started(command: list[str], address: str, count: int, folder: Path) -> Iterator[Callable[[], list[list[str]]]]:
+    """Runs a client; yields what waits for its end and returns the words of its lines."""
+    out, err = folder / "out", folder / "err"
+    with out.open("w") as out_file, err.open("w") as err_file:
+        process = subprocess.Popen([*command, address, "strangers", str(count)], stdout=out_file, stderr=err_file)
+
+    def ended() -> list[list[str]]:
+        assert process.wait(DEADLINE_S) == 0, err.read_text()
+        return [line.split() for line in out.read_text().splitlines()]
+
+    try:
+        yield ended
+    except AssertionError as failed:
+        failed.add_note(f"the client wrote {out.stat().st_size} bytes, and to stderr:\n{err.read_text()[-2_000:]}")
+        raise
+    finally:
+        process.kill()
+        process.wait()
+
+
+def advance(daemon: DaemonProcess, offset: int) -> None:
+    rows = event_pb2.EventRows(events=[high_watermark("strangers", offset)])
+    with grpc.insecure_channel(daemon.address) as channel:
+        purgatory_service_pb2_grpc.PurgatoryServiceStub(channel).Advance(wire.AdvanceRequest(rows=rows))
+
+
+def operations_of_kind(daemon: DaemonProcess) -> Counter[str]:
+    """How many operations the daemon has seen, by what became of them."""
+    with grpc.insecure_channel(daemon.address) as channel:
+        status = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel).GetStatus(wire.GetStatusRequest())
+    counts: Counter[str] = Counter()
+    for kind in status.kinds:
+        counts.update(registered=kind.registered, satisfied=kind.satisfied)
+    return counts
+
+
+def expected_lines(count: int) -> list[tuple[int, bool, int]]:
+    return [(number, True, number) for number in range(1, count + 1)]
+
+
+def as_expected(lines: list[list[str]]) -> list[tuple[int, bool, int]]:
+    """Each language has its own name for OUTCOME_SATISFIED."""
+    return sorted((int(number), "SATISFIED" in outcome.upper(), int(offset)) for number, outcome, offset in lines)
+
+
+def test_each_wait_ends_exactly_once_over_a_connection_that_is_cut_ten_times(
+    client: list[str], start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """The daemon registers each operation once, and the client delivers each result once, whenever it is cut off."""
+    daemon = start_daemon()
+    proxy = CuttingProxy(daemon.address)
+    with started(client, proxy.address, WAITS, tmp_path) as ended:
+        for cut in range(CUTS):
+            proxy.cut(after_bytes=500, timeout_s=DEADLINE_S)  # it has settings, `opened`, and a receipt or results
+            advance(daemon, (cut + 1) * WAITS // (CUTS + 1))
+        advance(daemon, WAITS)
+        lines = ended()
+    proxy.close()
+    assert as_expected(lines) == expected_lines(WAITS)
+    assert operations_of_kind(daemon) == Counter(registered=WAITS, satisfied=WAITS)
+
+
+def test_a_daemon_that_has_forgotten_the_session_is_told_of_what_is_pending(
+    client: list[str], start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """Without a journal a restart begins a new session: what had no result is registered again, and ends once."""
+    count = 2_000
+    first = start_daemon()
+    proxy = CuttingProxy(first.address)
+    with started(client, proxy.address, count, tmp_path) as ended:
+        advance(first, count // 2)
+        proxy.cut(after_bytes=500, timeout_s=DEADLINE_S)
+        first.kill()
+        second = start_daemon()
+        proxy.target = second.address
+        advance(second, count)
+        lines = ended()
+    proxy.close()
+    assert as_expected(lines) == expected_lines(count)
+
+
+def test_a_session_that_another_client_opens_is_left_to_it(client: list[str], start_daemon: StartDaemon) -> None:
+    """The client says so and ends; it neither opens the session again nor closes it."""
+    count = 10
+    daemon = start_daemon()
+    process = subprocess.Popen(
+        [*client, daemon.address, "strangers", str(count)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        with grpc.insecure_channel(daemon.address) as channel:
+            stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
+            deadline_s = time.monotonic() + DEADLINE_S
+            while operations_of_kind(daemon)["registered"] < count:
+                assert time.monotonic() < deadline_s, "not all were registered"
+                assert process.poll() is None, "the client has ended"
+                time.sleep(0.01)
+            pending = stub.ListOperations(wire.ListOperationsRequest()).operations
+            requests: SimpleQueue[wire.SessionRequest | None] = SimpleQueue()
+            requests.put(wire.SessionRequest(open=wire.OpenSession(session_id=pending[0].session_id)))
+            taken = stub.Session(iter(requests.get, None))
+            assert next(taken).opened.resumed
+            _, told = process.communicate(timeout=DEADLINE_S)
+            assert process.returncode != 0
+            assert "another client opened the session" in told
+            assert len(stub.ListOperations(wire.ListOperationsRequest()).operations) == count
+            advance(daemon, count)
+            results = (len(message.results.rows.results) for message in taken)
+            assert next(so_far for so_far in accumulate(results) if so_far >= count) == count
+            requests.put(None)
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,136 @@
+"""grpcurl, ghz and buf against the real daemon: what docs/grpc.md shows of them runs as it stands."""
+
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.daemon_process import DaemonProcess
+from tests.strangers.client_builds import ROOT, go_tool, tool_path
+
+PAGE = (ROOT / "docs" / "grpc.md").read_text("utf-8")
+GRPCURL = "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3"
+GHZ = "github.com/bojand/ghz/cmd/ghz@v0.121.0"
+END_S = 30.0
+SIGNS = {
+    "list": "purgatory.v1.PurgatoryService",
+    "describe": "rpc Wait (",
+    "Wait": "OUTCOME_SATISFIED",
+    "Register": '"accepted": 1',
+    "GetOperation": '"required_offset": "10"',
+    "ListOperations": '"required_offset": "10"',
+    "GetPartition": '"high_watermark": "4"',
+    "ListPartitions": '"high_watermark": "4"',
+    "ListHotNames": '"watched": "1"',
+    "GetStatus": '"remaining_time"',
+    "StreamResults": "OUTCOME_CANCELLED",
+    "Cancel": '"cancelled": "1"',
+    "Session": "OUTCOME_EXPIRED",
+    "AttachSource": '"demand"',
+    "GetSourceEnds": "Code: Unavailable",
+}
+"""What the output of a call says; of the others that there is one."""
+GO_ON = ("Wait", "StreamResults", "TailResults")
+"""Calls that end when another one is made, or never."""
+
+
+def printed(program: str, page: str = PAGE) -> list[str]:
+    """The commands of the page that begin with `program`, in order."""
+    blocks = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.startswith(program + " ")]
+
+
+def name_of(words: list[str]) -> str:
+    """The method that is called, or what reflection is asked."""
+    called = words[-1].rpartition("/")[2]
+    return called if "/" in words[-1] else next(word for word in words if word in ("list", "describe"))
+
+
+def told(process: subprocess.Popen[str], sign: str) -> str:
+    """What it writes until that is part of it, or it ends."""
+    text = ""
+    assert process.stdout is not None
+    while sign not in text and (line := process.stdout.readline()):
+        text += line
+    assert sign in text, text
+    return text
+
+
+@pytest.fixture
+def going_on() -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """Programs that run until they end or the test does, by the call that they make."""
+    started: dict[str, subprocess.Popen[str]] = {}
+    yield started
+    for process in started.values():
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.xdist_group("strangers")
+def test_each_grpcurl_call_of_the_page_runs_in_its_order(
+    daemon: DaemonProcess, going_on: dict[str, subprocess.Popen[str]]
+) -> None:
+    """With the answer that the page leads to; those that go on end by the calls that follow."""
+    grpcurl = go_tool(GRPCURL)
+    for line in printed("grpcurl"):
+        words = [grpcurl, *shlex.split(line.replace("127.0.0.1:7440", daemon.address))[1:]]
+        name = name_of(words)
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        going_on[name] = process
+        if name in GO_ON:
+            continue
+        written, _ = process.communicate(timeout=END_S)
+        assert SIGNS.get(name, "{") in written, f"{line}\n{written}"
+        assert process.returncode == 0 or name == "GetSourceEnds", f"{line}\n{written}"
+        if name == "Cancel":
+            told(going_on["StreamResults"], SIGNS["StreamResults"])  # it has been sent, and can be acknowledged
+    told(going_on["Wait"], SIGNS["Wait"])
+    told(going_on["TailResults"], "{")
+    assert going_on["StreamResults"].wait(END_S) == 0
+
+
+@pytest.mark.xdist_group("strangers")
+def test_ghz_makes_the_calls_of_the_page(daemon: DaemonProcess) -> None:
+    """It finds the method by reflection, and each of its thousand waits is answered with OK."""
+    ghz = go_tool(GHZ)
+    [line] = printed("ghz")
+    words = shlex.split(line.replace("127.0.0.1:7440", daemon.address))[1:]
+    subprocess.run([go_tool(GRPCURL), *mark_of_orders(daemon)], check=True, capture_output=True, timeout=END_S)
+    ran = subprocess.run([ghz, *words], capture_output=True, text=True, check=True, timeout=END_S)
+    assert re.search(r"\[OK\]\s+1000 responses", ran.stdout), ran.stdout
+
+
+def mark_of_orders(daemon: DaemonProcess) -> list[str]:
+    """The arguments of the page's AdvanceStream."""
+    [line] = [line for line in printed("grpcurl") if line.endswith("/AdvanceStream")]
+    return shlex.split(line.replace("127.0.0.1:7440", daemon.address))[1:]
+
+
+def test_buf_curl_as_the_page_shows_it(daemon: DaemonProcess) -> None:
+    """Over gRPC, with what reflection says of the call."""
+    [line] = printed("buf curl")
+    assert '"version"' in buf_curl(*shlex.split(line.replace("127.0.0.1:7440", daemon.address))[2:])
+
+
+@pytest.mark.parametrize("protocol", ["grpcweb", "connect"])
+def test_buf_curl_over_the_http_port(daemon: DaemonProcess, protocol: str) -> None:
+    """As docs/http.md shows it for gRPC-Web, and by Connect."""
+    [line] = printed("buf curl", (ROOT / "docs" / "http.md").read_text("utf-8"))
+    line = line.replace("127.0.0.1:7441", daemon.http_address).replace("grpcweb", protocol)
+    assert '"version"' in buf_curl(*shlex.split(line)[2:])
+
+
+def buf_curl(*arguments: str) -> str:
+    """What it writes; its exit code is that of a shell."""
+    ran = subprocess.run(
+        ["buf", "curl", *arguments],
+        cwd=ROOT,
+        env={"PATH": tool_path(), "HOME": str(ROOT / ".build")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=END_S,
+    )
+    return ran.stdout + ran.stderr

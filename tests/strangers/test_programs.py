@@ -1,0 +1,32 @@
+"""The complete programs of docs/grpc.md: each is a file of a client, as it stands, and prints what the page says."""
+
+import re
+import subprocess
+
+import pytest
+
+from tests.daemon_process import DaemonProcess
+from tests.strangers.client_builds import CLIENTS, ROOT, build_go, build_java, build_typescript
+
+PAGE = (ROOT / "docs" / "grpc.md").read_text("utf-8")
+PROGRAMS = {
+    "go": (CLIENTS / "go/cmd/once/main.go", build_go, "OUTCOME_SATISFIED 42\n"),
+    "java": (CLIENTS / "java/src/main/java/purgatory/client/Once.java", build_java, "OUTCOME_SATISFIED 42\n"),
+    "ts": (CLIENTS / "typescript/src/once.ts", build_typescript, "SATISFIED 42\n"),
+}
+
+
+@pytest.mark.parametrize("language", PROGRAMS)
+def test_the_page_prints_the_file(language: str) -> None:
+    """Whoever copies a program from the page has the one that is run here."""
+    [printed] = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    assert printed == PROGRAMS[language][0].read_text("utf-8")
+
+
+@pytest.mark.xdist_group("strangers")
+@pytest.mark.parametrize("language", PROGRAMS)
+def test_it_waits_and_is_answered(language: str, daemon: DaemonProcess) -> None:
+    """Against the real daemon it prints the outcome and the mark, and ends by itself."""
+    _, build, printed = PROGRAMS[language]
+    ran = subprocess.run([*build("once"), daemon.address], capture_output=True, text=True, check=False, timeout=60)
+    assert (ran.stdout, ran.returncode) == (printed, 0), ran.stderr

@@ -1,0 +1,100 @@
+"""What generic tools (grpcurl, ghz, buf curl) ask of reflection, in its own messages, by v1 and by v1alpha."""
+
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from google.protobuf import descriptor_pb2
+from grpc_reflection.v1alpha import reflection_pb2 as messages
+
+from tests.daemon_process import DEADLINE_S, DaemonProcess
+
+SERVICE = "purgatory.v1.PurgatoryService"
+SERVICE_FILE = "purgatory/v1/purgatory_service.proto"
+VERSIONS = ["grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"]
+
+
+@pytest.fixture(scope="module")
+def channel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[grpc.Channel]:
+    daemon = DaemonProcess(tmp_path_factory.mktemp("daemon"))
+    with grpc.insecure_channel(daemon.address) as opened:
+        yield opened
+    daemon.kill()
+
+
+def ask(
+    channel: grpc.Channel, version: str, *requests: messages.ServerReflectionRequest
+) -> list[messages.ServerReflectionResponse]:
+    """The answers of one version of reflection: they are equal on the wire."""
+    call = channel.stream_stream(
+        f"/{version}/ServerReflectionInfo",
+        messages.ServerReflectionRequest.SerializeToString,
+        messages.ServerReflectionResponse.FromString,
+    )
+    return list(call(iter(requests), timeout=DEADLINE_S))
+
+
+def files_of(answer: messages.ServerReflectionResponse) -> dict[str, descriptor_pb2.FileDescriptorProto]:
+    data = answer.file_descriptor_response.file_descriptor_proto
+    files = [descriptor_pb2.FileDescriptorProto.FromString(one) for one in data]
+    return {file.name: file for file in files}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    "symbol",
+    [
+        SERVICE,
+        f"{SERVICE}.Wait",
+        f"{SERVICE}.StreamResults",
+        "purgatory.v1.Receipt",
+        "purgatory.v1.Receipt.batch_id",
+        "purgatory.v1.GoingAway.Reason",
+    ],
+)
+def test_every_kind_of_symbol_leads_to_its_file_with_all_that_it_imports(
+    channel: grpc.Channel, version: str, symbol: str
+) -> None:
+    """Services, methods, messages, fields and enums are found, as `describe` and load generators ask for them."""
+    request = messages.ServerReflectionRequest(file_containing_symbol=symbol)
+    (answer,) = ask(channel, version, request)
+    files = files_of(answer)
+    assert SERVICE_FILE in files
+    assert {name for file in files.values() for name in file.dependency} <= set(files)
+    assert answer.original_request == request
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("symbol", [f"{SERVICE}.Nothing", "purgatory.v1.Nothing.Wait", "Wait", ".", ""])
+def test_an_unknown_symbol_is_not_found_and_the_stream_goes_on(
+    channel: grpc.Channel, version: str, symbol: str
+) -> None:
+    """A misspelt name gets an answer of its own, NOT_FOUND; the next question on the stream is answered."""
+    unknown = messages.ServerReflectionRequest(file_containing_symbol=symbol)
+    known = messages.ServerReflectionRequest(file_containing_symbol=SERVICE)
+    first, second = ask(channel, version, unknown, known)
+    assert first.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+    assert SERVICE_FILE in files_of(second)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_each_listed_service_can_be_described(channel: grpc.Channel, version: str) -> None:
+    """Both versions list the same services, each of which its file defines: reflection itself too."""
+    (listed,) = ask(channel, version, messages.ServerReflectionRequest(list_services=""))
+    names = [service.name for service in listed.list_services_response.service]
+    assert set(names) == {SERVICE, "grpc.health.v1.Health", *VERSIONS}
+    answers = ask(channel, version, *(messages.ServerReflectionRequest(file_containing_symbol=name) for name in names))
+    for name, answer in zip(names, answers, strict=True):
+        defined = {f"{file.package}.{service.name}" for file in files_of(answer).values() for service in file.service}
+        assert name in defined
+
+
+def test_files_say_where_generated_code_goes(channel: grpc.Channel) -> None:
+    """Go and Java find their packages in the contract."""
+    (answer,) = ask(channel, VERSIONS[0], messages.ServerReflectionRequest(file_by_filename=SERVICE_FILE))
+    ours = [file for name, file in files_of(answer).items() if name.startswith("purgatory/")]
+    assert ours
+    for file in ours:
+        assert file.options.go_package
+        assert file.options.java_package
+        assert file.options.java_multiple_files

@@ -1,0 +1,175 @@
+"""Spans of waits, sent to a receiver that speaks OpenTelemetry's protocol."""
+
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import grpc
+import httpcore
+import pytest
+
+from purgatory.v1 import event_pb2, operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
+from tests.conftest import StartDaemon
+from tests.daemon_process import DaemonProcess
+
+collector = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+
+WAIT_S = 30
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = "b7ad6b7169203331"
+RECORDED = ("traceparent", f"00-{TRACE}-{PARENT}-01")
+NOT_RECORDED = ("traceparent", f"00-{TRACE}-{PARENT}-00")
+
+
+class Receiver:
+    """Takes spans at /v1/traces."""
+
+    def __init__(self) -> None:
+        self.spans: list[Any] = []
+        self._came = threading.Condition()
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                receiver.take(gzip_or_plain(body, self.headers.get("content-encoding")))
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For the daemon."""
+        endpoint = f"http://127.0.0.1:{self._server.server_port}"
+        return {
+            "PURGATORY_TRACING_ENABLED": "true",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
+            "OTEL_BSP_SCHEDULE_DELAY": "50",
+        }
+
+    def take(self, body: bytes) -> None:
+        request = collector.ExportTraceServiceRequest.FromString(body)
+        with self._came:
+            for resource in request.resource_spans:
+                for scope in resource.scope_spans:
+                    self.spans += scope.spans
+            self._came.notify_all()
+
+    def wait(self, count: int) -> list[Any]:
+        """The spans, once there are so many."""
+        with self._came:
+            assert self._came.wait_for(lambda: len(self.spans) >= count, WAIT_S), f"only {len(self.spans)} came"
+        return self.spans
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def gzip_or_plain(body: bytes, encoding: str | None) -> bytes:
+    assert encoding is None, f"not asked for: {encoding}"
+    return body
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    started = Receiver()
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def stub(receiver: Receiver, start_daemon: StartDaemon) -> Iterator[PurgatoryServiceStub]:
+    daemon = start_daemon(environment=receiver.environment)
+    with grpc.insecure_channel(daemon.address) as channel:
+        yield PurgatoryServiceStub(channel)
+
+
+def operation(operation_id: int = 1, timeout_ms: int = 10_000, offset: int = 5) -> operation_pb2.Operation:
+    made = operation_pb2.Operation(operation_id=operation_id, timeout_ms=timeout_ms)
+    made.produce.partitions.add(required_offset=offset).topic_partition.topic = "orders"
+    return made
+
+
+def mark(offset: int) -> wire.AdvanceRequest:
+    event = event_pb2.Event(high_watermark=event_pb2.HighWatermark(offset=offset))
+    event.topic_partition.topic = "orders"
+    return wire.AdvanceRequest(rows=event_pb2.EventRows(events=[event]))
+
+
+def attributes(span: Any) -> dict[str, Any]:  # noqa: ANN401 - of generated code without types
+    return {one.key: one.value.string_value or one.value.int_value for one in span.attributes}
+
+
+def test_a_wait_is_a_span_below_its_callers(stub: PurgatoryServiceStub, receiver: Receiver) -> None:
+    """It lasts as long as the wait, and says how that ended; a caller that records no trace has none."""
+    for metadata in ([], [NOT_RECORDED], [("traceparent", "nonsense")], [RECORDED]):
+        stub.Wait(wire.WaitRequest(operation=operation(timeout_ms=20)), timeout=WAIT_S, metadata=metadata)
+    (span,) = receiver.wait(1)
+    assert (span.trace_id.hex(), span.parent_span_id.hex(), span.name) == (TRACE, PARENT, "wait produce")
+    found = attributes(span)
+    assert (found["purgatory.outcome"], found["purgatory.first"]) == ("expired", "orders-0")
+    assert span.end_time_unix_nano - span.start_time_unix_nano == found["purgatory.waited_ms"] * 1_000_000
+
+
+def test_the_waits_of_a_batch_have_a_span_each(stub: PurgatoryServiceStub, receiver: Receiver) -> None:
+    """Ended by somebody else's call, which is not traced; what is sent again has no second one."""
+    rows = operation_pb2.OperationRows(operations=[operation(number, offset=number) for number in range(1, 6)])
+    request = wire.RegisterRequest(session_id="s", batch=wire.RegisterBatch(rows=rows))
+    for _ in range(2):
+        stub.Register(request, timeout=WAIT_S, metadata=[RECORDED])
+    stub.Advance(mark(3), timeout=WAIT_S)
+    found = [attributes(span) for span in receiver.wait(3)]
+    assert sorted(one["purgatory.operation_id"] for one in found) == [1, 2, 3]
+    assert {(one["purgatory.session"], one["purgatory.outcome"]) for one in found} == {("s", "satisfied")}
+    stub.Advance(mark(5), timeout=WAIT_S)
+    assert len(receiver.wait(5)) == 5
+
+
+def test_a_call_by_http_is_traced_too(receiver: Receiver, start_daemon: StartDaemon) -> None:
+    """By the header of the same name."""
+    daemon = start_daemon(environment=receiver.environment)
+    httpcore.request(
+        "POST",
+        f"http://{daemon.http_address}/purgatory.v1.PurgatoryService/Wait",
+        headers={"content-type": "application/json", RECORDED[0]: RECORDED[1]},
+        content=b'{"operation": {"timeoutMs": 10, "signal": {"keys": [{"key": "k"}]}}}',
+    )
+    (span,) = receiver.wait(1)
+    assert (span.trace_id.hex(), attributes(span)["purgatory.first"]) == (TRACE, "k")
+
+
+def test_a_receiver_that_is_away_slows_nobody(start_daemon: StartDaemon) -> None:
+    """Spans are lost, waits are not; and the daemon ends in its time."""
+    environment = {"PURGATORY_TRACING_ENABLED": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
+    daemon: DaemonProcess = start_daemon(environment=environment)
+    with grpc.insecure_channel(daemon.address) as channel, ThreadPoolExecutor(8) as pool:
+        stub = PurgatoryServiceStub(channel)
+        request = wire.WaitRequest(operation=operation(timeout_ms=0))
+
+        def wait(_: int) -> Any:  # noqa: ANN401 - of generated code without types
+            return stub.Wait(request, timeout=WAIT_S, metadata=[RECORDED])
+
+        assert len(list(pool.map(wait, range(50)))) == 50
+    assert daemon.stop() == 0
+
+
+def test_without_opentelemetry_the_daemon_says_what_to_install(
+    start_daemon: StartDaemon, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """In one line, before it serves."""
+    hidden = tmp_path_factory.mktemp("hidden")
+    (hidden / "opentelemetry.py").write_text("raise ModuleNotFoundError(\"No module\", name='opentelemetry')\n")
+    paths = os.pathsep.join([str(hidden), os.environ.get("PYTHONPATH", "")])
+    with pytest.raises(AssertionError, match=r"purgatory-waits\[otel\]"):
+        start_daemon(environment={"PURGATORY_TRACING_ENABLED": "true", "PYTHONPATH": paths})

@@ -1,0 +1,84 @@
+"""Waits with a callback, against a real daemon, over plain gRPC calls."""
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import grpc
+
+from purgatory.v1 import event_pb2 as events
+from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc, webhook_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.webhooks.receiver import SECRET
+
+DEADLINE_S: Final = 30.0
+NEVER_MS: Final = 3_600_000
+
+
+def webhook_flags(folder: Path, *more: str, hosts: str = "127.0.0.1:* localhost:*", retry_ms: int = 20) -> list[str]:
+    """Flags of a daemon that may call receivers on loopback, and tries again soon."""
+    secret_file = folder / "webhook-secrets"
+    secret_file.write_text(SECRET + "\n", "utf-8")
+    return [
+        "--webhooks-allowed-hosts", hosts, "--webhooks-allow-http", "--webhooks-allow-private",
+        "--webhooks-secret-file", str(secret_file), "--webhooks-retry-first-ms", str(retry_ms),
+        "--webhooks-retry-longest-ms", str(retry_ms), *more,
+    ]  # fmt: skip
+
+
+class CallbackCaller:
+    """Registers waits for keys, and ends them."""
+
+    def __init__(self, address: str) -> None:
+        self._channel: Final = grpc.insecure_channel(address)
+        self.stub: Final = purgatory_service_pb2_grpc.PurgatoryServiceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._channel.close()
+
+    def register(self, session_id: str, url: str, keys: Iterable[str], first_id: int = 1) -> wire.Receipt:
+        """One wait for each key, for its first signal."""
+        operations = [
+            operation_pb2.Operation(
+                operation_id=number,
+                timeout_ms=NEVER_MS,
+                signal=operation_pb2.Signal(keys=[operation_pb2.SignalKey(key=key)]),
+            )
+            for number, key in enumerate(keys, first_id)
+        ]
+        batch = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=operations))
+        request = wire.RegisterRequest(session_id=session_id, batch=batch, callback_url=url)
+        answer: wire.RegisterResponse = self.stub.Register(request)
+        return answer.receipt
+
+    def signal(self, *keys: str) -> None:
+        rows = events.EventRows(events=[events.Event(key_signalled=events.KeySignalled(key=key)) for key in keys])
+        self.stub.Advance(wire.AdvanceRequest(rows=rows))
+
+    def dead_letters(self) -> list[webhook_pb2.DeadLetter]:
+        found: list[webhook_pb2.DeadLetter] = []
+        token = ""
+        while True:
+            page = self.stub.ListDeadLetters(webhook_pb2.ListDeadLettersRequest(page_size=2, page_token=token))
+            found.extend(page.dead_letters)
+            token = page.next_page_token
+            if not token:
+                return found
+
+    def unacknowledged(self) -> int:
+        status: wire.GetStatusResponse = self.stub.GetStatus(wire.GetStatusRequest())
+        return status.unacknowledged_results
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Returns once the daemon has come so far."""
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert time.monotonic() < deadline_s, "it has not come to pass"
+            time.sleep(0.01)

@@ -1,0 +1,108 @@
+"""Which URLs may be callbacks, and which addresses are connected to."""
+
+import ipaddress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from purgatory.service.webhooks.callback_rules import CallbackNotAllowed, CallbackRules, CallbackTarget
+
+
+def rules(*hosts: str, allow_http: bool = True, allow_private: bool = False) -> CallbackRules:
+    return CallbackRules(hosts, allow_http=allow_http, allow_private=allow_private)
+
+
+@pytest.mark.parametrize(
+    ("entry", "url"),
+    [
+        ("hooks.example.org", "https://hooks.example.org/a?b=c"),
+        ("hooks.example.org", "https://HOOKS.example.org:443/"),
+        ("Hooks.Example.org", "https://hooks.example.org"),
+        ("hooks.example.org", "http://hooks.example.org/"),
+        ("hooks.example.org:8443", "https://hooks.example.org:8443/"),
+        ("hooks.example.org:*", "https://hooks.example.org:1234/"),
+        ("*.example.org", "https://a.b.example.org/"),
+        ("[2606:4700::1111]:*", "https://[2606:4700::1111]:8443/"),
+        ("hooks.example.org", "https://hooks.example.org./"),
+    ],
+)
+def test_what_an_entry_allows(entry: str, url: str) -> None:
+    """A name allows the ports of its scheme, or the one or any that it says; an asterisk all names below."""
+    rules(entry).check_url(url)
+
+
+@pytest.mark.parametrize(
+    ("entry", "url"),
+    [
+        ("hooks.example.org", "https://hooks.example.org:8443/"),
+        ("hooks.example.org", "http://hooks.example.org:443/"),
+        ("hooks.example.org", "https://evil-hooks.example.org/"),
+        ("hooks.example.org", "https://hooks.example.org.evil.example/"),
+        ("hooks.example.org", "https://hooks.example.org@evil.example/"),
+        ("hooks.example.org", "https://evil.example/?hooks.example.org"),
+        ("hooks.example.org", "https://evil.example\\@hooks.example.org/"),
+        ("hooks.example.org", "https://evil.example#@hooks.example.org/"),
+        ("*.example.org", "https://example.org/"),
+        ("*.example.org", "https://evilexample.org/"),
+        ("127.0.0.1:*", "https://2130706433/"),
+        ("hooks.example.org", "https://hooks.example.org/\r\nx-injected: 1"),
+        ("hooks.example.org", "https://hooks.example.org/\u202egro"),
+        ("hooks.example.org", "file:///etc/passwd"),
+        ("hooks.example.org", "//hooks.example.org/"),
+        ("hooks.example.org", ""),
+    ],
+)
+def test_what_no_entry_allows(entry: str, url: str) -> None:
+    """Neither other ports, nor names that look alike, nor anything that two parsers may read in two ways."""
+    with pytest.raises(CallbackNotAllowed):
+        rules(entry).check_url(url)
+
+
+def test_http_needs_leave() -> None:
+    """http:// is refused unless it is allowed; the target is what is left of the URL."""
+    with pytest.raises(CallbackNotAllowed, match="allow_http"):
+        rules("a.example", allow_http=False).check_url("http://a.example/")
+    assert rules("a.example").check_url("http://a.example/x?y") == CallbackTarget("http", "a.example", 80, "/x?y")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1", "10.1.2.3", "192.168.0.1", "172.16.0.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1",
+        "255.255.255.255", "240.0.0.1", "::", "::1", "fe80::1%eth0", "fc00::1", "ff02::1", "::ffff:127.0.0.1",
+        "::ffff:10.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a00:1", "2002:7f00:1::", "2002:a9fe:a9fe::1",
+    ],
+)  # fmt: skip
+def test_addresses_that_are_not_public(address: str) -> None:
+    """None of these is connected to, by itself or by what it stands for; unless private ones are allowed."""
+    with pytest.raises(CallbackNotAllowed, match="not public"):
+        rules().allowed_addresses("a.example", [address])
+    assert rules().allowed_addresses("a.example", [address, "1.1.1.1"]) == ["1.1.1.1"]
+    assert rules(allow_private=True).allowed_addresses("a.example", [address]) == [address]
+
+
+@pytest.mark.parametrize("address", ["1.1.1.1", "2606:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101"])
+def test_addresses_that_are_public(address: str) -> None:
+    """Those of the internet, and IPv6 addresses that stand for them."""
+    assert rules().allowed_addresses("a.example", [address]) == [address]
+
+
+@given(st.ip_addresses(v=4))
+def test_no_disguise_makes_an_address_public(address: ipaddress.IPv4Address) -> None:
+    """An IPv4 address in an IPv6 one is allowed exactly if it is allowed by itself."""
+    number = int(address)
+    disguises = [
+        str(address),
+        f"::ffff:{address}",
+        str(ipaddress.IPv6Address(int(ipaddress.IPv6Address("64:ff9b::")) | number)),
+        str(ipaddress.IPv6Address(int(ipaddress.IPv6Address("2002::")) | number << 80)),
+    ]
+    assert len({_is_allowed(one) for one in disguises}) == 1
+
+
+def _is_allowed(address: str) -> bool:
+    try:
+        return bool(rules().allowed_addresses("a.example", [address]))
+    except CallbackNotAllowed:
+        return False

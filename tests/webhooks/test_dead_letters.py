@@ -1,0 +1,81 @@
+"""The list of what was given up: bounded, in order, and told to the journal."""
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from purgatory.service.webhooks import dead_letters
+from purgatory.service.webhooks.dead_letters import DeadLetters
+from purgatory.v1 import webhook_pb2
+
+
+class KeptRows:
+    """What a journal would have after each change."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, bytes] = {}
+
+    def changed(self, number: int, content: bytes) -> None:
+        if content:
+            self.rows[number] = content
+        else:
+            del self.rows[number]
+
+
+def letter(webhook_id: str, error: str = "HTTP 500") -> webhook_pb2.DeadLetter:
+    return webhook_pb2.DeadLetter(webhook_id=webhook_id, last_error=error)
+
+
+def listed(letters: DeadLetters) -> list[str]:
+    return [one.webhook_id for _, one in letters.above(0)]
+
+
+@given(st.lists(st.sampled_from(["a", "b", "c", "d", "-a", "-b"]), min_size=8, max_size=40), st.integers(1, 3))
+@example(["a", "b", "a", "c"], 2)
+def test_the_list_is_a_bounded_dictionary(steps: list[str], most: int) -> None:
+    """Against a plain dictionary: the oldest go, one that comes again keeps its place, and rows are what is listed; a
+    list that is restored from them is the same.
+    """
+    kept, oracle = KeptRows(), dict[str, None]()
+    letters = DeadLetters(most, kept.changed)
+    for step in steps:
+        webhook_id = step.removeprefix("-")
+        if step == webhook_id:
+            letters.add(letter(webhook_id))
+            oracle[webhook_id] = None
+            if len(oracle) > most:
+                del oracle[next(iter(oracle))]
+        else:
+            letters.remove(webhook_id)
+            oracle.pop(webhook_id, None)
+        assert listed(letters) == list(oracle)
+        assert len(kept.rows) == len(letters) == len(oracle)
+        assert letters.held_bytes == sum(map(len, kept.rows.values()))
+    again = DeadLetters(most, kept.changed)
+    for number in sorted(kept.rows):
+        again.restore(number, kept.rows[number])
+    assert listed(again) == list(oracle)
+    again.add(letter("new"))
+    assert listed(again)[-1] == "new"
+
+
+def test_large_letters_go_by_their_bytes() -> None:
+    """However many may be kept, together they have their limit; the newest stays, whatever its size."""
+    letters = DeadLetters(1_000, lambda _number, _content: None)
+    for number in range(5):
+        letters.add(letter(f"{number}", "x" * (dead_letters.LETTERS_BYTES_MAX // 3)))
+    assert listed(letters) == ["3", "4"]
+    letters.add(letter("huge", "x" * (dead_letters.LETTERS_BYTES_MAX + 1)))
+    assert listed(letters) == ["huge"]
+    assert letters.dropped == 5
+
+
+def test_a_letter_that_fails_again_is_the_same_letter() -> None:
+    """It keeps its place and its id, and says why it failed the last time."""
+    letters = DeadLetters(10, lambda _number, _content: None)
+    letters.add(letter("a"))
+    letters.add(letter("b"))
+    letters.add(letter("a", "no answer"))
+    assert listed(letters) == ["a", "b"]
+    found = letters.find("a")
+    assert found is not None
+    assert found.last_error == "no answer"

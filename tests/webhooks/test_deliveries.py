@@ -1,0 +1,180 @@
+"""Who is sent next and when, with attempts that the test ends, and pauses that it lets pass."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+
+from purgatory.service.fair_queue import next_loop_turn
+from purgatory.service.webhooks.deliveries import Deliveries, RetrySchedule
+from purgatory.service.webhooks.webhook_poster import DELIVERED, REFUSED, UNREACHABLE, Attempt
+
+SCHEDULE = RetrySchedule(first_ms=1_000, longest_ms=8_000, give_up_ms=20_000)
+
+
+class TriedPosts:
+    """Deliveries, what they have tried, and a clock that moves by the pauses."""
+
+    def __init__(self, posts_max: int = 100, posts_per_host_max: int = 4, schedule: RetrySchedule = SCHEDULE) -> None:
+        self.now_s = 0.0
+        self.pauses: list[float] = []
+        self.tried: list[str] = []
+        self.ended: dict[str, str] = {}
+        self.in_flight: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        self.answer: Callable[[str], Attempt] = lambda _host: Attempt(DELIVERED)
+        self.gates: dict[str, asyncio.Event] = {}
+        """Attempts to these hosts end once theirs is set."""
+        self.deliveries = Deliveries(
+            schedule,
+            posts_max=posts_max,
+            posts_per_host_max=posts_per_host_max,
+            turn=next_loop_turn,
+            jitter=lambda: 1.0,
+            sleep=self._sleep,
+            clock_s=lambda: self.now_s,
+        )
+
+    async def _sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now_s += seconds
+        await asyncio.sleep(0)
+
+    def add(self, host: str, sender: str, name: str) -> "Sent":
+        sent = Sent(self, host, sender, name)
+        self.deliveries.add(sent)
+        return sent
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():  # noqa: ASYNC110 - what it waits for tells nobody
+                await asyncio.sleep(0)
+
+
+class Sent:
+    """One delivery."""
+
+    def __init__(self, world: TriedPosts, host: str, sender: str, name: str) -> None:
+        self.world, self.host, self.sender, self.name = world, host, sender, name
+        self.is_wanted = True
+
+    async def attempt(self) -> Attempt:
+        world = self.world
+        world.tried.append(self.name)
+        world.in_flight[self.host] += 1
+        world.most[self.host] = max(world.most[self.host], world.in_flight[self.host])
+        try:
+            await asyncio.sleep(0)
+            if self.host in world.gates:
+                await world.gates[self.host].wait()
+        finally:
+            world.in_flight[self.host] -= 1
+        return world.answer(self.host)
+
+    def delivered(self) -> None:
+        self.world.ended[self.name] = DELIVERED
+
+    def given_up(self, attempts: int, reason: str) -> None:
+        self.world.ended[self.name] = f"{attempts} {reason}"
+
+
+async def test_pauses_double_up_to_the_longest_until_it_is_given_up() -> None:
+    """1, 2, 4, 8, and the last one only as long as there is time; then it is over, with all attempts counted."""
+    world = TriedPosts()
+    world.answer = lambda _host: Attempt(REFUSED, "HTTP 500")
+    world.add("a", "s", "one")
+    await world.until(lambda: bool(world.ended))
+    assert world.pauses == [1, 2, 4, 8, 5]
+    assert world.ended == {"one": "6 HTTP 500"}
+
+
+async def test_a_receiver_says_when_to_come_back() -> None:
+    """Retry-After makes a pause longer, never shorter, and not longer than there is time."""
+    world = TriedPosts()
+    answers = [Attempt(REFUSED, "", 7), Attempt(REFUSED, "", 1), Attempt(REFUSED, "", 100), Attempt(DELIVERED)]
+    world.answer = lambda _host: answers.pop(0)
+    world.add("a", "s", "one")
+    await world.until(lambda: bool(world.ended))
+    assert world.pauses == [7, 2, 11]
+    assert world.ended == {"one": DELIVERED}
+
+
+async def test_a_final_answer_is_given_up_at_once() -> None:
+    """No second attempt is made."""
+    world = TriedPosts()
+    world.answer = lambda _host: Attempt(REFUSED, "HTTP 410", is_final=True)
+    world.add("a", "s", "one")
+    await world.until(lambda: bool(world.ended))
+    assert (world.ended, world.tried) == ({"one": "1 HTTP 410"}, ["one"])
+
+
+async def test_hosts_have_places_and_senders_take_turns() -> None:
+    """No host has more than its places, and one sender's hundred do not come before another's one."""
+    world = TriedPosts(posts_per_host_max=2)
+    world.gates["a"] = asyncio.Event()
+    for number in range(100):
+        world.add("a", "many", f"many {number}")
+    world.add("a", "few", "few")
+    await world.until(lambda: len(world.tried) == 2)
+    world.gates["a"].set()
+    await world.until(lambda: len(world.ended) == 101)
+    assert world.most["a"] == 2
+    assert world.tried.index("few") <= 4
+
+
+async def test_a_silent_host_has_one_place_and_others_have_theirs() -> None:
+    """While 1,000 wait for a host that hangs, those for another one are delivered, with places to spare; once the first
+    attempts have failed the host is asked by one at a time.
+    """
+    world = TriedPosts(posts_max=8, posts_per_host_max=4, schedule=RetrySchedule(1_000, 8_000, 10**9))
+    world.gates["hanging"] = asyncio.Event()
+    for number in range(1_000):
+        world.add("hanging", "h", f"hanging {number}")
+    for number in range(100):
+        world.add("honest", "s", f"honest {number}")
+    await world.until(lambda: len(world.ended) == 100)
+    assert (world.most["hanging"], world.most["honest"]) == (4, 4)
+    world.answer = lambda _host: Attempt(UNREACHABLE)
+    world.gates["hanging"].set()
+    await world.until(lambda: world.in_flight["hanging"] <= 1 and len(world.tried) > 110)
+    world.most.clear()
+    before = len(world.tried)
+    await world.until(lambda: len(world.tried) > before + 50)
+    assert world.most["hanging"] == 1
+    await world.deliveries.close(0.0, start_more=False)
+
+
+async def test_what_is_not_wanted_any_more_is_not_sent() -> None:
+    """Neither from the line nor after a pause; and nothing of its host is kept."""
+    world = TriedPosts(posts_per_host_max=1)
+    world.gates["a"] = asyncio.Event()
+    first, second = world.add("a", "s", "first"), world.add("a", "s", "second")
+    await world.until(lambda: world.tried == ["first"])
+    second.is_wanted = first.is_wanted = False
+    world.gates["a"].set()
+    await world.until(lambda: not world.deliveries.in_flight)
+    assert (world.tried, world.ended, world.deliveries.paused) == (["first"], {}, 0)
+    assert not world.deliveries._lines
+
+
+async def test_a_host_that_answers_again_has_all_its_places() -> None:
+    """What waits behind a silent host goes by all places once an attempt has been answered."""
+    world = TriedPosts(posts_per_host_max=4, schedule=RetrySchedule(1_000, 8_000, 10**9))
+    world.answer = lambda _host: Attempt(UNREACHABLE)
+    for number in range(50):
+        world.add("a", "s", f"{number}")
+    await world.until(lambda: len(world.tried) > 60 and world.in_flight["a"] <= 1)
+    world.most.clear()
+    world.answer = lambda _host: Attempt(DELIVERED)
+    await world.until(lambda: len(world.ended) == 50)
+    assert world.most["a"] == 4
+
+
+async def test_closing_leaves_what_waits() -> None:
+    """What is in flight may end in the time that there is; nothing more is begun unless that is asked for."""
+    for start_more, delivered in ((False, 1), (True, 3)):
+        world = TriedPosts(posts_per_host_max=1)
+        for number in range(3):
+            world.add("a", "s", f"{number}")
+        await world.until(lambda seen=world: len(seen.tried) == 1)  # type: ignore[misc]
+        await world.deliveries.close(5.0, start_more=start_more)
+        assert len(world.ended) == delivered

@@ -1,0 +1,76 @@
+"""The files that webhooks need, with a real daemon: authorities of receivers, and secrets that are replaced."""
+
+import signal
+import ssl
+from pathlib import Path
+
+import pytest
+
+from examples.secure_demo.authority import Authority
+from tests.conftest import StartDaemon
+from tests.webhooks.callbacks import CallbackCaller, webhook_flags
+from tests.webhooks.receiver import SECRET, WebhookReceiver
+
+OTHER_SECRET = "whsec_" + "Zm9ydHktdHdvIG9yZGVycyBhbmQgdGhyZWU="
+
+
+@pytest.fixture
+def served_context(tmp_path: Path) -> tuple[Authority, ssl.SSLContext]:
+    """An authority that nobody knows, and what a receiver with a certificate of it serves with."""
+    authority = Authority("A private authority")
+    issued = authority.issue("receiver", hosts=["127.0.0.1"])
+    files = tmp_path / "receiver.crt", tmp_path / "receiver.key"
+    files[0].write_bytes(issued.certificate_pem)
+    files[1].write_bytes(issued.key_pem)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*files)
+    return authority, context
+
+
+def test_a_receiver_with_a_certificate_of_a_private_authority(
+    start_daemon: StartDaemon, tmp_path: Path, served_context: tuple[Authority, ssl.SSLContext]
+) -> None:
+    """A daemon that was told of the authority delivers; one that was not sends nothing, and the letter says why."""
+    authority, context = served_context
+    ca_file = tmp_path / "authority.crt"
+    ca_file.write_bytes(authority.certificate_pem)
+    daemon = start_daemon(*webhook_flags(tmp_path, "--webhooks-ca-file", str(ca_file)))
+    with WebhookReceiver(tls=context) as receiver, CallbackCaller(daemon.address) as caller:
+        caller.register("known", receiver.url(), ["known"])
+        caller.signal("known")
+        received = receiver.wait_for(lambda all_: len(all_) == 1)
+        caller.until(lambda: caller.unacknowledged() == 0)
+        assert received[0].operation_id == 1
+        stranger = start_daemon(*webhook_flags(tmp_path, "--webhooks-give-up-ms", "50"))
+        with CallbackCaller(stranger.address) as other:
+            other.register("unknown", receiver.url(), ["unknown"])
+            other.signal("unknown")
+            other.until(lambda: bool(other.dead_letters()))
+            assert "certificate" in other.dead_letters()[0].last_error
+        assert len(receiver.received) == 1
+        assert not receiver.unsigned
+
+
+def test_a_secret_is_replaced_while_the_daemon_runs(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """From SIGHUP on webhooks are signed with the new one; what was signed before and refused is sent again. A file
+    that cannot be used changes nothing, and is named.
+    """
+    daemon = start_daemon(*webhook_flags(tmp_path))
+    secret_file = tmp_path / "webhook-secrets"
+    with CallbackCaller(daemon.address) as caller:
+
+        def delivers(session_id: str, secret: str) -> None:
+            with WebhookReceiver(secret=secret) as receiver:
+                caller.register(session_id, receiver.url(), [session_id])
+                caller.signal(session_id)
+                receiver.wait_for(lambda all_: len(all_) == 1)
+                caller.until(lambda: caller.unacknowledged() == 0)
+
+        delivers("before", SECRET)
+        secret_file.write_text(OTHER_SECRET, "utf-8")
+        daemon.process.send_signal(signal.SIGHUP)
+        delivers("after", OTHER_SECRET)
+        secret_file.write_text("no secret", "utf-8")
+        daemon.process.send_signal(signal.SIGHUP)
+        caller.until(lambda: "the secrets read before are kept" in daemon.log)
+        delivers("later", OTHER_SECRET)

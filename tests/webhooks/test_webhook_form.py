@@ -1,0 +1,84 @@
+"""Signatures by every secret in force, files of secrets that cannot be used, and whose dead letters are whose."""
+
+import base64
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from standardwebhooks import Webhook, WebhookVerificationError
+
+from purgatory.service.access.account import Account
+from purgatory.service.access.roles import ALL, WAIT, Grants, Names
+from purgatory.service.rpc.call import Call
+from purgatory.service.rpc.webhook_calls import list_dead_letters, resend_dead_letters
+from purgatory.service.settings import WebhooksSettings
+from purgatory.service.webhooks.webhook_form import CannotSendWebhooks, WebhookSigner, body_of
+from purgatory.service.webhooks.webhooks import Webhooks
+from purgatory.v1 import result_pb2, webhook_pb2
+from tests.service.serving import serving
+
+OLD, NEW, OTHER = ("whsec_" + base64.b64encode(bytes([number]) * 24).decode() for number in (1, 2, 3))
+
+
+def test_each_secret_in_force_signs(tmp_path: Path) -> None:
+    """While a secret is replaced, a receiver that knows either accepts the webhook; one that knows neither does not,
+    and nobody does once the body has changed.
+    """
+    path = tmp_path / "secrets"
+    path.write_text(f"{OLD}\n{NEW}\n", "utf-8")
+    body = body_of("söme", result_pb2.Result(operation_id=2**64 - 1, outcome=result_pb2.OUTCOME_EXPIRED))
+    headers = {name.decode(): value.decode() for name, value in WebhookSigner.from_file(path).headers("id.7", body)}
+    for secret in (OLD, NEW):
+        told = Webhook(secret).verify(body, headers)
+        assert told["data"] == {
+            "sessionId": "söme",
+            "result": {"operationId": str(2**64 - 1), "outcome": "OUTCOME_EXPIRED"},
+        }
+        with pytest.raises(WebhookVerificationError):
+            Webhook(secret).verify(body + " ", headers)
+    with pytest.raises(WebhookVerificationError):
+        Webhook(OTHER).verify(body, headers)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "\n", "secret", "whsec_", "whsec_c2hvcnQ=", f"{OLD}\nwhsec_!!!", "whsec_ab\xff"]
+)
+def test_a_file_that_holds_anything_else_is_refused(tmp_path: Path, content: str) -> None:
+    """None of these signs anything; the message names the setting and not the secret."""
+    path = tmp_path / "secrets"
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(CannotSendWebhooks, match=r"webhooks\.secret_file") as raised:
+        WebhookSigner.from_file(path)
+    assert "c2hvcnQ" not in str(raised.value)
+
+
+def test_a_file_that_is_missing_is_refused(tmp_path: Path) -> None:
+    """The message names the file."""
+    with pytest.raises(CannotSendWebhooks, match="nowhere"):
+        WebhookSigner.from_file(tmp_path / "nowhere")
+
+
+async def test_letters_are_their_principals_and_the_admins() -> None:
+    """Nobody lists or sends the letters of others but the role admin everywhere; pages go on where they ended."""
+    async with serving() as served:
+        webhooks = Webhooks(served.host, WebhooksSettings())
+        for number in range(3):
+            for whose in ("me", "you"):
+                webhooks.letters.add(webhook_pb2.DeadLetter(webhook_id=f"{whose}.{number}", principal=whose))
+        own = Grants({WAIT: Names(["*"])}, {WAIT: Names(["*"])})
+        for principal, grants, seen in (("me", own, 3), ("you", own, 3), ("they", own, 0), ("root", ALL, 6)):
+            account = Account(principal, served.host.sessions.accounts, grants)
+            call = Call(cast("Any", None), account)
+            request, found = webhook_pb2.ListDeadLettersRequest(page_size=2), list[str]()
+            while True:
+                page = list_dead_letters(webhooks, request, call)
+                assert len(page.dead_letters) <= 2
+                found.extend(letter.webhook_id for letter in page.dead_letters)
+                request.page_token = page.next_page_token
+                if not request.page_token:
+                    break
+            assert len(found) == len(set(found)) == seen
+            assert principal == "root" or all(one.startswith(principal) for one in found)
+            mine = webhook_pb2.ResendDeadLettersRequest(webhook_ids=["me.1"])
+            assert resend_dead_letters(webhooks, mine, call).resent == (principal in ("me", "root"))
+        await webhooks.stop(0.0)

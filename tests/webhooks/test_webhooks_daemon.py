@@ -1,0 +1,289 @@
+"""Webhooks end to end: a real daemon, and real HTTP servers that take, refuse, redirect, hang or die."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import pytest
+
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import webhook_pb2
+from tests.client.cli.test_commands import purgatory
+from tests.conftest import StartDaemon
+from tests.daemon_process import DaemonProcess
+from tests.webhooks.callbacks import CallbackCaller, webhook_flags
+from tests.webhooks.receiver import DROP, HANG, WebhookReceiver
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("PURGATORY_BUILD") == "pure", reason="webhooks have no part that is compiled"
+)
+
+MANY: Final = 10_000
+
+
+@pytest.fixture(scope="module")
+def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """One daemon that tries again after 20 ms, and gives up after a day."""
+    folder = tmp_path_factory.mktemp("webhooks")
+    daemon = DaemonProcess(folder, webhook_flags(folder, "--webhooks-timeout-ms", "2000"))
+    yield daemon
+    daemon.kill()
+
+
+@pytest.fixture
+def caller(shared_daemon: DaemonProcess) -> Iterator[CallbackCaller]:
+    with CallbackCaller(shared_daemon.address) as one:
+        yield one
+
+
+def status_of(raised: pytest.ExceptionInfo[Any]) -> tuple[grpc.StatusCode, str]:
+    return raised.value.code(), raised.value.details()
+
+
+def test_a_result_is_posted_signed_and_then_acknowledged(caller: CallbackCaller) -> None:
+    """The receiver gets the payload of webhook.proto as JSON, with a signature that the package accepts, once."""
+    with WebhookReceiver() as receiver:
+        receipt = caller.register("plain", receiver.url("/hook?a=b"), ["plain-1", "plain-2"])
+        assert (receipt.accepted, receiver.received) == (2, [])
+        caller.signal("plain-1", "plain-2")
+        received = receiver.wait_for(lambda all_: len(all_) == 2)
+        caller.until(lambda: caller.unacknowledged() == 0)
+    first = min(received, key=lambda one: one.operation_id)
+    assert first.path == "/hook?a=b"
+    assert first.payload["type"] == "operation.ended"
+    data = first.payload["data"]
+    assert (data["sessionId"], data["result"]["operationId"], data["result"]["outcome"]) == (
+        "plain",
+        "1",
+        "OUTCOME_SATISFIED",
+    )
+    assert data["result"]["partitions"][0]["key"] == "plain-1"
+    assert len({one.webhook_id for one in received}) == 2
+    assert not receiver.unsigned
+
+
+def test_what_fails_is_sent_again_with_the_same_id(caller: CallbackCaller) -> None:
+    """Errors, redirects, silence and closed connections are all no delivery; redirects are not followed."""
+    answers = [500, 302, DROP, HANG, 429]
+    with WebhookReceiver(lambda _received: answers.pop(0) if answers else 200) as receiver:
+        caller.register("stubborn", receiver.url(), ["stubborn"])
+        caller.signal("stubborn")
+        received = receiver.wait_for(lambda all_: len(all_) == 6)
+        caller.until(lambda: caller.unacknowledged() == 0)
+    assert {one.path for one in received} == {"/hook"}
+    assert len({one.webhook_id for one in received}) == 1
+
+
+def test_a_receiver_that_comes_back_gets_everything(caller: CallbackCaller) -> None:
+    """While nobody listens on the port results wait; each arrives once somebody does."""
+    with WebhookReceiver() as gone:
+        port, url = gone.port, gone.url()
+    keys = [f"back-{number}" for number in range(200)]
+    caller.register("back", url, keys)
+    caller.signal(*keys)
+    assert caller.unacknowledged() == 200
+    with WebhookReceiver(port=port) as receiver:
+        receiver.wait_for(lambda all_: len({one.operation_id for one in all_}) == 200)
+        caller.until(lambda: caller.unacknowledged() == 0)
+
+
+def test_one_refused_result_does_not_hold_others_back(caller: CallbackCaller) -> None:
+    """Results behind one that is refused each time are delivered."""
+    with WebhookReceiver(lambda one: 500 if one.operation_id == 1 else 200) as receiver:
+        keys = [f"poison-{number}" for number in range(40)]
+        caller.register("poison", receiver.url(), keys)
+        caller.signal(*keys)
+        receiver.wait_for(lambda all_: len({one.operation_id for one in all_}) == 40)
+        assert caller.unacknowledged() == 40
+        receiver.answer = lambda _one: 200
+        caller.until(lambda: caller.unacknowledged() == 0)
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("https://elsewhere.example/hook", "not among webhooks.allowed_hosts"),
+        ("ftp://127.0.0.1/hook", "should begin with https"),
+        ("http://user@127.0.0.1/hook", "neither a user nor a fragment"),
+        ("http://127.0.0.1:99999/hook", "is no URL"),
+        ("http://127.0.0.1/ho ok", "must be escaped"),
+        ("http://127.0.0.1/" + "x" * 2_048, "more than 2048"),
+    ],
+)
+def test_a_url_that_is_not_allowed_is_refused_with_nothing_registered(
+    caller: CallbackCaller, url: str, why: str
+) -> None:
+    """INVALID_ARGUMENT names the field and the reason, and there is no such session afterwards."""
+    with pytest.raises(grpc.RpcError) as raised:
+        caller.register("never", url, ["never"])
+    code, message = status_of(raised)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert message.startswith("callback_url: ")
+    assert why in message
+    with pytest.raises(grpc.RpcError) as raised:
+        caller.stub.CloseSession(wire.CloseSessionRequest(session_id="never"))
+    assert status_of(raised)[0] is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_session_has_one_reader(caller: CallbackCaller) -> None:
+    """A callback is neither changed nor given to a session that is read by streams; its results are for nobody else."""
+    with WebhookReceiver() as receiver:
+        caller.register("one reader", receiver.url(), ["reader-1"])
+        caller.register("one reader", "", ["reader-2"], first_id=2)  # the session has its callback
+        caller.register("by stream", "", ["reader-3"])
+        acknowledge = wire.AcknowledgeRequest(session_id="one reader", sequence=0)
+        read = wire.StreamResultsRequest(session_id="one reader")
+        for refused in (
+            lambda: caller.register("one reader", receiver.url("/other"), ["x"], first_id=3),
+            lambda: caller.register("by stream", receiver.url(), ["x"], first_id=2),
+            lambda: caller.stub.Acknowledge(acknowledge),
+            lambda: next(caller.stub.StreamResults(read)),
+        ):
+            with pytest.raises(grpc.RpcError) as raised:
+                refused()
+            assert status_of(raised)[0] is grpc.StatusCode.INVALID_ARGUMENT
+        caller.signal("reader-1", "reader-2")
+        received = receiver.wait_for(lambda all_: len(all_) == 2)
+    assert {one.operation_id for one in received} == {1, 2}
+    caller.stub.CloseSession(wire.CloseSessionRequest(session_id="by stream"))
+
+
+def test_a_closed_session_sends_nothing_more(caller: CallbackCaller) -> None:
+    """What was tried again and again is dropped with its session."""
+    with WebhookReceiver(lambda _received: 500) as receiver:
+        caller.register("closed", receiver.url(), ["closed"])
+        caller.signal("closed")
+        receiver.wait_for(lambda all_: len(all_) >= 2)
+        closed = caller.stub.CloseSession(wire.CloseSessionRequest(session_id="closed"))
+        assert closed.results_dropped == 1
+        receiver.answer = lambda _received: 200
+        caller.register("after", receiver.url("/after"), ["closed"])
+        receiver.wait_for(lambda all_: any(one.path == "/after" for one in all_))
+    caller.until(lambda: caller.unacknowledged() == 0)
+
+
+def test_a_refused_registration_is_posted_too(caller: CallbackCaller) -> None:
+    """An operation that is refused by itself ends as OUTCOME_REFUSED, and says so to the callback."""
+    with WebhookReceiver() as receiver:
+        receipt = caller.register("refused", receiver.url(), ["x" * 300])
+        assert receipt.accepted == 0
+        (received,) = receiver.wait_for(lambda all_: len(all_) == 1)
+    assert received.payload["data"]["result"]["outcome"] == "OUTCOME_REFUSED"
+
+
+def test_results_survive_a_kill_between_end_and_delivery(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """Killed while the receiver refuses everything: the next daemon delivers every result, under the ids of the first,
+    and what was still pending ends and is delivered as well.
+    """
+    flags = webhook_flags(tmp_path, "--data-dir", str(tmp_path / "journal"))
+    keys = [f"kill-{number}" for number in range(30)]
+    with WebhookReceiver(lambda _received: 503) as receiver:
+        first = start_daemon(*flags)
+        with CallbackCaller(first.address) as caller:
+            caller.register("kill", receiver.url(), keys)
+            caller.signal(*keys[:20])
+            receiver.wait_for(lambda all_: len({one.operation_id for one in all_}) == 20)
+        first.kill()
+        before = {one.operation_id: one.webhook_id for one in receiver.received}
+        receiver.received.clear()
+        receiver.answer = lambda _received: 200
+        second = start_daemon(*flags)
+        receiver.wait_for(lambda all_: len({one.operation_id for one in all_}) == 20)
+        with CallbackCaller(second.address) as caller:
+            caller.signal(*keys[20:])
+            received = receiver.wait_for(lambda all_: len({one.operation_id for one in all_}) == 30)
+            caller.until(lambda: caller.unacknowledged() == 0)
+            assert caller.register("kill", receiver.url(), keys).already_known == 30
+    after = {one.operation_id: one.webhook_id for one in received}
+    assert {number: after[number] for number in before} == before
+
+
+def test_what_is_given_up_is_a_dead_letter_and_can_be_sent_again(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """What is given up is listed with its reason, over a kill too, until it is delivered after all."""
+    flags = webhook_flags(tmp_path, "--data-dir", str(tmp_path / "journal"), "--webhooks-give-up-ms", "1")
+    with WebhookReceiver(lambda _received: 500) as receiver:
+        first = start_daemon(*flags)
+        with CallbackCaller(first.address) as caller:
+            caller.register("dead", receiver.url(), ["dead-1", "dead-2", "dead-3"])
+            caller.signal("dead-1", "dead-2", "dead-3")
+            caller.until(lambda: len(caller.dead_letters()) == 3)
+            assert caller.unacknowledged() == 0
+            caller.signal("durable")  # its answer waits for the disk, and so for what came before
+        first.kill()
+        second = start_daemon(*flags)
+        with CallbackCaller(second.address) as caller:
+            letters = caller.dead_letters()
+            assert {letter.result.operation_id for letter in letters} == {1, 2, 3}
+            assert {(letter.session_id, letter.callback_url) for letter in letters} == {("dead", receiver.url())}
+            assert all("HTTP 500" in letter.last_error and letter.attempts for letter in letters)
+            by_command = purgatory("dead-letters", address=second.address)
+            assert by_command.returncode == 0, by_command.stderr
+            assert all(letter.webhook_id in by_command.stdout for letter in letters)
+            receiver.answer = lambda _received: 200
+            receiver.received.clear()
+            some = webhook_pb2.ResendDeadLettersRequest(webhook_ids=[letters[0].webhook_id, "nobody"])
+            answer = caller.stub.ResendDeadLetters(some)
+            assert (answer.resent, list(answer.unknown_webhook_ids)) == (1, ["nobody"])
+            caller.until(lambda: len(caller.dead_letters()) == 2)
+            by_command = purgatory("dead-letters", "--resend-all", "--json", address=second.address)
+            assert json.loads(by_command.stdout) == {"resent": 2}
+            caller.until(lambda: not caller.dead_letters())
+            assert purgatory("dead-letters", "--resend", "nobody", address=second.address).returncode == 16
+        received = receiver.wait_for(lambda all_: len(all_) == 3)
+    assert {one.webhook_id for one in received} == {letter.webhook_id for letter in letters}
+    assert "is given up after" in first.log
+
+
+def test_a_session_with_a_callback_lives_while_anything_waits(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """It outlives its time to live while an operation is pending, which a session that nobody reads does not; once its
+    last result is delivered its time begins, and it goes.
+    """
+    lives = ("--session-ttl-ms", "100", "--session-finished-ttl-ms", "100", "--session-heartbeat-interval-ms", "100")
+    daemon = start_daemon(*webhook_flags(tmp_path, *lives))
+    with WebhookReceiver() as receiver, CallbackCaller(daemon.address) as caller:
+        caller.register("waits", receiver.url(), ["waits"])
+        caller.register("unread", "", ["unread"])
+        caller.until(lambda: sessions_of(caller) == 1)
+        caller.signal("waits")
+        receiver.wait_for(lambda all_: len(all_) == 1)
+        caller.until(lambda: sessions_of(caller) == 0)
+
+
+def sessions_of(caller: CallbackCaller) -> int:
+    status: wire.GetStatusResponse = caller.stub.GetStatus(wire.GetStatusRequest())
+    return status.sessions
+
+
+def test_a_private_address_is_refused_at_the_connection(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """An allowed name that means this machine is not connected to: the result is given up with that reason."""
+    flags = [*webhook_flags(tmp_path, "--webhooks-give-up-ms", "1"), "--no-webhooks-allow-private"]
+    daemon = start_daemon(*flags)
+    with WebhookReceiver() as receiver, CallbackCaller(daemon.address) as caller:
+        caller.register("private", f"http://localhost:{receiver.port}/hook", ["private"])
+        caller.signal("private")
+        caller.until(lambda: len(caller.dead_letters()) == 1)
+        assert "not public" in caller.dead_letters()[0].last_error
+        assert not receiver.received
+
+
+def test_a_hanging_host_takes_one_place_and_nobody_elses(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """While 10,000 results wait for a host that hangs, those of another host and calls of a client are served, and the
+    hanging host has seen no more requests than it has places.
+    """
+    daemon = start_daemon(*webhook_flags(tmp_path, "--shutdown-grace-ms", "100"))
+    with WebhookReceiver(lambda _received: HANG) as hanging, WebhookReceiver() as honest:
+        with CallbackCaller(daemon.address) as caller:
+            keys = [f"hang-{number}" for number in range(MANY)]
+            caller.register("hanging", hanging.url(), keys)
+            caller.register("honest", f"http://localhost:{honest.port}/hook", [f"honest-{n}" for n in range(100)])
+            caller.signal(*keys)
+            caller.signal(*(f"honest-{number}" for number in range(100)))
+            received = honest.wait_for(lambda all_: len(all_) == 100)
+            assert len({one.operation_id for one in received}) == 100
+            caller.until(lambda: caller.unacknowledged() == MANY)
+            assert 1 <= len(hanging.received) <= 4
+        assert daemon.stop(signal.SIGTERM) == 0
