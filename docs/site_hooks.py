@@ -1,0 +1,95 @@
+"""What the site has beyond the pages: the reference of the API, made from the comments of the contract."""
+
+import re
+import tempfile
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
+from grpc_tools import protoc  # type: ignore[import-untyped]
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+Comments = dict[tuple[int, ...], str]
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds api.md. Raises `ValueError` where the contract does not compile."""
+    files.append(File.generated(config, "api.md", content=api_reference()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """Names the files of the source tree that a page links to: they are no part of the site."""
+    up = "../" * (page.file.src_uri.count("/") + 1)
+    return re.sub(rf"!?\[([^\]]*)\]\({re.escape(up)}[^)]*\)", r"\1", markdown)
+
+
+def api_reference() -> str:
+    """Each call, message and enumeration with its comment, as Markdown."""
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = Path(folder) / "contract"
+        sources = sorted(str(path) for path in (ROOT / "proto").rglob("*.proto"))
+        well_known = str(resources.files("grpc_tools") / "_proto")
+        arguments = ["protoc", f"-I{ROOT / 'proto'}", f"-I{well_known}", "--include_source_info", f"-o{compiled}"]
+        if protoc.main([*arguments, *sources]) != 0:
+            raise ValueError("the contract does not compile")
+        contract = FileDescriptorSet.FromString(compiled.read_bytes())
+    lines = [
+        "# API",
+        "",
+        "Made from the comments of the contract, in `proto/`. Every call is served by gRPC, and over HTTP.",
+        "",
+    ]
+    for file in contract.file:
+        lines += _file_lines(file)
+    return "\n".join(lines)
+
+
+def _file_lines(file: FileDescriptorProto) -> list[str]:
+    comments = {
+        tuple(one.path): _text(one.leading_comments or one.trailing_comments) for one in file.source_code_info.location
+    }
+    lines = [f"## {file.name}", ""]
+    for number, service in enumerate(file.service):
+        lines += [f"### {service.name}", "", comments.get((6, number), ""), ""]
+        for at, call in enumerate(service.method):
+            takes, gives = (name.rpartition(".")[2] for name in (call.input_type, call.output_type))
+            takes, gives = "stream " * call.client_streaming + takes, "stream " * call.server_streaming + gives
+            lines += [f"#### {call.name}", "", f"`{takes}` → `{gives}`", "", comments.get((6, number, 2, at), ""), ""]
+    for number, message in enumerate(file.message_type):
+        lines += _message_lines(message, (4, number), comments)
+    for number, enum in enumerate(file.enum_type):
+        lines += [f"### {enum.name}", "", comments.get((5, number), ""), "", "| value | number | |", "|---|---|---|"]
+        lines += [
+            f"| `{value.name}` | {value.number} | {_cell(comments.get((5, number, 2, at), ''))} |"
+            for at, value in enumerate(enum.value)
+        ]
+        lines.append("")
+    return lines
+
+
+def _message_lines(message: DescriptorProto, path: tuple[int, ...], comments: Comments) -> list[str]:
+    lines = [f"### {message.name}", "", comments.get(path, ""), ""]
+    if message.field:
+        lines += ["| field | number | type | |", "|---|---|---|---|"]
+    for at, field in enumerate(message.field):
+        kind = field.type_name.rpartition(".")[2] or FieldDescriptorProto.Type.Name(field.type)[5:].lower()
+        kind = "repeated " * (field.label == field.LABEL_REPEATED) + kind
+        lines.append(f"| `{field.name}` | {field.number} | `{kind}` | {_cell(comments.get((*path, 2, at), ''))} |")
+    lines.append("")
+    for at, nested in enumerate(message.nested_type):
+        if not nested.options.map_entry:
+            lines += _message_lines(nested, (*path, 3, at), comments)
+    return lines
+
+
+def _text(comment: str) -> str:
+    return "\n".join(line.strip() for line in comment.strip().splitlines()).replace("<", "&lt;").replace("[", "\\[")
+
+
+def _cell(comment: str) -> str:
+    return comment.replace("\n", " ").replace("|", "\\|")
