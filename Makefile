@@ -24,7 +24,7 @@ SIMULATED := $(ENGINE) $(wildcard tests/engine/*.py tests/engine/oracle/*.py tes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help hostile soak run demo kafka-demo postgres-demo read-your-writes test test-compiled test-pure lint format proto docs wheel clean bench mutants fuzz crash sim sim-long sim-daemon \
+.PHONY: help hostile soak stream-histories stream-kills result-kills run demo kafka-demo stream-demo postgres-demo read-your-writes test test-compiled test-pure lint format proto docs wheel clean bench mutants fuzz crash sim sim-long sim-daemon \
 	check report replay screenshots notebook generate image-requirements sbom secure-demo
 
 help: ## List the targets
@@ -45,6 +45,9 @@ secure-demo: $(STAMPS)/engine ## Serve with TLS, tokens and a policy, and show w
 kafka-demo: $(STAMPS)/sources $(STAMPS)/engine ## Follow a Kafka cluster by one option: a slow group, an aborted transaction, a broker that goes away (needs Java)
 	@$(BIN)/python -m examples.kafka_demo
 
+stream-demo: $(STAMPS)/pipeline $(STAMPS)/sources $(STAMPS)/engine ## Wait for a Spark job over Kafka, its time in parts; then the purgatory as a stream, killed in between (ARGS="--input FILE"; needs Java)
+	@$(BIN)/python -m examples.stream_demo $(ARGS)
+
 read-your-writes: $(STAMPS)/sources $(STAMPS)/engine ## Count stale reads without and with the wait: over Kafka, and with a PostgreSQL replica
 	@$(BIN)/python -m examples.read_your_writes $(ARGS)
 
@@ -64,6 +67,7 @@ screenshots: $(STAMPS)/pipeline $(STAMPS)/engine ## Make the pictures in docs/im
 		purgatory-pipeline report history --out report && \
 		purgatory-pipeline replay history --sweep timeout_ms=50,100,200,400,800,1600 --out replay
 	@$(BIN)/python -m tests.pipeline.page.screenshots $(PICTURED)/report/report.html $(PICTURED)/replay/replay.html docs/images
+	@$(BIN)/python -m tests.page.live_screenshots docs/images
 
 notebook: $(STAMPS)/pipeline $(STAMPS)/engine ## Run the example notebook and keep what its cells show
 	@$(BIN)/python -m tests.pipeline.notebooks examples/notebooks/report.ipynb
@@ -71,7 +75,7 @@ notebook: $(STAMPS)/pipeline $(STAMPS)/engine ## Run the example notebook and ke
 generate: $(STAMPS)/pipeline $(STAMPS)/engine ## Make a history (ARGS="--operations 1M --out .build/history")
 	@$(BIN)/purgatory-pipeline generate $(ARGS)
 
-test: ## Run the whole suite twice, on the compiled engine and uncompiled (both, even if one fails)
+test: ## Run the whole suite, and what comes near the engine uncompiled too (both, even if one fails)
 	@$(MAKE) --no-print-directory -k test-compiled test-pure
 
 test-compiled: $(STAMPS)/pipeline $(STAMPS)/engine $(SIMULATOR)/stamp ## Run the suite on the compiled engine (ARGS="tests/test_x.py -k y")
@@ -79,10 +83,10 @@ test-compiled: $(STAMPS)/pipeline $(STAMPS)/engine $(SIMULATOR)/stamp ## Run the
 	@PURGATORY_BUILD=$$($(BIN)/python -c 'from purgatory.engine import COMPILED; print("compiled" if COMPILED else "pure")') \
 		$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
-test-pure: $(STAMPS)/pipeline $(STAMPS)/stubs ## Run the suite uncompiled, on a copy of the tree without the compiled modules
+test-pure: $(STAMPS)/pipeline $(STAMPS)/stubs ## Run what comes near the engine uncompiled, on a copy of the tree without the compiled modules
 	@echo "== the suite on the uncompiled engine"
 	@rm -rf $(PURE) && mkdir -p $(PURE)
-	@tar -cf - --exclude=./.venv --exclude=./.build --exclude=./build --exclude=./.git --exclude='*.so' \
+	@tar -cf - --exclude=./.venv --exclude=./.build --exclude=./build --exclude=./.git --exclude='*.so' --exclude=node_modules --exclude=./clients/java/target \
 		--exclude='*.egg-info' --exclude=__pycache__ --exclude='.*_cache' . | tar -xf - -C $(PURE)
 	@cd $(PURE) && PURGATORY_BUILD=pure PYTHONPATH="$$PWD:$$PWD/client:$$PWD/pipeline:$$PWD/sources" \
 		"$(CURDIR)/$(BIN)/python" -m pytest -n $(WORKERS) $(ARGS)
@@ -105,6 +109,15 @@ crash: $(STAMPS)/dev $(STAMPS)/engine ## Kill a real daemon under load 200 times
 
 hostile: $(STAMPS)/dev $(STAMPS)/engine ## Attack a real daemon, with an honest caller beside it (ARGS="--only flood --json FILE")
 	@$(BIN)/python -m tests.hostile $(ARGS)
+
+stream-histories: $(STAMPS)/pipeline $(STAMPS)/engine ## Histories of the simulator through shards and engine (ARGS="--histories 200 --steps 10000")
+	@$(BIN)/python -m tests.pipeline.stream.stream_histories --processes $(JOBS) $(ARGS)
+
+stream-kills: $(STAMPS)/pipeline $(STAMPS)/engine ## Kill a stream of Spark again and again: nothing is lost or there twice (ARGS="--kills 20 --on-driver", or --executors)
+	@$(BIN)/python -m tests.pipeline.stream.stream_kills $(ARGS)
+
+result-kills: $(STAMPS)/pipeline $(STAMPS)/engine ## Kill a query that reads results again and again: each is there once (ARGS="--kills 10")
+	@$(BIN)/python -m tests.pipeline.datasource.result_kills $(ARGS)
 
 soak: $(STAMPS)/dev $(STAMPS)/engine ## Two hours of callers that come and go: nothing lost, nothing grows (ARGS="--minutes 10 --seed 7")
 	@$(BIN)/python -m tests.soak $(ARGS)
@@ -129,13 +142,19 @@ proto: $(STAMPS)/stubs ## Generate purgatory/v1 from proto/
 
 docs: $(STAMPS)/serving $(STAMPS)/stubs ## Write docs/configuration.md from the settings
 	@$(BIN)/python -m tests.test_configuration_page
+	@$(BIN)/python -m tests.metrics.test_metrics_page
+
+.PHONY: docs-site
+docs-site: $(STAMPS)/site ## Write the documentation as a site into .build/site; it needs no other host
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
+	@echo .build/site/index.html
 
 wheel: $(STAMPS)/serving ## Build the wheel into dist/
 	@rm -rf build/lib*
 	@$(PIP) wheel -q --no-build-isolation --no-deps -w $(DIST) .
 	@rm -rf purgatory_waits.egg-info # otherwise Python, run from here, takes it for the installed package
 
-.PHONY: bench-quick bench-compare bench-pipeline
+.PHONY: bench-quick bench-compare bench-pipeline bench-stream
 bench: $(STAMPS)/pipeline $(STAMPS)/profiled ## Measure Purgatory beside its peers (ARGS="--huge", ARGS="--only 'timer/*'")
 	@$(BIN)/python -m bench $(ARGS)
 
@@ -145,18 +164,24 @@ bench-quick: $(STAMPS)/profiled ## The same in under a minute, with nothing writ
 bench-pipeline: $(STAMPS)/pipeline $(STAMPS)/profiled ## Measure report and replay (ARGS="--operations 10M 30M 100M")
 	@$(BIN)/python -m bench.pipeline $(ARGS)
 
+bench-stream: $(STAMPS)/pipeline $(STAMPS)/sources $(STAMPS)/engine ## Measure the purgatory as a Spark stream (ARGS="--only rates pending")
+	@$(BIN)/python -m bench.stream $(ARGS)
+
 bench-compare: $(STAMPS)/engine ## Compare instructions, counters and ratios with the committed baseline (ARGS=--update)
 	@$(BIN)/python -m bench.compare $(ARGS)
 
 COMPILE := $(BIN)/uv pip compile -q --python-platform linux --python-version 3.11 --generate-hashes --no-header --no-annotate -c constraints.txt
+wanted = $(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print(*p$(1), sep="\n")'
 image-requirements: $(STAMPS)/supply ## Write deploy/*requirements.txt, what the image installs, with hashes of all files
 	@$(COMPILE) --extra server -o deploy/requirements.txt pyproject.toml
-	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
-		| $(COMPILE) -o deploy/build-requirements.txt -
+	@$(call wanted,["project"]["optional-dependencies"]["archive"]) | $(COMPILE) -o deploy/archive-requirements.txt -
+	@$(call wanted,["project"]["optional-dependencies"]["kafka"] + p["project"]["optional-dependencies"]["postgres"]) \
+		| $(COMPILE) -o deploy/sources-requirements.txt -
+	@$(call wanted,["build-system"]["requires"]) | $(COMPILE) -o deploy/build-requirements.txt -
 
 sbom: $(STAMPS)/supply ## Write .build/sbom.json: what the daemon's environment consists of, as CycloneDX
 	@rm -rf .build/sbom && $(PYTHON) -m venv .build/sbom
-	@.build/sbom/bin/python -m pip --disable-pip-version-check install -q --require-hashes -r deploy/requirements.txt
+	@.build/sbom/bin/python -m pip --disable-pip-version-check install -q --require-hashes -r deploy/requirements.txt -r deploy/archive-requirements.txt
 	@$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o .build/sbom.json .build/sbom/bin/python
 	@echo .build/sbom.json
 
@@ -176,22 +201,26 @@ $(STAMPS)/venv:
 $(STAMPS)/serving: pyproject.toml setup.py constraints.txt $(STAMPS)/venv
 	@echo "== installing what building and serving need"
 	@$(PIP) install -q -c constraints.txt setuptools grpcio-tools mypy librt types-protobuf types-grpcio
-	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server]'
+	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,archive]'
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/serving
 	@echo "== installing what tests and lint need"
-	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,dev]'
+	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,archive,dev]'
 	@touch $@
 
 $(STAMPS)/sources: $(STAMPS)/serving
 	@echo "== installing what the sources need"
-	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,kafka,postgres]'
+	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,archive,kafka,postgres]'
 	@touch $@
 
 $(STAMPS)/pipeline: $(STAMPS)/dev
 	@echo "== installing what the pipeline (Spark: about a gigabyte) and the sources need"
-	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,dev,pipeline,kafka,postgres]'
+	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,archive,dev,pipeline,kafka,postgres,otel]'
+	@touch $@
+
+$(STAMPS)/site: $(STAMPS)/serving
+	@$(PIP) install -q -c constraints.txt grpcio-tools mkdocs mkdocs-material
 	@touch $@
 
 $(STAMPS)/supply: $(STAMPS)/serving
