@@ -56,12 +56,15 @@ def _strangers(scene: Scene) -> list[Call]:
     def without_certificate() -> AsyncClient:
         return AsyncClient(scene.address, tls_ca=authority, token=token, give_up_after=1.0)
 
+    def of_another_authority() -> AsyncClient:
+        return scene.client(token, scene.foreign, give_up_after=1.0)
+
     status = "status"
     connect = scene.client
     return [
         ("stranger", "no TLS", status, "refused", without_tls, _status),
         ("stranger", "no certificate", status, "refused", without_certificate, _status),
-        ("stranger", "wrong authority", status, "refused", lambda: connect(token, scene.foreign), _status),
+        ("stranger", "wrong authority", status, "refused", of_another_authority, _status),
         (
             "stolen laptop",
             "revoked certificate",

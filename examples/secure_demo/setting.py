@@ -53,7 +53,6 @@ class Scene:
         shown = certificate or self.gateway
         return AsyncClient(
             self.address,
-            give_up_after=1.0,
             tls_ca=self.authority.certificate_pem,
             tls_certificate=shown.certificate_pem,
             tls_key=shown.key_pem,
