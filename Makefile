@@ -75,7 +75,8 @@ notebook: $(STAMPS)/pipeline $(STAMPS)/engine ## Run the example notebook and ke
 generate: $(STAMPS)/pipeline $(STAMPS)/engine ## Make a history (ARGS="--operations 1M --out .build/history")
 	@$(BIN)/purgatory-pipeline generate $(ARGS)
 
-test: ## Run the whole suite, and what comes near the engine uncompiled too (both, even if one fails)
+test: $(STAMPS)/pipeline ## Run the whole suite, and what comes near the engine uncompiled too (both, even if one fails)
+	@$(MAKE) --no-print-directory -j 2 $(STAMPS)/engine $(SIMULATOR)/stamp # they have nothing to do with each other
 	@$(MAKE) --no-print-directory -k test-compiled test-pure
 
 test-compiled: $(STAMPS)/pipeline $(STAMPS)/engine $(SIMULATOR)/stamp ## Run the suite on the compiled engine (ARGS="tests/test_x.py -k y")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import Any, Final, TypeVar
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import GroupAuthorizationFailedError, KafkaError, TopicAuthorizationFailedError, for_code
@@ -21,6 +21,11 @@ from purgatory_sources.kafka.offset_records import CommitName
 
 AT_ONCE_MAX: Final = 32
 """Groups that are asked about at the same time."""
+
+CLOSING_S: Final = 5.0
+"""How long `close` waits for questions whose askers have gone; aiokafka's own time for an answer is less."""
+
+Answer = TypeVar("Answer")
 
 
 class _OutspokenClient(AIOKafkaAdminClient):  # type: ignore[misc]
@@ -45,16 +50,13 @@ class GroupPoller:
         self._starting = asyncio.Lock()
         self._coordinators: dict[str, int] = {}
         self._at_once = asyncio.Semaphore(AT_ONCE_MAX)
+        self._questions: set[asyncio.Task[Any]] = set()
 
     async def offsets(self, group: str) -> dict[CommitName, int]:
         """All that a group has committed. Raises SourceBlind; SourceRefused where Describe on the group is missing."""
         async with self._at_once:
             try:
-                admin = await self._connected()
-                coordinator = self._coordinators.get(group)
-                if coordinator is None:
-                    coordinator = self._coordinators[group] = await admin.find_coordinator(group)
-                found = await admin.list_consumer_group_offsets(group, group_coordinator_id=coordinator)
+                found = await self._to_its_end(self._committed(group))
             except (GroupAuthorizationFailedError, TopicAuthorizationFailedError) as error:
                 raise SourceRefused(
                     f"may not ask for offsets of group {group!r}; allow Describe on it and on its topics"
@@ -68,8 +70,7 @@ class GroupPoller:
     async def groups(self) -> list[str]:
         """The ids of all groups that it may see. Raises SourceBlind."""
         try:
-            admin = await self._connected()
-            return [group for group, _ in await admin.list_consumer_groups()]
+            return await self._to_its_end(self._all_groups())
         except (KafkaError, OSError, TimeoutError, AssertionError) as error:
             raise SourceBlind(f"brokers do not answer: {_said(error)}") from error
 
@@ -83,9 +84,37 @@ class GroupPoller:
         return dict(zip(wanted, found, strict=True))  # type: ignore[arg-type]
 
     async def close(self) -> None:
+        if self._questions:
+            _, unanswered = await asyncio.wait(self._questions, timeout=CLOSING_S)
+            for question in unanswered:
+                question.cancel()
         admin, self._admin = self._admin, None
         if admin is not None:
             await admin.close()
+
+    async def _to_its_end(self, question: Coroutine[Any, Any, Answer]) -> Answer:
+        """Its answer. It goes on where the asker is cancelled: a connection that aiokafka is making at that moment
+        would stay open, and nobody would know of it.
+        """
+        task = asyncio.ensure_future(question)
+        self._questions.add(task)
+        task.add_done_callback(self._forget)
+        return await asyncio.shield(task)
+
+    def _forget(self, question: asyncio.Task[Any]) -> None:
+        self._questions.discard(question)
+        if not question.cancelled():
+            question.exception()  # whoever still waits has it; asyncio would report one that nobody has looked at
+
+    async def _committed(self, group: str) -> dict[Any, Any]:
+        admin = await self._connected()
+        coordinator = self._coordinators.get(group)
+        if coordinator is None:
+            coordinator = self._coordinators[group] = await admin.find_coordinator(group)
+        return dict(await admin.list_consumer_group_offsets(group, group_coordinator_id=coordinator))
+
+    async def _all_groups(self) -> list[str]:
+        return [group for group, _ in await (await self._connected()).list_consumer_groups()]
 
     async def _connected(self) -> _OutspokenClient:
         async with self._starting:

@@ -1,0 +1,56 @@
+"""The questions to coordinators, against a server that falls silent."""
+
+import asyncio
+import struct
+from contextlib import suppress
+
+import pytest
+from purgatory_sources.errors import SourceBlind
+from purgatory_sources.kafka.group_poller import GroupPoller
+
+METADATA, API_VERSIONS = 3, 18
+
+
+class SilentBroker:
+    """Says which requests it knows, and then nothing. Counts connections that the other side has not closed yet."""
+
+    def __init__(self) -> None:
+        self.fell_silent, self.changed = asyncio.Event(), asyncio.Condition()
+        self.open_count = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Until the end of a connection."""
+        self.open_count += 1
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                (size,) = struct.unpack(">i", await reader.readexactly(4))
+                api_key, _, correlation_id = struct.unpack_from(">hhi", await reader.readexactly(size))
+                if api_key == API_VERSIONS:
+                    known = struct.pack(">ihi6h", correlation_id, 0, 2, METADATA, 0, 1, API_VERSIONS, 0, 0)
+                    writer.write(struct.pack(">i", len(known)) + known)
+                else:
+                    self.fell_silent.set()
+        writer.close()
+        async with self.changed:
+            self.open_count -= 1
+            self.changed.notify_all()
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+async def test_no_connection_stays_open(is_cancelled: bool) -> None:
+    """Whether its asker has gone while it was made or not: after `close` no connection is left."""
+    silent = SilentBroker()
+    server = await asyncio.start_server(silent.serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    poller = GroupPoller({"bootstrap_servers": f"127.0.0.1:{port}", "request_timeout_ms": 300})
+    asking = asyncio.create_task(poller.offsets("billing"))
+    await silent.fell_silent.wait()
+    if is_cancelled:
+        asking.cancel()
+    with pytest.raises(asyncio.CancelledError if is_cancelled else SourceBlind):
+        await asking
+    await poller.close()
+    async with asyncio.timeout(20), silent.changed:
+        await silent.changed.wait_for(lambda: silent.open_count == 0)
+    server.close()
+    await server.wait_closed()
