@@ -16,7 +16,7 @@ from tests.daemon_process import run_to_end
 
 KILLS = 6
 KILLS_WHILE_FULL = 4
-CUTS = 4
+CUTS = 3
 
 
 def test_daemon_dies_at_the_point_that_its_environment_names(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_no_kill_loses_repeats_or_hastens_anything(tmp_path: Path, mode: str) ->
     assert tally.outbox_kills
 
 
-@pytest.mark.slow  # five daemons, and a copy of the journal with every commit
+@pytest.mark.slow  # four daemons, and a copy of the journal with every commit
 def test_no_power_cut_loses_anything(tmp_path: Path) -> None:
     """Each daemon begins with the files as they were last synced, and another wall clock: a receipt needs no more."""
     try:

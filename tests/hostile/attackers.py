@@ -136,11 +136,11 @@ def first_of_streams() -> list[tuple[str, bytes]]:
     return [("Session", opening.SerializeToString()), ("AdvanceStream", marks(1).SerializeToString())]
 
 
-async def large_messages(address: str, _http: str, _seconds: float, token: str) -> Tally:
-    """100 messages of 32 MB at once."""
+async def large_messages(address: str, _http: str, seconds: float, token: str) -> Tally:
+    """Messages of 32 MB at once: a hundred in six seconds."""
     attacker = Attacker(address, token)
     request = wire.RegisterRequest(session_id="s" * (32 * MEGABYTE - 1_024))
-    await asyncio.gather(*(attacker.call("Register", request, number) for number in range(100)))
+    await asyncio.gather(*(attacker.call("Register", request, number) for number in range(round(100 / 6 * seconds))))
     await attacker.close()
     return attacker.tally
 
@@ -225,12 +225,12 @@ async def metrics_readers(_address: str, http: str, seconds: float, _token: str)
     return Counter(pages=sum(await asyncio.gather(*(asyncio.to_thread(read) for _ in range(4)))))
 
 
-async def compressed(address: str, _http: str, _seconds: float, token: str) -> Tally:
-    """100 messages that gzip makes a thousandth of their size."""
+async def compressed(address: str, _http: str, seconds: float, token: str) -> Tally:
+    """Messages that gzip makes a thousandth of their size, at once: a hundred in five seconds."""
     attacker = Attacker(address, token)
     request = wire.RegisterRequest(session_id="z" * (31 * MEGABYTE))
-    calls = [attacker.call("Register", request, number, compression=grpc.Compression.Gzip) for number in range(100)]
-    await asyncio.gather(*calls)
+    gzip, count = grpc.Compression.Gzip, round(100 / 5 * seconds)
+    await asyncio.gather(*(attacker.call("Register", request, number, compression=gzip) for number in range(count)))
     await attacker.close()
     return attacker.tally
 
