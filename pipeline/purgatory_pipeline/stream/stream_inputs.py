@@ -49,6 +49,7 @@ class StreamInput:
     def _paths(self, session: SparkSession) -> DataFrame:
         files = (
             session.readStream.format("binaryFile")
+            .name(self.side)
             .schema("path string, modificationTime timestamp, length long, content binary")
             .option("recursiveFileLookup", "true")
             .option("maxFilesPerTrigger", self._files_per_batch)
@@ -63,6 +64,7 @@ class StreamInput:
             raise StreamUnusable(f"{self.uri}: write kafka://BROKER:PORT/TOPIC")
         reader = (
             session.readStream.format(KAFKA)
+            .name(self.side)
             .option("kafka.bootstrap.servers", parts.netloc)
             .option("subscribe", topic)
             .option("startingOffsets", "earliest")

@@ -17,6 +17,7 @@ from purgatory_pipeline.stream.shard_seeds import newest_division, write_divisio
 from purgatory_pipeline.stream.shard_step import OUTCOMES, PLAYED_DDL, TABLES, ShardProcessor
 from purgatory_pipeline.stream.stream_inputs import StreamInput, StreamUnusable
 from purgatory_pipeline.stream.stream_outputs import StreamOutput
+from purgatory_pipeline.stream.wire_records import OPERATION
 
 STATE_STORE: Final = "spark.sql.streaming.stateStore"
 SETTINGS: Final = {
@@ -25,6 +26,8 @@ SETTINGS: Final = {
     f"{STATE_STORE}.rocksdb.changelogCheckpointing.enabled": "true",
     # A batch that is done again replaces its own partition of a table, and no other.
     "spark.sql.sources.partitionOverwriteMode": "dynamic",
+    # A checkpoint knows its sources by name, so that a run may have a heartbeat where the one before had none.
+    "spark.sql.streaming.queryEvolution.enableSourceEvolution": "true",
 }
 
 
@@ -57,15 +60,11 @@ class BatchWriter:
         else:
             counts = self._output.write_tables(self._driver.play(frame, batch), frame, batch)
             self._driver.commit(batch)
-        if not self._quiet:
+        if counts and not self._quiet:
             said = [
-                f"{counts[name]:,} {name.replace('_', ' ')}"
-                for name in TABLES
-                if counts.get(name) or (name == OUTCOMES and counts)
+                f"{counts[name]:,} {name.replace('_', ' ')}" for name in TABLES if counts.get(name) or name == OUTCOMES
             ]
-            print(
-                f"batch {batch}: {', '.join(said)}; {counts.get('pending', 0):,} pending", file=sys.stderr, flush=True
-            )
+            print(f"batch {batch}: {', '.join(said)}; {counts['pending']:,} pending", file=sys.stderr, flush=True)
 
 
 def start_stream(
@@ -84,9 +83,10 @@ def start_stream(
         division = newest_division(options.checkpoint) or write_division(options.checkpoint, 0, [b""] * options.shards)
     shards = 1 if division is None else division.shards
     session.conf.set("spark.sql.shuffle.partitions", str(shards))
-    parts = [one.payloads(session, shards) for one in inputs]
-    if options.heartbeat_s:
-        parts.append(heartbeats(session, options.heartbeat_s, shards))
+    # Spark asks its sources one after another for what is new. What tells the time is asked first: asked last, it could
+    # show an event without the registration that was written before it, which would then be late.
+    parts = [heartbeats(session, options.heartbeat_s, shards)] if options.heartbeat_s else []
+    parts += [one.payloads(session, shards) for one in sorted(inputs, key=lambda one: one.side == OPERATION)]
     payloads = parts[0]
     for part in parts[1:]:
         payloads = payloads.unionByName(part)
@@ -119,13 +119,13 @@ def require_python(python: str) -> None:
 
 
 def use_state_store(session: SparkSession) -> None:
-    """How state is kept; the same to read it."""
+    """How state and checkpoint are kept; the same to read them."""
     for name, value in SETTINGS.items():
         session.conf.set(name, value)
 
 
 def heartbeats(session: SparkSession, every_s: int, shards: int) -> DataFrame:
     """Payloads that hold nothing but the time."""
-    ticks = session.readStream.format("rate").option("rowsPerSecond", 1).load()
+    ticks = session.readStream.format("rate").name("heartbeat").option("rowsPerSecond", 1).load()
     rows = ticks.where(F.col("value") % every_s == 0).select(F.unix_millis("timestamp").alias("at_ms"))
     return rows.mapInArrow(clock_packer(shards), PAYLOAD_DDL)

@@ -11,7 +11,7 @@ from purgatory_pipeline.cli import main
 from purgatory_pipeline.stream.divide_shards import divide_stream
 from purgatory_pipeline.stream.stream_inputs import StreamInput, StreamUnusable
 from purgatory_pipeline.stream.stream_outputs import StreamOutput
-from purgatory_pipeline.stream.stream_query import StreamOptions, start_stream
+from purgatory_pipeline.stream.stream_query import SETTINGS, StreamOptions, start_stream
 from purgatory_pipeline.stream.wire_records import EVENT, OPERATION
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -31,9 +31,8 @@ def settings(spark: SparkSession) -> Iterator[SparkSession]:
     yield spark
     for name, value in kept.items():
         spark.conf.set(name, str(value))
-    for name in ("providerClass", "rocksdb.changelogCheckpointing.enabled"):
-        spark.conf.unset(f"spark.sql.streaming.stateStore.{name}")
-    spark.conf.unset("spark.sql.sources.partitionOverwriteMode")
+    for name in SETTINGS:
+        spark.conf.unset(name)
 
 
 def run(
@@ -207,7 +206,8 @@ def test_a_damaged_file_is_set_aside(settings: SparkSession, tmp_path: Path) -> 
 
 def test_waits_expire_by_heartbeats_where_nothing_comes(settings: SparkSession, tmp_path: Path) -> None:
     """Of two empty folders nothing comes, and nothing is said of them. Then one registration comes and no event, ever:
-    the clock of the machine ends it.
+    it waits on, until a run with a heartbeat goes on from the same checkpoint, and the clock of the machine ends it.
+    What tells the time is asked before the registrations in each micro-batch.
     """
     folders = StreamFolders(tmp_path)
     run(settings, folders, on_driver=True)
@@ -215,15 +215,21 @@ def test_waits_expire_by_heartbeats_where_nothing_comes(settings: SparkSession, 
     now_ms = time.time_ns() // 1_000_000
     wait = {"kind": PRODUCE, "operation_id": 1, "timeout_ms": 500, "item": 0, "item_count": 1, "topic": "t"}
     folders.write([wait | {"at_ms": now_ms, "caller": "web", "partition": 0, "offset": 5}])
+    run(settings, folders, on_driver=True)
+    assert folders.outcomes() == []
     query = start(settings, folders, on_driver=True, heartbeat_s=1)
     try:
         deadline = time.monotonic() + WAIT_S
-        while not folders.outcomes():
+        while not (folders.outcomes() and query.lastProgress):
             assert query.isActive, query.exception()
             assert time.monotonic() < deadline, "it did not end"
             time.sleep(0.05)
+        sources = [source["description"].rstrip("]") for source in query.lastProgress["sources"]]
     finally:
         query.stop()
+    clock, *folders_read = sources
+    assert clock.startswith("RateStream")
+    assert [Path(one).name for one in folders_read] == ["events", "registrations"]
     (row,) = folders.rows("outcomes").to_pylist()
     assert (row["caller"], row["operation_id"], row["outcome"], row["waited_ms"]) == ("web", 1, "expired", 500)
 
