@@ -9,14 +9,18 @@ from __future__ import annotations
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import fs
 from pyspark.sql import DataFrame
 
 from purgatory_pipeline.archive.location import open_location, open_output
+from purgatory_pipeline.stream.file_rows import file_packer
+from purgatory_pipeline.stream.payloads import PAYLOAD
 from purgatory_pipeline.stream.shard import shard_bytes
 from purgatory_pipeline.stream.shard.shard import Shard
 from purgatory_pipeline.stream.shard_step import TABLES, PlayedBatch, play_payloads
 from purgatory_pipeline.stream.stream_inputs import StreamUnusable
+from purgatory_pipeline.stream.wire_records import EVENT, OPERATION
 
 KEPT: Final = 3
 """States; Spark may do the last batch again."""
@@ -42,7 +46,7 @@ class DriverShard:
         self._played = batch
         if not payloads.num_rows:
             return PlayedBatch({name: schema.empty_table() for name, schema in TABLES.items()}, self._shard.pending)
-        return play_payloads(self._shard, payloads)
+        return play_payloads(self._shard, with_files(payloads))
 
     def commit(self, batch: int) -> None:
         """Keeps the state after a batch, whole or not at all. Its outcomes have been written."""
@@ -68,6 +72,18 @@ class DriverShard:
             return Shard(self._delay_ms)
         with filesystem.open_input_stream(path) as stream:
             return shard_bytes.from_bytes(stream.read(), self._delay_ms)
+
+
+def with_files(found: pa.Table) -> pa.Table:
+    """Payloads. Those that have come as `side` and `path` of Parquet files are read now."""
+    if "path" not in found.column_names:
+        return found
+    is_path = found.column("path").is_valid()
+    packed = [found.filter(pc.invert(is_path)).select(PAYLOAD.names)] if "rows" in found.column_names else []
+    for side in (OPERATION, EVENT):
+        files = found.filter(pc.equal(found.column("side"), side)).select(["path"])
+        packed += [pa.Table.from_batches([one]) for one in file_packer(1, side, is_json=False)(files.to_batches())]
+    return pa.concat_tables(packed)
 
 
 def state_batches(folder: str) -> list[int]:

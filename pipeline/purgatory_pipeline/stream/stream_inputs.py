@@ -46,6 +46,15 @@ class StreamInput:
             return self._records(session).mapInArrow(pack, PAYLOAD_DDL)
         return self._paths(session).mapInArrow(file_packer(shards, self.side, is_json=self._is_json), PAYLOAD_DDL)
 
+    def for_driver(self, session: SparkSession) -> DataFrame:
+        """The same for one shard on the driver, which reads Parquet itself: then columns `side` and `path`.
+
+        That saves a third of a micro-batch: no other Python takes part. Records are parsed in parallel by others.
+        """
+        if self.is_kafka or self._is_json:
+            return self.payloads(session, 1)
+        return self._paths(session).select(F.lit(self.side).alias("side"), "path")
+
     def _paths(self, session: SparkSession) -> DataFrame:
         files = (
             session.readStream.format("binaryFile")

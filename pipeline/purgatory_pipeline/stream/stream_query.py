@@ -86,10 +86,11 @@ def start_stream(
     # Spark asks its sources one after another for what is new. What tells the time is asked first: asked last, it could
     # show an event without the registration that was written before it, which would then be late.
     parts = [heartbeats(session, options.heartbeat_s, shards)] if options.heartbeat_s else []
-    parts += [one.payloads(session, shards) for one in sorted(inputs, key=lambda one: one.side == OPERATION)]
+    in_order = sorted(inputs, key=lambda one: one.side == OPERATION)
+    parts += [one.for_driver(session) if options.on_driver else one.payloads(session, shards) for one in in_order]
     payloads = parts[0]
     for part in parts[1:]:
-        payloads = payloads.unionByName(part)
+        payloads = payloads.unionByName(part, allowMissingColumns=True)
     driver = None
     if division is None:
         driver = DriverShard(f"{options.checkpoint}/shard", options.delay_ms)
