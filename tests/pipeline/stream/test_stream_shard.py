@@ -200,6 +200,17 @@ def test_a_shard_of_a_newer_version_is_refused() -> None:
         shard_bytes.from_bytes(octets, 0)
 
 
+@pytest.mark.parametrize("kept", [1, 5, 9, 40, 120])
+def test_a_shard_cut_short_is_refused(kept: int) -> None:
+    """However little of it is there."""
+    shard = Shard()
+    play(shard, mark(1, 0), *[produce(2 + number, number + 1, 5) for number in range(50)])
+    octets = shard_bytes.to_bytes(shard)
+    assert len(octets) > kept
+    with pytest.raises(shard_bytes.SavedShardUnusable, match="not all of them"):
+        shard_bytes.from_bytes(octets[:kept], 0)
+
+
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (4, 2), (3, 16)])
 def test_shards_divided_anew_answer_the_same(before: int, after: int) -> None:
     """In the midst of a history the shards become more or fewer: the same outcomes, each once; signals are counted."""

@@ -1,7 +1,8 @@
 """A shard as bytes: what Spark's state store keeps of it, and how shards become more or fewer.
 
-The form: a version, then sections, each with its length: a JSON head, the engine's pending operations in the engine's
-own form, and Arrow streams of whose they are, the partitions, the signalled keys, and the rows kept for later.
+The form: a version, then sections, compressed, each with its length: a JSON head, the engine's pending operations in
+the engine's own form, and Arrow streams of whose they are, the partitions, the signalled keys, and the rows kept for
+later.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ from purgatory_pipeline.stream.shard.row_order import column_of, things_of
 from purgatory_pipeline.stream.shard.shard import NEVER, Shard, used_columns
 from purgatory_pipeline.stream.shard.stream_rows import hashes_of, shards_of
 
-VERSION: Final = 1
+VERSION: Final = 2
+_UNCOMPRESSED: Final = 1
+"""The version before."""
+_CODEC: Final = pa.Codec("zstd", 1)
+"""Bytes to an eighth, for 0.04 s a million operations. Spark copies them from process to process, twice in a batch."""
 HEAD_NAMES: Final = ("seen_ms", "horizon_ms", "clock_ms", "late", "next_id")
 _LENGTH: Final = struct.Struct("<Q")
 PARTITIONS: Final = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("content", pa.binary())])
@@ -179,22 +184,34 @@ def _table(octets: bytes) -> pa.Table:
 
 
 def _packed(sections: Sequence[bytes]) -> bytes:
-    return b"".join(
-        [bytes([VERSION]), *(part for section in sections for part in (_LENGTH.pack(len(section)), section))]
-    )
+    body = b"".join(part for section in sections for part in (_LENGTH.pack(len(section)), section))
+    octets: bytes = _CODEC.compress(body, asbytes=True)
+    return b"".join([bytes([VERSION]), _LENGTH.pack(len(body)), octets])
 
 
 def _unpacked(octets: bytes) -> list[bytes]:
-    if not octets or octets[0] != VERSION:
-        version = octets[0] if octets else "nothing"
+    body = _body(octets)
+    sections: list[bytes] = []
+    start = 0
+    while start < len(body):
+        (length,) = _LENGTH.unpack_from(body, start)
+        start += _LENGTH.size
+        sections.append(body[start : start + length])
+        start += length
+    return sections
+
+
+def _body(octets: bytes) -> bytes:
+    version = octets[0] if octets else "nothing"
+    if version == _UNCOMPRESSED:
+        return octets[1:]
+    if version != VERSION:
         raise SavedShardUnusable(
             f"a shard was saved as version {version}; this is version {VERSION}: use the newer program"
         )
-    sections: list[bytes] = []
-    start = 1
-    while start < len(octets):
-        (length,) = _LENGTH.unpack_from(octets, start)
-        start += _LENGTH.size
-        sections.append(octets[start : start + length])
-        start += length
-    return sections
+    try:
+        (length,) = _LENGTH.unpack_from(octets, 1)
+        body: bytes = _CODEC.decompress(memoryview(octets)[1 + _LENGTH.size :], length, asbytes=True)
+    except (struct.error, OSError, MemoryError) as error:
+        raise SavedShardUnusable("these are not the bytes of a shard, or not all of them") from error
+    return body
