@@ -4,7 +4,7 @@
     make bench-stream ARGS="--only rates pending"
 
 rates: operations a second in micro-batches of 50,000, in four shards and on the driver. pending: a micro-batch at a
-million pending operations beside one at 0.3 million. workers: two workers of a cluster beside one, a core each.
+million pending operations beside one at 0.3 million. workers: two workers of a cluster beside one, a processor each.
 latency: answers between topics of Kafka, beside a query that copies. results: a session's, read and acknowledged.
 Spark's first micro-batch of a run does not count. Nothing is written: docs/spark.md has the figures.
 """
@@ -29,6 +29,8 @@ PER_BATCH: Final = 50_000
 BATCHES: Final = 10
 FEW_PENDING: Final = 300_000
 MANY_PENDING: Final = 1_000_000
+FILES_EACH: Final = 4
+"""In a micro-batch for workers, so that both have some to read."""
 MODES: Final = {"four shards": (), "on the driver": ("--on-driver",)}
 
 
@@ -59,17 +61,17 @@ def pending(folder: Path) -> None:
 
 
 def workers(folder: Path) -> None:
-    """One worker, then two."""
+    """One worker, then two, each with a processor of its own; the driver runs beside them. Once they are warm."""
     load = StreamLoad(folder / "load")
-    for _ in range(BATCHES + 1):
-        load.answered(2 * PER_BATCH)
+    for _ in range(FILES_EACH * 2 * BATCHES):
+        load.answered(PER_BATCH)
     took = []
     for count in (1, 2):
-        with StandaloneCluster(folder / f"cluster-{count}", workers=count, memory="2g") as cluster:
+        with StandaloneCluster(folder / f"cluster-{count}", workers=count, memory="2g", pinned=True) as cluster:
             path = f"spark.executorEnv.PYTHONPATH={environment()['PYTHONPATH']}"
             settings = ["--master", cluster.url, "--conf", path, "--conf", "spark.executor.memory=1g"]
-            seconds = batches(load.folder, folder / f"workers-{count}", *settings)[2:]
-        took.append(statistics.median(seconds))
+            seconds = batches(load.folder, folder / f"workers-{count}", "--files", str(FILES_EACH), *settings)
+        took.append(statistics.median(seconds[BATCHES:]))
     one, two = took
     print(f"workers: a micro-batch in {one:.2f} s with one, in {two:.2f} s with two: {one / two:.2f} times")
 

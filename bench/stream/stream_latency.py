@@ -112,7 +112,7 @@ def waiting(*, on_driver: bool) -> Callable[[SparkSession, str, Topics, Path], S
     return start
 
 
-RUNS: Final = {"copy": copying, "stateful": waiting(on_driver=False), "on driver": waiting(on_driver=True)}
+RUNS: Final = {"copy": copying, "stateful": waiting(on_driver=False), "on-driver": waiting(on_driver=True)}
 
 
 def send(bootstrap: str, topics: Topics, rate: int, seconds: float) -> dict[str, float]:
@@ -135,8 +135,8 @@ def send(bootstrap: str, topics: Topics, rate: int, seconds: float) -> dict[str,
             marked = ripe
         producer.poll(0)
         time.sleep(TICK_S)
-    for _ in range(int(TAIL_S / TICK_S / 10)):  # time goes on
-        producer.produce(topics.marks, mark(0, number))
+    for turn in range(int(TAIL_S / TICK_S / 10)):  # what is left is reached, and time goes on
+        producer.produce(topics.marks, mark(turn % PARTITIONS, number))
         producer.poll(0)
         time.sleep(TICK_S)
     producer.flush(ACK_S)

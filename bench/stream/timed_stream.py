@@ -1,6 +1,6 @@
 """Runs the stream over two folders, a file of each a micro-batch, and prints what each micro-batch took.
 
-    python -m bench.stream.timed_stream FOLDER OUT [--on-driver] [--shards 4] [--master URL] [--conf NAME=VALUE]
+    python -m bench.stream.timed_stream FOLDER OUT [--on-driver] [--shards 4] [--files 1] [--master URL] [--conf N=V]
 
 A line of JSON: the seconds of each micro-batch, in order, with those of starting and planning within it. FOLDER has
 `registrations` and `events`; OUT must not be there yet.
@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--on-driver", action="store_true")
     parser.add_argument("--shards", type=int, default=4)
+    parser.add_argument("--files", type=int, default=1, help="of each folder, in a micro-batch")
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--conf", action="append", default=[])
     given = parser.parse_args()
@@ -33,7 +34,7 @@ def main() -> None:
     pass_settings(given.master, ["spark.ui.enabled=false", "spark.driver.memory=2g", kept, *given.conf])
     session = spark_session("timed stream")
     inputs = [
-        StreamInput(side, str(given.folder / name), "", 1, 1)
+        StreamInput(side, str(given.folder / name), "", given.files, 1)
         for side, name in ((OPERATION, "registrations"), (EVENT, "events"))
     ]
     options = StreamOptions(

@@ -39,10 +39,16 @@ START_S = 300
 
 
 class StandaloneCluster:
-    """Started on entry, ended on exit, each process by its pid. Its workers do not see this tree."""
+    """Started on entry, ended on exit, each process by its pid. Its workers do not see this tree.
 
-    def __init__(self, folder: Path, workers: int = 2, cores: int = 1, memory: str = "1g") -> None:
+    `pinned`: each worker, with all that it starts, has one processor, as on a machine of its own (Linux).
+    """
+
+    def __init__(
+        self, folder: Path, workers: int = 2, cores: int = 1, memory: str = "1g", *, pinned: bool = False
+    ) -> None:
         self.folder = folder
+        self._pinned = pinned
         self.url = ""
         self._sizes = ["--cores", str(cores), "--memory", memory]
         self._workers = workers
@@ -54,8 +60,9 @@ class StandaloneCluster:
             self._start("master", "Master", ["--port", "0"])
             self.url = self._wait("master", r"Starting Spark master at (spark://\S+)")
             names = [f"worker-{number}" for number in range(self._workers)]
-            for name in names:
-                self._start(name, "Worker", ["--work-dir", str(self.folder / "work" / name), *self._sizes, self.url])
+            for number, name in enumerate(names):
+                options = ["--work-dir", str(self.folder / "work" / name), *self._sizes, self.url]
+                self._start(name, "Worker", options, cpu=number if self._pinned else None)
             for name in names:
                 self._wait(name, r"Successfully registered with master (\S+)")
         except BaseException:
@@ -85,13 +92,15 @@ class StandaloneCluster:
         paths = [*sorted(self.folder.glob("*.log")), *sorted(self.folder.glob("work/*/*/*/stderr"))]
         return "\n".join(f"== {path}\n{path.read_text(errors='replace')}" for path in paths)
 
-    def _start(self, name: str, role: str, arguments: list[str]) -> None:
+    def _start(self, name: str, role: str, arguments: list[str], cpu: int | None = None) -> None:
         command = [
             str(HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{role.lower()}.{role}",
             "--host", "127.0.0.1", "--webui-port", "0", *arguments,
         ]  # fmt: skip
         if sys.platform == "linux":
             command = [sys.executable, "-c", END_WITH_PARENT, *command]
+        if cpu is not None:
+            command = ["taskset", "-c", str(cpu), *command]
         with self._log(name).open("wb") as stream:
             self._processes[name] = subprocess.Popen(
                 command, stdout=stream, stderr=stream, cwd=self.folder, env=_environment()
