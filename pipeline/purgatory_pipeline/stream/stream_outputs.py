@@ -11,7 +11,9 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.accumulators import Accumulator, AccumulatorParam
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -31,6 +33,19 @@ Counts = dict[str, int]
 """Rows of each table; under `pending`, how many operations wait."""
 
 
+class AddedCounts(AccumulatorParam[Counts]):
+    """Adds up what tasks have counted."""
+
+    def zero(self, value: Counts) -> Counts:
+        """Nothing."""
+        del value
+        return {}
+
+    def addInPlace(self, value1: Counts, value2: Counts) -> Counts:  # noqa: N802 - Spark's name
+        """The sums."""
+        return {name: value1.get(name, 0) + value2.get(name, 0) for name in value1 | value2}
+
+
 class StreamOutput:
     """`uri`: a folder, `kafka://BROKERS/TOPIC`, or `table:NAME`. `aside`: a folder for what was set aside.
 
@@ -41,6 +56,7 @@ class StreamOutput:
         self.uri: Final = uri
         self._to_spark: Callable[[DataFrame, int], None] | None = None
         """Writes the outcomes of a batch where only Spark can."""
+        self._counts: Accumulator[Counts] | None = None
         self._folders: Final = {name: f"{aside}/{name}" for name in TABLES}
         if uri.startswith(TABLE):
             self._to_spark = self._to_table
@@ -58,18 +74,13 @@ class StreamOutput:
         if self._to_spark is None:
             rows = played.mapInArrow(part_writer(self._folders, batch), COUNTED_DDL)
             return counts_of(rows.toArrow())
-        # Two jobs: without this the second one would play the shards again.
-        played.persist()
-        try:
-            folders = {name: folder for name, folder in self._folders.items() if name != OUTCOMES}
-            counts = counts_of(played.mapInArrow(part_writer(folders, batch), COUNTED_DDL).toArrow())
-            if counts.get(OUTCOMES):
-                outcomes = played.where(F.col("table") == OUTCOMES).select("rows")
-                schema = TABLES[OUTCOMES]
-                self._to_spark(outcomes.mapInArrow(decode_outcomes, from_arrow_schema(schema)), batch)
-            return counts
-        finally:
-            played.unpersist()
+        # One job for all of it: Spark writes the outcomes, the rest is written and counted on the way to it.
+        counts = self._counts = self._counts or played.sparkSession.sparkContext.accumulator({}, AddedCounts())
+        counts.value = {}
+        others = {name: folder for name, folder in self._folders.items() if name != OUTCOMES}
+        read = outcome_reader(others, batch, counts)
+        self._to_spark(played.mapInArrow(read, from_arrow_schema(TABLES[OUTCOMES])), batch)
+        return counts.value
 
     def write_tables(self, played: PlayedBatch, frame: DataFrame, batch: int) -> Counts:
         """The same for what the driver has; `frame` is any frame of the session."""
@@ -125,11 +136,20 @@ def write_part(folder: str, batch: int, shard: int, rows: pa.Table) -> None:
     place.filesystem.move(f"{parent}/_{name}", f"{parent}/{name}")
 
 
-def decode_outcomes(records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of outcomes that records hold."""
-    schema = TABLES[OUTCOMES]
-    for found in records:
-        yield from unpacked(found.column("rows").to_pylist(), schema).cast(schema).to_batches()
+def outcome_reader(
+    folders: dict[str, str], batch: int, counts: Accumulator[Counts]
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Writes and counts the records' tables, and gives the rows of outcomes, which have no folder."""
+    write = part_writer(folders, batch)
+
+    def read(records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        schema = TABLES[OUTCOMES]
+        for found in records:
+            counts.add(counts_of(pa.Table.from_batches(write([found]))))
+            outcomes = found.filter(pc.equal(found.column("table"), OUTCOMES))
+            yield from unpacked(outcomes.column("rows").to_pylist(), schema).cast(schema).to_batches()
+
+    return read
 
 
 def counts_of(found: pa.Table) -> Counts:

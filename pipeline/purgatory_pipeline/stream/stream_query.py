@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
+from purgatory_pipeline.archive.location import open_location
 from purgatory_pipeline.stream.driver_shard import DriverShard
 from purgatory_pipeline.stream.payloads import PAYLOAD_DDL, clock_packer
 from purgatory_pipeline.stream.shard_seeds import newest_division, write_division
@@ -29,6 +30,13 @@ SETTINGS: Final = {
     # A checkpoint knows its sources by name, so that a run may have a heartbeat where the one before had none.
     "spark.sql.streaming.queryEvolution.enableSourceEvolution": "true",
 }
+
+LOCAL_FILES: Final = (
+    "spark.sql.streaming.checkpointFileManagerClass",
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
+)
+"""For a checkpoint in a local folder, where Spark's own choice starts some thirty processes (chmod, readlink) in a
+micro-batch: 0.1 s and more. Elsewhere it is left to Spark, as this one cannot replace a file on HDFS."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,8 @@ def start_stream(
 ) -> StreamingQuery:
     """Starts the query. It goes on from its checkpoint, if there is one, with the number of shards of the first run."""
     use_state_store(session)
+    if open_location(options.checkpoint).spark_prefix == "file://":
+        session.conf.set(*LOCAL_FILES)
     division = None
     if not options.on_driver:
         require_python(session.sparkContext.pythonExec)

@@ -11,7 +11,7 @@ from purgatory_pipeline.cli import main
 from purgatory_pipeline.stream.divide_shards import divide_stream
 from purgatory_pipeline.stream.stream_inputs import StreamInput, StreamUnusable
 from purgatory_pipeline.stream.stream_outputs import StreamOutput
-from purgatory_pipeline.stream.stream_query import SETTINGS, StreamOptions, start_stream
+from purgatory_pipeline.stream.stream_query import LOCAL_FILES, SETTINGS, StreamOptions, start_stream
 from purgatory_pipeline.stream.wire_records import EVENT, OPERATION
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -31,7 +31,7 @@ def settings(spark: SparkSession) -> Iterator[SparkSession]:
     yield spark
     for name, value in kept.items():
         spark.conf.set(name, str(value))
-    for name in SETTINGS:
+    for name in (*SETTINGS, LOCAL_FILES[0]):
         spark.conf.unset(name)
 
 
