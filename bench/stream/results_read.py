@@ -16,6 +16,7 @@ from purgatory_client import Client
 from purgatory_client.many import produce
 from purgatory_pipeline.datasource import PurgatoryDataSource
 from purgatory_pipeline.spark.spark_session import pass_settings, spark_session
+from pyspark.sql import SparkSession
 
 from bench.measure.processes import daemon
 
@@ -32,18 +33,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.stream.results_read")
     parser.add_argument("--results", type=int, default=1_000_000)
     count = parser.parse_args().results
+    pass_settings("local[2]", ["spark.ui.enabled=false", "spark.driver.memory=2g"])
+    session = spark_session("results read")  # first, as Java is forked off, which gRPC at work does not bear
+    session.dataSource.register(PurgatoryDataSource)
     with tempfile.TemporaryDirectory() as name, daemon() as served, Client(served.address) as client:
         client.advance(("orders", 0), high_watermark=PER_CALL)
         for first in range(0, count, PER_CALL):
             client.register(SESSION, first + 1, produce([("orders", 0)], offsets=list(range(PER_CALL))))
-        print(f"{rate(served.address, client, Path(name)):,.0f} results/s read and acknowledged")
+        print(f"{rate(session, served.address, client, Path(name)):,.0f} results/s read and acknowledged")
+    session.stop()
 
 
-def rate(address: str, client: Client, folder: Path) -> float:
+def rate(session: SparkSession, address: str, client: Client, folder: Path) -> float:
     """Results a second, from the first acknowledgement to the last."""
-    pass_settings("local[2]", ["spark.ui.enabled=false", "spark.driver.memory=2g"])
-    session = spark_session("results read")
-    session.dataSource.register(PurgatoryDataSource)
     reader = session.readStream.format("purgatory").option("address", address).option("session", SESSION)
     writer = reader.option("maxRows", PER_BATCH).load().writeStream.format("noop")
     left = before = client.status().unacknowledged_results
@@ -56,7 +58,6 @@ def rate(address: str, client: Client, folder: Path) -> float:
             began_s, before = at_s, now
         left = now
     query.stop()
-    session.stop()
     return before / (at_s - began_s)
 
 
