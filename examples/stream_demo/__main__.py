@@ -101,7 +101,7 @@ async def run(given: Path | None, folder: Path) -> None:
             tell(f"3. {same_answers.WAITS} waits and their marks, as records of Kafka, to the purgatory as a stream")
             streamed = await same_answers.answers_of_stream(cluster.bootstrap, folder, tell)
             tell("   and to the daemon")
-            served = await same_answers.answers_of_daemon(daemon)
+            served = await same_answers.answers_of_daemon(cluster.bootstrap, daemon)
     if streamed != served:
         differing = [number for number in served if streamed.get(number) != served[number]]
         first = min(differing)

@@ -7,13 +7,13 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow.dataset as ds
-from confluent_kafka import Producer
-from purgatory_client import AsyncClient
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from purgatory_client import AsyncClient, Result
 
 from examples.stream_demo.connector import connector_jars
 
@@ -103,14 +103,39 @@ def read_answers(results: Path) -> list[tuple[int, str]]:
     return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
-async def answers_of_daemon(address: str) -> dict[int, str]:
-    """The same waits and marks, by a client."""
+async def answers_of_daemon(bootstrap: str, address: str) -> dict[int, str]:
+    """Reads the same topics, and asks a daemon: first all waits, then mark for mark."""
+    waits, marks = [await asyncio.to_thread(read_records, bootstrap, topic) for topic in (WAITS_TOPIC, MARKS_TOPIC)]
     async with AsyncClient(address) as client:
-        asked = [
-            asyncio.create_task(client.produce({PARTITION: number}, timeout=TIMEOUT_MS / 1000))
-            for number in range(1, WAITS + 1)
-        ]
-        for offset in range(1, END + 1):
-            await client.advance(PARTITION, high_watermark=offset)
-        results = await asyncio.gather(*asked)
-    return {number: result.outcome.name.lower() for number, result in enumerate(results, 1)}
+        asked = {int(wait["operationId"]): asyncio.create_task(asked_of(client, wait)) for wait in waits}
+        for mark in marks:
+            await client.advance(name_of(mark), high_watermark=mark["highWatermark"]["offset"])
+        results = await asyncio.gather(*asked.values())
+    return {number: result.outcome.name.lower() for number, result in zip(asked, results, strict=True)}
+
+
+def read_records(bootstrap: str, topic: str) -> list[Any]:
+    """All that a topic has."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "demo"})
+    beginning = TopicPartition(topic, 0, OFFSET_BEGINNING)
+    consumer.assign([beginning])
+    try:
+        _, end = consumer.get_watermark_offsets(beginning, FLUSH_S)
+        found = [json.loads(message.value() or b"") for message in consumer.consume(end, FLUSH_S)]
+    finally:
+        consumer.close()
+    if len(found) != end:
+        raise RuntimeError(f"{topic}: {len(found)} of {end} records were read")
+    return found
+
+
+def asked_of(client: AsyncClient, wait: Any) -> Coroutine[Any, Any, Result]:  # noqa: ANN401 - JSON
+    """The wait that a record of `WAITS_TOPIC` is."""
+    (one,) = wait["produce"]["partitions"]
+    return client.produce({name_of(one): one["requiredOffset"]}, timeout=wait["timeoutMs"] / 1000)
+
+
+def name_of(record: Any) -> tuple[str, int]:  # noqa: ANN401 - JSON
+    """The partition that a wait or a mark names."""
+    name = record["topicPartition"]
+    return name["topic"], name["partition"]

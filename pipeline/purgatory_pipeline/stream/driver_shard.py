@@ -2,6 +2,10 @@
 
 Outcomes are written first, then the state, each by the number of its batch. A batch that is done again begins with the
 state of the one before and writes the same outcomes in the same place.
+
+The state after a batch is the whole shard, or the rows of the batch, which are played again after the state before it.
+A whole is written once the rows since the last one take more bytes than it did: so what a batch writes follows from
+what it brings, not from what waits, and what a start reads is at most twice a whole.
 """
 
 from __future__ import annotations
@@ -11,7 +15,6 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import fs
-from pyspark.sql import DataFrame
 
 from purgatory_pipeline.archive.location import open_location, open_output
 from purgatory_pipeline.stream.file_rows import file_packer
@@ -22,10 +25,12 @@ from purgatory_pipeline.stream.shard_step import TABLES, PlayedBatch, play_paylo
 from purgatory_pipeline.stream.stream_inputs import StreamUnusable
 from purgatory_pipeline.stream.wire_records import EVENT, OPERATION
 
-KEPT: Final = 3
-"""States; Spark may do the last batch again."""
 BEGIN: Final = "begin"
 """The state before the first batch, where load came from elsewhere."""
+ROWS_OF: Final = ".rows"
+"""Ends the name of a file that has the rows of a batch."""
+_DELAY: Final = b"delay_ms"
+_COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", 1))
 
 
 class DriverShard:
@@ -37,41 +42,113 @@ class DriverShard:
         self._shard: Shard | None = None
         self._played = -1
         """The batch that the shard has played last."""
+        self._payloads = PAYLOAD.empty_table()
+        """Those of that batch."""
+        self._whole_bytes = self._rows_bytes = 0
+        """Of the last whole shard that was written, and of the rows since."""
 
-    def play(self, frame: DataFrame, batch: int) -> PlayedBatch:
+    def play(self, payloads: pa.Table, batch: int) -> PlayedBatch:
         """Plays the payloads of a micro-batch. Raises `StreamUnusable`."""
         if self._shard is None or self._played != batch - 1:
             self._shard = self._load(batch - 1)
-        payloads = frame.toArrow()
-        self._played = batch
-        if not payloads.num_rows:
+        self._payloads, self._played = with_files(payloads), batch
+        if not self._payloads.num_rows:
             return PlayedBatch({name: schema.empty_table() for name, schema in TABLES.items()}, self._shard.pending)
-        return play_payloads(self._shard, with_files(payloads))
+        return play_payloads(self._shard, self._payloads)
 
     def commit(self, batch: int) -> None:
         """Keeps the state after a batch, whole or not at all. Its outcomes have been written."""
-        assert self._shard is not None, f"batch {batch} was not played"
-        filesystem, root = self._place.filesystem, self._place.root
-        path = f"{root}/{batch:08d}"
-        with filesystem.open_output_stream(f"{path}.new") as stream:
-            stream.write(shard_bytes.to_bytes(self._shard))
-        filesystem.move(f"{path}.new", path)
-        for old in self.batches():
-            if old <= batch - KEPT:
-                filesystem.delete_file(f"{root}/{old:08d}")
+        assert self._shard is not None and batch == self._played, f"batch {batch} was not played"  # noqa: PT018 - for mypy
+        rows = bytes_of_rows(self._payloads, self._delay_ms)
+        self._rows_bytes += len(rows)
+        if self._rows_bytes <= self._whole_bytes:
+            self._write(f"{batch:08d}{ROWS_OF}", rows)
+            return
+        octets = shard_bytes.to_bytes(self._shard)
+        self._write(f"{batch:08d}", octets)
+        self._whole_bytes, self._rows_bytes = len(octets), 0
+        self._drop_before(batch)
 
-    def batches(self) -> list[int]:
-        """The batches of which there is a state."""
-        return state_batches(self._place.uri)
+    def _write(self, name: str, octets: bytes) -> None:
+        path = f"{self._place.root}/{name}"
+        with self._place.filesystem.open_output_stream(f"{path}.new") as stream:
+            stream.write(octets)
+        self._place.filesystem.move(f"{path}.new", path)
+
+    def _drop_before(self, batch: int) -> None:
+        """Drops what is older than the last whole before this batch: Spark may do it again."""
+        states = SavedStates(self._place.uri)
+        last = max((whole for whole in states.wholes if whole < batch), default=-1)
+        for number, name in [*states.wholes.items(), *states.rows.items()]:
+            if number < last:
+                self._place.filesystem.delete_file(f"{self._place.root}/{name}")
 
     def _load(self, batch: int) -> Shard:
-        if batch >= 0:
-            return shard_bytes.from_bytes(read_state(self._place.uri, batch), self._delay_ms)
-        filesystem, path = self._place.filesystem, f"{self._place.root}/{BEGIN}"
-        if filesystem.get_file_info(path).type == fs.FileType.NotFound:
-            return Shard(self._delay_ms)
-        with filesystem.open_input_stream(path) as stream:
-            return shard_bytes.from_bytes(stream.read(), self._delay_ms)
+        states = SavedStates(self._place.uri)
+        if batch < 0:
+            self._whole_bytes = self._rows_bytes = 0
+            begin = states.begin()
+            return Shard(self._delay_ms) if begin is None else shard_bytes.from_bytes(begin, self._delay_ms)
+        shard, self._whole_bytes, self._rows_bytes = states.load(batch)
+        shard.delay_ms = self._delay_ms
+        return shard
+
+
+class SavedStates:
+    """What a `DriverShard` has kept in a folder. `wholes` and `rows`: names of files, by their batch."""
+
+    def __init__(self, folder: str) -> None:
+        self._place: Final = open_location(folder)
+        infos = self._place.filesystem.get_file_info(fs.FileSelector(self._place.root, allow_not_found=True))
+        names = sorted(info.base_name for info in infos)
+        self.wholes: Final = {int(name): name for name in names if name.isdigit()}
+        self.rows: Final = {
+            int(stem): name for name in names if (stem := name.removesuffix(ROWS_OF)) != name and stem.isdigit()
+        }
+
+    def load(self, batch: int) -> tuple[Shard, int, int]:
+        """The shard after a batch; how many bytes the whole had that it was read from, and the rows played since.
+
+        Raises `StreamUnusable` where there is no state of this batch.
+        """
+        start = max((whole for whole in self.wholes if whole <= batch), default=-1)
+        since = range(start + 1, batch + 1)
+        if start < 0 or any(one not in self.rows for one in since):
+            raise StreamUnusable(
+                f"there is no state of batch {batch} in {self._place.uri}: was the stream started without --on-driver?"
+            )
+        whole = self._read(self.wholes[start])
+        shard = shard_bytes.from_bytes(whole, 0)
+        rows_bytes = 0
+        for one in since:
+            octets = self._read(self.rows[one])
+            rows_bytes += len(octets)
+            payloads = pa.ipc.open_stream(octets).read_all()
+            shard.delay_ms = int(payloads.schema.metadata[_DELAY])
+            if payloads.num_rows:
+                play_payloads(shard, payloads)
+        return shard, len(whole), rows_bytes
+
+    def begin(self) -> bytes | None:
+        """The state before the first batch; None: an empty shard."""
+        path = f"{self._place.root}/{BEGIN}"
+        is_there = self._place.filesystem.get_file_info(path).type == fs.FileType.File
+        return self._read(BEGIN) if is_there else None
+
+    def _read(self, name: str) -> bytes:
+        with self._place.filesystem.open_input_stream(f"{self._place.root}/{name}") as stream:
+            octets: bytes = stream.read()
+            return octets
+
+
+def bytes_of_rows(payloads: pa.Table, delay_ms: int) -> bytes:
+    """Payloads and the delay that they were played with, as an Arrow stream."""
+    table = payloads.replace_schema_metadata({_DELAY: str(delay_ms)})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=_COMPRESSED) as writer:
+        writer.write_table(table)
+    octets: bytes = sink.getvalue().to_pybytes()
+    return octets
 
 
 def with_files(found: pa.Table) -> pa.Table:
@@ -83,24 +160,4 @@ def with_files(found: pa.Table) -> pa.Table:
     for side in (OPERATION, EVENT):
         files = found.filter(pc.equal(found.column("side"), side)).select(["path"])
         packed += [pa.Table.from_batches([one]) for one in file_packer(1, side, is_json=False)(files.to_batches())]
-    return pa.concat_tables(packed)
-
-
-def state_batches(folder: str) -> list[int]:
-    """The batches of which a folder has a state, in order."""
-    place = open_location(folder)
-    infos = place.filesystem.get_file_info(fs.FileSelector(place.root, allow_not_found=True))
-    return sorted(int(info.base_name) for info in infos if info.base_name.isdigit())
-
-
-def read_state(folder: str, batch: int) -> bytes:
-    """The bytes of a shard. Raises `StreamUnusable` where there is none of this batch."""
-    place = open_location(folder)
-    try:
-        with place.filesystem.open_input_stream(f"{place.root}/{batch:08d}") as stream:
-            octets: bytes = stream.read()
-            return octets
-    except (OSError, pa.ArrowException) as error:
-        raise StreamUnusable(
-            f"there is no state of batch {batch} in {folder}: was the stream started without --on-driver?"
-        ) from error
+    return pa.concat_tables([PAYLOAD.empty_table(), *packed])

@@ -7,7 +7,7 @@ from pathlib import Path
 from purgatory_pipeline.archive.location import open_output, write_file
 from purgatory_pipeline.spark.spark_session import spark_session
 from purgatory_pipeline.stream.divide_shards import last_batch, saved_shards
-from purgatory_pipeline.stream.driver_shard import BEGIN, read_state, state_batches
+from purgatory_pipeline.stream.driver_shard import BEGIN, SavedStates
 from purgatory_pipeline.stream.journal_moves import LoadCannotMove, journal_of_shards, shard_of_journal
 from purgatory_pipeline.stream.shard import shard_bytes
 from purgatory_pipeline.stream.shard_seeds import newest_division, write_division
@@ -18,7 +18,7 @@ def begin_from_journal(folder: Path, checkpoint: str, shards: int) -> int:
     """Writes what the stream of this checkpoint begins with, in so many shards (0: on the driver); returns how many
     operations wait. Raises `LoadCannotMove`.
     """
-    if newest_division(checkpoint) is not None or state_batches(f"{checkpoint}/shard"):
+    if newest_division(checkpoint) is not None or SavedStates(f"{checkpoint}/shard").wholes:
         raise LoadCannotMove(f"a stream has begun in {checkpoint} already: name another checkpoint")
     saved = shard_of_journal(folder)
     if shards:
@@ -35,7 +35,8 @@ def end_in_journal(checkpoint: str, folder: Path) -> int:
     batch = last_batch(checkpoint)
     division = newest_division(checkpoint)
     if division is None:
-        return journal_of_shards([read_state(f"{checkpoint}/shard", batch)], folder)
+        shard, *_ = SavedStates(f"{checkpoint}/shard").load(batch)
+        return journal_of_shards([shard_bytes.to_bytes(shard)], folder)
     session = spark_session("to journal")
     use_state_store(session)
     return journal_of_shards(saved_shards(session, division), folder)

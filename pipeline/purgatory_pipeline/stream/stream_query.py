@@ -66,7 +66,7 @@ class BatchWriter:
         if self._driver is None:
             counts = self._output.write_frame(frame, batch)
         else:
-            counts = self._output.write_tables(self._driver.play(frame, batch), frame, batch)
+            counts = self._output.write_tables(self._driver.play(frame.toArrow(), batch), frame, batch)
             self._driver.commit(batch)
         if counts and not self._quiet:
             said = [

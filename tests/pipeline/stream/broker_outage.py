@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
@@ -25,6 +25,7 @@ from examples.kafka_cluster import KafkaCluster
 from examples.stream_demo.connector import connector_jars
 from purgatory.v1 import event_pb2, operation_pb2
 from tests.pipeline.conftest import worker_environment
+from tests.pipeline.stream.history_records import Record
 
 Answer = dict[str, object]
 TOPICS = ("registrations", "events", "results")
@@ -55,24 +56,27 @@ class TopicsOfStream:
     def __init__(self, cluster: KafkaCluster) -> None:
         self._brokers = cluster.bootstrap
         admin = AdminClient({"bootstrap.servers": self._brokers})
-        for topic in admin.create_topics([NewTopic(name, 1) for name in TOPICS]).values():
+        topics = [NewTopic(name, 1, config={"retention.ms": "-1"}) for name in TOPICS]  # records may be of any time
+        for topic in admin.create_topics(topics).values():
             topic.result(60)
 
     def write(self, first: int, begin_ms: int, *, malformed: bool) -> None:
         """Forty operations, marks for half of them five seconds later, and a mark by which the others have expired."""
-        producer = Producer({"bootstrap.servers": self._brokers})
-        for number in range(first, first + OPERATIONS):
-            producer.produce("registrations", operation(number), key="web", timestamp=begin_ms + number)
+        numbers = range(first, first + OPERATIONS)
+        records = [Record("registrations", begin_ms + number, "web", operation(number)) for number in numbers]
         if malformed:
-            producer.produce("registrations", b"\xff\xff\xff", timestamp=begin_ms)
-        assert producer.flush(60) == 0, (
-            "the broker did not take all"
-        )  # events must not be read first: they tell the time
+            records.append(Record("registrations", begin_ms, "", b"\xff\xff\xff"))
         reached = first - 1 + REACHED
-        for partition in range(3):
-            producer.produce("events", mark(partition, reached), timestamp=begin_ms + 5_000)
-        producer.produce("events", mark(0, reached), timestamp=begin_ms + 60_000)
-        assert producer.flush(60) == 0, "the broker did not take all"
+        records += [Record("events", begin_ms + 5_000, "", mark(partition, reached)) for partition in range(3)]
+        self.send([*records, Record("events", begin_ms + 60_000, "", mark(0, reached))])
+
+    def send(self, records: Sequence[Record]) -> None:
+        """Registrations, then events: what tells the time must not be read first."""
+        for topic in ("registrations", "events"):
+            producer = Producer({"bootstrap.servers": self._brokers})
+            for record in (one for one in records if one.topic == topic):
+                producer.produce(topic, record.octets, key=record.caller, timestamp=record.at_ms)
+            assert producer.flush(60) == 0, "the broker did not take all"
 
     def answers(self) -> list[Answer]:
         """All records of the topic of results."""
@@ -98,15 +102,15 @@ class TopicsOfStream:
 
 
 @contextlib.contextmanager
-def streaming(cluster: KafkaCluster, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The command between the topics. What it says is in `FOLDER/log`. It is killed in the end."""
+def streaming(cluster: KafkaCluster, folder: Path, *more: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The command between the topics, with `more` options. What it says is in `FOLDER/log`. It is killed in the end."""
     topics = f"kafka://{cluster.bootstrap}"
     command = [
         sys.executable, "-m", "purgatory_pipeline.cli", "stream", "--registrations", f"{topics}/registrations",
         "--events", f"{topics}/events", "--results", f"{topics}/results", "--shards", "2", "--master", "local[2]",
         "--checkpoint", str(folder / "checkpoint"), "--aside", str(folder / "aside"),
         "--conf", f"spark.jars={','.join(map(str, connector_jars()))}", "--conf", "spark.ui.enabled=false",
-        "--conf", "spark.driver.bindAddress=127.0.0.1",
+        "--conf", "spark.driver.bindAddress=127.0.0.1", *more,
     ]  # fmt: skip
     with (folder / "log").open("ab") as log:
         environment = {**os.environ, **worker_environment()}
@@ -120,7 +124,7 @@ def streaming(cluster: KafkaCluster, folder: Path) -> Iterator[subprocess.Popen[
 
 def answers_over_outage(folder: Path, down_s: float) -> list[Answer]:
     """Operations 1 to 40 are answered; the broker is killed; it comes back with 41 to 80. Returns all answers."""
-    begin_ms = time.time_ns() // 1_000_000 - 300_000  # a broker drops records that are older than its retention
+    begin_ms = time.time_ns() // 1_000_000 - 300_000
     with KafkaCluster(folder / "kafka") as cluster:
         topics = TopicsOfStream(cluster)
         topics.write(1, begin_ms, malformed=True)

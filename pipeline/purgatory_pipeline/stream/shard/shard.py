@@ -52,7 +52,7 @@ class Shard:
 
     def __init__(self, delay_ms: int = 0, *, number: int = 0) -> None:
         assert delay_ms >= 0, f"delay_ms={delay_ms}"
-        self.delay_ms: Final = delay_ms
+        self.delay_ms = delay_ms
         self.number: Final = number
         """Events go to all shards: what there is to say of them, the first one says."""
         self.seen_ms = NEVER

@@ -1,0 +1,60 @@
+"""A history's rows as records of the wire, for the topics of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from purgatory_pipeline.datasource.daemon_writer import event_of, operation_of
+
+from purgatory.engine.codes import EVENT_NAMES, KEY_SIGNALLED, KIND_NAMES
+from purgatory.v1 import event_pb2
+from tests.pipeline.stream.simulated_history import Row, SimulatedHistory
+from tests.simulator import steps
+from tests.simulator.generator import Generator
+from tests.simulator.lives import steps_of
+
+
+class Record(NamedTuple):
+    """What a topic has of an operation or an event."""
+
+    topic: str
+    at_ms: int
+    caller: str
+    octets: bytes
+
+
+def spaced_history(seed: int, step_count: int) -> SimulatedHistory:
+    """A history in which time passes after each step: of two topics nobody knows which record of a millisecond was
+    first.
+    """
+
+    def spaced() -> Iterator[steps.Step]:
+        for step in steps_of(Generator(seed), step_count):
+            yield from (step, steps.Sleep(1))
+
+    return SimulatedHistory(spaced())
+
+
+def records_of(rows: Sequence[Row]) -> list[Record]:
+    """Rows of a history, in order, as records of `registrations` and `events`."""
+    records = []
+    for _, same in groupby(rows, key=lambda row: row["place"]):
+        of_one = list(same)
+        first = of_one[0]
+        if first.get("kind"):
+            named = [row | {"kind": KIND_NAMES[row["kind"]]} for row in of_one]
+            octets = operation_of(named).SerializeToString()
+            records.append(Record("registrations", first["at_ms"], first["caller"], octets))
+        else:
+            records.append(Record("events", first["at_ms"], "", event_record(first)))
+    return records
+
+
+def event_record(row: Row) -> bytes:
+    """An event; signals too, which the data source refuses."""
+    if row["type"] == KEY_SIGNALLED:
+        signal = event_pb2.KeySignalled(key=row["topic"], count=row["offset"])
+        return event_pb2.Event(key_signalled=signal).SerializeToString()
+    return event_of(row | {"type": EVENT_NAMES[row["type"]]}).SerializeToString()
