@@ -221,7 +221,9 @@ def test_a_query_that_starts_anew_is_a_new_lineage(
 def test_a_daemon_that_hangs_or_dies_never_holds_up_a_query(
     spark: SparkSession, listen: Callable[..., PurgatoryListener], start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """The other daemon hears of every batch meanwhile; the one that hung hears the newest when it goes on."""
+    """The other daemon hears of every batch meanwhile; the one that hung hears the newest when it goes on, and so does
+    another one in the place of one that died.
+    """
     hung, other = start_daemon(), start_daemon()
     listen(hung.address, other.address)
     job = LinesJob(spark, tmp_path)
@@ -238,6 +240,9 @@ def test_a_daemon_that_hangs_or_dies_never_holds_up_a_query(
         assert first.produce({LINES: 4}, timeout=WAIT_S).outcome is Outcome.SATISFIED
         hung.kill()
         assert second.produce({LINES: job.write()}, timeout=WAIT_S).outcome is Outcome.SATISFIED
+    back = start_daemon("--grpc-address", hung.address)
+    with Client(back.address) as client:
+        assert client.produce({LINES: 5}, timeout=WAIT_S).outcome is Outcome.SATISFIED
 
 
 def test_queries_are_told_apart_and_nameless_ones_left_out(

@@ -1,15 +1,19 @@
-"""What a batch costs a shard, beside a few and beside many pending operations: processor time, and bytes saved.
+"""What a batch costs a shard, beside a few and beside many pending operations: processor time, and what is saved.
+
+What waits is drawn at random (partition, offset, time, timeout), as regular numbers would be saved as next to nothing.
 
 python -m tests.pipeline.stream.shard_cost --pending 300000 1000000
 """
 
 import argparse
+import resource
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
+from purgatory_pipeline.archive.integers import Integers
 from purgatory_pipeline.stream.shard import shard_bytes
 from purgatory_pipeline.stream.shard.shard import Shard
 
@@ -17,26 +21,27 @@ from purgatory.engine.codes import HIGH_WATERMARK, PRODUCE
 
 START_MS = 1_700_000_000_000
 BATCH = 50_000
+BATCH_MS = 1_000
 PARTITIONS = 1_000
 FAR = 1 << 40
 T = TypeVar("T")
 
 
-def produces(first_id: int, count: int, at_ms: int, offset: int) -> pa.Table:
+def produces(rng: np.random.Generator, first_id: int, count: int, at_ms: int, offsets: Integers) -> pa.Table:
     """Operations of one item each, over all partitions."""
     ids = np.arange(first_id, first_id + count)
     return pa.table(
         {
-            "at_ms": np.full(count, at_ms),
+            "at_ms": np.sort(at_ms + rng.integers(0, BATCH_MS // 2, count)),
             "kind": pa.repeat(pa.scalar(PRODUCE, pa.int8()), count),
             "caller": pa.repeat("", count),
             "operation_id": ids,
-            "timeout_ms": np.full(count, 3_600_000),
+            "timeout_ms": rng.integers(1_000_000, 3_600_000, count),
             "item": np.zeros(count, np.int32),
             "item_count": np.ones(count, np.int32),
             "topic": pa.repeat("orders", count),
-            "partition": (ids % PARTITIONS).astype(np.int32),
-            "offset": np.full(count, offset),
+            "partition": rng.integers(0, PARTITIONS, count).astype(np.int32),
+            "offset": offsets,
         }
     )
 
@@ -60,19 +65,26 @@ def timed(call: Callable[[], T]) -> tuple[T, float]:
     return call(), time.process_time() - began
 
 
+def filled(shard: Shard, pending: int, rng: np.random.Generator) -> tuple[int, int]:
+    """Fills a shard with operations for which nothing comes. Returns the next id, and the time."""
+    next_id, at_ms = 1, START_MS
+    while next_id <= pending:
+        count = min(BATCH, pending + 1 - next_id)
+        shard.play(produces(rng, next_id, count, at_ms, FAR + rng.integers(0, 1_000_000, count)))
+        next_id += count
+        at_ms += BATCH_MS
+    return next_id, at_ms
+
+
 def measured(pending: int, batches: int) -> list[float]:
     """Seconds to play, save and load a batch, the least of some, beside so many operations that wait on."""
-    shard, next_id, at_ms = Shard(), 1, START_MS
-    for start in range(0, pending, 100_000):
-        count = min(100_000, pending - start)
-        shard.play(produces(next_id, count, at_ms, FAR))
-        next_id += count
+    shard, rng = Shard(), np.random.default_rng(1)
+    next_id, at_ms = filled(shard, pending, rng)
     costs = []
     for batch in range(1, batches + 1):
-        at_ms += 1_000
-        rows = pa.concat_tables(
-            [produces(next_id, BATCH, at_ms, batch), marks(at_ms + 500, batch)], promote_options="default"
-        )
+        at_ms += BATCH_MS
+        arriving = produces(rng, next_id, BATCH, at_ms, np.full(BATCH, batch))
+        rows = pa.concat_tables([arriving, marks(at_ms + BATCH_MS // 2, batch)], promote_options="default")
         next_id += BATCH
         played, playing = timed(lambda shard=shard, rows=rows: shard.play(rows))  # type: ignore[misc]
         assert played.outcomes.num_rows == BATCH, f"{played.outcomes.num_rows} of {BATCH} have ended"
@@ -80,10 +92,12 @@ def measured(pending: int, batches: int) -> list[float]:
         shard, loading = timed(lambda octets=octets: shard_bytes.from_bytes(octets, 0))  # type: ignore[misc]
         assert shard.pending == pending, f"{shard.pending} of {pending} wait on"
         costs.append((playing, saving, loading))
+    memory_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     least = [min(column) for column in zip(*costs, strict=True)]
     print(
         f"{pending:,} pending: a batch of {BATCH:,} played in {least[0]:.2f} s ({least[0] / BATCH * 1e6:.1f} us each),"
-        f" saved in {least[1]:.2f} s, loaded in {least[2]:.2f} s; {len(octets) / max(pending, 1):.1f} B each"
+        f" saved in {least[1]:.2f} s, loaded in {least[2]:.2f} s; {len(octets) / 1e6:.1f} MB,"
+        f" {len(octets) / max(pending, 1):.1f} B each; process {memory_gb:.1f} GB"
     )
     return least
 

@@ -5,12 +5,15 @@
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from purgatory_pipeline.stream.shard import shard_bytes
 from purgatory_pipeline.stream.shard.shard import Shard
 from purgatory_pipeline.stream.shard.stream_rows import ROWS
 
 from purgatory.engine.codes import FETCH, HIGH_WATERMARK, KEY_SIGNALLED, LEADER_APPEND, PRODUCE, SIGNAL
+from tests.pipeline.stream import shard_cost
 from tests.pipeline.stream.simulated_history import Row, outcomes_of
 
 SAVED = Path(__file__).with_name("saved_shard_1.bin")
@@ -65,3 +68,22 @@ def test_a_shard_that_version_1_saved_goes_on() -> None:
 def test_a_shard_saved_now_goes_on_in_the_same_way() -> None:
     """The same content by the present version."""
     assert ends_after(as_of_version_1()) == ends_after(SAVED.read_bytes())
+
+
+def test_a_million_wait_beside_a_batch() -> None:
+    """They are saved and loaded with it, in a few bytes each; the batch is answered, in the end all of them expire, and
+    nothing is left of them but the marks.
+    """
+    shard, rng = Shard(), np.random.default_rng(2)
+    next_id, at_ms = shard_cost.filled(shard, 1_000_000, rng)
+    octets = shard_bytes.to_bytes(shard)
+    assert len(octets) < 16_000_000
+    shard = shard_bytes.from_bytes(octets, 0)
+    arriving = shard_cost.produces(rng, next_id, 1_000, at_ms, np.full(1_000, 5))
+    rows = pa.concat_tables([arriving, shard_cost.marks(at_ms + shard_cost.BATCH_MS, 5)], promote_options="default")
+    answered = shard.play(rows).outcomes.column("operation_id").to_pylist()
+    assert sorted(answered) == list(range(next_id, next_id + 1_000))
+    ended = shard.play(table({"at_ms": at_ms + 3_600_000})).outcomes
+    assert pc.count_distinct(ended.column("operation_id")).as_py() == ended.num_rows == 1_000_000
+    assert ended.column("outcome").unique().to_pylist() == ["expired"]
+    assert len(shard_bytes.to_bytes(shard)) < 50_000
