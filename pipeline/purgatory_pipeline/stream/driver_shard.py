@@ -1,4 +1,4 @@
-"""One shard on the driver: three times as fast as shards in Spark's state store, where one machine is enough.
+"""One shard on the driver: more than twice as fast as shards in Spark's state store, where one machine is enough.
 
 Outcomes are written first, then the state, each by the number of its batch. A batch that is done again begins with the
 state of the one before and writes the same outcomes in the same place.
@@ -67,7 +67,10 @@ class DriverShard:
         octets = shard_bytes.to_bytes(self._shard)
         self._write(f"{batch:08d}", octets)
         self._whole_bytes, self._rows_bytes = len(octets), 0
-        self._drop_before(batch)
+        states = SavedStates(self._place.uri)
+        # Spark may do this batch again, so the whole before it stays, with what was played since.
+        needed = max((whole for whole in states.wholes if whole < batch), default=0)
+        self._drop([name for number, name in states.files if number < needed])
 
     def _write(self, name: str, octets: bytes) -> None:
         path = f"{self._place.root}/{name}"
@@ -75,16 +78,9 @@ class DriverShard:
             stream.write(octets)
         self._place.filesystem.move(f"{path}.new", path)
 
-    def _drop_before(self, batch: int) -> None:
-        """Drops what is older than the last whole before this batch: Spark may do it again."""
-        states = SavedStates(self._place.uri)
-        last = max((whole for whole in states.wholes if whole < batch), default=-1)
-        for number, name in [*states.wholes.items(), *states.rows.items()]:
-            if number < last:
-                self._place.filesystem.delete_file(f"{self._place.root}/{name}")
-
     def _load(self, batch: int) -> Shard:
         states = SavedStates(self._place.uri)
+        self._drop([name for number, name in states.files if number > batch])  # these batches are done again
         if batch < 0:
             self._whole_bytes = self._rows_bytes = 0
             begin = states.begin()
@@ -92,6 +88,10 @@ class DriverShard:
         shard, self._whole_bytes, self._rows_bytes = states.load(batch)
         shard.delay_ms = self._delay_ms
         return shard
+
+    def _drop(self, names: list[str]) -> None:
+        for name in names:
+            self._place.filesystem.delete_file(f"{self._place.root}/{name}")
 
 
 class SavedStates:
@@ -105,6 +105,11 @@ class SavedStates:
         self.rows: Final = {
             int(stem): name for name in names if (stem := name.removesuffix(ROWS_OF)) != name and stem.isdigit()
         }
+
+    @property
+    def files(self) -> list[tuple[int, str]]:
+        """Batch and name of each."""
+        return [*self.wholes.items(), *self.rows.items()]
 
     def load(self, batch: int) -> tuple[Shard, int, int]:
         """The shard after a batch; how many bytes the whole had that it was read from, and the rows played since.

@@ -81,6 +81,8 @@ def test_rows_are_played_again_with_the_delay_that_they_were_played_with(tmp_pat
     states = SavedStates(str(tmp_path))
     assert (list(states.wholes), list(states.rows)) == ([0], [1, 2])
     assert states.load(2)[0].pending == WAITING + 10
+    DriverShard(str(tmp_path), 0).play(payloads([]), 2)
+    assert list(SavedStates(str(tmp_path)).rows) == [1], "what was kept of a batch that is done again"
 
 
 def test_what_is_not_needed_any_more_is_dropped(tmp_path: Path) -> None:
