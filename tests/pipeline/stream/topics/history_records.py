@@ -16,7 +16,7 @@ from tests.simulator.generator import Generator
 from tests.simulator.lives import steps_of
 
 
-class Record(NamedTuple):
+class TopicRecord(NamedTuple):
     """What a topic has of an operation or an event."""
 
     topic: str
@@ -37,7 +37,7 @@ def spaced_history(seed: int, step_count: int) -> SimulatedHistory:
     return SimulatedHistory(spaced())
 
 
-def records_of(rows: Sequence[Row]) -> list[Record]:
+def records_of(rows: Sequence[Row]) -> list[TopicRecord]:
     """Rows of a history, in order, as records of `registrations` and `events`."""
     records = []
     for _, same in groupby(rows, key=lambda row: row["place"]):
@@ -46,9 +46,9 @@ def records_of(rows: Sequence[Row]) -> list[Record]:
         if first.get("kind"):
             named = [row | {"kind": KIND_NAMES[row["kind"]]} for row in of_one]
             octets = operation_of(named).SerializeToString()
-            records.append(Record("registrations", first["at_ms"], first["caller"], octets))
+            records.append(TopicRecord("registrations", first["at_ms"], first["caller"], octets))
         else:
-            records.append(Record("events", first["at_ms"], "", event_record(first)))
+            records.append(TopicRecord("events", first["at_ms"], "", event_record(first)))
     return records
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from examples.kafka_cluster import KafkaCluster
-from tests.pipeline.stream.broker_outage import TopicsOfStream, answers_over_outage, expected, streaming, until
-from tests.pipeline.stream.history_records import Record, records_of, spaced_history
-from tests.pipeline.stream.spark_connector import connector_jars
 from tests.pipeline.stream.stream_folders import StreamFolders
+from tests.pipeline.stream.topics.broker_outage import TopicsOfStream, answers_over_outage, expected, streaming, until
+from tests.pipeline.stream.topics.history_records import TopicRecord, records_of, spaced_history
+from tests.pipeline.stream.topics.spark_connector import connector_jars
 
 DOWN_S = 2.0
 PIECE_MS = 250
@@ -45,6 +45,6 @@ def test_a_history_between_topics_ends_as_by_the_engine(tmp_path: Path) -> None:
                 topics.send([record for record in records if piece_ms <= record.at_ms < piece_ms + PIECE_MS])
                 if piece_ms > begin_ms:  # the first one lies within the delay
                     until(lambda before=answered: len(folders.outcomes()) > before, stream, tmp_path)  # type: ignore[misc]
-            topics.send([Record("events", history.end_ms + DELAY_MS, "", b"")])  # a heartbeat
+            topics.send([TopicRecord("events", history.end_ms + DELAY_MS, "", b"")])  # a heartbeat
             until(lambda: len(folders.outcomes()) >= len(history.outcomes), stream, tmp_path)
     assert sorted(map(repr, folders.outcomes())) == sorted(map(repr, history.outcomes))

@@ -1,6 +1,6 @@
 """A stream between topics of a real broker that dies and comes back, and its answers.
 
-python -m tests.pipeline.stream.broker_outage --seconds 60
+python -m tests.pipeline.stream.topics.broker_outage --seconds 60
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from examples.kafka_cluster import KafkaCluster
 from examples.stream_demo.connector import connector_jars
 from purgatory.v1 import event_pb2, operation_pb2
 from tests.pipeline.conftest import worker_environment
-from tests.pipeline.stream.history_records import Record
+from tests.pipeline.stream.topics.history_records import TopicRecord
 
 Answer = dict[str, object]
 TOPICS = ("registrations", "events", "results")
@@ -63,14 +63,14 @@ class TopicsOfStream:
     def write(self, first: int, begin_ms: int, *, malformed: bool) -> None:
         """Forty operations, marks for half of them five seconds later, and a mark by which the others have expired."""
         numbers = range(first, first + OPERATIONS)
-        records = [Record("registrations", begin_ms + number, "web", operation(number)) for number in numbers]
+        records = [TopicRecord("registrations", begin_ms + number, "web", operation(number)) for number in numbers]
         if malformed:
-            records.append(Record("registrations", begin_ms, "", b"\xff\xff\xff"))
+            records.append(TopicRecord("registrations", begin_ms, "", b"\xff\xff\xff"))
         reached = first - 1 + REACHED
-        records += [Record("events", begin_ms + 5_000, "", mark(partition, reached)) for partition in range(3)]
-        self.send([*records, Record("events", begin_ms + 60_000, "", mark(0, reached))])
+        records += [TopicRecord("events", begin_ms + 5_000, "", mark(partition, reached)) for partition in range(3)]
+        self.send([*records, TopicRecord("events", begin_ms + 60_000, "", mark(0, reached))])
 
-    def send(self, records: Sequence[Record]) -> None:
+    def send(self, records: Sequence[TopicRecord]) -> None:
         """Registrations, then events: what tells the time must not be read first."""
         for topic in ("registrations", "events"):
             producer = Producer({"bootstrap.servers": self._brokers})
