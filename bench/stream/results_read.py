@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--results", type=int, default=1_000_000)
     count = parser.parse_args().results
     pass_settings("local[2]", ["spark.ui.enabled=false", "spark.driver.memory=2g"])
-    session = spark_session("results read")  # first, as Java is forked off, which gRPC at work does not bear
+    session = spark_session("results read")  # first: Java is forked off, which can fail while gRPC is busy
     session.dataSource.register(PurgatoryDataSource)
     with tempfile.TemporaryDirectory() as name, daemon() as served, Client(served.address) as client:
         client.advance(("orders", 0), high_watermark=PER_CALL)

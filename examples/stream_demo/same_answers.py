@@ -107,7 +107,7 @@ async def answers_of_daemon(bootstrap: str, address: str) -> dict[int, str]:
     """Reads the same topics, and asks a daemon: first all waits, then mark for mark."""
     waits, marks = [await asyncio.to_thread(read_records, bootstrap, topic) for topic in (WAITS_TOPIC, MARKS_TOPIC)]
     async with AsyncClient(address) as client:
-        asked = {int(wait["operationId"]): asyncio.create_task(asked_of(client, wait)) for wait in waits}
+        asked = {int(wait["operationId"]): asyncio.create_task(wait_of(client, wait)) for wait in waits}
         for mark in marks:
             await client.advance(name_of(mark), high_watermark=mark["highWatermark"]["offset"])
         results = await asyncio.gather(*asked.values())
@@ -129,7 +129,7 @@ def read_records(bootstrap: str, topic: str) -> list[Any]:
     return found
 
 
-def asked_of(client: AsyncClient, wait: Any) -> Coroutine[Any, Any, Result]:  # noqa: ANN401 - JSON
+def wait_of(client: AsyncClient, wait: Any) -> Coroutine[Any, Any, Result]:  # noqa: ANN401 - JSON
     """The wait that a record of `WAITS_TOPIC` is."""
     (one,) = wait["produce"]["partitions"]
     return client.produce({name_of(one): one["requiredOffset"]}, timeout=wait["timeoutMs"] / 1000)

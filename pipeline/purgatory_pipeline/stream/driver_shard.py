@@ -3,9 +3,9 @@
 Outcomes are written first, then the state, each by the number of its batch. A batch that is done again begins with the
 state of the one before and writes the same outcomes in the same place.
 
-The state after a batch is the whole shard, or the rows of the batch, which are played again after the state before it.
-A whole is written once the rows since the last one take more bytes than it did: so what a batch writes follows from
-what it brings, not from what waits, and what a start reads is at most twice a whole.
+The state after a batch is a snapshot of the shard, or just the rows of the batch, to be played again after the state
+before it. A snapshot is written once the rows since the last one take more bytes than it did: so what a batch writes
+follows from what it brings, not from what waits, and a start reads at most twice the size of a snapshot.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class DriverShard:
         """The batch that the shard has played last."""
         self._payloads = PAYLOAD.empty_table()
         """Those of that batch."""
-        self._whole_bytes = self._rows_bytes = 0
-        """Of the last whole shard that was written, and of the rows since."""
+        self._snapshot_bytes = self._rows_bytes = 0
+        """Of the last snapshot that was written, and of the rows since."""
 
     def play(self, payloads: pa.Table, batch: int) -> PlayedBatch:
         """Plays the payloads of a micro-batch. Raises `StreamUnusable`."""
@@ -61,15 +61,15 @@ class DriverShard:
         assert self._shard is not None and batch == self._played, f"batch {batch} was not played"  # noqa: PT018 - for mypy
         rows = bytes_of_rows(self._payloads, self._delay_ms)
         self._rows_bytes += len(rows)
-        if self._rows_bytes <= self._whole_bytes:
+        if self._rows_bytes <= self._snapshot_bytes:
             self._write(f"{batch:08d}{ROWS_OF}", rows)
             return
         octets = shard_bytes.to_bytes(self._shard)
         self._write(f"{batch:08d}", octets)
-        self._whole_bytes, self._rows_bytes = len(octets), 0
+        self._snapshot_bytes, self._rows_bytes = len(octets), 0
         states = SavedStates(self._place.uri)
-        # Spark may do this batch again, so the whole before it stays, with what was played since.
-        needed = max((whole for whole in states.wholes if whole < batch), default=0)
+        # Spark may do this batch again, so the snapshot before it stays, with what was played since.
+        needed = max((one for one in states.snapshots if one < batch), default=0)
         self._drop([name for number, name in states.files if number < needed])
 
     def _write(self, name: str, octets: bytes) -> None:
@@ -80,13 +80,15 @@ class DriverShard:
 
     def _load(self, batch: int) -> Shard:
         states = SavedStates(self._place.uri)
-        self._drop([name for number, name in states.files if number > batch])  # these batches are done again
         if batch < 0:
-            self._whole_bytes = self._rows_bytes = 0
+            self._snapshot_bytes = self._rows_bytes = 0
             begin = states.begin()
-            return Shard(self._delay_ms) if begin is None else shard_bytes.from_bytes(begin, self._delay_ms)
-        shard, self._whole_bytes, self._rows_bytes = states.load(batch)
+            shard = Shard() if begin is None else shard_bytes.from_bytes(begin, 0)
+        else:
+            shard, self._snapshot_bytes, self._rows_bytes = states.load(batch)
         shard.delay_ms = self._delay_ms
+        # Later batches are done again; what was kept of them goes once the state before them has been loaded.
+        self._drop([name for number, name in states.files if number > batch])
         return shard
 
     def _drop(self, names: list[str]) -> None:
@@ -95,13 +97,13 @@ class DriverShard:
 
 
 class SavedStates:
-    """What a `DriverShard` has kept in a folder. `wholes` and `rows`: names of files, by their batch."""
+    """What a `DriverShard` has kept in a folder. `snapshots` and `rows`: names of files, by their batch."""
 
     def __init__(self, folder: str) -> None:
         self._place: Final = open_location(folder)
         infos = self._place.filesystem.get_file_info(fs.FileSelector(self._place.root, allow_not_found=True))
         names = sorted(info.base_name for info in infos)
-        self.wholes: Final = {int(name): name for name in names if name.isdigit()}
+        self.snapshots: Final = {int(name): name for name in names if name.isdigit()}
         self.rows: Final = {
             int(stem): name for name in names if (stem := name.removesuffix(ROWS_OF)) != name and stem.isdigit()
         }
@@ -109,21 +111,21 @@ class SavedStates:
     @property
     def files(self) -> list[tuple[int, str]]:
         """Batch and name of each."""
-        return [*self.wholes.items(), *self.rows.items()]
+        return [*self.snapshots.items(), *self.rows.items()]
 
     def load(self, batch: int) -> tuple[Shard, int, int]:
-        """The shard after a batch; how many bytes the whole had that it was read from, and the rows played since.
+        """The shard after a batch; how many bytes its snapshot had, and the rows that were played since.
 
         Raises `StreamUnusable` where there is no state of this batch.
         """
-        start = max((whole for whole in self.wholes if whole <= batch), default=-1)
+        start = max((one for one in self.snapshots if one <= batch), default=-1)
         since = range(start + 1, batch + 1)
         if start < 0 or any(one not in self.rows for one in since):
             raise StreamUnusable(
                 f"there is no state of batch {batch} in {self._place.uri}: was the stream started without --on-driver?"
             )
-        whole = self._read(self.wholes[start])
-        shard = shard_bytes.from_bytes(whole, 0)
+        snapshot = self._read(self.snapshots[start])
+        shard = shard_bytes.from_bytes(snapshot, 0)
         rows_bytes = 0
         for one in since:
             octets = self._read(self.rows[one])
@@ -132,7 +134,7 @@ class SavedStates:
             shard.delay_ms = int(payloads.schema.metadata[_DELAY])
             if payloads.num_rows:
                 play_payloads(shard, payloads)
-        return shard, len(whole), rows_bytes
+        return shard, len(snapshot), rows_bytes
 
     def begin(self) -> bytes | None:
         """The state before the first batch; None: an empty shard."""

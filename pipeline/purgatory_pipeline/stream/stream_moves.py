@@ -18,7 +18,7 @@ def begin_from_journal(folder: Path, checkpoint: str, shards: int) -> int:
     """Writes what the stream of this checkpoint begins with, in so many shards (0: on the driver); returns how many
     operations wait. Raises `LoadCannotMove`.
     """
-    if newest_division(checkpoint) is not None or SavedStates(f"{checkpoint}/shard").wholes:
+    if newest_division(checkpoint) is not None or SavedStates(f"{checkpoint}/shard").snapshots:
         raise LoadCannotMove(f"a stream has begun in {checkpoint} already: name another checkpoint")
     saved = shard_of_journal(folder)
     if shards:

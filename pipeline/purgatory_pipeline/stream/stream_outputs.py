@@ -57,6 +57,7 @@ class StreamOutput:
         self._to_spark: Callable[[DataFrame, int], None] | None = None
         """Writes the outcomes of a batch where only Spark can."""
         self._counts: Accumulator[Counts] | None = None
+        """One for all batches: Spark never forgets an accumulator."""
         self._folders: Final = {name: f"{aside}/{name}" for name in TABLES}
         if uri.startswith(TABLE):
             self._to_spark = self._to_table
@@ -75,12 +76,13 @@ class StreamOutput:
             rows = played.mapInArrow(part_writer(self._folders, batch), COUNTED_DDL)
             return counts_of(rows.toArrow())
         # One job for all of it: Spark writes the outcomes, the rest is written and counted on the way to it.
-        counts = self._counts = self._counts or played.sparkSession.sparkContext.accumulator({}, AddedCounts())
-        counts.value = {}
+        if self._counts is None:
+            self._counts = played.sparkSession.sparkContext.accumulator({}, AddedCounts())
+        self._counts.value = {}
         others = {name: folder for name, folder in self._folders.items() if name != OUTCOMES}
-        read = outcome_reader(others, batch, counts)
+        read = outcome_reader(others, batch, self._counts)
         self._to_spark(played.mapInArrow(read, from_arrow_schema(TABLES[OUTCOMES])), batch)
-        return counts.value
+        return self._counts.value
 
     def write_tables(self, played: PlayedBatch, frame: DataFrame, batch: int) -> Counts:
         """The same for what the driver has; `frame` is any frame of the session."""

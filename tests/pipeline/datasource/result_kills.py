@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -68,21 +69,46 @@ def written(folder: Path) -> list[int]:
     )
 
 
+def newest(folder: Path, log: str) -> int:
+    """The last micro-batch that a log of the checkpoint names: `offsets` as begun, `commits` as committed."""
+    return max((int(path.name) for path in (folder / "checkpoint" / log).glob("[0-9]*")), default=-1)
+
+
+def is_in_a_batch(folder: Path, before: int) -> bool:
+    """Whether the query has committed a micro-batch after that one, and begun another that it has not committed."""
+    committed = newest(folder, "commits")
+    return before < committed < newest(folder, "offsets")
+
+
+def until(reached: Callable[[], bool], process: subprocess.Popen[bytes], folder: Path) -> None:
+    """Waits for what the job should bring about."""
+    deadline = time.monotonic() + END_S
+    while not reached():
+        said = (folder / "log").read_text()[-2_000:]
+        assert process.poll() is None, said
+        assert time.monotonic() < deadline, said
+        time.sleep(0.005)
+
+
 def drive(folder: Path, address: str, kills: int, seed: int) -> list[int]:
-    """Kills the job so often while results come; returns the ids that are committed in the end."""
+    """Kills the job so often while results come, by turns between read and commit and at a moment that is drawn.
+
+    Returns the ids that are committed in the end.
+    """
     rng = random.Random(seed)
     with Client(address) as client:
         client.advance(("t", 0), high_watermark=1_000_000)
         for kill in range(kills + 1):
             first = kill * PER_KILL + 1
             client.register(SESSION, first, produce([("t", 0)], offsets=list(range(PER_KILL))))
+            before = newest(folder, "commits")
             process = start(address, folder)
-            if kill < kills:
+            if kill < kills and kill % 2 == 0:
+                until(lambda before=before: is_in_a_batch(folder, before), process, folder)  # type: ignore[misc]
+            elif kill < kills:
                 time.sleep(rng.uniform(*LIFE_S))  # the moment is what is drawn
             else:
-                deadline = time.monotonic() + END_S
-                while client.status().unacknowledged_results and time.monotonic() < deadline:
-                    time.sleep(0.1)
+                until(lambda: not client.status().unacknowledged_results, process, folder)
             assert process.poll() is None, (folder / "log").read_text()[-2_000:]
             end(process)
     return written(folder)

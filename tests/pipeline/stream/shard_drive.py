@@ -98,13 +98,8 @@ class Drive:
         if rng.random() < 0.7:
             return []
         somewhere = {"topic": "orders", "partition": 0, "offset": 2**40}
-        operation = {
-            "kind": PRODUCE,
-            "caller": "stray",
-            "operation_id": rng.randrange(1, 100),
-            "timeout_ms": 9,
-            "item": 0,
-        }
+        operation = {"kind": PRODUCE, "caller": "stray", "timeout_ms": 9, "item": 0}
+        operation |= {"operation_id": rng.randrange(1, 100)}  # one below 1 would be malformed, not late
         now = somewhere | {"at_ms": max(horizon_ms, 0)}
         second, unknown, first = (
             operation | now | {"item_count": 2, "item": 1}, now | {"type": 99}, operation | now | {"item_count": 2},

@@ -1,4 +1,4 @@
-"""The shard on the driver, and what it keeps between two micro-batches: now and then a whole, in between rows."""
+"""The shard on the driver, and what it keeps between two micro-batches: now and then a snapshot, in between rows."""
 
 from itertools import groupby
 from pathlib import Path
@@ -39,7 +39,7 @@ def waits(first_id: int, count: int, at_ms: int) -> list[Row]:
 
 
 @pytest.mark.parametrize("seed", [1, 5])
-def test_a_history_ends_as_by_the_engine_over_kills_at_any_moment(tmp_path: Path, seed: int) -> None:
+def test_a_history_ends_as_by_the_engine_over_restarts_at_any_moment(tmp_path: Path, seed: int) -> None:
     """Each third micro-batch is done again, by a process that starts from the files: before its state was kept, or
     afterwards. Most states are rows alone, as much more waits than comes.
     """
@@ -79,30 +79,43 @@ def test_rows_are_played_again_with_the_delay_that_they_were_played_with(tmp_pat
         assert pending == (0, WAITING + 10, WAITING + 10)[batch]
         at_ms += 100
     states = SavedStates(str(tmp_path))
-    assert (list(states.wholes), list(states.rows)) == ([0], [1, 2])
+    assert (list(states.snapshots), list(states.rows)) == ([0], [1, 2])
     assert states.load(2)[0].pending == WAITING + 10
     DriverShard(str(tmp_path), 0).play(payloads([]), 2)
     assert list(SavedStates(str(tmp_path)).rows) == [1], "what was kept of a batch that is done again"
 
 
 def test_what_is_not_needed_any_more_is_dropped(tmp_path: Path) -> None:
-    """Of wholes the last two stay, with the rows in between: Spark may do the last micro-batch again. Where one is
+    """Of snapshots the last two stay, with the rows in between: Spark may do the last micro-batch again. Where one is
     missing it is said so.
     """
     shard = DriverShard(str(tmp_path), 0)
     shard.play(payloads(waits(1, WAITING, START_MS)), 0)
     shard.commit(0)
     batch = 0
-    while 0 in SavedStates(str(tmp_path)).wholes:
+    while 0 in SavedStates(str(tmp_path)).snapshots:
         batch += 1
-        assert batch < 200, "wholes have become rare"
+        assert batch < 200, "no second snapshot"
         shard.play(payloads(waits(batch * WAITING, 2_000, START_MS + batch)), batch)
         shard.commit(batch)
     states = SavedStates(str(tmp_path))
-    first, last = states.wholes
+    first, last = states.snapshots
     assert last == batch
     assert list(states.rows) == list(range(first + 1, last))
     (tmp_path / states.rows[first + 1]).unlink()
     with pytest.raises(StreamUnusable, match="no state of batch"):
         SavedStates(str(tmp_path)).load(first + 1)
     assert SavedStates(str(tmp_path)).load(batch)[0].pending == shard.play(payloads([]), batch + 1).pending
+
+
+def test_where_nothing_can_be_loaded_nothing_is_dropped(tmp_path: Path) -> None:
+    """A checkpoint that has lost a state is left as it is."""
+    shard = DriverShard(str(tmp_path), 0)
+    for batch in range(3):
+        shard.play(payloads(waits(batch * WAITING + 1, 10 if batch else WAITING, START_MS)), batch)
+        shard.commit(batch)
+    (tmp_path / SavedStates(str(tmp_path)).rows[1]).unlink()
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(StreamUnusable, match="no state of batch 1"):
+        DriverShard(str(tmp_path), 0).play(payloads([]), 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
