@@ -123,45 +123,6 @@ def check_folders(modules: list[Module]) -> list[str]:
     ]
 
 
-TWINS = {
-    "tests.engine.oracle": "has the parts of the engine, in lists and loops",
-    "purgatory.service.translate": "has a module for each noun that the wire and the engine have",
-    "bench": "names a module for what it measures",
-}
-"""Packages whose modules and classes are named for their counterparts elsewhere."""
-
-SHARED_NAMES = {
-    "cli": "each package's command line",
-    "command": "each verb of the pipeline has one",
-    "conftest": "pytest's",
-    "errors": "each layer's tree of errors",
-    "events": "the engine's, and the client's face to them",
-    "views": "what the engine shows, and what the client makes of it",
-    "Event": "the same thing in engine, client and oracle",
-    "FetchedPartition": "the same thing in engine and client",
-    "Partition": "the same thing in engine and client",
-    "Replica": "the same thing in engine and client",
-}
-"""Names of modules and classes that stand in more than one place, with the reason."""
-
-
-def check_unique_names(modules: list[Module]) -> list[str]:
-    """No module and no class has the name of another one: who searches for it finds one thing."""
-    places: dict[str, list[str]] = {}
-    for module in modules:
-        stem = Path(module.path).stem
-        if stem in {"__init__", "__main__"} or any(module.name.startswith(f"{package}.") for package in TWINS):
-            continue
-        classes = [node.name for node in module.tree.body if isinstance(node, ast.ClassDef)]
-        for name in {stem, *classes}:
-            places.setdefault(name, []).append(module.path)
-    return [
-        f"{name}: a name in {', '.join(paths)}; one thing, one name"
-        for name, paths in places.items()
-        if len(paths) > 1 and name not in SHARED_NAMES
-    ]
-
-
 def check_test_docstrings(modules: list[Module]) -> list[str]:
     """Every test says what it expects."""
     return [

@@ -97,7 +97,6 @@ def complaints(found: list[str]) -> str:
         rules.check_lengths,
         rules.check_folders,
         rules.check_names,
-        rules.check_unique_names,
         rules.check_test_docstrings,
         rules.check_circles,
     ],
@@ -179,20 +178,6 @@ def test_planted_full_folder_is_found() -> None:
     planted += [rules.Module.parse(f"purgatory/{name}.py", "") for name in ("__init__", "__main__", "below/a")]
     assert rules.check_folders(planted) == []
     assert len(rules.check_folders([*planted, rules.Module.parse("purgatory/m15.py", "")])) == 1
-
-
-def test_planted_second_use_of_a_name_is_found() -> None:
-    """A module or class named like another is found, but not twins, shared names, or the same file's own class."""
-    planted = [
-        rules.Module.parse("purgatory/ledger.py", "class Ledger: ..."),
-        rules.Module.parse("purgatory/engine/marks/epochs.py", "class EpochCache: ..."),
-        rules.Module.parse("tests/engine/oracle/epochs.py", "class EpochCache: ..."),
-        rules.Module.parse("purgatory/errors.py", ""),
-        rules.Module.parse("purgatory/journal/errors.py", ""),
-    ]
-    assert rules.check_unique_names(planted) == []
-    again = [rules.Module.parse("tests/ledger.py", ""), rules.Module.parse("tests/b.py", "class EpochCache: ...")]
-    assert [said.partition(":")[0] for said in rules.check_unique_names(planted + again)] == ["ledger", "EpochCache"]
 
 
 def test_planted_circle_is_found() -> None:
