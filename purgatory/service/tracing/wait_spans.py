@@ -7,9 +7,12 @@ into a table that is empty. Spans are sent from a thread of OpenTelemetry's own.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import threading
 import time
 from collections import defaultdict
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from opentelemetry.context import Context as TraceContext
@@ -27,9 +30,12 @@ from purgatory.service.listeners.listener import Listener
 from purgatory.service.sessions.session import Session
 from purgatory.service.tracing.call_trace import CALL_TRACE, TRACEPARENT, TRACESTATE
 
+LOGGER: Final = logging.getLogger(__name__)
+
 PENDING_MAX: Final = 100_000
 """Traced waits at one time; further ones have no span."""
 WAIT_BYTES: Final = 400
+CLOSE_S: Final = 2.0
 
 Whose = Session | str
 """A session, or the principal of unary waits."""
@@ -60,8 +66,24 @@ class WaitSpans(Listener):
         return self._count * WAIT_BYTES
 
     async def close(self) -> None:
-        """Sends what is left, as far as the receiver takes it."""
-        await asyncio.to_thread(self._provider.shutdown)
+        """Send the remaining spans, as far as the receiver takes them within `CLOSE_S`.
+
+        On a daemon thread: the library waits 30 s for a receiver that does not answer, and the end of the process waits
+        for the threads of an executor.
+        """
+        loop, closed = asyncio.get_running_loop(), asyncio.Event()
+
+        def shut_down() -> None:
+            self._provider.shutdown()
+            with suppress(RuntimeError):  # the loop was closed in the meantime
+                loop.call_soon_threadsafe(closed.set)
+
+        threading.Thread(target=shut_down, name="last spans", daemon=True).start()
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await closed.wait()
+        except TimeoutError:
+            LOGGER.warning("the last spans were not delivered: the receiver did not answer within %g s", CLOSE_S)
 
     def registered(
         self,

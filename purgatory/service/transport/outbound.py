@@ -1,0 +1,218 @@
+"""HTTP exchanges with servers of others: receivers of webhooks, and issuers of JSON web tokens.
+
+One rule holds for each of them (docs/security.md, "Servers that the daemon calls"): one deadline for the whole exchange,
+a limit on the bytes of the answer, certificates are verified, redirects are not followed, and no step blocks the event
+loop. What these servers send is as untrusted as what callers send.
+"""
+
+import asyncio
+import socket
+import ssl
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+import httpcore
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+"""Returns the addresses of a host, the preferred one first. Raises OSError."""
+
+ChooseAddresses = Callable[[str, Sequence[str]], Sequence[str]]
+"""Returns those addresses of a host that may be connected to, at least one, or raises an error of its own."""
+
+LOOKUPS_MAX: Final = 64
+READ_BYTES: Final = 2_048
+"""The HTTP parser handles what one read returned without yielding: 80 interim responses (`100 Continue`) of 25 bytes
+take it 3 ms, those of the 64 KiB that the library asks for 100 ms.
+"""
+KEPT_S: Final = 5.0
+"""How long an unused connection is kept."""
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class NoAnswer(Exception):
+    """No valid answer arrived in time. The message says why."""
+
+
+class Answer(NamedTuple):
+    """The final response."""
+
+    status: int
+    headers: Headers
+    body: bytes
+    is_whole: bool
+    """False: the body was longer than the limit; `body` is its beginning."""
+
+
+class Outbound:
+    """A client for exchanges that obey the rule. Connections are kept for a while; `close` it at the end.
+
+    `choose` decides per connection which addresses of a host are used. `proxy_url` is an HTTP proxy.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout_s: float,
+        answer_bytes_max: int,
+        ssl_context: ssl.SSLContext,
+        resolve: Resolve | None = None,
+        choose: ChooseAddresses = lambda _host, addresses: addresses,
+        connections_max: int = 1,
+        proxy_url: str | None = None,
+    ) -> None:
+        self._timeout_s: Final = timeout_s
+        self._pool: Final = httpcore.AsyncConnectionPool(
+            ssl_context,
+            max_connections=connections_max,
+            keepalive_expiry=KEPT_S,
+            network_backend=_Network(resolve or SystemResolver(), choose, answer_bytes_max),
+            proxy=None if proxy_url is None else httpcore.Proxy(proxy_url),
+        )
+
+    async def exchange(self, method: str, url: str, headers: Headers, body: bytes = b"") -> Answer:
+        """Send a request and read the answer.
+
+        Raises:
+            NoAnswer: The server is unreachable, too slow, or broke the protocol.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._exchange(method, url, headers, body)
+        except TimeoutError:
+            raise NoAnswer(f"no answer within {self._timeout_s:g} s") from None
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.ProxyError, OSError) as error:
+            raise NoAnswer(f"{type(error).__name__}: {error}") from None
+
+    async def _exchange(self, method: str, url: str, headers: Headers, body: bytes) -> Answer:
+        content, is_whole = bytearray(), True
+        async with self._pool.stream(method, url, headers=headers, content=body or None) as response:
+            try:
+                async for part in response.aiter_stream():
+                    content += part
+            except AnswerTooLong:  # the status is known, and counts
+                is_whole = False
+            return Answer(response.status, response.headers, bytes(content), is_whole)
+
+    async def close(self) -> None:
+        await self._pool.aclose()
+
+
+class AnswerTooLong(httpcore.ReadError):
+    """The answer has more bytes than allowed: headers, interim responses and body together."""
+
+
+class SystemResolver:
+    """Asks the system, on a daemon thread for each lookup: one that hangs delays neither other lookups nor the end of
+    the process, which waits for the threads of an executor.
+    """
+
+    def __init__(self) -> None:
+        self._lookups = 0
+
+    async def __call__(self, host: str, port: int) -> list[str]:
+        if self._lookups >= LOOKUPS_MAX:
+            raise OSError(f"{LOOKUPS_MAX} other names are being looked up; try again later")
+        self._lookups += 1
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[list[str]] = loop.create_future()
+
+        def look_up() -> None:
+            found: list[str] | OSError
+            try:
+                entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                found = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
+            except (OSError, UnicodeError) as error:  # UnicodeError: not a host name
+                found = error if isinstance(error, OSError) else OSError(str(error))
+            with suppress(RuntimeError):  # the loop was closed in the meantime
+                loop.call_soon_threadsafe(self._answered, answer, found)
+
+        threading.Thread(target=look_up, name="name lookup", daemon=True).start()
+        return await answer
+
+    def _answered(self, answer: asyncio.Future[list[str]], found: list[str] | OSError) -> None:
+        self._lookups -= 1
+        if answer.done():  # cancelled: the deadline has passed
+            return
+        if isinstance(found, OSError):
+            answer.set_exception(found)
+        else:
+            answer.set_result(found)
+
+
+class _Network(httpcore.AsyncNetworkBackend):
+    """Resolves a host once per connection and connects to one of the addresses chosen from the result, so a name that
+    changes its meaning between check and connection gains nothing. TLS still verifies the certificate for the name.
+    """
+
+    def __init__(self, resolve: Resolve, choose: ChooseAddresses, answer_bytes_max: int) -> None:
+        self._resolve: Final = resolve
+        self._choose: Final = choose
+        self._answer_bytes_max: Final = answer_bytes_max
+        self._network: Final = httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - as the library calls it
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        try:
+            addresses = await self._resolve(host, port)
+        except OSError as error:
+            raise httpcore.ConnectError(f"{host} has no address: {error.strerror or error}") from error
+        failed: httpcore.ConnectError | None = None
+        for address in self._choose(host, addresses):
+            try:
+                stream = await self._network.connect_tcp(address, port, timeout, local_address, socket_options)
+            except httpcore.ConnectError as error:
+                failed = error
+            else:
+                return _BoundedStream(stream, self._answer_bytes_max)
+        raise failed or httpcore.ConnectError(f"{host} has no address")
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class _BoundedStream(httpcore.AsyncNetworkStream):
+    """A connection that reads little at a time and at most `bytes_max` per answer.
+
+    An answer is what is read between two writes: HTTP/1.1 without pipelining.
+    """
+
+    def __init__(self, stream: httpcore.AsyncNetworkStream, bytes_max: int) -> None:
+        self._stream: Final = stream
+        self._bytes_max: Final = bytes_max
+        self._read_bytes = 0
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109 - as above
+        if self._read_bytes >= self._bytes_max:
+            raise AnswerTooLong(f"the answer has more than {self._bytes_max} bytes")
+        await asyncio.sleep(0)  # the deadline and other tasks get a turn, whatever has arrived already
+        data = await self._stream.read(min(max_bytes, READ_BYTES), timeout)
+        self._read_bytes += len(data)
+        return data
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as above
+        self._read_bytes = 0
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - as above
+    ) -> httpcore.AsyncNetworkStream:
+        stream = await self._stream.start_tls(ssl_context, server_hostname, timeout)
+        return _BoundedStream(stream, self._bytes_max)
+
+    def get_extra_info(self, info: str) -> Any:  # noqa: ANN401 - as the library has it
+        return self._stream.get_extra_info(info)
