@@ -15,6 +15,7 @@ from collections import defaultdict
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+import requests
 from opentelemetry.context import Context as TraceContext
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
@@ -56,7 +57,7 @@ class WaitSpans(Listener):
         self._provider: Final = TracerProvider(
             resource=Resource.create({SERVICE_NAME: name, SERVICE_VERSION: version}), shutdown_on_exit=False
         )
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(session=_session())))
         self._tracer: Final = self._provider.get_tracer("purgatory", version)
         self._propagator: Final = TraceContextTextMapPropagator()
         self._waits: Final[defaultdict[Whose, dict[int, TracedWait]]] = defaultdict(dict)
@@ -163,3 +164,12 @@ class WaitSpans(Listener):
             code = completions.error_codes[item] if completions.item_counts[place] else 0
             span.set_status(Status(StatusCode.ERROR, f"error code {code}"))
         span.end(wait.started_ns + completions.waited_ms[place] * 1_000_000)
+
+
+def _session() -> requests.Session | None:
+    """A session that does not read the bodies of answers, which are of any length; None: a plugin supplies one."""
+    if any(name.endswith("_CREDENTIAL_PROVIDER") for name in os.environ):
+        return None
+    session = requests.Session()
+    session.stream = True
+    return session

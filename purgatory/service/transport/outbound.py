@@ -1,8 +1,8 @@
 """HTTP exchanges with servers of others: receivers of webhooks, and issuers of JSON web tokens.
 
-One rule holds for each of them (docs/security.md, "Servers that the daemon calls"): one deadline for the whole exchange,
-a limit on the bytes of the answer, certificates are verified, redirects are not followed, and no step blocks the event
-loop. What these servers send is as untrusted as what callers send.
+One rule holds for each of them (docs/security.md, "Servers that the daemon calls"): one deadline for the whole
+exchange, a limit on the bytes of the answer, certificates are verified, redirects are not followed, and no step blocks
+the event loop. What these servers send is as untrusted as what callers send.
 """
 
 import asyncio

@@ -17,8 +17,7 @@ NAT64: Final = IPv6Network("64:ff9b::/96")
 GLOBAL_UNICAST: Final = IPv6Network("2000::/3")
 """All IPv6 addresses that have been allocated for the internet; the rest is reserved, local, or multicast."""
 SPECIAL: Final = tuple(
-    ip_network(text)
-    for text in ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2001:db8::/32", "3fff::/20")  # fmt: skip
+    ip_network(text) for text in ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2001:db8::/32", "3fff::/20")
 )
 """Special-purpose blocks (IANA's registries) that are not for servers, and that `is_global` of some Python versions
 takes for public: protocol assignments (with Teredo), the 6to4 relay, documentation.

@@ -1,8 +1,8 @@
 """Which webhook is sent next, and when one that failed is tried again.
 
-Each host has a few places; a host that does not answer has one until it does. Hosts that have not proven to be prompt
-(new, slow or silent ones) have at most half of all places together, so that prompt hosts find the other half free. Within
-a host senders (sessions) take turns. A delivery that is retried later waits in a timer and takes no place.
+Each host has a few places; a new host, or one that does not answer, has one until it answers. Hosts that have not proven
+to be prompt (new, silent or slow ones) have at most half of all places together: prompt hosts find the other half free.
+Within a host senders (sessions) take turns. A delivery that is retried later waits in a timer and takes no place.
 """
 
 import asyncio
@@ -63,8 +63,8 @@ class _HostLine:
         self.open = 0
         """Trials that have not come to an end."""
         self.active = 0
-        self.is_silent = False
-        """Whether it has not answered the last attempt."""
+        self.is_silent = not is_prompt
+        """Whether it has not answered the last attempt, if there was one."""
         self.is_prompt = is_prompt
         """Whether it has answered the last attempt, and within `PROMPT_S`."""
         self.is_new = not is_prompt

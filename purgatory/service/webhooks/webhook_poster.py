@@ -16,7 +16,7 @@ ANSWER_BYTES_MAX: Final = 32_768
 """The status decides; the rest of an answer is read so that its connection can be used again."""
 RETRY_AFTER_S_MAX: Final = 3_600
 DIGITS_MAX: Final = 9
-"""Leading digits of `Retry-After` that are read: far more seconds than the maximum, and a number that is safe to parse."""
+"""Leading digits of `Retry-After` that are read: far more seconds than the maximum, yet cheap to parse."""
 GONE: Final = 410
 
 DELIVERED, REFUSED, UNREACHABLE, NOT_ALLOWED = "delivered", "refused", "unreachable", "not_allowed"
