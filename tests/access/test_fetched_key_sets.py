@@ -110,9 +110,12 @@ async def test_the_exchange_is_limited(
     """One deadline, one limit of bytes, small reads; the keys of before stay and still verify."""
     received: list[int] = []
     receive_data = h11.Connection.receive_data
-    monkeypatch.setattr(
-        h11.Connection, "receive_data", lambda self, data: (received.append(len(data)), receive_data(self, data))[1]
-    )
+
+    def noted(connection: h11.Connection, data: bytes) -> None:
+        received.append(len(data))
+        receive_data(connection, data)
+
+    monkeypatch.setattr(h11.Connection, "receive_data", noted)
     monkeypatch.setattr(json_web_tokens, "FETCH_TIMEOUT_S", 1.0 if serve is drips else 30.0)
     async with serving_keys(context, serve) as port:
         tokens = tokens_from(port)
