@@ -31,12 +31,10 @@ def dead_letters(
             return Exit.OK
         count, unknown = await client.resend_dead_letters(resend or None)
         document: dict[str, object] = {"resent": count} | ({"unknown_webhook_ids": unknown} if unknown else {})
-        lines = [
-            f"not found: {render.escape(one)} (it was delivered, or is not the id of a dead letter)" for one in unknown
-        ]
-        if count:
-            lines.append(f"sending {count} {render.plural('letter', count)} again")
-        render.print_either(document if as_json else None, *(lines or ["no dead letters"]))
+        for one in unknown:
+            render.error_line(f"not found: {one} (it was delivered, or is not the id of a dead letter)")
+        text = f"sending {count} {render.plural('letter', count)} again" if count else "no letters to send"
+        render.print_either(document if as_json else None, text)
         return Exit.OK if count and not unknown else Exit.NOT_FOUND
 
     raise typer.Exit(run(address, call))
