@@ -1,7 +1,7 @@
 """Which webhook is sent next, and when one that failed is tried again.
 
 Each host has a few places; a new host, or one that does not answer, has one until it answers. Hosts that have not
-proven to be prompt (new, silent or slow ones) have at most half of all places together; the others are for prompt hosts.
+proven to be prompt (new, silent or slow ones) have at most half of all places together; the rest is for prompt hosts.
 Within a host senders (sessions) take turns. A delivery that is retried later waits in a timer and takes no place.
 """
 

@@ -7,12 +7,13 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Final, NamedTuple
 
+from purgatory.service.fair_queue import Turn, next_loop_turn
 from purgatory.service.transport.outbound import Answer, NoAnswer, Outbound, Resolve
 from purgatory.service.webhooks.callback_rules import CallbackNotAllowed, CallbackRules
 
 LOGGER: Final = logging.getLogger(__name__)
 
-ANSWER_BYTES_MAX: Final = 32_768
+ANSWER_BYTES_MAX: Final = 16_384
 """The status decides; the rest of an answer is read so that its connection can be used again."""
 RETRY_AFTER_S_MAX: Final = 3_600
 DIGITS_MAX: Final = 9
@@ -44,6 +45,7 @@ class WebhookPoster:
         timeout_ms: int,
         posts_max: int,
         ssl_context: ssl.SSLContext,
+        turn: Turn = next_loop_turn,
     ) -> None:
         """`resolve`: None for the system's resolver."""
         self._rules: Final = rules
@@ -54,6 +56,7 @@ class WebhookPoster:
             resolve=resolve,
             choose=rules.allowed_addresses,
             connections_max=posts_max,
+            turn=turn,
         )
 
     async def post(self, url: str, headers: list[tuple[bytes, bytes]], body: bytes) -> Attempt:

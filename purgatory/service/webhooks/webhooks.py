@@ -56,12 +56,14 @@ class Webhooks(Listener):
         self._rules: Final = CallbackRules(
             settings.allowed_hosts.split(), allow_http=settings.allow_http, allow_private=settings.allow_private
         )
+        self._caller: Final = host.fair_queue.join(QUEUE_KEY)
         self._poster: Final = WebhookPoster(
             self._rules,
             resolve,
             timeout_ms=settings.timeout_ms,
             posts_max=settings.posts_max,
             ssl_context=_ssl_context(settings),
+            turn=self._take_turn,
         )
         self._signer = WebhookSigner()
         self._secrets: WatchedFile | None = None
@@ -69,7 +71,6 @@ class Webhooks(Listener):
             self._secrets = WatchedFile("webhook secrets", settings.secret_file, self._take_secrets)
             self._secrets.take()
         schedule = RetrySchedule(settings.retry_first_ms, settings.retry_longest_ms, settings.give_up_ms)
-        self._caller: Final = host.fair_queue.join(QUEUE_KEY)
         self.deliveries: Final = Deliveries(
             schedule,
             posts_max=settings.posts_max,
