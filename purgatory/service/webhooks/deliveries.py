@@ -1,6 +1,7 @@
 """Which webhook is sent next, and when one that failed is tried again.
 
-Each host has a few places; a new host, or one that does not answer, has one until it answers. Hosts that have not
+Each host has a few places; a new host, or one that does not answer, has one until it answers, and one that stays silent
+is tried now and then only. Hosts that have not
 proven to be prompt (new, silent or slow ones) have at most half of all places together; the rest is for prompt hosts.
 Within a host senders (sessions) take turns. A delivery that is retried later waits in a timer and takes no place.
 """
@@ -9,8 +10,8 @@ import asyncio
 import random
 import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Hashable
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from typing import Any, Final, NamedTuple, Protocol
 
 from purgatory.service.fair_queue import Turn
 from purgatory.service.webhooks.webhook_poster import DELIVERED, UNREACHABLE, Attempt
@@ -59,10 +60,12 @@ class Delivery(Protocol):
 class _HostLine:
     """What is to be sent to one host."""
 
-    def __init__(self, *, is_prompt: bool) -> None:
+    def __init__(self, host: str, *, is_prompt: bool) -> None:
+        self.host: Final = host
         self.open = 0
         """Trials that have not come to an end."""
         self.active = 0
+        """Places in use."""
         self.is_silent = not is_prompt
         """Whether it has not answered the last attempt, if there was one."""
         self.is_prompt = is_prompt
@@ -122,6 +125,8 @@ class Deliveries:
         self._unproven_posts = 0
         """Those of them to hosts that were not prompt when they were started."""
         self._pauses: Final[set[asyncio.Task[None]]] = set()
+        self._rests: Final[set[asyncio.Task[None]]] = set()
+        """Of places of hosts that stay silent."""
         self._is_closing = False
         self.attempts: Final[dict[str, int]] = {}
         """By what became of them."""
@@ -140,41 +145,34 @@ class Deliveries:
         if line is None:
             is_prompt = delivery.host in self._prompt_hosts
             self._prompt_hosts.pop(delivery.host, None)
-            line = self._lines[delivery.host] = _HostLine(is_prompt=is_prompt)
+            line = self._lines[delivery.host] = _HostLine(delivery.host, is_prompt=is_prompt)
         line.open += 1
         self._line_up(_Trial(delivery, line, self._clock_s()))
 
     def _line_up(self, trial: _Trial) -> None:
         trial.line.senders.setdefault(trial.delivery.sender, deque()).append(trial)
-        ready = self._ready[trial.line.is_prompt]
-        ready.setdefault(trial.delivery.host, trial.line)
-        if trial.line.is_new:  # it may turn out to be prompt; those before it have had a chance
-            ready.move_to_end(trial.delivery.host, last=False)
+        self._make_ready(trial.line)
         self._start_some()
 
-    def _start_some(self) -> None:
-        """Start deliveries that there is a place for."""
-        for is_prompt in self._ready:
-            while self._start_round(is_prompt=is_prompt):
-                pass
+    def _make_ready(self, line: _HostLine) -> None:
+        """Let the line wait for a place among all, if something waits in it and it may use another place."""
+        if line.senders and line.active < (1 if line.is_silent else self._posts_per_host_max):
+            ready = self._ready[line.is_prompt]
+            ready.setdefault(line.host, line)
+            if line.is_new:  # it may turn out to be prompt; those before it have had a chance
+                ready.move_to_end(line.host, last=False)
 
-    def _start_round(self, *, is_prompt: bool) -> bool:
-        """Start at most one delivery of each host; return whether any was started."""
-        has_started, ready = False, self._ready[is_prompt]
-        for _ in range(len(ready)):
-            if self._is_closing or not self._has_place(is_prompt=is_prompt):
-                break
-            host, line = ready.popitem(last=False)
-            if line.active < (1 if line.is_silent else self._posts_per_host_max):
-                has_started = True
+    def _start_some(self) -> None:
+        """Start deliveries that there is a place for, one of each host in turn."""
+        for is_prompt, ready in self._ready.items():
+            while ready and not self._is_closing and self._has_place(is_prompt=is_prompt):
+                _, line = ready.popitem(last=False)
                 line.is_new = False
                 line.active += 1
                 self._unproven_posts += not is_prompt
                 task = asyncio.create_task(self._send(line.next(), is_prompt=is_prompt), name="webhook")
                 self._posts.add(task)
-            if line.senders:
-                ready[host] = line
-        return has_started
+                self._make_ready(line)
 
     def _has_place(self, *, is_prompt: bool) -> bool:
         if len(self._posts) >= self._posts_max:
@@ -183,30 +181,41 @@ class Deliveries:
 
     async def _send(self, trial: _Trial, *, is_prompt: bool) -> None:
         attempt: Attempt | None = None
+        was_silent = trial.line.is_silent
         try:
             await self._turn()
             if trial.delivery.is_wanted:
                 started_s = self._clock_s()
                 attempt = await trial.delivery.attempt()
-                self._judge(trial, attempt, self._clock_s() - started_s)
+                self._judge(trial.line, attempt, self._clock_s() - started_s)
         finally:
-            trial.line.active -= 1
             self._unproven_posts -= not is_prompt
             task = asyncio.current_task()
             assert task is not None, "runs as a task"
             self._posts.discard(task)
         if attempt is None or not trial.delivery.is_wanted or self._is_over(trial, attempt):
             self._forget(trial)
-        self._start_some()
+        if attempt is not None and was_silent and trial.line.is_silent:
+            self._start(self._rests, self._free_later(trial.line))
+        else:
+            self._free(trial.line)
 
-    def _judge(self, trial: _Trial, attempt: Attempt, took_s: float) -> None:
+    def _judge(self, line: _HostLine, attempt: Attempt, took_s: float) -> None:
         """Count the attempt, and note whether the host is silent or prompt."""
         self.attempts[attempt.end] = self.attempts.get(attempt.end, 0) + 1
-        host, line = trial.delivery.host, trial.line
+        self._ready[line.is_prompt].pop(line.host, None)
         line.is_silent = attempt.end == UNREACHABLE
-        was_prompt, line.is_prompt = line.is_prompt, not line.is_silent and took_s <= PROMPT_S
-        if line.is_prompt != was_prompt and self._ready[was_prompt].pop(host, None) is not None:
-            self._ready[line.is_prompt][host] = line
+        line.is_prompt = not line.is_silent and took_s <= PROMPT_S
+
+    def _free(self, line: _HostLine) -> None:
+        line.active -= 1
+        self._make_ready(line)
+        self._start_some()
+
+    async def _free_later(self, line: _HostLine) -> None:
+        """A host that stays silent is not tried again at once, whatever waits for it."""
+        await self._sleep(self._schedule.pause_s(1, self._jitter()))
+        self._free(line)
 
     def _is_over(self, trial: _Trial, attempt: Attempt) -> bool:
         """Whether a delivery that still is wanted has come to its end; if not, it is tried again after a pause."""
@@ -219,10 +228,13 @@ class Deliveries:
             trial.delivery.given_up(trial.failures, attempt.reason)
             return True
         pause_s = max(self._schedule.pause_s(trial.failures, self._jitter()), attempt.retry_after_s)
-        task = asyncio.create_task(self._pause(trial, min(pause_s, left_s)), name="webhook pause")
-        self._pauses.add(task)
-        task.add_done_callback(self._pauses.discard)
+        self._start(self._pauses, self._pause(trial, min(pause_s, left_s)))
         return False
+
+    def _start(self, tasks: set[asyncio.Task[None]], pause: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(pause, name="webhook pause")
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     async def _pause(self, trial: _Trial, pause_s: float) -> None:
         await self._sleep(pause_s)
@@ -250,7 +262,7 @@ class Deliveries:
         except TimeoutError:
             pass
         self._is_closing = True
-        rest = [*self._posts, *self._pauses]
+        rest = [*self._posts, *self._pauses, *self._rests]
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
