@@ -1,8 +1,8 @@
 """Which webhook is sent next, and when one that failed is tried again.
 
-Each host has a few places; a new host, or one that does not answer, has one until it answers, and one that stays silent
-is tried now and then only. Hosts that have not
-proven to be prompt (new, silent or slow ones) have at most half of all places together; the rest is for prompt hosts.
+Each host has a few places; a new host, or one that does not answer, has one until it answers, and pauses between
+attempts while it stays silent. Hosts that have not proven to be prompt (new, silent or slow ones) have at most half of
+all places together; the rest is for prompt hosts.
 Within a host senders (sessions) take turns. A delivery that is retried later waits in a timer and takes no place.
 """
 
