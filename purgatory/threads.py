@@ -1,13 +1,20 @@
-"""What the embedded purgatory and the timer share: a thread that advances time, and no use after a fork."""
+"""Threads: for the embedded purgatory and the timer, one that advances time, and no use after a fork; for the daemon,
+blocking calls that may hang.
+"""
 
+import asyncio
+import contextlib
 import logging
 import os
 import threading
 from collections.abc import Callable
-from typing import Final, NoReturn, Protocol
+from functools import partial
+from typing import Final, NoReturn, Protocol, TypeVar
 from weakref import WeakSet
 
-__all__ = ["ClockThread", "RefusedAfterFork", "UsedAfterFork", "refuse_after_fork"]
+__all__ = ["ClockThread", "RefusedAfterFork", "UsedAfterFork", "on_daemon_thread", "refuse_after_fork"]
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -112,3 +119,28 @@ class ClockThread(threading.Thread):
         self._wake.set()
         if threading.current_thread() is not self:
             self.join(STOP_TIMEOUT_S)
+
+
+async def on_daemon_thread(call: Callable[[], T]) -> T:
+    """Run a blocking call that may hang. Once this is cancelled nothing waits for it: the end of the process does not
+    wait for daemon threads, but does for those of an executor.
+    """
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def settle(set_it: Callable[[], None]) -> None:
+        if not result.done():
+            set_it()
+
+    def run() -> None:
+        try:
+            value = call()
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            outcome = partial(result.set_exception, error)
+        else:
+            outcome = partial(result.set_result, value)
+        with contextlib.suppress(RuntimeError):  # the loop was closed in the meantime
+            loop.call_soon_threadsafe(settle, outcome)
+
+    threading.Thread(target=run, name="blocking call", daemon=True).start()
+    return await result

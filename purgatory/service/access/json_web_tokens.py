@@ -13,6 +13,7 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
@@ -53,7 +54,6 @@ FETCH_AGAIN_S: Final = 5.0
 """While there are no keys at all; and a token signed with an unknown key has them fetched no sooner after the last
 time."""
 KEY_SET_BYTES_MAX: Final = 1024 * 1024
-OK: Final = 200
 
 
 class BadToken(Exception):
@@ -115,7 +115,7 @@ class JsonWebTokens:
         answer = await self._outbound.exchange("GET", self._source, [(b"connection", b"close")])
         if 300 <= answer.status < 400:
             raise ValueError(f"HTTP {answer.status}: redirects are not followed; set access.jwt_keys to the final URL")
-        if answer.status != OK:
+        if answer.status != HTTPStatus.OK:
             raise ValueError(f"HTTP {answer.status}")
         if not answer.is_whole:
             raise ValueError(f"the answer has more than {KEY_SET_BYTES_MAX} bytes")

@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
 import time
 from collections import defaultdict
-from contextlib import suppress
 from typing import Final, NamedTuple
 
 import requests
@@ -30,6 +28,7 @@ from purgatory.engine.completions import Completions
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.sessions.session import Session
 from purgatory.service.tracing.call_trace import CALL_TRACE, TRACEPARENT, TRACESTATE
+from purgatory.threads import on_daemon_thread
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -67,22 +66,10 @@ class WaitSpans(Listener):
         return self._count * WAIT_BYTES
 
     async def close(self) -> None:
-        """Send the remaining spans, as far as the receiver takes them within `CLOSE_S`.
-
-        On a daemon thread: the library waits 30 s for a receiver that does not answer, and the end of the process waits
-        for the threads of an executor.
-        """
-        loop, closed = asyncio.get_running_loop(), asyncio.Event()
-
-        def shut_down() -> None:
-            self._provider.shutdown()
-            with suppress(RuntimeError):  # the loop was closed in the meantime
-                loop.call_soon_threadsafe(closed.set)
-
-        threading.Thread(target=shut_down, name="last spans", daemon=True).start()
+        """Send the remaining spans, as far as the receiver takes them within `CLOSE_S`: the library waits for 30 s."""
         try:
             async with asyncio.timeout(CLOSE_S):
-                await closed.wait()
+                await on_daemon_thread(self._provider.shutdown)
         except TimeoutError:
             LOGGER.warning("the last spans were not delivered: the receiver did not answer within %g s", CLOSE_S)
 

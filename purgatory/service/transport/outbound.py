@@ -10,12 +10,12 @@ import socket
 import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import httpcore
 
 from purgatory.service.fair_queue import Turn, next_loop_turn
+from purgatory.threads import on_daemon_thread
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 """Returns the addresses of a host, the preferred one first. Raises OSError."""
@@ -24,6 +24,7 @@ ChooseAddresses = Callable[[str, Sequence[str]], Sequence[str]]
 """Returns those addresses of a host that may be connected to, at least one, or raises an error of its own."""
 
 LOOKUPS_MAX: Final = 64
+_LOOKUPS: Final = threading.BoundedSemaphore(LOOKUPS_MAX)
 READ_BYTES: Final = 2_048
 """The HTTP parser handles what one read returned without yielding: 80 interim responses (`100 Continue`) of 25 bytes
 take it half a millisecond, those of the 64 KiB that the library asks for 16 ms.
@@ -48,6 +49,27 @@ class Answer(NamedTuple):
     """False: the body was longer than the limit; `body` is its beginning."""
 
 
+class AnswerTooLong(httpcore.ReadError):
+    """The answer has more bytes than allowed: headers, interim responses and body together."""
+
+
+async def system_addresses(host: str, port: int) -> list[str]:
+    """`Resolve` by the system."""
+
+    def look_up() -> list[str]:
+        if not _LOOKUPS.acquire(blocking=False):
+            raise OSError(f"{LOOKUPS_MAX} other names are being looked up; try again later")
+        try:
+            entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except UnicodeError as error:
+            raise OSError(f"not a host name: {error}") from None
+        finally:
+            _LOOKUPS.release()
+        return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
+
+    return await on_daemon_thread(look_up)
+
+
 class Outbound:
     """A client for exchanges that obey the rule. Connections are kept for a while; `close` it at the end.
 
@@ -61,7 +83,7 @@ class Outbound:
         timeout_s: float,
         answer_bytes_max: int,
         ssl_context: ssl.SSLContext,
-        resolve: Resolve | None = None,
+        resolve: Resolve = system_addresses,
         choose: ChooseAddresses = lambda _host, addresses: addresses,
         connections_max: int = 1,
         proxy_url: str | None = None,
@@ -72,7 +94,7 @@ class Outbound:
             ssl_context,
             max_connections=connections_max,
             keepalive_expiry=KEPT_S,
-            network_backend=_Network(resolve or SystemResolver(), choose, answer_bytes_max, turn),
+            network_backend=_Network(resolve, choose, answer_bytes_max, turn),
             proxy=None if proxy_url is None else httpcore.Proxy(proxy_url),
         )
 
@@ -104,49 +126,7 @@ class Outbound:
         await self._pool.aclose()
 
 
-class AnswerTooLong(httpcore.ReadError):
-    """The answer has more bytes than allowed: headers, interim responses and body together."""
-
-
-class SystemResolver:
-    """Asks the system, on a daemon thread for each lookup: one that hangs delays neither other lookups nor the end of
-    the process, which waits for the threads of an executor.
-    """
-
-    def __init__(self) -> None:
-        self._lookups = 0
-
-    async def __call__(self, host: str, port: int) -> list[str]:
-        if self._lookups >= LOOKUPS_MAX:
-            raise OSError(f"{LOOKUPS_MAX} other names are being looked up; try again later")
-        self._lookups += 1
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[list[str]] = loop.create_future()
-
-        def look_up() -> None:
-            found: list[str] | OSError
-            try:
-                entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-                found = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
-            except (OSError, UnicodeError) as error:  # UnicodeError: not a host name
-                found = error if isinstance(error, OSError) else OSError(str(error))
-            with suppress(RuntimeError):  # the loop was closed in the meantime
-                loop.call_soon_threadsafe(self._answered, answer, found)
-
-        threading.Thread(target=look_up, name="name lookup", daemon=True).start()
-        return await answer
-
-    def _answered(self, answer: asyncio.Future[list[str]], found: list[str] | OSError) -> None:
-        self._lookups -= 1
-        if answer.done():  # cancelled: the deadline has passed
-            return
-        if isinstance(found, OSError):
-            answer.set_exception(found)
-        else:
-            answer.set_result(found)
-
-
-class _Network(httpcore.AsyncNetworkBackend):
+class _Network(httpcore.AnyIOBackend):
     """Resolves a host once per connection and connects to one of the addresses chosen from the result, so a name that
     changes its meaning between check and connection gains nothing. TLS still verifies the certificate for the name.
     """
@@ -156,7 +136,6 @@ class _Network(httpcore.AsyncNetworkBackend):
         self._choose: Final = choose
         self._answer_bytes_max: Final = answer_bytes_max
         self._turn: Final = turn
-        self._network: Final = httpcore.AnyIOBackend()
 
     async def connect_tcp(
         self,
@@ -173,15 +152,12 @@ class _Network(httpcore.AsyncNetworkBackend):
         failed: httpcore.ConnectError | None = None
         for address in self._choose(host, addresses):
             try:
-                stream = await self._network.connect_tcp(address, port, timeout, local_address, socket_options)
+                stream = await super().connect_tcp(address, port, timeout, local_address, socket_options)
             except httpcore.ConnectError as error:
                 failed = error
             else:
                 return _BoundedStream(stream, self._answer_bytes_max, self._turn)
         raise failed or httpcore.ConnectError(f"{host} has no address")
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
 
 class _BoundedStream(httpcore.AsyncNetworkStream):

@@ -64,10 +64,6 @@ class DeadLetters:
             self._forget(number)
             self._changed(number, b"")
 
-    def find(self, webhook_id: str) -> webhook_pb2.DeadLetter | None:
-        number = self._number_of.get(webhook_id)
-        return None if number is None else self._letters[number]
-
     def above(self, number: int) -> Iterator[tuple[int, webhook_pb2.DeadLetter]]:
         """Letters of higher numbers, in order."""
         for candidate in sorted(self._letters):

@@ -40,14 +40,13 @@ class WebhookPoster:
     def __init__(
         self,
         rules: CallbackRules,
-        resolve: Resolve | None,
+        resolve: Resolve,
         *,
         timeout_ms: int,
         posts_max: int,
         ssl_context: ssl.SSLContext,
         turn: Turn = next_loop_turn,
     ) -> None:
-        """`resolve`: None for the system's resolver."""
         self._rules: Final = rules
         self._outbound: Final = Outbound(
             timeout_s=timeout_ms / 1_000,

@@ -20,7 +20,7 @@ from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.statuses import invalid_argument
 from purgatory.service.sessions.session import Callback, Session
 from purgatory.service.settings import WebhooksSettings
-from purgatory.service.transport.outbound import Resolve
+from purgatory.service.transport.outbound import Resolve, system_addresses
 from purgatory.service.webhooks.callback_rules import CallbackNotAllowed, CallbackRules
 from purgatory.service.webhooks.callback_stream import CallbackStream
 from purgatory.service.webhooks.dead_letters import DeadLetters
@@ -50,7 +50,7 @@ QUEUE_KEY: Final = "\0webhooks"
 class Webhooks(Listener):
     """Sends the results of sessions with a callback. A listener of its host for its metrics and what it holds."""
 
-    def __init__(self, host: Host, settings: WebhooksSettings, resolve: Resolve | None = None) -> None:
+    def __init__(self, host: Host, settings: WebhooksSettings, resolve: Resolve = system_addresses) -> None:
         """Raises `CannotSendWebhooks`."""
         self._host: Final = host
         self._rules: Final = CallbackRules(
