@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import ssl
 from pathlib import Path
@@ -161,19 +162,25 @@ async def test_the_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPa
     asked: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append(await reader.readline())
+        asked.extend((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n"))
         writer.close()
 
     proxy = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with proxy:
-        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}")
-        with pytest.raises(KeySetError):
-            await JsonWebTokens("https://issuer.invalid/keys", ISSUER, AUDIENCE, "sub").load()
-        assert asked == [b"CONNECT issuer.invalid:443 HTTP/1.1\r\n"]
+        address = f"127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+        for variable in (f"http://us%65r:secret@{address}", address):
+            asked.clear()
+            monkeypatch.setenv("https_proxy", variable)
+            with pytest.raises(KeySetError):
+                await JsonWebTokens("https://issuer.invalid/keys", ISSUER, AUDIENCE, "sub").load()
+            assert asked[0] == b"CONNECT issuer.invalid:443 HTTP/1.1"
+            credential = b"Proxy-Authorization: Basic " + base64.b64encode(b"user:secret")
+            assert (credential in asked) == ("secret" in variable)
+        asked.clear()
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         with pytest.raises(KeySetError, match="ConnectError"):
             await tokens_from(1).load()
-    assert len(asked) == 1
+    assert not asked
 
 
 @pytest.mark.slow  # the start waits for the issuer's deadline

@@ -11,6 +11,7 @@ import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 import httpcore
 
@@ -95,7 +96,7 @@ class Outbound:
             max_connections=connections_max,
             keepalive_expiry=KEPT_S,
             network_backend=_Network(resolve, choose, answer_bytes_max, turn),
-            proxy=None if proxy_url is None else httpcore.Proxy(proxy_url),
+            proxy=None if proxy_url is None else _proxy(proxy_url),
         )
 
     async def exchange(self, method: str, url: str, headers: Headers, body: bytes = b"") -> Answer:
@@ -124,6 +125,13 @@ class Outbound:
 
     async def close(self) -> None:
         await self._pool.aclose()
+
+
+def _proxy(url: str) -> httpcore.Proxy:
+    """Of a variable such as https_proxy: the scheme may be missing, and a user with a password be there."""
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    auth = None if parts.username is None else (unquote(parts.username), unquote(parts.password or ""))
+    return httpcore.Proxy(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}", auth)
 
 
 class _Network(httpcore.AnyIOBackend):

@@ -193,12 +193,12 @@ class Deliveries:
             task = asyncio.current_task()
             assert task is not None, "runs as a task"
             self._posts.discard(task)
+            if attempt is not None and was_silent and trial.line.is_silent:
+                self._start(self._rests, self._free_later(trial.line))
+            else:
+                self._free(trial.line)
         if attempt is None or not trial.delivery.is_wanted or self._is_over(trial, attempt):
             self._forget(trial)
-        if attempt is not None and was_silent and trial.line.is_silent:
-            self._start(self._rests, self._free_later(trial.line))
-        else:
-            self._free(trial.line)
 
     def _judge(self, line: _HostLine, attempt: Attempt, took_s: float) -> None:
         """Count the attempt, and note whether the host is silent or prompt."""
