@@ -9,7 +9,8 @@ Time is an argument (monotonic seconds). These are the rules of a session:
   before a connection was lost, or before an attempt to connect failed, goes out with its remaining time.
 - When the daemon no longer knows the session (it has restarted, or the session's time to live is over), everything
   pending is registered again under the same ids, with its remaining time. A wait without a timeout of its own gets the
-  daemon's default once more.
+  daemon's default once more. The sequence number of the last result is sent with the incarnation that it belongs to, so
+  it acknowledges nothing in another one.
 - A repeated result is dropped by its sequence number, and a result that nobody waits for by its id. So each wait ends
   once.
 - A wait whose id somebody else has used in this session fails at once, since no result would ever come for it.
@@ -57,6 +58,8 @@ class SessionCore:
         self.session_id: Final = session_id
         self.pending_max: Final = pending_max
         self.opened = False
+        self.incarnation = ""
+        """Of the session when it was last opened; empty: not known."""
         self.going_away: int | None = None
         self.heartbeat_interval = 1.0
         self._table = PendingWaits()
@@ -109,9 +112,7 @@ class SessionCore:
         One that is not pending here is ignored: it may have ended, or been drained, while its caller was cancelled.
         """
         if self._table.take(wait):
-            operation_ids: Sequence[int] = [wait.operation_id]
-            if isinstance(wait, WaitColumns):
-                operation_ids = wait.ids_of(wait.pending_positions())
+            operation_ids = _pending_ids(wait)
             self._cancelling |= dict.fromkeys(operation_ids)
             self._cancels.extend(operation_ids)
         elif wait in (queue := self._unsent.get(batch_key(wait), {})):
@@ -147,10 +148,7 @@ class SessionCore:
         for wait in self._overdue.visit(self._due_at, heard_at):
             error = no_answer()
             if wait in self._table:
-                operation_ids: Sequence[int] = [wait.operation_id]
-                if isinstance(wait, WaitColumns):
-                    operation_ids = wait.ids_of(wait.pending_positions())
-                for operation_id in operation_ids:
+                for operation_id in _pending_ids(wait):
                     self._table.refuse(operation_id, error, ended)
             elif wait in (queue := self._unsent.get(batch_key(wait), {})):
                 del queue[wait]
@@ -228,7 +226,13 @@ class SessionCore:
 
     def open_message(self) -> wire.SessionRequest:
         """The first message of a new connection."""
-        opening = wire.OpenSession(session_id=self.session_id, last_sequence=self._sequence.last, columns=True)
+        self.going_away = None
+        opening = wire.OpenSession(
+            session_id=self.session_id,
+            last_sequence=self._sequence.last,
+            columns=True,
+            incarnation=self.incarnation,
+        )
         return wire.SessionRequest(open=opening)
 
     def connection_lost(self, now: float) -> None:
@@ -249,8 +253,8 @@ class SessionCore:
         if which == "receipt":
             return self._on_receipt(message.receipt, now)
         if which == "opened":
-            self._on_opened(message.opened, now)
-        elif which == "cancelled":
+            return self._on_opened(message.opened, now)
+        if which == "cancelled":
             self._on_cancelled(message.cancelled)
         elif which == "going_away":
             self.going_away = message.going_away.reason
@@ -281,7 +285,7 @@ class SessionCore:
 
     # Messages in
 
-    def _on_opened(self, opened: wire.SessionOpened, now: float) -> None:
+    def _on_opened(self, opened: wire.SessionOpened, now: float) -> list[Ended]:
         highest = opened.highest_operation_id
         if self._has_outbox and highest > self._sent_id:
             raise OutboxError(
@@ -294,12 +298,23 @@ class SessionCore:
             self._cancelling.clear()
         else:
             self._sequence.opened()
+        ended: list[Ended] = []
+        if highest and not opened.resumed:
+            # Somebody else has created the session again: ids up to `highest` are theirs, and so are the results.
+            error = OperationIdInUse(
+                f"session {self.session_id} was created again and somebody else registers in it: ids up to {highest} "
+                "are in use"
+            )
+            for wait in self._table.entries():
+                for operation_id in _pending_ids(wait):
+                    if operation_id <= highest:
+                        self._table.refuse(operation_id, error, ended)
+        self.incarnation = opened.incarnation
         self._known = self.opened = True
         self._opened_at = self._receipt_at = now
         self._receipted_id = highest
         if opened.timeout_ms_default > 0:
             self._timeout_default = opened.timeout_ms_default / 1_000
-        self.going_away = None
         self._sent_at = now
         self.heartbeat_interval = max(0.01, opened.heartbeat_interval_ms / 1_000)
         if opened.operations_per_batch_max > 0:
@@ -312,6 +327,7 @@ class SessionCore:
         self._plan = deque(self._table.chunks_above(highest, self._chunk_max))
         self._cancelling = {operation_id: None for operation_id in self._cancelling if operation_id <= highest}
         self._cancels = list(self._cancelling)
+        return ended
 
     def _on_receipt(self, receipt: wire.Receipt, now: float) -> list[Ended]:
         chunk = self._unreceipted.pop(receipt.batch_id, None)
@@ -418,6 +434,11 @@ class SessionCore:
         outcomes = chunk.batch.outcomes
         positions = [position for position in chunk.positions if outcomes[position] == Outcome.PENDING]
         return WaitChunk([], chunk.batch, positions) if positions else None
+
+
+def _pending_ids(wait: Entry) -> Sequence[int]:
+    """Ids of the operations of a wait or batch that have not ended."""
+    return wait.ids_of(wait.pending_positions()) if isinstance(wait, WaitColumns) else [wait.operation_id]
 
 
 def _arrived(batch: wire.ResultBatch) -> list[ResultsArrived]:
