@@ -27,7 +27,7 @@ from itertools import chain, islice
 from typing import Final
 
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory_client.errors import LimitExceeded, OperationIdInUse, OutboxError
+from purgatory_client.errors import LimitExceeded, OperationIdInUse, OutboxCopied
 from purgatory_client.many import Entry, WaitColumns
 from purgatory_client.results import Outcome
 from purgatory_client.session.overdue_waits import GRACE, OverdueWaits, due_after, no_answer
@@ -84,7 +84,6 @@ class SessionCore:
         """Everything up to this id has reached the daemon."""
         self._ending = False
         self._has_outbox = False
-        self._sent_id = 0
         self.written_id = OPERATION_ID_MAX
         """With an outbox: the highest id that is in its file. Nothing above it is sent."""
 
@@ -178,7 +177,7 @@ class SessionCore:
 
     # For the outbox
 
-    def restore(self, entries: Sequence[Entry], next_id: int, now: float) -> None:
+    def restore(self, entries: Sequence[Entry], next_id: int, now: float, incarnation: str = "") -> None:
         """Resume what an outbox holds of the session, in the order of ids.
 
         Results count from wherever the daemon's next batch says: the file does not keep the number of the last one.
@@ -189,7 +188,8 @@ class SessionCore:
             self._table.start_after(entry.operation_id - 1)
             self._table.add(entry)
         self._table.start_after(next_id - 1)
-        self.written_id = self._sent_id = next_id - 1
+        self.written_id = next_id - 1
+        self.incarnation = incarnation
         self._sequence.restart()
         self._lost_at = now
 
@@ -199,6 +199,16 @@ class SessionCore:
         for arrived in _arrived(batch):
             self._table.end(arrived, 0, ended)
         return ended
+
+    def check_names(self, batch: wire.ResultBatch) -> None:
+        """Raise OutboxCopied if a result is of other partitions or keys than the wait with its id."""
+        for arrived in _arrived(batch):
+            operation_id = self._table.find_foreign(arrived)
+            if operation_id is not None:
+                raise OutboxCopied(
+                    f"the result of operation {operation_id} of session {self.session_id} has other partitions or keys "
+                    "than the wait: another program uses a copy of this outbox. Give each program an outbox of its own"
+                )
 
     def stage(self) -> list[Entry]:
         """Give ids to everything unsent and return it in the order of ids, to be written to the outbox."""
@@ -287,11 +297,6 @@ class SessionCore:
 
     def _on_opened(self, opened: wire.SessionOpened, now: float) -> list[Ended]:
         highest = opened.highest_operation_id
-        if self._has_outbox and highest > self._sent_id:
-            raise OutboxError(
-                f"the daemon knows operations of this session up to {highest}, the outbox has sent only those up to "
-                f"{self._sent_id}: it is an older copy of the file"
-            )
         if self._known and not opened.resumed:
             # The daemon has forgotten the session, and with it all that was to be cancelled.
             self._sequence.restart()
@@ -400,7 +405,6 @@ class SessionCore:
             fill_with_waits(message.register.columns, chunk.waits, self._lost_at, now)
         else:
             fill_with_many(message.register.columns, chunk.batch, chunk.positions, self._lost_at, now)
-        self._sent_id = max(self._sent_id, chunk.last_id)
         self._unreceipted[self._next_batch_id] = chunk
         self._next_batch_id += 1
         return message
