@@ -121,10 +121,19 @@ class ClockThread(threading.Thread):
             self.join(STOP_TIMEOUT_S)
 
 
+BLOCKING_CALLS_MAX: Final = 64
+_blocking_calls: Final[set[threading.Thread]] = set()
+
+
 async def on_daemon_thread(call: Callable[[], T]) -> T:
     """Run a blocking call that may hang. Once this is cancelled nothing waits for it: the end of the process does not
     wait for daemon threads, but does for those of an executor.
+
+    Raises OSError while `BLOCKING_CALLS_MAX` others run, and whatever the call raises.
     """
+    _blocking_calls.difference_update([thread for thread in _blocking_calls if not thread.is_alive()])
+    if len(_blocking_calls) >= BLOCKING_CALLS_MAX:
+        raise OSError(f"{BLOCKING_CALLS_MAX} other blocking calls are running; try again later")
     loop = asyncio.get_running_loop()
     result: asyncio.Future[T] = loop.create_future()
 
@@ -142,5 +151,7 @@ async def on_daemon_thread(call: Callable[[], T]) -> T:
         with contextlib.suppress(RuntimeError):  # the loop was closed in the meantime
             loop.call_soon_threadsafe(settle, outcome)
 
-    threading.Thread(target=run, name="blocking call", daemon=True).start()
+    thread = threading.Thread(target=run, name="blocking call", daemon=True)
+    thread.start()
+    _blocking_calls.add(thread)
     return await result

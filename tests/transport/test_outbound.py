@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from purgatory.service.transport import outbound
+from purgatory import threads
 from purgatory.service.transport.outbound import system_addresses
 
 
@@ -31,14 +31,15 @@ async def test_lookups_that_hang_are_limited_and_not_waited_for(monkeypatch: pyt
         answered.wait(30)
         return []
 
-    monkeypatch.setattr(outbound, "_LOOKUPS", threading.BoundedSemaphore(2))
+    monkeypatch.setattr(threads, "BLOCKING_CALLS_MAX", 2)
+    monkeypatch.setattr(threads, "_blocking_calls", set())
     monkeypatch.setattr(socket, "getaddrinfo", hang)
     lookups = [asyncio.ensure_future(system_addresses("hangs.example", 80)) for _ in range(2)]
     for _ in lookups:
         assert await asyncio.to_thread(hanging.acquire, timeout=30)
     for lookup in lookups:
         lookup.cancel()
-    with pytest.raises(OSError, match="other names are being looked up"):
+    with pytest.raises(OSError, match="2 other blocking calls are running"):
         await system_addresses("c.example", 80)
     answered.set()
 

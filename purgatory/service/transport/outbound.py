@@ -8,7 +8,6 @@ the event loop. What these servers send is as untrusted as what callers send.
 import asyncio
 import socket
 import ssl
-import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -24,8 +23,6 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 ChooseAddresses = Callable[[str, Sequence[str]], Sequence[str]]
 """Returns those addresses of a host that may be connected to, at least one, or raises an error of its own."""
 
-LOOKUPS_MAX: Final = 64
-_LOOKUPS: Final = threading.BoundedSemaphore(LOOKUPS_MAX)
 READ_BYTES: Final = 2_048
 """The HTTP parser handles what one read returned without yielding: 80 interim responses (`100 Continue`) of 25 bytes
 take it half a millisecond, those of the 64 KiB that the library asks for 16 ms.
@@ -58,14 +55,10 @@ async def system_addresses(host: str, port: int) -> list[str]:
     """`Resolve` by the system."""
 
     def look_up() -> list[str]:
-        if not _LOOKUPS.acquire(blocking=False):
-            raise OSError(f"{LOOKUPS_MAX} other names are being looked up; try again later")
         try:
             entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except UnicodeError as error:
             raise OSError(f"not a host name: {error}") from None
-        finally:
-            _LOOKUPS.release()
         return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
     return await on_daemon_thread(look_up)
