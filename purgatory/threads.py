@@ -3,12 +3,11 @@ blocking calls that may hang.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import threading
 from collections.abc import Callable
-from functools import partial
+from concurrent.futures import Future
 from typing import Final, NoReturn, Protocol, TypeVar
 from weakref import WeakSet
 
@@ -134,24 +133,16 @@ async def on_daemon_thread(call: Callable[[], T]) -> T:
     _blocking_calls.difference_update([thread for thread in _blocking_calls if not thread.is_alive()])
     if len(_blocking_calls) >= BLOCKING_CALLS_MAX:
         raise OSError(f"{BLOCKING_CALLS_MAX} other blocking calls are running; try again later")
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[T] = loop.create_future()
-
-    def settle(set_it: Callable[[], None]) -> None:
-        if not result.done():
-            set_it()
+    result: Future[T] = Future()
+    result.set_running_or_notify_cancel()  # from here on it cannot be cancelled, only left alone
 
     def run() -> None:
         try:
-            value = call()
+            result.set_result(call())
         except Exception as error:  # noqa: BLE001 - the caller gets it
-            outcome = partial(result.set_exception, error)
-        else:
-            outcome = partial(result.set_result, value)
-        with contextlib.suppress(RuntimeError):  # the loop was closed in the meantime
-            loop.call_soon_threadsafe(settle, outcome)
+            result.set_exception(error)
 
     thread = threading.Thread(target=run, name="blocking call", daemon=True)
     thread.start()
     _blocking_calls.add(thread)
-    return await result
+    return await asyncio.wrap_future(result)

@@ -98,23 +98,22 @@ class Outbound:
         Raises:
             NoAnswer: The server is unreachable, too slow, or broke the protocol.
         """
+        content, is_whole = bytearray(), True
         try:
-            async with asyncio.timeout(self._timeout_s):
-                return await self._exchange(method, url, headers, body)
+            async with (
+                asyncio.timeout(self._timeout_s),
+                self._pool.stream(method, url, headers=headers, content=body or None) as response,
+            ):
+                try:
+                    async for part in response.aiter_stream():
+                        content += part
+                except AnswerTooLong:  # the status is known, and counts
+                    is_whole = False
+                return Answer(response.status, response.headers, bytes(content), is_whole)
         except TimeoutError:
             raise NoAnswer(f"no answer within {self._timeout_s:g} s") from None
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.ProxyError, OSError) as error:
             raise NoAnswer(f"{type(error).__name__}: {error}") from None
-
-    async def _exchange(self, method: str, url: str, headers: Headers, body: bytes) -> Answer:
-        content, is_whole = bytearray(), True
-        async with self._pool.stream(method, url, headers=headers, content=body or None) as response:
-            try:
-                async for part in response.aiter_stream():
-                    content += part
-            except AnswerTooLong:  # the status is known, and counts
-                is_whole = False
-            return Answer(response.status, response.headers, bytes(content), is_whole)
 
     async def close(self) -> None:
         await self._pool.aclose()
