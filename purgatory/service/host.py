@@ -61,10 +61,8 @@ class Host:
 
     def __init__(self, engine: Engine, clock: Clock, settings: HostSettings, *listeners: Listener) -> None:
         self.engine: Final = engine
-        self.clock: Final = clock
-        """For sessions and streams."""
         self.time: Final = EngineTime(clock)
-        """For the engine."""
+        """The only time that callers of the host can read: the clock itself may be behind the engine."""
         self.settings: Final = settings
         self.listeners: Final = list(listeners)
         """Everything that is notified of this host's work. Add to it before anything happens."""
@@ -87,7 +85,7 @@ class Host:
         self.sources: Final = SourceTable()
         """Which marks nobody can see, and why: `sources.stale(name, now_ms)`."""
         limits = settings.limits
-        self.source_links: Final = SourceLinks(engine, self.sources, clock.now_ms, limits.sources_max)
+        self.source_links: Final = SourceLinks(engine, self.sources, self.time.now_ms, limits.sources_max)
         self.shares.budget.calls = lambda: len(self.unary_waits) + self.sessions.stream_count
         self.shares.budget.queues = lambda: (
             self.source_links.held_bytes() + sum(listener.held_bytes() for listener in self.listeners)
@@ -388,7 +386,7 @@ class Host:
         While it is ahead nothing expires, so what is due expires first: otherwise a steady stream of registrations, one
         in every millisecond, would hold all expiries back.
         """
-        if 0 <= self.engine.next_expiration_ms() <= self.clock.now_ms():
+        if 0 <= self.engine.next_expiration_ms() <= self.time.now_ms():
             self._expire_slice()
         return self.time.registration_ms()
 

@@ -71,7 +71,7 @@ async def test_a_batch_of_events_goes_in_slices_with_the_loop_free_in_between(mo
 async def test_an_earlier_deadline_wakes_the_reaper() -> None:
     """A wait of 20 ms ends in time although the reaper had gone to sleep for one of an hour."""
     async with serving() as served:
-        session, _ = served.host.sessions.open("s", served.host.clock.now_ms())
+        session, _ = served.host.sessions.open("s", served.host.time.now_ms())
         served.host.register(session, [produces(1, "a", 3_600_000)], [])
         await asyncio.sleep(0)
         answer = await served.stub.Wait(wire.WaitRequest(operation=produce(1, "b", 1, 20)))

@@ -104,7 +104,7 @@ class Webhooks(Listener):
     def detach_if_finished(self, session: Session) -> None:
         """Lets a session's time to live begin once nothing of it waits. To be called when that may have come about."""
         if isinstance(session.stream, CallbackStream) and session.is_finished and not session.dropped:
-            self._host.sessions.detach_callback(session, self._host.clock.now_ms())
+            self._host.sessions.detach_callback(session, self._host.time.now_ms())
 
     def _start(self, session: Session, callback: Callback) -> None:
         try:
