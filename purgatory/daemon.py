@@ -287,7 +287,7 @@ class Daemon:
             raise unauthenticated("a client certificate is needed")
 
     def _is_ready(self) -> bool:
-        return self._serving and not self._host.draining
+        return self._serving and not self._host.draining and self._host.journal.why_closed() is None
 
     def _bind_grpc(self) -> str:
         address = self.settings.grpc.address

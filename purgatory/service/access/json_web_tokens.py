@@ -23,6 +23,7 @@ from joserfc.jwt import JWTClaimsRegistry
 
 from purgatory.service.access.errors import AccessError
 from purgatory.service.access.tokens import PRINCIPAL_LENGTH_MAX
+from purgatory.service.regular_files import read_regular_file
 from purgatory.service.rpc.statuses import unavailable
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -169,7 +170,7 @@ def _key_id(token: str) -> str:
 
 def _content_of(source: str) -> bytes:
     if "://" not in source:
-        return Path(source).read_bytes()
+        return read_regular_file(Path(source))
     if not source.startswith("https://"):
         raise ValueError("the URL of a key set must be https")
     with urllib.request.urlopen(source, timeout=FETCH_TIMEOUT_S) as answer:  # noqa: S310 - https only, see above

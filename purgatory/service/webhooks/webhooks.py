@@ -17,6 +17,7 @@ from purgatory.service.access.watched_file import WatchedFile
 from purgatory.service.fair_queue import REGISTRATIONS
 from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Listener
+from purgatory.service.regular_files import read_regular_file
 from purgatory.service.rpc.statuses import invalid_argument
 from purgatory.service.sessions.session import Callback, Session
 from purgatory.service.settings import WebhooksSettings
@@ -254,8 +255,10 @@ def _ssl_context(settings: WebhooksSettings) -> ssl.SSLContext:
     if not settings.allowed_hosts:
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
-        return ssl.create_default_context(cafile=settings.ca_file)
-    except OSError as error:
+        if settings.ca_file is None:
+            return ssl.create_default_context()
+        return ssl.create_default_context(cadata=read_regular_file(settings.ca_file).decode("ascii"))
+    except (OSError, ValueError) as error:
         raise CannotSendWebhooks(f"cannot read {settings.ca_file} (webhooks.ca_file): {error}") from None
 
 
