@@ -43,6 +43,7 @@ from purgatory.service.sessions.refused import (
 from purgatory.service.sessions.session import Session
 from purgatory.service.sessions.session_table import Sessions
 from purgatory.service.sessions.unary_waits import UnaryWaits
+from purgatory.service.sessions.waiting_callers import WaitingCallers
 from purgatory.service.settings import HostSettings
 from purgatory.service.slices import WORK_PER_SLICE
 from purgatory.service.sources.blind_reaper import BlindReaper
@@ -78,6 +79,7 @@ class Host:
         """Sessions that are gone but for their pending operations."""
         self.sessions: Final = Sessions(engine, settings, self.listeners, self.holds, self._end_dropped, self.shares)
         self.unary_waits: Final = UnaryWaits(engine)
+        self.waiting_callers: Final = WaitingCallers()
         self.retry_advice: Final = RetryAdvice(engine, self.time)
         self.admission: Final = Admission(settings.limits, self.listeners, self.shares, self.retry_advice)
         self._registrations: Final = Registrations(self.time, self.listeners, self.admission, self._register_in_session)
@@ -457,6 +459,7 @@ class Host:
                     await asyncio.sleep(0)
                     now_ms = self.time.now_ms()
                 self.deliver()
+                await self.waiting_callers.check_some()
                 for listener in self.listeners:
                     listener.tick()
             except Exception:

@@ -57,6 +57,7 @@ class PurgatoryServicer(InspectionCalls):
                 if run is None:
                     raise invalid_argument("operation.condition", NO_CONDITION)
                 self._host.register_unary_wait(run, call.account)
+            self._host.waiting_callers.add(future, call.recheck)
             part = await future
         with watched:
             response = wire.WaitResponse()
