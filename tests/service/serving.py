@@ -30,7 +30,7 @@ from purgatory.service.translate.events import IncomingEvents
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 def check_counts(status: wire.GetStatusResponse) -> None:
