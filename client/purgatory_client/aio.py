@@ -18,7 +18,7 @@ from purgatory_client.marks import Marks, events_of
 from purgatory_client.method_docs import described
 from purgatory_client.outbox.outbox_file import OutboxFile
 from purgatory_client.outbox.ticket import Ticket
-from purgatory_client.results import Result, ResultColumns
+from purgatory_client.results import Result, ResultColumns, already_satisfied
 from purgatory_client.session.channel import ChannelSecurity, Pem, Token
 from purgatory_client.session.event_sender import EventSender
 from purgatory_client.session.event_stream import EventStream
@@ -202,10 +202,10 @@ class AsyncClient(SingleCalls):
         timeout: float | None = None,  # noqa: ASYNC109 - the operation's own
         fail_when_blind: float | None = None,
     ) -> Result:
-        """Wait until positions are reached: those of `ends`, or a token.
+        """Wait until positions are reached: those of `ends`, or a token. Without any positions, return at once.
 
         Args:
-            positions: What is to be reached.
+            positions: The offsets to wait for.
             timeout: As for `produce`.
             fail_when_blind: As for `produce`.
 
@@ -213,6 +213,8 @@ class AsyncClient(SingleCalls):
             InvalidRequest: The text is not a token.
         """
         chosen = Positions.of_token(positions) if isinstance(positions, str) else positions
+        if not chosen.offsets:
+            return already_satisfied()
         result = await self._wait(chosen.wait(timeout=timeout, fail_when_blind=fail_when_blind))
         assert isinstance(result, Result), f"Result was due, not {result!r}"
         return result
