@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from purgatory.service.regular_files import read_regular_file
+from purgatory.service.access.watched_file import read_regular_file
 from purgatory.service.settings import ENVIRONMENT_PREFIX, Settings, SettingsGroup
 
 CLIENT_VARIABLES: Final = frozenset(("PURGATORY_TLS_CA", "PURGATORY_TLS_CERTIFICATE", "PURGATORY_TLS_KEY"))

@@ -23,7 +23,7 @@ from joserfc.jwt import JWTClaimsRegistry
 
 from purgatory.service.access.errors import AccessError
 from purgatory.service.access.tokens import PRINCIPAL_LENGTH_MAX
-from purgatory.service.regular_files import read_regular_file
+from purgatory.service.access.watched_file import read_regular_file
 from purgatory.service.rpc.statuses import unavailable
 
 LOGGER: Final = logging.getLogger(__name__)

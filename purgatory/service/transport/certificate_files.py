@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from purgatory.service.regular_files import read_regular_file
+from purgatory.service.access.watched_file import read_regular_file
 from purgatory.service.settings import TlsSettings
 
 RevokedSerials = frozenset[tuple[bytes, int]]

@@ -13,11 +13,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
-from purgatory.service.access.watched_file import WatchedFile
+from purgatory.service.access.watched_file import WatchedFile, read_regular_file
 from purgatory.service.fair_queue import REGISTRATIONS
 from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.regular_files import read_regular_file
 from purgatory.service.rpc.statuses import invalid_argument
 from purgatory.service.sessions.session import Callback, Session
 from purgatory.service.settings import WebhooksSettings

@@ -13,7 +13,7 @@ from purgatory.service.access.access_policy import read_policy
 from purgatory.service.access.errors import AccessError
 from purgatory.service.access.json_web_tokens import JsonWebTokens
 from purgatory.service.access.tokens import read_tokens
-from purgatory.service.regular_files import read_regular_file
+from purgatory.service.access.watched_file import read_regular_file
 from purgatory.service.setting_sources import SettingsError, load_settings
 from purgatory.service.settings import TlsSettings, WebhooksSettings
 from purgatory.service.transport.certificate_files import CannotUseCertificates, read_tls_material
