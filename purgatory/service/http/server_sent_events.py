@@ -8,10 +8,10 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, cast
 from urllib.parse import parse_qs
 
 from google.protobuf.message import Message
@@ -51,9 +51,8 @@ ListingKey = tuple[Account, str, int, str]
 """For whom, topic prefix, page size and page token."""
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """A listing of partitions as an event, and until when it is sent to others who watch the same (loop time)."""
+class Listing(NamedTuple):
+    """A listing of partitions, encoded, and until when others who watch the same are sent it (loop time)."""
 
     event: bytes
     until_s: float
@@ -87,11 +86,8 @@ class ServerSentEvents:
         decode = wire.StreamResultsResponse.FromString
         parameters = parameters_of(scope, "session", "last_sequence")
         if "last_sequence" in parameters:
-            raise invalid_argument(
-                "last_sequence",
-                "an address acknowledges nothing, as any page may link to it: send the id of the last event in the "
-                "header Last-Event-ID, or call Acknowledge",
-            )
+            remedy = "send the id of the last event in the header Last-Event-ID, or call Acknowledge"
+            raise invalid_argument("last_sequence", f"an address acknowledges nothing: {remedy}")
         incarnation, sequence = _cursor(header_of(scope, b"last-event-id") or "")
         request = wire.StreamResultsRequest(
             session_id=parameters.get("session", ""), last_sequence=sequence, incarnation=incarnation
@@ -159,14 +155,13 @@ class ServerSentEvents:
         """The present listing; one of all who watch the same makes it, and ends making it when its own call ends."""
         while True:
             task = self._listings.get(key)
-            if task is None or _is_over(task):
+            if task is None or _is_outdated(task):
                 task = self._listings[key] = asyncio.create_task(make(), name="listing for watchers")
                 return await task
             try:
                 return await asyncio.shield(task)
             except asyncio.CancelledError:
-                watching = asyncio.current_task()
-                if not task.cancelled() or (watching is not None and watching.cancelling()):
+                if not task.cancelled() or cast("asyncio.Task[Any]", asyncio.current_task()).cancelling():
                     raise
 
 
@@ -180,29 +175,24 @@ async def _list_once(call: HttpCall, context: HttpContext, request: wire.ListPar
     return Listing(event, asyncio.get_running_loop().time() + WATCH_INTERVAL_S)
 
 
-def _is_over(task: asyncio.Task[Listing]) -> bool:
-    """Whether a listing is outdated, or could not be made."""
-    if not task.done():
-        return False
-    failed = task.cancelled() or task.exception() is not None
-    return failed or task.result().until_s <= asyncio.get_running_loop().time()
+def _is_outdated(task: asyncio.Task[Listing]) -> bool:
+    """Also true of a listing that could not be made."""
+    if not task.done() or task.cancelled() or task.exception() is not None:
+        return task.done()
+    return task.result().until_s <= asyncio.get_running_loop().time()
 
 
 def _opened_event(opened: wire.SessionOpened, sequence: int) -> bytes:
-    """Its id acknowledges what the client has acknowledged already: so each reconnect names the incarnation, also when
-    no result has come.
-    """
-    told = {"resumed": opened.resumed, "pending": opened.pending, "incarnation": opened.incarnation}
+    """Its id acknowledges nothing new, but names the incarnation if the client reconnects before it has a result."""
+    data = {"resumed": opened.resumed, "pending": opened.pending, "incarnation": opened.incarnation}
     event_id = f"{opened.incarnation}-{sequence if opened.resumed else 0}"
-    return event_bytes(json.dumps(told), name="opened", event_id=event_id)
+    return event_bytes(json.dumps(data), name="opened", event_id=event_id)
 
 
 def _cursor(event_id: str) -> tuple[str, int]:
     """Incarnation and sequence number of an event id; empty and 0: none was sent. Raises `CallRefused`."""
     incarnation, _, sequence = event_id.rpartition("-")
-    if event_id and not incarnation:
-        incarnation = NO_INCARNATION
-    return incarnation, _number(sequence, "Last-Event-ID", SEQUENCE_MAX)
+    return incarnation or (event_id and NO_INCARNATION), _number(sequence, "Last-Event-ID", SEQUENCE_MAX)
 
 
 async def serve_events(events_of: Callable[[Scope], Events], scope: Scope, receive: Receive, send: Send) -> None:
