@@ -22,6 +22,7 @@ from purgatory_client.cli.parsing import (
     key_counts,
     kind_of,
     operation_reference,
+    order_of,
     partition_offsets,
     seconds,
 )
@@ -132,6 +133,12 @@ def ls(
     key: Annotated[str, typer.Option(help="Only what waits on this key.")] = "",
     session: Annotated[str, typer.Option(help="Only this session.")] = "",
     limit: Annotated[int, typer.Option(min=1, help="The most to list.")] = 1_000,
+    sort: Annotated[
+        str | None,
+        typer.Option(help="Rank all operations by their time: remaining or waited, most urgent first; at most 1,000."),
+    ] = None,
+    reverse: Annotated[bool, typer.Option("--reverse", help="With --sort: the least urgent first.")] = False,
+    search: Annotated[str, typer.Option(help="With --sort: only names that contain this, in any case.")] = "",
     watch: Watch = None,
     address: Address = DEFAULT_ADDRESS,
     as_json: AsJson = False,
@@ -142,9 +149,17 @@ def ls(
         page = min(limit, 1_000)
         on = None if partition is None else checked_partition(partition)
         only = None if kind is None else kind_of(kind)
+        order = None if sort is None else order_of(sort, reverse=reverse)
+        if order is None and (reverse or search):
+            raise UsageError("--reverse and --search need --sort")
 
         async def show() -> None:
-            if partitions:
+            if order is not None:
+                ranked = await client.ranked_operations(
+                    order, limit=page, search=search, session_id=session, kind=only, partition=on, key=key
+                )
+                render.operations(ranked.operations, as_json=as_json)
+            elif partitions:
                 known = client.partitions(prefix=prefix, page_size=page)
                 render.partitions([one async for one in _up_to(limit, known)], as_json=as_json)
             else:
