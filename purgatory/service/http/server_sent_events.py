@@ -27,7 +27,6 @@ from purgatory.service.http.http_context import HttpContext
 from purgatory.service.http.http_peer import header_of
 from purgatory.service.http.written_answers import WrittenAnswers
 from purgatory.service.rpc.statuses import CallRefused, invalid_argument, quoted
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 WATCH_INTERVAL_S: Final = 1.0
 """A listing is made again at most this often, however many clients watch it."""
@@ -83,13 +82,13 @@ class ServerSentEvents:
     async def _result_events(self, scope: Scope) -> Events:
         """`opened`, then an event for each result; their ids are the session's incarnation and the sequence number."""
         call, answers = HttpCall(self._methods, self._results), WrittenAnswers[Message | bytes]()
-        decode = wire.StreamResultsResponse.FromString
+        decode = self._results.answer_type.FromString
         parameters = parameters_of(scope, "session", "last_sequence")
         if "last_sequence" in parameters:
             remedy = "send the id of the last event in the header Last-Event-ID, or call Acknowledge"
             raise invalid_argument("last_sequence", f"an address acknowledges nothing: {remedy}")
         incarnation, sequence = _cursor(header_of(scope, b"last-event-id") or "")
-        request = wire.StreamResultsRequest(
+        request = self._results.request_type(
             session_id=parameters.get("session", ""), last_sequence=sequence, incarnation=incarnation
         )
         try:
@@ -105,13 +104,13 @@ class ServerSentEvents:
         finally:
             call.leave()
 
-    async def _result_event(self, message: wire.StreamResultsResponse, incarnation: str) -> bytes:
+    async def _result_event(self, message: Any, incarnation: str) -> bytes:  # noqa: ANN401 - of the method's own type
         if message.HasField("heartbeat"):
             return COMMENT
         if message.HasField("going_away"):
-            is_taken_over = message.going_away.reason == wire.GoingAway.REASON_TAKEN_OVER
-            event_id = TAKEN_OVER_ID if is_taken_over else ""
-            return event_bytes(json_of(message.going_away), name="going_away", event_id=event_id)
+            leaving = message.going_away
+            event_id = TAKEN_OVER_ID if leaving.reason == leaving.REASON_TAKEN_OVER else ""
+            return event_bytes(json_of(leaving), name="going_away", event_id=event_id)
 
         def events() -> bytes:
             numbered = enumerate(message.results.rows.results, message.results.first_sequence)
@@ -125,7 +124,7 @@ class ServerSentEvents:
         """A page of the listing, and again each time that it has changed."""
         call = HttpCall(self._methods, self._partitions)
         parameters = parameters_of(scope, "topic_prefix", "page_size", "page_token")
-        request = wire.ListPartitionsRequest(
+        request: Any = self._partitions.request_type(
             topic_prefix=parameters.get("topic_prefix", ""),
             page_size=_number(parameters.get("page_size", ""), "page_size", PAGE_SIZE_MAX),
             page_token=parameters.get("page_token", ""),
@@ -165,7 +164,7 @@ class ServerSentEvents:
                     raise
 
 
-async def _list_once(call: HttpCall, context: HttpContext, request: wire.ListPartitionsRequest) -> Listing:
+async def _list_once(call: HttpCall, context: HttpContext, request: Message) -> Listing:
     try:
         answer = await call.run(_known(request))
         assert answer is not None, "a unary call has an answer"
@@ -182,7 +181,7 @@ def _is_outdated(task: asyncio.Task[Listing]) -> bool:
     return task.result().until_s <= asyncio.get_running_loop().time()
 
 
-def _opened_event(opened: wire.SessionOpened, sequence: int) -> bytes:
+def _opened_event(opened: Any, sequence: int) -> bytes:  # noqa: ANN401 - `SessionOpened`
     """Its id acknowledges nothing new, but names the incarnation if the client reconnects before it has a result."""
     data = {"resumed": opened.resumed, "pending": opened.pending, "incarnation": opened.incarnation}
     event_id = f"{opened.incarnation}-{sequence if opened.resumed else 0}"
