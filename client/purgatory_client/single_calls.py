@@ -12,7 +12,7 @@ import grpc.aio
 from purgatory.v1 import operation_pb2, purgatory_service_pb2, source_pb2, webhook_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client import views
-from purgatory_client.dead_letter_views import DeadLetter, dead_letter
+from purgatory_client.dead_letter_views import DeadLetter, ResentLetters, dead_letter
 from purgatory_client.errors import ClientClosed, NotFound
 from purgatory_client.partition_names import partition_name
 from purgatory_client.plain_errors import from_rpc_error
@@ -226,21 +226,18 @@ class SingleCalls:
             if not request.page_token:
                 return
 
-    async def resend_dead_letters(self, webhook_ids: Collection[str] | None = None) -> int:
+    async def resend_dead_letters(self, webhook_ids: Collection[str] | None = None) -> ResentLetters:
         """Have dead letters sent to their callbacks again, now.
 
         Args:
             webhook_ids: Which ones; None: all.
-
-        Returns:
-            How many are being sent: letters that were delivered meanwhile are not.
         """
         if webhook_ids is not None and not webhook_ids:
-            return 0
+            return ResentLetters(0)
         request = webhook_pb2.ResendDeadLettersRequest(webhook_ids=webhook_ids)
         call = self._stub().ResendDeadLetters(request, timeout=CALL_TIMEOUT)
         response: webhook_pb2.ResendDeadLettersResponse = await self._answer(call)
-        return response.resent
+        return ResentLetters(response.resent, tuple(response.unknown_webhook_ids))
 
     async def _answer(self, call: Awaitable[T]) -> T:
         """The answer of a unary call. Raises this package's errors instead of gRPC's."""
