@@ -186,7 +186,7 @@ def sessions_of(
                 together.restore(owner, saved, b"", clock_ms)
         owner.put_in_order()
         part = SessionChanges(SessionState(number, str(caller), int(rows["operation_id"].max()), 0, 0, 0), 1)
-        part.incarnation = secrets.token_hex(8)
+        part.constants["incarnations"] = (secrets.token_hex(8),)
         part.registered = together.snapshots.save_above(owner, 0)
         yield part
 
