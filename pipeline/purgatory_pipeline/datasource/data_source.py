@@ -49,4 +49,4 @@ class PurgatoryDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's
         """Tells a daemon of events, or registers operations."""
         del overwrite
-        return DaemonWriter(DaemonOptions.of(self.options), schema.fieldNames())
+        return DaemonWriter(DaemonOptions.of(self.options), schema)
