@@ -83,7 +83,11 @@ def start_stream(
     *,
     quiet: bool = False,
 ) -> StreamingQuery:
-    """Starts the query. It goes on from its checkpoint, if there is one, with the number of shards of the first run."""
+    """Start the query. It continues from its checkpoint, if there is one, with the number of shards of the first run.
+
+    The query runs in a session of its own: the settings that it needs would break other queries of `session`.
+    """
+    session = own_session(session)
     use_state_store(session)
     if open_location(options.checkpoint).spark_prefix == "file://":
         session.conf.set(*LOCAL_FILES)
@@ -127,6 +131,21 @@ def require_python(python: str) -> None:
             f"there is no {python} here, and Spark needs it on the driver too: start where it is, "
             f'for example after ln -s "$VIRTUAL_ENV" environment'
         )
+
+
+def own_session(session: SparkSession) -> SparkSession:
+    """A new session with the settings, the current schema and the listeners of this one."""
+    own = session.newSession()
+    known = own.conf.getAll
+    for name, value in session.conf.getAll.items():
+        if known.get(name) != value:
+            own.conf.set(name, value)
+    own.catalog.setCurrentCatalog(session.catalog.currentCatalog())
+    own.catalog.setCurrentDatabase(session.catalog.currentDatabase())
+    # PySpark cannot list listeners.
+    for listener in session._jsparkSession.streams().listListeners():  # noqa: SLF001
+        own._jsparkSession.streams().addListener(listener)  # noqa: SLF001
+    return own
 
 
 def use_state_store(session: SparkSession) -> None:
