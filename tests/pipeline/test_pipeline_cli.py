@@ -206,7 +206,10 @@ def test_shuffle_partitions_follow_the_cores(master: str, cores: int, partitions
 def test_command_uses_the_session_that_runs(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Called from a program with its own session, a command uses it and leaves it running."""
+    """Called from a program with its own session, a command uses that Spark and leaves it running. The session keeps
+    its settings, although the command has others.
+    """
+    before = spark.conf.getAll
     small_history().write(tmp_path)
     (tmp_path / "notes.txt").write_text("x")
     until = f"{START:%Y-%m-%dT%H:%M:%S}.100Z"
@@ -215,6 +218,7 @@ def test_command_uses_the_session_that_runs(
     assert "in 62 rows = used 29 + set aside 33" in shown
     assert f"set aside {tmp_path}/notes.txt: in no table's folder" in shown
     assert spark.range(3).count() == 3
+    assert spark.conf.getAll == before
 
 
 @pytest.mark.slow  # asks Spark

@@ -134,7 +134,8 @@ def started_by_spark() -> bool:
 
 
 def spark_session(name: str) -> SparkSession:
-    """The running session, or a new one. Settings given to Spark (spark-submit --conf, spark-defaults) override ours.
+    """A new session, in the Spark that is running or in a new one. A session that exists keeps its settings. Settings
+    given to Spark (spark-submit --conf, spark-defaults) override ours.
 
     Long work shows its progress on stderr from then on. Raises `JavaMissing`.
     """
@@ -148,7 +149,7 @@ def spark_session(name: str) -> SparkSession:
         with without_startup_lines():
             session = SparkSession.builder.config(conf=_started_conf()).appName(name).getOrCreate()
     else:
-        session = running or SparkSession.builder.appName(name).getOrCreate()
+        session = own_session(running) if running else SparkSession.builder.appName(name).getOrCreate()
     _started = _started or running is None
     given = session.sparkContext.getConf()
     for key, value in _DEFAULTS.items():
@@ -158,6 +159,21 @@ def spark_session(name: str) -> SparkSession:
         session.conf.set(_SHUFFLE_PARTITIONS, str(_shuffle_partitions(session)))
     progress.show(session.sparkContext, name)
     return session
+
+
+def own_session(session: SparkSession) -> SparkSession:
+    """A new session with the settings, the current schema and the listeners of this one."""
+    own = session.newSession()
+    known = own.conf.getAll
+    for name, value in session.conf.getAll.items():
+        if known.get(name) != value:
+            own.conf.set(name, value)
+    own.catalog.setCurrentCatalog(session.catalog.currentCatalog())
+    own.catalog.setCurrentDatabase(session.catalog.currentDatabase())
+    # PySpark cannot list listeners.
+    for listener in session._jsparkSession.streams().listListeners():  # noqa: SLF001
+        own._jsparkSession.streams().addListener(listener)  # noqa: SLF001
+    return own
 
 
 def _started_conf() -> SparkConf:

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from purgatory_pipeline.archive.location import open_location
+from purgatory_pipeline.spark.spark_session import own_session
 from purgatory_pipeline.stream.driver_shard import DriverShard
 from purgatory_pipeline.stream.payloads import PAYLOAD_DDL, clock_packer
 from purgatory_pipeline.stream.shard_seeds import newest_division, write_division
@@ -131,21 +132,6 @@ def require_python(python: str) -> None:
             f"there is no {python} here, and Spark needs it on the driver too: start where it is, "
             f'for example after ln -s "$VIRTUAL_ENV" environment'
         )
-
-
-def own_session(session: SparkSession) -> SparkSession:
-    """A new session with the settings, the current schema and the listeners of this one."""
-    own = session.newSession()
-    known = own.conf.getAll
-    for name, value in session.conf.getAll.items():
-        if known.get(name) != value:
-            own.conf.set(name, value)
-    own.catalog.setCurrentCatalog(session.catalog.currentCatalog())
-    own.catalog.setCurrentDatabase(session.catalog.currentDatabase())
-    # PySpark cannot list listeners.
-    for listener in session._jsparkSession.streams().listListeners():  # noqa: SLF001
-        own._jsparkSession.streams().addListener(listener)  # noqa: SLF001
-    return own
 
 
 def use_state_store(session: SparkSession) -> None:
