@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -14,6 +15,7 @@ from purgatory_pipeline.datasource import PurgatoryDataSource
 from purgatory_pipeline.datasource.daemon_options import DaemonOptionInvalid, DaemonOptions
 from purgatory_pipeline.datasource.daemon_writer import event_of, operation_of
 from purgatory_pipeline.datasource.result_rows import rows_of
+from pyspark.errors import StreamingQueryException, UnsupportedOperationException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -69,9 +71,21 @@ class Reading:
         self._frame: DataFrame = reader.load()
         self._spark, self._folder = spark, folder
 
-    def start(self) -> StreamingQuery:
+    def start(self, **trigger: Any) -> StreamingQuery:  # noqa: ANN401 - as Spark's own
         writer = self._frame.writeStream.format("parquet").option("path", str(self._folder / "out"))
-        return writer.option("checkpointLocation", str(self._folder / "checkpoint")).start()
+        writer = writer.option("checkpointLocation", str(self._folder / "checkpoint"))
+        return writer.trigger(**trigger or {"processingTime": "0 seconds"}).start()
+
+    def run(self, **trigger: Any) -> int:  # noqa: ANN401 - as Spark's own
+        """Run a query that ends by itself; returns how many micro-batches have been committed with this checkpoint."""
+        query = self.start(**trigger)
+        assert query.awaitTermination(WAIT_S), "the query does not end"
+        assert query.exception() is None
+        return len(list((self._folder / "checkpoint" / "commits").glob("[0-9]*")))
+
+    def until_ids(self, expected: list[int]) -> None:
+        """Waits until these are the ids of all results that were written."""
+        until(lambda: self.ids() == expected)
 
     def ids(self) -> list[int]:
         """The ids of all results that were written, sorted."""
@@ -112,25 +126,139 @@ def test_sessions_are_read_side_by_side(with_format: SparkSession, daemon: Daemo
         assert reading.ids() == sorted([*range(1, 8), *range(1, 8)])
 
 
-def test_a_session_that_the_daemon_has_lost_ends_the_query(
+def test_available_now_reads_what_is_there_and_ends(
+    with_format: SparkSession, daemon: DaemonProcess, tmp_path: Path
+) -> None:
+    """In as many micro-batches as `maxRows` requires, and all of it is acknowledged. The next run reads what was added,
+    also with a new checkpoint, although results before it are gone then; without anything new a run has no micro-batch.
+    """
+    with Client(daemon.address) as client:
+        end_some(client, "nightly", 1, 20)
+        reading = Reading(with_format, daemon.address, tmp_path / "first", maxRows=6)
+        assert reading.run(availableNow=True) == 4
+        assert reading.ids() == list(range(1, 21))
+        assert client.status().unacknowledged_results == 0
+        assert reading.run(availableNow=True) == 4
+        end_some(client, "nightly", 21, 7)
+        assert reading.run(availableNow=True) == 6
+        assert reading.ids() == list(range(1, 28))
+        end_some(client, "nightly", 28, 7)
+        again = Reading(with_format, daemon.address, tmp_path / "second", maxRows=6)
+        assert again.run(availableNow=True) == 2
+        assert again.ids() == list(range(28, 35))
+
+
+def test_available_now_leaves_what_arrives_while_it_runs(
+    with_format: SparkSession, daemon: DaemonProcess, tmp_path: Path
+) -> None:
+    """Otherwise a query over a busy session would never end."""
+    counts: list[int] = []
+    with Client(daemon.address) as client:
+        end_some(client, "nightly", 1, 10)
+
+        def take(frame: DataFrame, batch: int) -> None:
+            counts.append(frame.count())
+            end_some(client, "nightly", 100 * (batch + 1), 10)
+
+        reader = with_format.readStream.format("purgatory").option("address", daemon.address)
+        rows = reader.option("session", "nightly").option("maxRows", 5).load()
+        writer = rows.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(WAIT_S), "the query does not end"
+        assert query.exception() is None
+    assert counts == [5, 5]
+
+
+def test_once_reads_what_is_there_in_one_micro_batch(
+    with_format: SparkSession, daemon: DaemonProcess, tmp_path: Path
+) -> None:
+    """Of all sessions, whatever `maxRows` is; the next run continues from there, and acknowledges it."""
+    with Client(daemon.address) as client:
+        for session in ("one", "two"):
+            end_some(client, session, 1, 20)
+        reading = Reading(with_format, daemon.address, tmp_path, session="one, two", maxRows=6)
+        assert reading.run(once=True) == 1
+        assert reading.ids() == sorted([*range(1, 21), *range(1, 21)])
+        end_some(client, "two", 21, 1)
+        assert reading.run(once=True) == 2
+        assert reading.ids()[-1] == 21
+        assert client.status().unacknowledged_results == 1
+
+
+def test_triggers_that_need_a_continuous_source_are_refused(with_format: SparkSession, tmp_path: Path) -> None:
+    """With a sink that would have them. The message says that it is the source that cannot be read this way."""
+    rows = with_format.readStream.format("purgatory").option("session", "nightly").load()
+    writer = rows.writeStream.format("console").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    with pytest.raises(UnsupportedOperationException, match="purgatory does not support continuous processing"):
+        writer.trigger(continuous="1 second").start()
+    query = writer.outputMode("update").trigger(realTime="5 seconds").start()  # type: ignore[call-overload] # it is new
+    with pytest.raises(StreamingQueryException, match=r"real-time mode .* The input stream .* is not supported"):
+        query.awaitTermination(WAIT_S)
+
+
+@pytest.mark.parametrize("trigger", [{"processingTime": "10 milliseconds"}, {"availableNow": True}])
+def test_a_session_that_was_created_again_is_read_from_its_beginning(
+    with_format: SparkSession, start_daemon: StartDaemon, tmp_path: Path, trigger: dict[str, Any]
+) -> None:
+    """Its sequence numbers start over and end below or above those that were read before; none of its results is taken
+    for one of the old session.
+    """
+    daemon = start_daemon()
+    reading = Reading(with_format, daemon.address, tmp_path)
+    expected: list[int] = []
+    for first_id, count in ((1, 5), (11, 2), (21, 9)):
+        expected += range(first_id, first_id + count)
+        with Client(daemon.address) as client:
+            end_some(client, "nightly", first_id, count)
+            query = reading.start(**trigger)
+            reading.until_ids(expected)
+            query.stop()
+        daemon.kill()
+        daemon = start_daemon("--grpc-address", daemon.address)
+
+
+def test_a_daemon_without_a_journal_may_be_restarted_under_a_query(
     with_format: SparkSession, start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """Its numbers begin anew, and have not come to where Spark is: the query says so instead of waiting for ever."""
-    first = start_daemon()
-    with Client(first.address) as client:
+    """The query continues with the results of the session that was created again, and acknowledges them."""
+    daemon = start_daemon()
+    reading = Reading(with_format, daemon.address, tmp_path)
+    with Client(daemon.address) as client:
         end_some(client, "nightly", 1, 5)
-        reading = Reading(with_format, first.address, tmp_path)
-        query = reading.start()
+        reading.start()
         until(lambda: len(reading.ids()) == 5)
+    daemon.kill()
+    daemon = start_daemon("--grpc-address", daemon.address)
+    with Client(daemon.address) as client:
+        end_some(client, "nightly", 11, 7)
+        until(lambda: len(reading.ids()) == 12)
+        assert reading.ids() == [*range(1, 6), *range(11, 18)]
         until(lambda: client.status().unacknowledged_results == 0)
-        query.stop()
-    second = start_daemon()
-    with Client(second.address) as client:
-        end_some(client, "nightly", 1, 2)
-        again = Reading(with_format, second.address, tmp_path).start()
-        until(lambda: again.exception() is not None)
-        assert "nightly" in str(again.exception())
-        assert reading.ids() == [1, 2, 3, 4, 5]
+
+
+def test_a_micro_batch_whose_results_are_lost_fails_the_query(
+    with_format: SparkSession, start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """It was begun and not committed, as after a kill, and the daemon has lost the session since. Nobody would notice
+    if other results were read in its place.
+    """
+    daemon = start_daemon()
+    reading = Reading(with_format, daemon.address, tmp_path)
+    with Client(daemon.address) as client:
+        end_some(client, "nightly", 1, 5)
+        reading.run(availableNow=True)
+    for log in ("checkpoint/commits", "out/_spark_metadata"):
+        for name in ("0", ".0.crc"):
+            (tmp_path / log / name).unlink()
+    daemon.kill()
+    daemon = start_daemon("--grpc-address", daemon.address)
+    with Client(daemon.address) as client:
+        end_some(client, "nightly", 1, 9)
+        query = reading.start()
+        with pytest.raises(
+            StreamingQueryException, match=r"session nightly: results 1 to 5 .* are lost.*another checkpoint"
+        ):
+            query.awaitTermination(WAIT_S)
 
 
 def test_events_and_registrations_are_written_once(
@@ -202,7 +330,7 @@ def test_a_message_of_the_wire_becomes_rows() -> None:
         estimated_remaining_ms=[-1, -1], pace_per_second=[-1.0, 2.0],
     )  # fmt: skip
     columns.refusals.add(field="signal.keys", message="none")
-    first, second = rows_of("s", 11, columns).to_pylist()
+    first, second = rows_of("s", "5e", 11, columns).to_pylist()
     assert (first["sequence"], first["kind"], first["outcome"], second["outcome"]) == (
         11,
         "signal",
