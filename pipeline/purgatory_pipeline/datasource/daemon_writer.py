@@ -37,8 +37,6 @@ RETRY_S: Final = 60.0
 STALE_EPOCH: Final = 74
 RISING_MARKS: Final = ("leader_append", "high_watermark", "log_start_offset")
 """Types of event that can be repeated: the daemon ignores a mark that is not above the one it has."""
-NAMED_IDS: Final = 5
-"""Operation ids that an error message names."""
 _FULL: Final = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
 
 Row = dict[str, Any]
@@ -166,10 +164,9 @@ def incarnation_for(connection: DaemonConnection, session: str, ids: Sequence[in
     known = answer.receipt.highest_operation_id
     low = [operation_id for operation_id in ids if operation_id <= known]
     if low and low[-1] != known:
-        named = ", ".join(map(str, low[:NAMED_IDS])) + (", …" if len(low) > NAMED_IDS else "")
         raise RowsUnusable(
-            f"session {session}: operation_id {named}: the session has registered ids up to {known} in earlier "
-            "micro-batches; ids must rise from each micro-batch to the next, or use another session"
+            f"session {session}: operation ids {low[:5]} ({len(low)} in all) are not above {known}, the highest id of "
+            "earlier micro-batches; let ids rise from each micro-batch to the next, or use another session"
         )
     return str(answer.incarnation)
 

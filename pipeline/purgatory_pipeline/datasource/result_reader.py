@@ -107,7 +107,7 @@ class ResultReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if newest <= after:
             return start
         if not takes_all:
-            newest = min(newest, session.first_after(after) - 1 + self._options.rows_max)
+            newest = min(newest, max(after, session.first - 1) + self._options.rows_max)
         return SessionOffset(incarnation=session.incarnation, sequence=newest)
 
     def _session(self, name: str, since: SessionOffset) -> SessionResults:

@@ -63,6 +63,8 @@ class SessionResults:
         """Empty until the stream is open, if it was not given."""
         self.is_replaced = False
         """The session was created again; results that are held can still be read."""
+        self.first = 0
+        """The sequence number of the first result that was received."""
         self._acknowledged = since["sequence"]
         self._newest = since["sequence"]
         self._at_opening = math.inf
@@ -94,12 +96,6 @@ class SessionResults:
                 lambda: self.is_replaced or self._newest >= min(self._at_opening, self._acknowledged + 1), "not opened"
             )
             return self._newest if self.is_replaced else int(self._at_opening)
-
-    def first_after(self, sequence: int) -> int:
-        """The lowest sequence number here that is above this one."""
-        with self._changed:
-            firsts = [int(table.column("sequence")[0].as_py()) for table in self._held]
-            return max(min(firsts, default=0), sequence + 1)
 
     def rows(self, after: int, last: SessionOffset) -> pa.Table:
         """The results from a sequence number (exclusive) to an offset. Waits until they are here."""
@@ -214,6 +210,7 @@ class SessionResults:
         rows = rows_of(self._session, self.incarnation, first, batch.columns)
         after = int(first + rows.num_rows)
         with self._changed:
+            self.first = self.first or first
             fresh = rows.slice(max(self._newest + 1 - first, 0)) if self._newest else rows
             if fresh.num_rows:
                 self._held.append(fresh)

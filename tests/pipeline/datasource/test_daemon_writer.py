@@ -80,7 +80,7 @@ def test_ids_below_those_of_an_earlier_micro_batch_are_an_error(daemon: DaemonPr
         write(daemon, waits(10, 11))
         for ids in [(5, 6), (5, 12), (12, 10)]:
             others = [row | {"session_id": "r"} for row in waits(1)]
-            with pytest.raises(RowsUnusable, match=rf"session s: operation_id {min(ids)}\b.*up to 11"):
+            with pytest.raises(RowsUnusable, match=rf"session s: operation ids \[{min(ids)}\b.*not above 11"):
                 write(daemon, waits(*ids), others)
         assert pending_ids(client) == [10, 11]
 

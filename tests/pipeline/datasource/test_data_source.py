@@ -23,7 +23,7 @@ from purgatory.v1 import result_pb2
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
 
-WAIT_S = 60
+WAIT_S = 180
 
 
 @pytest.fixture
