@@ -27,13 +27,18 @@ _WORDS: Final = {"kind": KIND_NAMES, "type": EVENT_NAMES}
 
 
 def file_packer(shards: int, side: str, *, is_json: bool) -> Pack:
-    """For a column `path` of files, each of which is read whole. One that cannot be read is malformed."""
+    """Pack the rows of files, given a column `path`. A file with broken content becomes a malformed record.
+
+    An I/O error says nothing about the content, so it fails the task: Spark retries it, and no micro-batch is committed
+    without the file.
+    """
 
     def pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         tables, malformed = [ROWS.empty_table().select(["at_ms"])], [MALFORMED.empty_table()]
         for path in (path for batch in batches for path in batch.column("path").to_pylist()):
+            octets = read_file(path)
             try:
-                rows, wrong = json_rows(path, side) if is_json else parquet_rows(path, side)
+                rows, wrong = json_rows(octets, side) if is_json else parquet_rows(octets, path, side)
             except (OSError, ValueError, pa.ArrowException) as error:
                 wrong = pa.Table.from_pylist(
                     [{"side": side, "record": path.encode(), "reason": first_line(error)}], MALFORMED
@@ -47,10 +52,20 @@ def file_packer(shards: int, side: str, *, is_json: bool) -> Pack:
     return pack
 
 
-def parquet_rows(path: str, side: str) -> tuple[pa.Table, pa.Table]:
-    """The rows of a file, and those that are malformed. Rows that a daemon refused are left out."""
+def read_file(path: str) -> bytes:
+    """The content of a file. Raises the error of the file system."""
     place = open_location(path)
-    file = pq.ParquetFile(place.root, filesystem=place.filesystem)
+    with place.filesystem.open_input_stream(place.root) as stream:
+        octets: bytes = stream.read()
+    return octets
+
+
+def parquet_rows(octets: bytes, path: str, side: str) -> tuple[pa.Table, pa.Table]:
+    """The rows of a Parquet file, and those that are malformed. Rows that a daemon refused are left out.
+
+    Parsing raises OSError, too, but from memory that can only be due to the content.
+    """
+    file = pq.ParquetFile(pa.BufferReader(octets))
     there = set(file.schema_arrow.names)
     known = {*ROWS.names, *_RENAMED, "refusal_code"} - {"at_ms", "place", "caller"}
     rows = file.read(columns=sorted(there & known), use_threads=False)
@@ -82,11 +97,8 @@ def codes_of(rows: pa.Table, word: str) -> pa.Array:
     return pc.if_else(words.is_null(), 0, pc.fill_null(found, UNKNOWN_CODE)).cast(pa.int8())
 
 
-def json_rows(path: str, side: str) -> tuple[pa.Table, pa.Table]:
+def json_rows(octets: bytes, side: str) -> tuple[pa.Table, pa.Table]:
     """The rows of a file of JSON lines, and those that are malformed."""
-    place = open_location(path)
-    with place.filesystem.open_input_stream(place.root) as stream:
-        octets: bytes = stream.read()
     rows = RecordRows(side, is_json=True)
     for line in octets.splitlines():
         if line.strip():

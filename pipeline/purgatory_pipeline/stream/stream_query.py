@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from purgatory_pipeline.archive.location import open_location
+from purgatory_pipeline.spark.spark_session import own_session
 from purgatory_pipeline.stream.driver_shard import DriverShard
 from purgatory_pipeline.stream.payloads import PAYLOAD_DDL, clock_packer
 from purgatory_pipeline.stream.shard_seeds import newest_division, write_division
@@ -83,7 +84,11 @@ def start_stream(
     *,
     quiet: bool = False,
 ) -> StreamingQuery:
-    """Starts the query. It goes on from its checkpoint, if there is one, with the number of shards of the first run."""
+    """Start the query. It continues from its checkpoint, if there is one, with the number of shards of the first run.
+
+    The query runs in a session of its own: the settings that it needs would break other queries of `session`.
+    """
+    session = own_session(session)
     use_state_store(session)
     if open_location(options.checkpoint).spark_prefix == "file://":
         session.conf.set(*LOCAL_FILES)
