@@ -127,19 +127,13 @@ def spark_schema(table: str) -> StructType:
     return from_arrow_schema(schema.SCHEMAS[table], prefer_timestamp_ntz=False)
 
 
-def find_archive(uri: str, known: Iterable[ArchiveFile] = ()) -> ArchiveCatalog:
-    """Lists an archive and reads the footer of each file but those that are `known`.
-
-    Raises `ArchiveUnusable` when no file can be used.
-    """
-    by_path = {file.path: file for file in known}
+def find_archive(uri: str) -> ArchiveCatalog:
+    """Lists an archive and reads the footer of each file. Raises `ArchiveUnusable` when no file can be used."""
     place = open_location(uri)
     found = place.list_files()
     candidates, set_aside, leftovers = _sort_paths(place, found)
     with ThreadPoolExecutor(_THREADS) as pool:
-        judged = list(
-            pool.map(lambda candidate: by_path.get(candidate[0]) or footer.read_footer(place, *candidate), candidates)
-        )
+        judged = list(pool.map(lambda candidate: footer.read_footer(place, *candidate), candidates))
     usable = [file for file in judged if isinstance(file, ArchiveFile)]
     set_aside += [file for file in judged if isinstance(file, SetAside)]
     used, copies = _drop_copies(usable)

@@ -72,16 +72,11 @@ def find_unmatched(registrations: DataFrame, outcomes: DataFrame) -> UnmatchedRo
     run_ends = sums.groupBy("run_id").agg(F.max("last_ms").alias("run_end_ms"))
     suspects = begun.join(F.broadcast(differing), ["run_id", "slot"], "left_semi")
     partners = ended.join(F.broadcast(differing), ["run_id", "slot"], "left_semi")
-    unfinished = waiting_until(suspects.join(partners, [*_ROW], "left_anti"), run_ends)
-    return UnmatchedRows(unfinished.localCheckpoint(), partners.join(suspects, [*_ROW], "left_anti").localCheckpoint())
-
-
-def waiting_until(unfinished: DataFrame, run_ends: DataFrame) -> DataFrame:
-    """Adds `waited_ms`, as in `UnmatchedRows`, to registrations without an end; `run_ends` has `run_end_ms` by run."""
     waited_ms = F.col("run_end_ms") - F.col("time_ms")
     is_lost = waited_ms > F.col("timeout_ms") + LATENESS_MAX_MS
-    with_ends = unfinished.join(F.broadcast(run_ends), "run_id")
-    return with_ends.withColumn("waited_ms", F.when(~is_lost, waited_ms))
+    unfinished = suspects.join(partners, [*_ROW], "left_anti").join(F.broadcast(run_ends), "run_id")
+    unfinished = unfinished.withColumn("waited_ms", F.when(~is_lost, waited_ms))
+    return UnmatchedRows(unfinished.localCheckpoint(), partners.join(suspects, [*_ROW], "left_anti").localCheckpoint())
 
 
 def registered_counts(registrations: DataFrame, window_ms: int) -> DataFrame:
