@@ -195,7 +195,8 @@ def _nothing_usable(uri: str, set_aside: list[SetAside], leftovers: int) -> str:
 def _read_files(spark: SparkSession, table: str, files: list[ArchiveFile]) -> DataFrame:
     if not files:
         return spark.createDataFrame([], spark_schema(table))
-    return spark.read.schema(spark_schema(table)).parquet(*(file.spark_path for file in files))
+    reader = spark.read.schema(spark_schema(table)).option("parquet.page.verify-checksum.enabled", "true")
+    return reader.parquet(*(file.spark_path for file in files))
 
 
 def _within(

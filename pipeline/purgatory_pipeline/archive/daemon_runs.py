@@ -8,12 +8,11 @@ from datetime import datetime
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from purgatory.archive import schema
 from purgatory.archive.run_details import RunDetails
 from purgatory_pipeline.archive.catalog import ArchiveCatalog
-from purgatory_pipeline.archive.footer import ArchiveFile
+from purgatory_pipeline.archive.footer import ArchiveFile, open_parquet
 from purgatory_pipeline.archive.location import first_line, open_location
 from purgatory_pipeline.errors import ArchiveUnusable
 
@@ -48,11 +47,11 @@ def read_runs(archive: ArchiveCatalog) -> list[DaemonRun]:
 
 def read_markers(archive: ArchiveCatalog) -> dict[str, list[dict[str, Any]]]:
     """The markers of each run, read here and not on the executors: they are few. Raises `ArchiveUnusable`."""
-    filesystem = open_location(archive.uri).filesystem
+    place = open_location(archive.uri)
 
     def read(file: ArchiveFile) -> list[dict[str, Any]]:
         try:
-            return list(pq.ParquetFile(file.path, filesystem=filesystem).read(columns=_COLUMNS).to_pylist())
+            return list(open_parquet(place.read(file.path)).read(columns=_COLUMNS).to_pylist())
         except (OSError, ValueError, pa.ArrowException) as error:
             message = f"cannot read {file.path}: {first_line(error)}; move it out of the archive"
             raise ArchiveUnusable(message) from error

@@ -18,12 +18,11 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from purgatory.archive import schema
 from purgatory_pipeline.archive.catalog import to_utc
 from purgatory_pipeline.archive.clocks import FileClock, instants_of, numbers_of
-from purgatory_pipeline.archive.footer import ArchiveFile
+from purgatory_pipeline.archive.footer import ArchiveFile, open_parquet
 from purgatory_pipeline.archive.integers import Flags, Integers, hash_operations, mix
 from purgatory_pipeline.archive.location import first_line, open_location
 from purgatory_pipeline.errors import ArchiveUnusable
@@ -143,7 +142,7 @@ def parts_of(uri: str, file: ArchiveFile, columns: Sequence[str]) -> Iterator[pa
     place = open_location(uri)
     try:
         words = [name for name in columns if name == "topic"]
-        parquet = pq.ParquetFile(file.path, filesystem=place.filesystem, read_dictionary=words)
+        parquet = open_parquet(place.read(file.path), words)
         for group in range(parquet.num_row_groups):
             yield parquet.read_row_group(group, columns=list(columns), use_threads=False)
     except (OSError, ValueError, pa.ArrowException) as error:
