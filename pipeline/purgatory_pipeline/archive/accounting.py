@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -52,12 +53,13 @@ def account(
         *unmatched_findings(unmatched, runs, archive),
         *loss_findings(runs, archive, survey.earlier),
     ]
+    archive = replace(archive, doubled=frozenset(survey.doubled))
     twice = {
         table: archive.duplicate_rows(spark, table, since=since, until=until, topics=topics) for table in schema.TABLES
     }
     lines = _lines(archive, survey, files, twice)
     is_matched = since is None and until is None and not differing.any()
-    return IntakeAccount(archive.uri, tuple(lines), tuple(findings), tuple(runs), is_matched)
+    return IntakeAccount(archive.uri, tuple(lines), tuple(findings), tuple(runs), archive.doubled, is_matched)
 
 
 def chunked(files: Sequence[ArchiveFile], tasks_min: int, tasks_max: int) -> list[list[ArchiveFile]]:

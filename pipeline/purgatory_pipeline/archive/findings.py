@@ -67,20 +67,37 @@ def loss_findings(runs: Sequence[DaemonRun], archive: ArchiveCatalog, earlier: i
             names.DROPPED, dropped.total(), f"{tables}; lost, as counted by the daemon that wrote the archive"
         ),
         IntakeFinding(names.CRASHES, len(crashed), f"{some_runs(crashed)}; rows in files not yet complete are lost"),
+        missing_files(runs, archive),
         IntakeFinding(names.EARLIER, earlier, MEANINGS[names.EARLIER]),
         IntakeFinding(names.UNFINISHED, archive.leftovers, MEANINGS[names.UNFINISHED]),
     ]
     return [finding for finding in findings if finding.count]
 
 
+def missing_files(runs: Sequence[DaemonRun], archive: ArchiveCatalog) -> IntakeFinding:
+    """Gaps in the numbers of files. Where rows were dropped, numbers may have been given and not used."""
+    found = [
+        f"{table} {number} of {run.run_id}"
+        for run in runs
+        for table in schema.TABLES
+        if table != schema.MARKERS and not run.dropped_rows.get(table)
+        for number in archive.missing_files(
+            table, run.run_id, first=1 if run.started_at is not None else None, last=run.last_files.get(table, 0)
+        )
+    ]
+    return IntakeFinding(names.FILES_MISSING, len(found), f"{some_runs(found)}; their rows are not in any figure")
+
+
 def some_runs(run_ids: Iterable[str]) -> str:
-    """A few runs by name, and how many more there are."""
+    """A few names, and how many more there are."""
     known = sorted(run_ids)
     more = f" and {len(known) - _SHOWN:,} more" if len(known) > _SHOWN else ""
     return ", ".join(known[:_SHOWN]) + more
 
 
 def _reason(one: UnmatchedCount, run: DaemonRun, archive: ArchiveCatalog) -> str:
+    if one.continued:
+        return names.KEPT if one.what == NO_OUTCOME else names.EARLIER_RUN
     if one.what == NO_OUTCOME:
         if archive.lost_files(schema.OUTCOMES, run.run_id):
             return names.OUTCOME_SET_ASIDE

@@ -75,6 +75,7 @@ def report(
     spark = spark_session("report")
     intake = account(spark, found, since=start, until=end, topics=topic)
     intake.print()
+    found = replace(found, doubled=intake.doubled)
     read = partial(found.read, spark, since=start, until=end, topics=topic)
     registrations, outcomes, events = (read(table) for table in ("registrations", "outcomes", "events"))
     with unwrapped_errors():

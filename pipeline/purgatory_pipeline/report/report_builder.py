@@ -14,6 +14,7 @@ from typing import Any, Final
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from purgatory.engine import codes
 from purgatory_pipeline.errors import PolicyInvalid
@@ -106,11 +107,14 @@ def make_report(
     `is_matched`: the intake has found that each has the other, so they are not compared again.
     """
     options = options or ReportOptions()
-    unmatched = UnmatchedRows(None, None) if is_matched else find_unmatched(registrations, outcomes)
+    unmatched = UnmatchedRows() if is_matched else find_unmatched(registrations, outcomes)
+    if unmatched.again is not None:
+        row = ["run_id", "session_number", "operation_id", "item"]
+        outcomes = outcomes.join(F.broadcast(unmatched.again.select(row)), row, "left_anti")
     registered = registered_counts(registrations, options.window_ms)
     ended = ended_counts(outcomes, options.window_ms, approximate=options.approximate)
     with ThreadPoolExecutor(2) as pool:  # while one side is planned, another has the cores
-        deepest = pool.submit(backlog.deepest_backlog, outcomes, unmatched.unfinished, approximate=options.approximate)
+        deepest = pool.submit(backlog.deepest_backlog, outcomes, unmatched.open, approximate=options.approximate)
         registered = registered.localCheckpoint()
         facts = make_facts(registered, ended, unmatched, options.window_ms, approximate=options.approximate)
         few = condensed(facts.persist()).localCheckpoint()

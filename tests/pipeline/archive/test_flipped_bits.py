@@ -9,7 +9,6 @@ import pytest
 from purgatory_pipeline.archive.catalog import find_archive
 from purgatory_pipeline.archive.footer import ArchiveFile, open_parquet, read_footer
 from purgatory_pipeline.archive.location import open_location
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from purgatory.archive import checksums, schema
@@ -92,5 +91,5 @@ def test_spark_verifies_pages_in_any_session(spark: SparkSession, written: Path)
     chunk = pq.read_metadata(written).row_group(0).column(schema.SCHEMAS[schema.OUTCOMES].names.index("waited_ms"))
     whole[chunk.data_page_offset + chunk.total_compressed_size - 3] ^= 1
     written.write_bytes(whole)
-    with pytest.raises(Py4JJavaError, match="CRC checksum verification failed"):
+    with pytest.raises(Exception, match="CRC checksum verification failed"):
         archive.read(spark, schema.OUTCOMES).agg({"waited_ms": "sum"}).collect()
