@@ -43,6 +43,8 @@ LATENESS_MAX_MS: Final = 60_000
 _ROW: Final = ("run_id", "session_number", "operation_id", "item")
 _ACROSS: Final = ("session_id", "session_number", "operation_id", "item", "registered_ms")
 """Columns that identify a wait over all runs of a daemon with a journal."""
+WALL_STEP_MAX_MS: Final = 600_000
+"""How far the wall clock may have been set while a wait went on."""
 
 
 @dataclass(frozen=True)
@@ -93,14 +95,28 @@ def _across_runs(begun: DataFrame, unfinished: DataFrame, carried_in: DataFrame)
     """Match what has no partner in its own run. With a journal, sessions keep their numbers over a restart and the
     engine's clock goes on; unary waits (session 0) end with their daemon.
     """
-    in_session = F.col("session_number") > 0
-    starts, ends = (rows.where(in_session).select(*_ACROSS) for rows in (unfinished, carried_in))
-    left = carried_in.join(starts, [*_ACROSS], "left_anti").localCheckpoint()
-    known = begun.where(in_session).join(F.broadcast(left.select(*_ACROSS)), [*_ACROSS], "left_semi").select(*_ACROSS)
-    again = left.join(known, [*_ACROSS], "left_semi").localCheckpoint()
+    left = _join_waits(carried_in, unfinished, "left_anti").localCheckpoint()
+    known = _join_waits(begun, F.broadcast(left), "left_semi")
+    again = _join_waits(left, known, "left_semi").localCheckpoint()
     return UnmatchedRows(
-        unfinished.join(ends, [*_ACROSS], "left_anti"), left.join(again, [*_ROW], "left_anti"), unfinished, again
+        _join_waits(unfinished, carried_in, "left_anti"), left.join(again, [*_ROW], "left_anti"), unfinished, again
     )
+
+
+def _join_waits(rows: DataFrame, others: DataFrame, how: str) -> DataFrame:
+    """Join rows of the same waits in different runs. The clocks of unrelated runs may agree, but not the wall clock."""
+    named = others.select(
+        *(F.col(name).alias(f"other_{name}") for name in _ACROSS), _registered_at_ms().alias("other_at")
+    )
+    is_same = F.abs(_registered_at_ms() - F.col("other_at")) <= WALL_STEP_MAX_MS
+    for name in _ACROSS:
+        is_same &= F.col(name) == F.col(f"other_{name}")
+    return rows.join(named, is_same & (F.col("session_number") > 0), how)
+
+
+def _registered_at_ms() -> Column:
+    """By the wall clock; the rows have both clocks of the same call, and the registration on the engine's."""
+    return F.unix_millis("at") - F.col("time_ms") + F.col("registered_ms")
 
 
 def registered_counts(registrations: DataFrame, window_ms: int) -> DataFrame:
