@@ -30,7 +30,7 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	session := purgatory.Open(conn, fmt.Sprintf("go-%s-%d", topic, os.Getpid()))
+	session := purgatory.Open(conn, fmt.Sprintf("go-%s-%d", topic, os.Getpid()), purgatory.Options{})
 	var results []<-chan *pb.Result
 	for offset := int64(1); offset <= count; offset++ {
 		results = append(results, session.Submit(produce(topic, offset)))
