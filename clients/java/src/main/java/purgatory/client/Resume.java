@@ -26,7 +26,8 @@ public final class Resume {
     String topic = arguments[1];
     long count = Long.parseLong(arguments[2]);
     ManagedChannel channel = Grpc.newChannelBuilder(arguments[0], InsecureChannelCredentials.create()).build();
-    try (Session session = new Session(channel, "java-" + topic + "-" + ProcessHandle.current().pid())) {
+    String id = "java-" + topic + "-" + ProcessHandle.current().pid();
+    try (Session session = new Session(channel, id, Session.Options.DEFAULT)) {
       List<CompletableFuture<Result>> results = new ArrayList<>();
       for (long offset = 1; offset <= count; offset++) {
         results.add(session.submit(produce(topic, offset)));
