@@ -1,7 +1,7 @@
-"""The cases: what a client must do when results arrive, the connection breaks, the daemon refuses, or it is told to stop.
+"""The cases: what a client must do when results arrive, connections break, the daemon refuses, or a caller cancels.
 
-Each case is one rule of "How to write a client" in docs/grpc.md. It gets a client that has no session, and must leave it
-so. A case raises CaseFailed or AssertionError when the client breaks the rule.
+Each case is one rule of "How to write a client" in docs/grpc.md. It gets a client without a session, and leaves it without
+one. A case raises CaseFailed or AssertionError when the client breaks the rule.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import grpc
 
@@ -33,11 +32,11 @@ SETTLE_S: Final = 0.3
 
 @asynccontextmanager
 async def opened(
-    client: ClientProcess, options: dict[str, object] | None = None, **script: Any
+    client: ClientProcess, scripted: ScriptedDaemon | None = None, **options: object
 ) -> AsyncIterator[ScriptedDaemon]:
     """A scripted daemon, and the client with a session on it, which is closed at the end."""
-    async with ScriptedDaemon(**script) as daemon:
-        client.open(daemon.address, **(options or {}))
+    async with scripted or ScriptedDaemon() as daemon:
+        client.open(daemon.address, **options)
         yield daemon
         await client.close()
 
@@ -75,7 +74,7 @@ async def resumes_after_a_cut(client: ClientProcess) -> None:
         daemon.complete(names[0])
         await client.ended(names[0])
         daemon.cut()
-        await daemon.until(lambda: len(daemon.openings) == 2, "a second opening")
+        await daemon.opened(2)
         daemon.complete(*names[1:])
         assert await client.ended(*names) == ["satisfied"] * 3
         first, second = daemon.openings
@@ -150,7 +149,7 @@ async def notices_another_incarnation(client: ClientProcess) -> None:
 
 async def limits_messages_to_the_stated_size(client: ClientProcess) -> None:
     """Batches are cut by `message_bytes_max`, so that none is refused; an operation that is larger alone is refused."""
-    async with opened(client, bytes_stated=SMALL_BYTES, bytes_enforced=SMALL_BYTES) as daemon:
+    async with opened(client, ScriptedDaemon(bytes_stated=SMALL_BYTES, bytes_enforced=SMALL_BYTES)) as daemon:
         names = [client.wait(topic=f"{LONG_TOPIC}{number}", partitions=20) for number in range(40)]
         too_large = client.wait(topic=LONG_TOPIC, partitions=400)
         names.append(client.wait())
@@ -163,7 +162,7 @@ async def limits_messages_to_the_stated_size(client: ClientProcess) -> None:
 
 async def halves_what_is_refused_for_its_size(client: ClientProcess) -> None:
     """Where the limit is not stated, a batch that ends the stream with RESOURCE_EXHAUSTED is halved, not repeated."""
-    async with opened(client, bytes_stated=0, bytes_enforced=SMALL_BYTES) as daemon:
+    async with opened(client, ScriptedDaemon(bytes_stated=0, bytes_enforced=SMALL_BYTES)) as daemon:
         names = [client.wait(topic=f"{LONG_TOPIC}{number}", partitions=20) for number in range(40)]
         await daemon.registered(40)
         too_large = client.wait(topic=LONG_TOPIC, partitions=400)
@@ -199,10 +198,10 @@ async def fails_a_batch_that_is_refused_for_good(client: ClientProcess) -> None:
 
 async def leaves_a_silent_daemon(client: ClientProcess) -> None:
     """After three heartbeat intervals without a message the client ends the stream and opens another."""
-    async with opened(client, heartbeat_interval_ms=50) as daemon:
+    async with opened(client, ScriptedDaemon(heartbeat_interval_ms=50)) as daemon:
         daemon.sends_heartbeats = False
         name = client.wait()
-        await daemon.until(lambda: len(daemon.openings) >= 2, "a second opening")
+        await daemon.opened(2)
         daemon.sends_heartbeats = True
         await daemon.registered(1)
         daemon.complete()
@@ -211,7 +210,7 @@ async def leaves_a_silent_daemon(client: ClientProcess) -> None:
 
 async def sends_heartbeats(client: ClientProcess) -> None:
     """An idle client sends heartbeats on a bidirectional stream. Over StreamResults it sends none."""
-    async with opened(client, heartbeat_interval_ms=50) as daemon:
+    async with opened(client, ScriptedDaemon(heartbeat_interval_ms=50)) as daemon:
         name = client.wait()
         await daemon.registered(1)
         if not daemon.is_unary:
@@ -223,7 +222,7 @@ async def sends_heartbeats(client: ClientProcess) -> None:
 
 async def does_not_wait_for_opened_for_ever(client: ClientProcess) -> None:
     """A daemon that accepts a stream and never sends `opened` is left, and tried again."""
-    async with opened(client, {"open_timeout_ms": 200}) as daemon:
+    async with opened(client, open_timeout_ms=200) as daemon:
         daemon.answers_openings = False
         name = client.wait()
         await daemon.until(lambda: daemon.attempts >= 2, "a second attempt")
@@ -234,17 +233,17 @@ async def does_not_wait_for_opened_for_ever(client: ClientProcess) -> None:
 
 
 async def gives_up(client: ClientProcess) -> None:
-    """Without a connection for give_up_after_ms pending waits fail: when nothing answers, when nothing but the port does,
-    and when a connection is lost.
+    """Without a connection for give_up_after_ms pending waits fail: if `opened` never arrives, if nothing listens, and
+    after a connection was lost.
     """
-    async with opened(client, {"give_up_after_ms": 300}) as daemon:
+    async with opened(client, give_up_after_ms=300) as daemon:
         daemon.answers_openings = False
         assert await client.ended(client.wait()) == ["unreachable"]
-    async with opened(client, {"give_up_after_ms": 300}) as daemon:
+    async with opened(client, give_up_after_ms=300) as daemon:
         daemon.cut(unreachable=True)
         assert await client.ended(client.wait()) == ["unreachable"]
         daemon.restore()
-    async with opened(client, {"give_up_after_ms": 300}) as daemon:
+    async with opened(client, give_up_after_ms=300) as daemon:
         name = client.wait()
         await daemon.registered(1)
         daemon.cut(unreachable=True)
@@ -263,9 +262,9 @@ async def tries_again_after_passing_statuses(client: ClientProcess) -> None:
         passing = (codes.UNAVAILABLE, codes.INTERNAL, codes.UNKNOWN, codes.ABORTED, codes.CANCELLED)
         for count, status in enumerate((*passing, codes.DEADLINE_EXCEEDED, codes.OK), 2):
             daemon.end_streams(status)
-            await daemon.until(lambda count=count: len(daemon.openings) == count, f"an opening after {status.name}")
+            await daemon.opened(count)
         daemon.go_away(wire.GoingAway.REASON_SHUTTING_DOWN)
-        await daemon.until(lambda: len(daemon.openings) == 9, "an opening after going_away")
+        await daemon.opened(9)
         daemon.complete()
         assert await client.ended(name) == ["satisfied"]
         assert len(daemon.batches) == 1, f"registered once: {daemon}"
@@ -348,8 +347,9 @@ async def uses_tls_and_a_token(client: ClientProcess) -> None:
     issued = authority.issue("purgatory", hosts=("127.0.0.1", "localhost"))
     credentials = grpc.ssl_server_credentials([(issued.key_pem, issued.certificate_pem)])
     with tempfile.NamedTemporaryFile(suffix=".crt") as ca:
-        Path(ca.name).write_bytes(authority.certificate_pem)
-        async with opened(client, {"ca": ca.name, "token": "sesame"}, credentials=credentials) as daemon:
+        ca.write(authority.certificate_pem)
+        ca.flush()
+        async with opened(client, ScriptedDaemon(credentials=credentials), ca=ca.name, token="sesame") as daemon:
             name = client.wait()
             await daemon.registered(1)
             daemon.complete()

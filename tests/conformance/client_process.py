@@ -23,6 +23,7 @@ class ClientProcess:
         self._lines: list[list[str]] = []
         self._has_ended = False
         self._issued = 0
+        self._errors: Final = tempfile.NamedTemporaryFile("w+")  # noqa: SIM115 - kept for all processes
 
     def open(self, address: str, **options: object) -> None:
         """Open a session: with what is sent before `close` the client uses this daemon."""
@@ -74,7 +75,6 @@ class ClientProcess:
         return [endings[name] for name in names] if endings.keys() >= set(names) else None
 
     def _start(self) -> None:
-        self._errors = tempfile.NamedTemporaryFile("w+")
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, bufsize=1
         )
@@ -93,7 +93,8 @@ class ClientProcess:
             self._arrived.notify_all()
 
     def _send(self, *words: str) -> None:
-        assert self._process is not None and self._process.stdin is not None, "no session was opened"
+        assert self._process is not None, "no session was opened"
+        assert self._process.stdin is not None, "a pipe"
         try:
             self._process.stdin.write(" ".join(words) + "\n")
         except OSError as error:

@@ -110,6 +110,8 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         self.authorizations: set[str] = set()
         self._streams: dict[str, asyncio.Queue[Outgoing]] = {}
         self._changed: Final = asyncio.Event()
+        self._target = NOWHERE
+        self._proxy: Final = CuttingProxy(NOWHERE)
         self._credentials: Final = credentials
         self._server: Final = grpc.aio.server(options=[("grpc.max_receive_message_length", bytes_enforced)])
 
@@ -120,8 +122,7 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         else:
             port = self._server.add_secure_port("127.0.0.1:0", self._credentials)
         await self._server.start()
-        self._target: Final = f"127.0.0.1:{port}"
-        self._proxy: Final = CuttingProxy(self._target)
+        self._target = self._proxy.target = f"127.0.0.1:{port}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -148,6 +149,10 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         """Wait until this many operations are registered in the session; return them in the order of arrival."""
         await self.until(lambda: len(self.operations()) >= count, f"{count} registered operations")
         return self.operations()
+
+    async def opened(self, count: int) -> None:
+        """Wait until the client has opened a stream this many times."""
+        await self.until(lambda: len(self.openings) >= count, f"{count} openings")
 
     def operations(self) -> list[Registered]:
         return [operation for session in self.sessions.values() for operation in session.operations.values()]

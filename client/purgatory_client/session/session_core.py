@@ -189,7 +189,7 @@ class SessionCore:
         if not self._unreceipted:
             return False
         chunk = max(self._unreceipted.values(), key=lambda chunk: chunk.size_bytes)
-        self._batch_bytes_max = chunk.size_bytes // 2
+        self._batch_bytes_max = chunk.size_bytes * 2 // 3  # which its halves fit
         if chunk.halves() is None:
             self._refuse_too_large(chunk, "it was refused for its size")
         return True
@@ -420,7 +420,7 @@ class SessionCore:
         return None
 
     def _next_chunk(self) -> WaitChunk | None:
-        """The next batch to send; None: there is none, or it is not in the outbox file yet and nothing may overtake it."""
+        """The next batch; None: there is none, or it is not in the outbox file yet, and nothing may overtake it."""
         while self._plan or (not self._has_outbox and self._plan_unsent()):
             chunk = self._still_pending(self._plan.popleft())
             if chunk is None:
