@@ -98,7 +98,7 @@ class ClientProcess:
         try:
             self._process.stdin.write(" ".join(words) + "\n")
         except OSError as error:
-            raise CaseFailed(f"the client has ended: {self._stderr()}") from error
+            raise CaseFailed(f"the client has ended: {self.errors}") from error
 
     async def _until(self, condition: Callable[[], bool], expected: str) -> None:
         def wait() -> bool:
@@ -107,7 +107,9 @@ class ClientProcess:
 
         if not await asyncio.to_thread(wait):
             lines = [" ".join(line) for line in self._lines]
-            raise CaseFailed(f"expected: {expected}; the client wrote {lines} and to stderr: {self._stderr()}")
+            raise CaseFailed(f"expected: {expected}; the client wrote {lines} and to stderr: {self.errors}")
 
-    def _stderr(self) -> str:
+    @property
+    def errors(self) -> str:
+        """The end of what it wrote to standard error."""
         return Path(self._errors.name).read_text("utf-8")[-2_000:]

@@ -1,20 +1,18 @@
-"""A daemon that follows a script: it keeps sessions like the real one, but what ends, breaks or is refused is up to the
-test case.
+"""A daemon that follows a script: it keeps sessions like the real one, but the test case decides what ends or breaks.
 
-It serves what clients use to wait: `Session`, or `Register`, `StreamResults`, `Acknowledge` and `Cancel`, and
-`CloseSession`. Each case reads what the client sent from the attributes.
+It serves `Session`, `Register`, `StreamResults`, `Acknowledge`, `Cancel` and `CloseSession`.
 """
+# ruff: noqa: N802 - methods have the names of the calls
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import secrets
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import grpc
 import grpc.aio
@@ -30,29 +28,22 @@ DEADLINE_S: Final = 30.0
 UNLIMITED_BYTES: Final = 64 << 20
 NOWHERE: Final = "127.0.0.1:1"
 
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+Opening: TypeAlias = wire.OpenSession | wire.StreamResultsRequest
+Outgoing: TypeAlias = dict[str, Any] | grpc.StatusCode
+"""A message as the field that it sets, or the status that ends the stream."""
+
 
 class CaseFailed(AssertionError):
     """The client did not do what the case expects."""
 
 
-@dataclass(frozen=True)
-class Opening:
-    """How the client opened the session, and how it was answered."""
-
-    session_id: str
-    last_sequence: int
-    incarnation: str
-    resumed: bool
-
-
-@dataclass(frozen=True)
-class Registered:
+class Registered(NamedTuple):
     """An operation as it arrived."""
 
     operation_id: int
     timeout_ms: int
     topic: str
-    at: float
 
 
 @dataclass
@@ -68,13 +59,9 @@ class ScriptedSession:
     def highest_id(self) -> int:
         return max(self.operations, default=0)
 
-    def unacknowledged(self) -> wire.ResultBatch:
-        rows = wire.ResultRows(results=self.results[self.acknowledged :])
-        return wire.ResultBatch(first_sequence=self.acknowledged + 1, rows=rows)
-
-
-Outgoing = dict[str, Any] | grpc.StatusCode
-"""A message as the field that it sets, or the status that ends the stream."""
+    def results_after(self, sequence: int) -> dict[str, Any]:
+        rows = wire.ResultRows(results=self.results[sequence:])
+        return {"results": wire.ResultBatch(first_sequence=sequence + 1, rows=rows)}
 
 
 class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
@@ -89,21 +76,20 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         credentials: grpc.ServerCredentials | None = None,
     ) -> None:
         # The script.
-        self.bytes_stated: Final = bytes_stated
-        self.heartbeat_interval_ms = heartbeat_interval_ms
+        self._bytes_stated: Final = bytes_stated
+        self._heartbeat_interval_ms: Final = heartbeat_interval_ms
         self.sends_heartbeats = True
         self.answers_openings = True
-        self.resumes_whatever = False
+        self.claims_to_resume = False
         self.openings_refused: grpc.StatusCode | None = None
         self.batches_refused: grpc.StatusCode | None = None
         self.batches_lost = 0
         # What has happened.
         self.attempts = 0
         self.openings: list[Opening] = []
-        self.batches: list[list[Registered]] = []
+        self.batches: list[int] = []
         self.sessions: dict[str, ScriptedSession] = {}
-        self.cancelled: list[str] = []
-        """By the topic that the wait was for."""
+        self.cancelled: set[str] = set()
         self.closed: list[str] = []
         self.heartbeats = 0
         self.is_unary = False
@@ -129,11 +115,22 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         self._proxy.close()
         await self._server.stop(0)
 
+    def __str__(self) -> str:
+        return (
+            f"{self.attempts} attempts, {len(self.openings)} openings, batches of {self.batches} operations, cancelled "
+            f"{self.cancelled}, closed {self.closed}"
+        )
+
+    # For the cases
+
     @property
     def address(self) -> str:
         return self._proxy.address
 
-    # For the cases
+    @property
+    def operations(self) -> list[Registered]:
+        """In the order of arrival."""
+        return [operation for session in self.sessions.values() for operation in session.operations.values()]
 
     async def until(self, condition: Callable[[], object], expected: str) -> None:
         """Wait for something that the client has to do. Raises CaseFailed when it does not."""
@@ -146,47 +143,36 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             raise CaseFailed(f"expected: {expected}; after {DEADLINE_S:.0f} s: {self}") from None
 
     async def registered(self, count: int) -> list[Registered]:
-        """Wait until this many operations are registered in the session; return them in the order of arrival."""
-        await self.until(lambda: len(self.operations()) >= count, f"{count} registered operations")
-        return self.operations()
+        """Wait until this many operations are registered, and return them."""
+        await self.until(lambda: len(self.operations) >= count, f"{count} registered operations")
+        return self.operations
 
     async def opened(self, count: int) -> None:
         """Wait until the client has opened a stream this many times."""
         await self.until(lambda: len(self.openings) >= count, f"{count} openings")
 
-    def operations(self) -> list[Registered]:
-        return [operation for session in self.sessions.values() for operation in session.operations.values()]
-
     def complete(self, *topics: str, padding_bytes: int = 0) -> None:
         """Satisfy the waits for these topics (none given: all). Results are sent now, or when the client connects."""
         padding = result_pb2.PartitionResult(stale_reason="-" * padding_bytes)
         for session_id, session in self.sessions.items():
-            rows = [
-                result_pb2.Result(
-                    operation_id=one.operation_id, outcome=result_pb2.OUTCOME_SATISFIED, partitions=[padding]
-                )
-                for one in session.operations.values()
-                if one.topic in topics or not topics
-            ]
-            first = len(session.results) + 1
-            session.results += rows
-            batch = wire.ResultBatch(first_sequence=first, rows=wire.ResultRows(results=rows))
-            self._send(session_id, {"results": batch})
+            ended = len(session.results)
+            for one in session.operations.values():
+                if one.topic in topics or not topics:
+                    result = result_pb2.Result(operation_id=one.operation_id, partitions=[padding])
+                    result.outcome = result_pb2.OUTCOME_SATISFIED
+                    session.results.append(result)
+            self._send(session_id, session.results_after(ended))
 
     def repeat_results(self) -> None:
-        """Send all results so far again, from number 1."""
+        """Send all results again, from number 1."""
         for session_id, session in self.sessions.items():
-            batch = wire.ResultBatch(first_sequence=1, rows=wire.ResultRows(results=session.results))
-            self._send(session_id, {"results": batch})
+            self._send(session_id, session.results_after(0))
 
-    def go_away(self, reason: wire.GoingAway.Reason) -> None:
-        """Send `going_away`, and end the streams."""
+    def end_streams(self, status: grpc.StatusCode, reason: wire.GoingAway.Reason | None = None) -> None:
+        """End the streams with a status, and before that with `going_away` if there is a reason."""
         for session_id in list(self._streams):
-            self._send(session_id, {"going_away": wire.GoingAway(reason=reason)})
-        self.end_streams(grpc.StatusCode.OK)
-
-    def end_streams(self, status: grpc.StatusCode) -> None:
-        for session_id in list(self._streams):
+            if reason is not None:
+                self._send(session_id, {"going_away": wire.GoingAway(reason=reason)})
             self._send(session_id, status)
 
     def cut(self, *, unreachable: bool = False) -> None:
@@ -202,124 +188,67 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         """Forget all sessions, as a restart without a journal does."""
         self.sessions.clear()
 
-    def __str__(self) -> str:
-        sizes = [len(batch) for batch in self.batches]
-        return (
-            f"{self.attempts} attempts, openings {self.openings}, batches of {sizes} operations, cancelled "
-            f"{self.cancelled}, closed {self.closed}"
-        )
-
-    # Sessions
+    # Streams
 
     def _send(self, session_id: str, message: Outgoing) -> None:
         if (stream := self._streams.get(session_id)) is not None:
             stream.put_nowait(message)
 
-    def _note(self) -> None:
-        self._changed.set()
-
-    async def _authorize(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    def _authorize(self, context: Context) -> None:
         metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
         self.authorizations.add(metadata.get("authorization", ""))
 
-    async def _serve(
-        self, opening: wire.OpenSession | wire.StreamResultsRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[dict[str, Any]]:
+    async def _serve(self, opening: Opening, context: Context) -> AsyncIterator[dict[str, Any]]:
         """What the daemon sends on a stream, from `opened` to its end."""
-        await self._authorize(context)
+        self._authorize(context)
         self.attempts += 1
-        self._note()
+        self._changed.set()
         if self.openings_refused is not None:
             await context.abort(self.openings_refused, "refused by the script")
         if not self.answers_openings:
             await asyncio.Event().wait()
-        session_id = opening.session_id
-        opened, session = self._open(opening)
-        stream = self._streams[session_id] = asyncio.Queue()
-        stream.put_nowait({"opened": opened})
-        if len(session.results) > session.acknowledged:
-            stream.put_nowait({"results": session.unacknowledged()})
-        self._note()
-        try:
-            while True:
-                message = await self._next(stream)
-                if isinstance(message, grpc.StatusCode):
-                    if message is not grpc.StatusCode.OK:
-                        await context.abort(message, "ended by the script")
-                    return
-                yield message
-        finally:
-            if self._streams.get(session_id) is stream:
-                del self._streams[session_id]
+        stream = self._streams[opening.session_id] = self._open(opening)
+        self._changed.set()
+        while not isinstance(message := await self._next(stream), grpc.StatusCode):
+            yield message
+        if self._streams.get(opening.session_id) is stream:
+            del self._streams[opening.session_id]
+        if message is not grpc.StatusCode.OK:
+            await context.abort(message, "ended by the script")
 
     async def _next(self, stream: asyncio.Queue[Outgoing]) -> Outgoing:
         while True:
             try:
-                async with asyncio.timeout(self.heartbeat_interval_ms / 1_000):
+                async with asyncio.timeout(self._heartbeat_interval_ms / 1_000):
                     return await stream.get()
             except TimeoutError:
                 if self.sends_heartbeats:
                     return {"heartbeat": wire.Heartbeat()}
 
-    def _open(
-        self, opening: wire.OpenSession | wire.StreamResultsRequest
-    ) -> tuple[wire.SessionOpened, ScriptedSession]:
+    def _open(self, opening: Opening) -> asyncio.Queue[Outgoing]:
+        self.openings.append(opening)
         session = self.sessions.setdefault(opening.session_id, ScriptedSession())
-        is_known = bool(session.operations) and opening.incarnation in {"", session.incarnation}
-        if is_known:
+        resumed = bool(session.operations) and opening.incarnation in {"", session.incarnation}
+        if resumed:
             session.acknowledged = max(session.acknowledged, opening.last_sequence)
-        resumed = is_known or self.resumes_whatever
-        self.openings.append(
-            Opening(opening.session_id, opening.last_sequence, opening.incarnation, resumed),
-        )
         opened = wire.SessionOpened(
-            resumed=resumed,
+            resumed=resumed or self.claims_to_resume,
             highest_operation_id=session.highest_id,
-            heartbeat_interval_ms=self.heartbeat_interval_ms,
-            session_ttl_ms=60_000,
+            heartbeat_interval_ms=self._heartbeat_interval_ms,
             operations_per_batch_max=100_000,
             unacknowledged_results_max=100_000,
             timeout_ms_default=30_000,
             incarnation=session.incarnation,
-            message_bytes_max=self.bytes_stated,
-            pending=len(session.operations) - len(session.results),
+            message_bytes_max=self._bytes_stated,
         )
-        return opened, session
+        stream: asyncio.Queue[Outgoing] = asyncio.Queue()
+        stream.put_nowait({"opened": opened})
+        if len(session.results) > session.acknowledged:
+            stream.put_nowait(session.results_after(session.acknowledged))
+        return stream
 
-    def _register(self, session: ScriptedSession, batch: wire.RegisterBatch) -> wire.Receipt:
-        arrived = list(operations_of(batch))
-        self.batches.append(arrived)
-        receipt = wire.Receipt(batch_id=batch.batch_id)
-        if self.batches_refused is not None:
-            receipt.batch_refusal.code = self.batches_refused.value[0]
-            receipt.batch_refusal.message = "refused by the script"
-        else:
-            new = [operation for operation in arrived if operation.operation_id > session.highest_id]
-            session.operations |= {operation.operation_id: operation for operation in new}
-            receipt.accepted, receipt.already_known = len(new), len(arrived) - len(new)
-        receipt.highest_operation_id = session.highest_id
-        self._note()
-        return receipt
-
-    def _cancel(self, session_id: str, operation_ids: Sequence[int]) -> wire.CancelReceipt:
-        known = self.sessions.get(session_id, ScriptedSession()).operations
-        self.cancelled += [known[one].topic for one in operation_ids if one in known]
-        self._note()
-        return wire.CancelReceipt(
-            cancelled_operation_ids=[one for one in operation_ids if one in known],
-            not_pending_operation_ids=[one for one in operation_ids if one not in known],
-        )
-
-    def _acknowledge(self, session: ScriptedSession, sequence: int) -> None:
-        session.acknowledged = max(session.acknowledged, sequence)
-        self._note()
-
-    # The service
-
-    async def Session(  # noqa: N802 - the name of the call
-        self,
-        request_iterator: AsyncIterator[wire.SessionRequest],
-        context: grpc.aio.ServicerContext[Any, Any],
+    async def Session(
+        self, request_iterator: AsyncIterator[wire.SessionRequest], context: Context
     ) -> AsyncIterator[wire.SessionResponse]:
         opening = (await anext(request_iterator)).open
         reading = asyncio.create_task(self._read(opening.session_id, request_iterator))
@@ -328,110 +257,111 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
                 yield wire.SessionResponse(**message)
         finally:
             reading.cancel()
-            with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
+            with contextlib.suppress(asyncio.CancelledError):
                 await reading
 
     async def _read(self, session_id: str, requests: AsyncIterator[wire.SessionRequest]) -> None:
         async for request in requests:
-            session = self.sessions.get(session_id)
+            session = self.sessions.get(session_id, ScriptedSession())
             which = request.WhichOneof("message")
-            if session is None or which == "heartbeat":
-                self.heartbeats += which == "heartbeat"
-                self._note()
-            elif which == "register" and self.batches_lost:
-                self.batches_lost -= 1
-                self._note()
-            elif which == "register":
-                self._send(session_id, {"receipt": self._register(session, request.register)})
+            if which == "register" and (receipt := self._register(session, request.register)):
+                self._send(session_id, {"receipt": receipt})
             elif which == "cancel":
-                self._send(session_id, {"cancelled": self._cancel(session_id, request.cancel.operation_ids)})
+                self._send(session_id, {"cancelled": self._cancel(session, request.cancel.operation_ids)})
             elif which == "acknowledge":
-                self._acknowledge(session, request.acknowledge.sequence)
+                session.acknowledged = max(session.acknowledged, request.acknowledge.sequence)
+            self.heartbeats += which == "heartbeat"
+            self._changed.set()
 
-    async def StreamResults(  # noqa: N802 - the name of the call
-        self, request: wire.StreamResultsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    async def StreamResults(
+        self, request: wire.StreamResultsRequest, context: Context
     ) -> AsyncIterator[wire.StreamResultsResponse]:
         self.is_unary = True
         async for message in self._serve(request, context):
             yield wire.StreamResultsResponse(**message)
 
-    async def _known(
-        self,
-        request: wire.RegisterRequest | wire.AcknowledgeRequest,
-        context: grpc.aio.ServicerContext[Any, Any],
-    ) -> ScriptedSession:
-        await self._authorize(context)
+    # What is the same on streams and in calls
+
+    def _register(self, session: ScriptedSession, batch: wire.RegisterBatch) -> wire.Receipt | None:
+        """None: the batch is lost."""
+        if self.batches_lost:
+            self.batches_lost -= 1
+            return None
+        arrived = list(operations_of(batch))
+        self.batches.append(len(arrived))
+        receipt = wire.Receipt(batch_id=batch.batch_id)
+        if self.batches_refused is None:
+            new = [operation for operation in arrived if operation.operation_id > session.highest_id]
+            session.operations |= {operation.operation_id: operation for operation in new}
+            receipt.accepted, receipt.already_known = len(new), len(arrived) - len(new)
+        else:
+            receipt.batch_refusal.code = self.batches_refused.value[0]
+            receipt.batch_refusal.message = "refused by the script"
+        receipt.highest_operation_id = session.highest_id
+        return receipt
+
+    def _cancel(self, session: ScriptedSession, operation_ids: Sequence[int]) -> wire.CancelReceipt:
+        known = [one for one in operation_ids if one in session.operations]
+        self.cancelled |= {session.operations[one].topic for one in known}
+        unknown = set(operation_ids) - set(known)
+        return wire.CancelReceipt(cancelled_operation_ids=known, not_pending_operation_ids=unknown)
+
+    # Calls
+
+    async def _find(self, request: wire.RegisterRequest | wire.AcknowledgeRequest, context: Context) -> ScriptedSession:
+        self._authorize(context)
         session = self.sessions.get(request.session_id)
         if session is None or request.incarnation not in {"", session.incarnation}:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"session {request.session_id} is not known")
         assert session is not None, "abort raises"
         return session
 
-    async def Register(  # noqa: N802 - the name of the call
-        self, request: wire.RegisterRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> wire.RegisterResponse:
-        session = await self._known(request, context)
-        if self.batches_lost:
-            self.batches_lost -= 1
-            self._note()
-            await asyncio.Event().wait()
+    async def Register(self, request: wire.RegisterRequest, context: Context) -> wire.RegisterResponse:
+        session = await self._find(request, context)
         receipt = self._register(session, request.batch)
-        if receipt.HasField("batch_refusal"):
+        self._changed.set()
+        if receipt is None:
+            await asyncio.Event().wait()
+        elif receipt.HasField("batch_refusal"):
             status = status_pb2.Status(code=receipt.batch_refusal.code, message=receipt.batch_refusal.message)
-            advice = error_details_pb2.RetryInfo()
-            advice.retry_delay.FromMilliseconds(50)
-            status.details.add().Pack(advice)
+            status.details.add().Pack(error_details_pb2.RetryInfo())
             await context.abort_with_status(rpc_status.to_status(status))
         return wire.RegisterResponse(receipt=receipt, incarnation=session.incarnation)
 
-    async def Acknowledge(  # noqa: N802 - the name of the call
-        self, request: wire.AcknowledgeRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> wire.AcknowledgeResponse:
-        self._acknowledge(await self._known(request, context), request.sequence)
+    async def Acknowledge(self, request: wire.AcknowledgeRequest, context: Context) -> wire.AcknowledgeResponse:
+        session = await self._find(request, context)
+        session.acknowledged = max(session.acknowledged, request.sequence)
+        self._changed.set()
         return wire.AcknowledgeResponse()
 
-    async def Cancel(  # noqa: N802 - the name of the call
-        self, request: wire.CancelRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> wire.CancelResponse:
-        await self._authorize(context)
-        done = self._cancel(request.session_id, request.operation_ids)
-        return wire.CancelResponse(
-            cancelled=len(done.cancelled_operation_ids), not_pending_operation_ids=done.not_pending_operation_ids
-        )
+    async def Cancel(self, request: wire.CancelRequest, context: Context) -> wire.CancelResponse:
+        self._authorize(context)
+        receipt = self._cancel(self.sessions.get(request.session_id, ScriptedSession()), request.operation_ids)
+        self._changed.set()
+        return wire.CancelResponse(not_pending_operation_ids=receipt.not_pending_operation_ids)
 
-    async def CloseSession(  # noqa: N802 - the name of the call
-        self, request: wire.CloseSessionRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> wire.CloseSessionResponse:
-        await self._authorize(context)
+    async def CloseSession(self, request: wire.CloseSessionRequest, context: Context) -> wire.CloseSessionResponse:
+        self._authorize(context)
         self.closed.append(request.session_id)
-        session = self.sessions.pop(request.session_id, None)
         self._send(request.session_id, grpc.StatusCode.OK)
-        self._note()
-        if session is None:
+        if self.sessions.pop(request.session_id, None) is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"session {request.session_id} is not known")
         return wire.CloseSessionResponse()
 
 
 def operations_of(batch: wire.RegisterBatch) -> Iterator[Registered]:
     """The operations of a batch in either shape."""
-    now = time.monotonic()
-    if batch.WhichOneof("shape") == "rows":
-        for row in batch.rows.operations:
-            yield _registered(row, now)
-        return
+    for row in batch.rows.operations:
+        yield Registered(row.operation_id, row.timeout_ms, row.produce.partitions[0].topic_partition.topic)
     columns: operation_pb2.OperationColumns = batch.columns
     count = len(columns.operation_id)
     timeouts = full(columns.timeout_ms, count)
     starts = accumulate(full(columns.item_count or [1], count), initial=0)
     for operation_id, timeout_ms, item in zip(columns.operation_id, timeouts, starts, strict=False):
         index = columns.item_index[item] if columns.item_index else 0
-        yield Registered(operation_id, timeout_ms, columns.partitions[index].topic, now)
+        yield Registered(operation_id, timeout_ms, columns.partitions[index].topic)
 
 
 def full(column: Sequence[int], count: int) -> list[int]:
     """A column in which one value may stand for all."""
     return list(column) * (count if len(column) == 1 else 1)
-
-
-def _registered(row: operation_pb2.Operation, now: float) -> Registered:
-    return Registered(row.operation_id, row.timeout_ms, row.produce.partitions[0].topic_partition.topic, now)

@@ -15,8 +15,8 @@ const SILENT_INTERVALS = 3;
 const BATCH_MAX = 1_000;
 /** Of a daemon that states no limit. */
 const MESSAGE_BYTES_MAX = 4 << 20;
-/** Of a message without its operations, at most. */
-const ENVELOPE_BYTES = 1024;
+/** Of a message without its operations and the session's id, at most. */
+const ENVELOPE_BYTES = 256;
 
 /**
  * As the comment at the head of purgatory_service.proto says of streams. NotFound: the session is gone, and the next
@@ -263,14 +263,14 @@ export class Session {
   /** As many operations as fit a message, in the order of ids. Timeouts count from the submission. */
   private nextBatch(): Operation[] {
     const operations: Operation[] = [];
-    const bytesMax = (Number(this.opened?.messageBytesMax) || MESSAGE_BYTES_MAX) - ENVELOPE_BYTES;
+    const bytesMax = (Number(this.opened?.messageBytesMax) || MESSAGE_BYTES_MAX) - ENVELOPE_BYTES - 4 * this.id.length;
     const room = this.held ? 0 : Math.min(this.room, this.opened?.operationsPerBatchMax || BATCH_MAX);
     let bytes = 0;
     for (let id = this.registered + 1n; id <= this.issued && operations.length < room; id++) {
       const wait = this.pending.get(id);
       if (!wait) continue;
       const leftMs = this.leftMs(wait);
-      if (leftMs !== undefined && wait.timeoutMs !== 0) wait.operation.timeoutMs = BigInt(Math.max(1, leftMs));
+      if (leftMs !== undefined && (wait.timeoutMs ?? 1) > 0) wait.operation.timeoutMs = BigInt(Math.max(1, leftMs));
       const size = toBinary(OperationSchema, wait.operation).length + 8; // its tag and length
       if (size > bytesMax) {
         const message = `an operation of ${size} bytes; the daemon accepts ${bytesMax}: split it`;

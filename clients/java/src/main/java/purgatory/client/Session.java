@@ -74,14 +74,14 @@ public final class Session implements AutoCloseable {
     }
   }
 
-  /** An operation that has no result yet. `timeoutMs` is negative if it has none of its own. */
-  private record Wait(Operation operation, long submittedMs, long timeoutMs, CompletableFuture<Result> result) {
+  /** An operation that has no result yet. */
+  private record Wait(Operation operation, long submittedMs, CompletableFuture<Result> result) {
     long id() {
       return operation.getOperationId();
     }
 
     long leftMs(long defaultMs) {
-      return (timeoutMs < 0 ? defaultMs : timeoutMs) - (nowMs() - submittedMs);
+      return (operation.hasTimeoutMs() ? operation.getTimeoutMs() : defaultMs) - (nowMs() - submittedMs);
     }
   }
 
@@ -137,8 +137,7 @@ public final class Session implements AutoCloseable {
       }
       operationId = ++issued;
       Operation numbered = operation.toBuilder().setOperationId(operationId).build();
-      long timeoutMs = operation.hasTimeoutMs() ? operation.getTimeoutMs() : -1;
-      pending.put(operationId, new Wait(numbered, nowMs(), timeoutMs, result));
+      pending.put(operationId, new Wait(numbered, nowMs(), result));
       notifyAll();
     }
     result.whenComplete(
@@ -388,7 +387,7 @@ public final class Session implements AutoCloseable {
       long bytes = 0;
       for (Wait wait : pending.tailMap(sent, false).values()) {
         Operation.Builder operation = wait.operation.toBuilder();
-        if (wait.timeoutMs != 0) { // 0 asks for an answer at once
+        if (!operation.hasTimeoutMs() || operation.getTimeoutMs() > 0) { // 0 asks for an answer at once
           operation.setTimeoutMs(Math.max(1, wait.leftMs(daemon.getTimeoutMsDefault())));
         }
         long size = operation.build().getSerializedSize() + 8; // its tag and length
