@@ -4,16 +4,18 @@ import argparse
 import asyncio
 import logging
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 from tests.conformance.cases import CASES
 from tests.conformance.client_process import ClientProcess
 
 
-async def run(names: list[str], command: list[str]) -> int:
+async def run(names: list[str], client: ClientProcess) -> int:
     """Run the cases in order. Returns how many failed; the process of the client is restarted after each of those."""
     logging.basicConfig()
-    client, failed = ClientProcess(command), 0
+    failed = 0
     for name in names:
         began = time.monotonic()
         try:
@@ -34,7 +36,9 @@ def main() -> int:
     parser.add_argument("--case", action="append", choices=CASES, help="only this one; may be repeated")
     parser.add_argument("command", nargs="+", help="the client under test")
     given = parser.parse_args()
-    return 1 if asyncio.run(run(given.case or list(CASES), given.command)) else 0
+    with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
+        client = ClientProcess(given.command, Path(folder))
+        return 1 if asyncio.run(run(given.case or list(CASES), client)) else 0
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,14 +15,14 @@ from tests.conformance.scripted_daemon import DEADLINE_S, CaseFailed
 class ClientProcess:
     """One process, for any number of cases one after another. It is started again after `kill`."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], folder: Path) -> None:
         self._command: Final = command
         self._process: subprocess.Popen[str] | None = None
         self._arrived: Final = threading.Condition()
         self._lines: list[list[str]] = []
         self._has_ended = False
         self._issued = 0
-        self._errors: Final = tempfile.NamedTemporaryFile("w+")  # noqa: SIM115 - kept for all processes
+        self._errors: Final = folder / "stderr"
 
     def open(self, address: str, **options: object) -> None:
         """Open a session: with what is sent before `close` the client uses this daemon."""
@@ -75,9 +74,10 @@ class ClientProcess:
         return [endings[name] for name in names] if endings.keys() >= set(names) else None
 
     def _start(self) -> None:
-        self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, bufsize=1
-        )
+        with self._errors.open("w") as errors:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, bufsize=1
+            )
         self._has_ended = False
         threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
 
@@ -112,4 +112,4 @@ class ClientProcess:
     @property
     def errors(self) -> str:
         """The end of what it wrote to standard error."""
-        return Path(self._errors.name).read_text("utf-8")[-2_000:]
+        return self._errors.read_text("utf-8")[-2_000:]

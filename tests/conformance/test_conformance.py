@@ -25,10 +25,10 @@ COMMANDS: dict[str, Callable[[str], list[str]]] = {
 
 
 @pytest.fixture(scope="module", params=COMMANDS)
-def client(request: pytest.FixtureRequest) -> Iterator[ClientProcess]:
+def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientProcess]:
     """The client of one language: one process for all cases."""
     BUILT.mkdir(parents=True, exist_ok=True)
-    process = ClientProcess(COMMANDS[request.param]("conformance"))
+    process = ClientProcess(COMMANDS[request.param]("conformance"), tmp_path_factory.mktemp("client"))
     yield process
     process.kill()
 
