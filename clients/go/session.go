@@ -284,7 +284,9 @@ func (s *Session) connect(parent context.Context, patience time.Duration) (opene
 	if daemon == nil {
 		return false, status.Error(codes.FailedPrecondition, "the stream did not begin with `opened`")
 	}
-	s.resume(daemon)
+	if err := s.resume(daemon); err != nil {
+		return false, err
+	}
 	interval := time.Duration(daemon.HeartbeatIntervalMs) * time.Millisecond
 	written := make(chan struct{})
 	go func() {
@@ -309,19 +311,23 @@ func (s *Session) connect(parent context.Context, patience time.Duration) (opene
 }
 
 // resume decides what is sent again: what the daemon does not know. A new session knows nothing, and numbers its results
-// from 1.
-func (s *Session) resume(opened *pb.SessionOpened) {
+// from 1. If it knows operations all the same, they are another client's.
+func (s *Session) resume(opened *pb.SessionOpened) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.sent = opened.HighestOperationId
-	if known := s.opened.Incarnation; !opened.Resumed || known != "" && known != opened.Incarnation {
-		s.sent, s.lastSequence = 0, 0
+	if !opened.Resumed || s.opened.Incarnation != opened.Incarnation {
+		if opened.HighestOperationId > 0 {
+			return status.Errorf(codes.AlreadyExists, "another client uses the session %s: choose a unique id", s.id)
+		}
+		s.lastSequence = 0
 		clear(s.cancelling)
 	}
+	s.sent = opened.HighestOperationId
 	for id := range s.cancelling {
 		s.cancelling[id] = false
 	}
 	s.opened, s.batch, s.notBefore, s.acknowledged = opened, nil, time.Time{}, s.lastSequence
+	return nil
 }
 
 func (s *Session) receive(message *pb.SessionResponse) error {

@@ -167,6 +167,18 @@ async def notices_another_incarnation(client: ClientProcess) -> None:
         assert await client.ended(second) == ["satisfied"]
 
 
+async def notices_that_its_session_is_in_use(client: ClientProcess) -> None:
+    """If another client has registered operations in the session, waits fail or get higher ids; they do not hang."""
+    async with opened(client) as daemon:
+        daemon.foreign_ids = 5
+        name = client.wait()
+        tasks = [asyncio.create_task(client.ended(name)), asyncio.create_task(daemon.registered(1))]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        daemon.complete()
+        tasks[1].cancel()
+        assert await tasks[0] in (["satisfied"], ["refused"])
+
+
 async def limits_messages_to_the_stated_size(client: ClientProcess) -> None:
     """Batches are cut by `message_bytes_max`, so that none is refused; an operation that is larger alone is refused."""
     async with opened(client, ScriptedDaemon(bytes_stated=SMALL_BYTES, bytes_enforced=SMALL_BYTES)) as daemon:

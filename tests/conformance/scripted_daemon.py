@@ -54,10 +54,11 @@ class ScriptedSession:
     operations: dict[int, Registered] = field(default_factory=dict)
     results: list[result_pb2.Result] = field(default_factory=list)
     acknowledged: int = 0
+    foreign_ids: int = 0
 
     @property
     def highest_id(self) -> int:
-        return max(self.operations, default=0)
+        return max(self.operations, default=self.foreign_ids)
 
     def results_after(self, sequence: int) -> dict[str, Any]:
         rows = wire.ResultRows(results=self.results[sequence:])
@@ -81,6 +82,8 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         self.sends_heartbeats = True
         self.answers_openings = True
         self.claims_to_resume = False
+        self.foreign_ids = 0
+        """Another client has registered operations up to this id in the session."""
         self.openings_refused: grpc.StatusCode | None = None
         self.batches_refused: grpc.StatusCode | None = None
         self.batches_lost = 0
@@ -227,8 +230,8 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
 
     def _open(self, opening: Opening) -> asyncio.Queue[Outgoing]:
         self.openings.append(opening)
-        session = self.sessions.setdefault(opening.session_id, ScriptedSession())
-        resumed = bool(session.operations) and opening.incarnation in {"", session.incarnation}
+        session = self.sessions.setdefault(opening.session_id, ScriptedSession(foreign_ids=self.foreign_ids))
+        resumed = session.highest_id > 0 and opening.incarnation in {"", session.incarnation}
         if resumed:
             session.acknowledged = max(session.acknowledged, opening.last_sequence)
         opened = wire.SessionOpened(

@@ -214,11 +214,17 @@ export class Session {
     if (failure) throw failure;
   }
 
-  /** What the daemon does not know is sent again. A new session knows nothing, and numbers its results from 1. */
+  /**
+   * What the daemon does not know is sent again. A new session knows nothing, and numbers its results from 1. If it knows
+   * operations all the same, they are another client's.
+   */
   private resume(opened: SessionOpened): void {
     this.registered = opened.highestOperationId;
-    if (!opened.resumed || (this.opened && this.opened.incarnation !== opened.incarnation)) {
-      this.registered = this.lastSequence = 0n;
+    if (!opened.resumed || this.opened?.incarnation !== opened.incarnation) {
+      if (this.registered > 0n) {
+        throw new ConnectError(`another client uses the session ${this.id}: choose a unique id`, Code.AlreadyExists);
+      }
+      this.lastSequence = 0n;
       this.cancelling.clear();
     }
     this.acknowledged = this.lastSequence;

@@ -4,6 +4,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log"
@@ -26,11 +27,11 @@ func main() {
 	var running sync.WaitGroup
 	cancels := map[string]context.CancelFunc{}
 	lines := bufio.NewScanner(os.Stdin)
-	for number := 1; lines.Scan(); number++ {
+	for lines.Scan() {
 		words := strings.Fields(lines.Text())
 		switch words[0] {
 		case "open":
-			session = open(fmt.Sprintf("go-%d-%d", os.Getpid(), number), words[1], words[2:])
+			session = open(words[1], words[2:])
 		case "wait":
 			ctx, cancel := context.WithCancel(context.Background())
 			cancels[words[1]] = cancel
@@ -47,7 +48,7 @@ func main() {
 	}
 }
 
-func open(id string, address string, pairs []string) *purgatory.Session {
+func open(address string, pairs []string) *purgatory.Session {
 	options := map[string]string{}
 	for _, pair := range pairs {
 		name, value, _ := strings.Cut(pair, "=")
@@ -68,7 +69,7 @@ func open(id string, address string, pairs []string) *purgatory.Session {
 	}
 	giveUpAfter := time.Duration(number(options["give_up_after_ms"])) * time.Millisecond
 	openTimeout := time.Duration(number(options["open_timeout_ms"])) * time.Millisecond
-	return purgatory.Open(conn, id, purgatory.Options{GiveUpAfter: giveUpAfter, OpenTimeout: openTimeout})
+	return purgatory.Open(conn, rand.Text(), purgatory.Options{GiveUpAfter: giveUpAfter, OpenTimeout: openTimeout})
 }
 
 // wait returns how the wait of the line `wait ID TIMEOUT_MS TOPIC PARTITIONS` ended.

@@ -430,13 +430,17 @@ public final class Session implements AutoCloseable {
       }
     }
 
-    /** What the daemon does not know is sent again. A new session knows nothing, and numbers its results from 1. */
+    /**
+     * What the daemon does not know is sent again. A new session knows nothing, and numbers its results from 1. If it knows
+     * operations all the same, they are another client's.
+     */
     private void resume(SessionOpened opened) {
+      boolean isForeign = false;
       synchronized (Session.this) {
         sent = opened.getHighestOperationId();
-        String known = daemon.getIncarnation();
-        if (!opened.getResumed() || !known.isEmpty() && !known.equals(opened.getIncarnation())) {
-          sent = lastSequence = 0;
+        if (!opened.getResumed() || !daemon.getIncarnation().equals(opened.getIncarnation())) {
+          isForeign = sent > 0;
+          lastSequence = 0;
           cancelling.clear();
         }
         cancelling.replaceAll((operationId, isSent) -> false);
@@ -444,8 +448,12 @@ public final class Session implements AutoCloseable {
         notBeforeMs = nowMs();
         acknowledged = lastSequence;
         daemon = opened;
-        isOpened = true;
+        isOpened = !isForeign;
         Session.this.notifyAll();
+      }
+      if (isForeign) {
+        String message = "another client uses the session " + id + ": choose a unique id";
+        end(Status.ALREADY_EXISTS.withDescription(message).asRuntimeException());
       }
     }
 
