@@ -331,15 +331,18 @@ async def ends_with_a_session_that_was_closed(client: ClientProcess) -> None:
 
 
 async def cancels(client: ClientProcess) -> None:
-    """A cancelled wait ends here at once and is cancelled at the daemon, also if that cannot be reached now; it is not
-    registered again.
+    """A cancelled wait ends here at once. The cancel is repeated until the daemon has answered it, and sent later if that
+    cannot be reached now; the operation is not registered again.
     """
     async with opened(client) as daemon:
         first, second, third = client.waits(3)
         await daemon.registered(3)
+        daemon.cancels_lost = 1
         client.cancel(first)
         assert await client.ended(first) == ["cancelled"]
-        await daemon.until(lambda: first in daemon.cancelled, "a cancel")
+        await daemon.until(lambda: daemon.cancels_lost == 0, "a cancel")
+        daemon.cut()
+        await daemon.until(lambda: first in daemon.cancelled, "the cancel again")
         daemon.cut(unreachable=True)
         client.cancel(second)
         assert await client.ended(second) == ["cancelled"]

@@ -87,6 +87,7 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         self.openings_refused: grpc.StatusCode | None = None
         self.batches_refused: grpc.StatusCode | None = None
         self.batches_lost = 0
+        self.cancels_lost = 0
         # What has happened.
         self.attempts = 0
         self.openings: list[Opening] = []
@@ -269,8 +270,8 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             which = request.WhichOneof("message")
             if which == "register" and (receipt := self._register(session, request.register)):
                 self._send(session_id, {"receipt": receipt})
-            elif which == "cancel":
-                self._send(session_id, {"cancelled": self._cancel(session, request.cancel.operation_ids)})
+            elif which == "cancel" and (cancelled := self._cancel(session, request.cancel.operation_ids)):
+                self._send(session_id, {"cancelled": cancelled})
             elif which == "acknowledge":
                 session.acknowledged = max(session.acknowledged, request.acknowledge.sequence)
             self.heartbeats += which == "heartbeat"
@@ -303,7 +304,11 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         receipt.highest_operation_id = session.highest_id
         return receipt
 
-    def _cancel(self, session: ScriptedSession, operation_ids: Sequence[int]) -> wire.CancelReceipt:
+    def _cancel(self, session: ScriptedSession, operation_ids: Sequence[int]) -> wire.CancelReceipt | None:
+        """None: the cancel is lost."""
+        if self.cancels_lost:
+            self.cancels_lost -= 1
+            return None
         known = [one for one in operation_ids if one in session.operations]
         self.cancelled |= {session.operations[one].topic for one in known}
         unknown = set(operation_ids) - set(known)
@@ -341,6 +346,9 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         self._authorize(context)
         receipt = self._cancel(self.sessions.get(request.session_id, ScriptedSession()), request.operation_ids)
         self._changed.set()
+        if receipt is None:
+            await asyncio.Event().wait()
+        assert receipt is not None, "waits for ever"
         return wire.CancelResponse(not_pending_operation_ids=receipt.not_pending_operation_ids)
 
     async def CloseSession(self, request: wire.CloseSessionRequest, context: Context) -> wire.CloseSessionResponse:
