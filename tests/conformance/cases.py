@@ -331,8 +331,8 @@ async def ends_with_a_session_that_was_closed(client: ClientProcess) -> None:
 
 
 async def cancels(client: ClientProcess) -> None:
-    """A cancelled wait ends here at once. The cancel is repeated until the daemon has answered it, and sent later if that
-    cannot be reached now; the operation is not registered again.
+    """A cancelled wait ends here at once. The cancel is repeated until the daemon has answered it, and is sent later if
+    that cannot be reached now; the operation is not registered again.
     """
     async with opened(client) as daemon:
         first, second, third = client.waits(3)
