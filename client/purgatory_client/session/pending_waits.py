@@ -4,6 +4,8 @@ They are in one dictionary in the order of ids, so what is above the daemon's hi
 one entry however many operations it has; its other ids are found by bisection among those of the batches.
 """
 
+from __future__ import annotations
+
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,6 +35,16 @@ class WaitChunk:
     waits: list[Wait]
     batch: WaitColumns | None = None
     positions: Sequence[int] = ()
+    size_bytes: int = 0
+    """Of its message. Set when it is encoded."""
+
+    def halves(self) -> tuple[WaitChunk, WaitChunk] | None:
+        """None: it is a single operation."""
+        middle = len(self.waits or self.positions) // 2
+        if not middle:
+            return None
+        first = WaitChunk(self.waits[:middle], self.batch, self.positions[:middle])
+        return first, WaitChunk(self.waits[middle:], self.batch, self.positions[middle:])
 
     @property
     def last_id(self) -> int:
