@@ -141,8 +141,6 @@ def spark_session(name: str) -> SparkSession:
     """
     global _started  # noqa: PLW0603 -- a program has one session
     running = SparkSession.getActiveSession()
-    if running is None and SparkContext._active_spark_context is not None:  # noqa: SLF001 - it has no active session now
-        running = SparkSession.builder.getOrCreate()
     if running is None and not started_by_spark():
         java_version()
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -163,12 +161,16 @@ def spark_session(name: str) -> SparkSession:
     return session
 
 
+_OF_JVMS: Final = ("spark.driver.", "spark.executor.")
+"""Settings of running JVMs, which Spark amends, and no session may set."""
+
+
 def own_session(session: SparkSession) -> SparkSession:
     """A new session with the settings, the current schema and the listeners of this one."""
     own = session.newSession()
     known = own.conf.getAll
     for name, value in session.conf.getAll.items():
-        if known.get(name) != value:
+        if known.get(name) != value and not name.startswith(_OF_JVMS):
             own.conf.set(name, value)
     own.catalog.setCurrentCatalog(session.catalog.currentCatalog())
     own.catalog.setCurrentDatabase(session.catalog.currentDatabase())
