@@ -73,7 +73,7 @@ async def test_calls_in_flight_are_limited(name: str) -> None:
         waits = await hold(served, served, 2)
         assert (await served.stub.Wait(MET)).result
         waits += await hold(served, served, 1)
-        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "the most allowed") as error:
+        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "allowed: 3") as error:
             await served.stub.Wait(MET)
         assert retry_ms(error.value) >= 1
         assert heard.reasons == {name.removesuffix("_max"): 1}

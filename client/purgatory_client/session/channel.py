@@ -18,6 +18,7 @@ import grpc
 import grpc.aio
 
 from purgatory_client.plain_errors import InvalidRequest
+from purgatory_client.session.backoff import Retry
 
 MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
 
@@ -28,6 +29,11 @@ OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_reconnect_backoff_ms", 5_000),
     ("grpc.enable_http_proxy", 0),
 )
+
+REFUSED_STREAM: Final = "RST_STREAM with error code 7"
+"""In gRPC's message for a call that the server, or a proxy, refused before any of it was processed (RFC 9113, 8.7)."""
+REFUSED_GIVE_UP: Final = 10.0
+"""Seconds after which a call whose stream is still refused fails."""
 
 Pem = str | os.PathLike[str] | bytes
 """The path of a PEM file, or what is in one."""
@@ -96,18 +102,16 @@ def open_channel(address: str, security: ChannelSecurity = UNPROTECTED) -> grpc.
         channel = grpc.aio.secure_channel(address, security.credentials(), options=OPTIONS)
     else:
         channel = grpc.aio.insecure_channel(address, options=OPTIONS)
-    if security.token is None:
-        return channel
-    if not security.is_encrypted and not _is_loopback(address):
+    if security.token is not None and not security.is_encrypted and not _is_loopback(address):
         _log.warning("the token for %s travels unencrypted; use TLS (tls_ca=...)", address)
-    return cast("grpc.aio.Channel", _TokenChannel(channel, security))
+    return cast("grpc.aio.Channel", _Channel(channel, security))
 
 
-class _TokenChannel:
-    """A channel whose calls all show the token.
+class _Channel:
+    """A channel whose calls all present the token, and whose unary calls are sent again if their stream was refused.
 
     gRPC's own call credentials are refused on a channel without TLS, loopback included, and its interceptors wrap each
-    stream in another that reads and writes through queues.
+    stream in another that reads and writes through queues. gRPC sends a refused call again only once, at once.
     """
 
     def __init__(self, channel: grpc.aio.Channel, security: ChannelSecurity) -> None:
@@ -115,7 +119,19 @@ class _TokenChannel:
         self._security: Final = security
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - gRPC's own arguments
-        return self._showing(self._channel.unary_unary(*args, **kwargs))
+        method = self._showing(self._channel.unary_unary(*args, **kwargs))
+
+        async def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - gRPC's own arguments and answer
+            retry = Retry(REFUSED_GIVE_UP)
+            while True:
+                try:
+                    return await method(*args, **kwargs)
+                except grpc.aio.AioRpcError as error:
+                    if REFUSED_STREAM not in (error.details() or ""):
+                        raise
+                    await retry.pause(error)
+
+        return call
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - gRPC's own arguments
         return self._showing(self._channel.unary_stream(*args, **kwargs))

@@ -26,7 +26,7 @@ MESSAGE_BYTES_MIN: Final = 1024
 
 SESSION_BYTES: Final = 3_000
 CALL_BYTES: Final = 21_500
-"""A call in flight, measured as resident memory. Of these, 18.8 kB are gRPC's: a bare grpc.aio server takes them too."""
+"""Resident memory of a call in flight, as measured; a bare grpc.aio server takes 18,800 of it."""
 
 CGROUP_LIMITS: Final = ("memory.max", "memory/memory.limit_in_bytes", "memory.limit_in_bytes")
 """Files with the limit of a container: of version 2, and of version 1 (mounted by itself or with others)."""

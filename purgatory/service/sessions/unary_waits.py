@@ -82,9 +82,7 @@ class UnaryWaits:
         """
         self._deliver_some(completions, iter(slices_of(completions)), None)
 
-    def _deliver_some(
-        self, completions: Completions, parts: Iterator[ResultSlice], rest: ResultSlice | None
-    ) -> None:
+    def _deliver_some(self, completions: Completions, parts: Iterator[ResultSlice], rest: ResultSlice | None) -> None:
         for _ in range(ANSWERS_PER_TURN):
             rest = rest or next(parts, None)
             if rest is None:
