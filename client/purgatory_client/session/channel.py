@@ -16,6 +16,7 @@ from typing import Any, Final, cast
 
 import grpc
 import grpc.aio
+from grpc_status import rpc_status
 
 from purgatory_client.plain_errors import InvalidRequest
 from purgatory_client.session.backoff import Retry
@@ -31,7 +32,7 @@ OPTIONS: Final[tuple[tuple[str, int], ...]] = (
 )
 
 REFUSED_STREAM: Final = "RST_STREAM with error code 7"
-"""In gRPC's message for a call that the server, or a proxy, refused before any of it was processed (RFC 9113, 8.7)."""
+"""In gRPC's message for a call that a proxy or an older daemon refused before it was processed (RFC 9113, 8.7)."""
 REFUSED_GIVE_UP: Final = 10.0
 """Seconds after which a call whose stream is still refused fails."""
 
@@ -127,7 +128,7 @@ class _Channel:
                 try:
                     return await method(*args, **kwargs)
                 except grpc.aio.AioRpcError as error:
-                    if REFUSED_STREAM not in (error.details() or ""):
+                    if not _was_unread(error):
                         raise
                     await retry.pause(error)
 
@@ -150,6 +151,16 @@ class _Channel:
             return method(*args, metadata=self._security.metadata(), **kwargs)
 
         return call
+
+
+def _was_unread(error: grpc.aio.AioRpcError) -> bool:
+    """Whether nothing of a call was processed: its stream was refused, or the daemon reset it unread.
+
+    A cancelled call always means the latter: what this client cancels itself raises no `AioRpcError`.
+    """
+    if error.code() is grpc.StatusCode.CANCELLED:
+        return rpc_status.from_call(error) is None
+    return REFUSED_STREAM in (error.details() or "")
 
 
 def _pem(name: str, pem: Pem | None) -> bytes | None:

@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import stat
+import struct
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -58,7 +59,9 @@ def close_connection(peer: str) -> bool:
                 continue
             with socket.socket(fileno=os.dup(file)) as connection:
                 if connection.family in (socket.AF_INET, socket.AF_INET6) and _address(connection) == wanted:
-                    connection.shutdown(socket.SHUT_RDWR)
+                    # gRPC reads the end of the stream and closes; without lingering the client sees that at once.
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    connection.shutdown(socket.SHUT_RD)
                     LOGGER.warning("connection from %s closed: it reset %d calls within a second", peer, RESETS_MAX)
                     return True
     return False
