@@ -32,11 +32,15 @@ class Line(NamedTuple):
     """Of the calls of a flood, in `floods.flood_calls.FLOODS`."""
     times: float = 0.0
     """How many of them are started for each that the daemon serves alone."""
+    files: int = 0
+    """Files that the attacked daemon may open; 0: as many as this process."""
 
 
 LINES: Final = (
     Line("rapid-reset", "79 MB to over 5,000 MB in 7 s", 7),
     Line("unary-waits", "1.2 GB; honest p50 2.1 s", 8),
+    Line("burst", "two thirds UNAVAILABLE", 4),
+    Line("idle-connections", "no new gRPC caller, no probe", 4, files=1_024),
     Line("unread-listings", "+1.7 GB; a third of the honest waits timed out", 6),
     Line("unfinished-messages", "1.6 GB held", 6),
     Line("unfinished-smaller", "not measured", 6),

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Self, cast
 
 import grpc
 import grpc.aio
@@ -142,6 +142,12 @@ class _Channel:
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - gRPC's own arguments
         return self._showing(self._channel.stream_stream(*args, **kwargs))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.close()
 
     async def close(self, grace: float | None = None) -> None:
         await self._channel.close(grace)
