@@ -9,10 +9,12 @@ import argparse
 import json
 import sys
 import tempfile
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tests.daemon_process import open_files_max
 from tests.hostile.arena import Arena, AttackReport, attack, flooder, saturation
 from tests.hostile.floods.flood_calls import FLOODS
 
@@ -124,7 +126,9 @@ def row(line: Line, report: AttackReport, faults: list[str]) -> str:
 
 def run_line(line: Line, folder: Path) -> AttackReport:
     """One attack on a new daemon; for a flood, on another one first."""
-    with Arena(folder / "attacked") as arena:
+    with open_files_max(line.files) if line.files else nullcontext():
+        attacked = Arena(folder / "attacked")
+    with attacked as arena:
         if not line.is_flood:
             return attack(arena, line.attack, line.seconds)
         with Arena(folder / "elsewhere") as elsewhere:

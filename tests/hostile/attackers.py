@@ -84,7 +84,7 @@ def one_wait(timeout_ms: int = 60_000) -> wire.WaitRequest:
 
 
 async def rapid_reset(address: str, _http: str, seconds: float, token: str) -> Tally:
-    return Counter(resets=await asyncio.to_thread(raw_http2.rapid_reset, address, token, seconds))
+    return await asyncio.to_thread(raw_http2.rapid_reset, address, token, seconds)
 
 
 async def unary_waits(address: str, _http: str, seconds: float, token: str) -> Tally:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import resource
 import socket
 import time
 import urllib.request
@@ -21,7 +20,7 @@ from purgatory.v1 import event_pb2, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.client.until import until_pending
 from tests.conftest import StartDaemon
-from tests.daemon_process import DaemonProcess
+from tests.daemon_process import DaemonProcess, open_files_max
 from tests.fuzz.raw_bytes import PREFACE, SETTINGS, frame, headers
 from tests.service.serving import DaemonChannel, high_watermark, produce
 
@@ -117,12 +116,8 @@ def test_open_files_limit_connections(start_daemon: StartDaemon) -> None:
     """With few files the daemon takes fewer connections than are set, and says so: with all of them idle, probes are
     answered, a further connection is closed unread, and there is room again once they are gone.
     """
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, files[1]))
-    try:
+    with open_files_max(FILES):
         daemon = start_daemon()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, files)
     assert f"grpc.connections_max is reduced from 4096 to {FILES // 2}" in daemon.log
     with contextlib.ExitStack() as opened:
         idle = [opened.enter_context(connect(daemon)) for _ in range(FILES)]
