@@ -77,7 +77,7 @@ class Host:
         self._dropped: Final[deque[Session]] = deque()
         """Sessions that are gone but for their pending operations."""
         self.sessions: Final = Sessions(engine, settings, self.listeners, self.holds, self._end_dropped, self.shares)
-        self.unary_waits: Final = UnaryWaits(engine, self.time.now_ms, self._cancel_unary_wait)
+        self.unary_waits: Final = UnaryWaits(engine, self.time.now_ms, self._cancel_unary_waits)
         self.retry_advice: Final = RetryAdvice(engine, self.time)
         self.admission: Final = Admission(settings.limits, self.listeners, self.shares, self.retry_advice)
         self._registrations: Final = Registrations(self.time, self.listeners, self.admission, self._register_in_session)
@@ -191,11 +191,12 @@ class Host:
             retry_after_ms = self.retry_advice.for_operation(account, run)
             raise from_refusal(located(run, receipt.refusals[0]), "operation", retry_after_ms)
 
-    def _cancel_unary_wait(self, operation_id: int, account: Account) -> None:
+    def _cancel_unary_waits(self, operation_ids: list[int], account: Account) -> None:
         now_ms = self.time.now_ms()
-        if any(self.engine.cancel(self.unary_waits.owner_of(account), [operation_id], now_ms)):
+        cancelled = self.engine.cancel(self.unary_waits.owner_of(account), operation_ids, now_ms)
+        if any(cancelled):
             for listener in self.listeners:
-                listener.cancelled(None, [operation_id], 1, now_ms)
+                listener.cancelled(None, operation_ids, sum(cancelled), now_ms)
         self.deliver()
 
     # Events.

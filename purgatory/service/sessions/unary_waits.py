@@ -1,6 +1,7 @@
 """Unary waits: one internal engine owner for those of each account, one future for each call."""
 
 import asyncio
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -10,8 +11,9 @@ from purgatory.engine.waiting.tables import Owner
 from purgatory.service.access.account import Account
 from purgatory.service.sessions.outbox import ResultSlice, slices_of
 
+CANCELS_PER_TURN: Final = 256
 ANSWERS_PER_TURN: Final = 64
-"""Calls that are answered in one turn of the loop: a few milliseconds of work."""
+"""Operations that are cancelled, and calls that are answered, in one turn of the loop: a few milliseconds of work."""
 
 
 class UnaryWaits:
@@ -20,8 +22,8 @@ class UnaryWaits:
     An account has an owner in the engine while calls of it are in flight: what they wait for counts as the account's.
     """
 
-    def __init__(self, engine: Engine, now_ms: Callable[[], int], cancel: Callable[[int, Account], None]) -> None:
-        """`cancel`: cancels the operation of an account's call that ended before it."""
+    def __init__(self, engine: Engine, now_ms: Callable[[], int], cancel: Callable[[list[int], Account], None]) -> None:
+        """`cancel`: cancels operations of an account's calls that ended before them."""
         self._engine: Final = engine
         self._now_ms: Final = now_ms
         self._cancel: Final = cancel
@@ -29,6 +31,10 @@ class UnaryWaits:
         self._account_of_owner: Final[dict[int, Account]] = {}
         self._futures: Final[dict[int, asyncio.Future[ResultSlice]]] = {}
         self._accounts: Final[dict[int, Account]] = {}
+        self._abandoned: Final[deque[int]] = deque()
+        """Operations whose calls have ended before them, to be cancelled."""
+        self._is_cancelling = False
+        """In this turn of the loop, so that further ones wait for the next."""
         self._last_operation_id = 0
 
     def __len__(self) -> int:
@@ -64,9 +70,31 @@ class UnaryWaits:
         return self._last_operation_id, future
 
     def end(self, operation_id: int) -> None:
-        """A call has ended: cancels its operation if that is still pending, and forgets both."""
-        if self._futures.pop(operation_id, None) is not None:
-            self._cancel(operation_id, self._accounts[operation_id])
+        """A call has ended. If its operation is still pending it is cancelled: now or, where many calls end in one turn
+        of the loop, as when a client with thousands of them disconnects, in one of the next turns.
+        """
+        if self._futures.pop(operation_id, None) is None:
+            self._forget(operation_id)
+            return
+        self._abandoned.append(operation_id)
+        if not self._is_cancelling:
+            self._cancel_some()
+
+    def _cancel_some(self) -> None:
+        self._is_cancelling = bool(self._abandoned)
+        if not self._is_cancelling:
+            return
+        asyncio.get_running_loop().call_soon(self._cancel_some)
+        part = [self._abandoned.popleft() for _ in range(min(CANCELS_PER_TURN, len(self._abandoned)))]
+        by_account = defaultdict[Account, list[int]](list)
+        for operation_id in part:
+            by_account[self._accounts[operation_id]].append(operation_id)
+        for account, operation_ids in by_account.items():
+            self._cancel(operation_ids, account)
+        for operation_id in part:
+            self._forget(operation_id)
+
+    def _forget(self, operation_id: int) -> None:
         account = self._accounts.pop(operation_id)
         account.unary_waits -= 1
         if not account.unary_waits:
