@@ -153,8 +153,9 @@ class Daemon:
         identify = trace_waits(self.settings.tracing, __version__, self._host.listeners, opened, access.identify)
         if self.settings.source:
             self._servers.append(grpc.aio.server(options=server_options(self.settings, ages=False)))
+        servicer = PurgatoryServicer(self._host, self._webhooks, largest_message_bytes(self.settings))
         for server in self._servers:
-            add_to_server(PurgatoryServicer(self._host, self._webhooks), server, gate, identify, peer)
+            add_to_server(servicer, server, gate, identify, peer)
         service = health_pb2.DESCRIPTOR.services_by_name["Health"]
         add_standard_service(self._health, self._server, gate, service, peer)
         if self.settings.grpc.reflection:
@@ -267,9 +268,10 @@ class Daemon:
             *MetricsPage(registry, settings.http.metrics_interval_ms).routes(),
         ]
         identify = checked(identify, None if self._tls is None else self._check_http_certificate)
-        methods = self._http_methods = HttpMethods(PurgatoryServicer(self._host, self._webhooks), self._gate, identify)
-        page = LivePage(self._host, self._metrics, methods)
         message_bytes = largest_message_bytes(settings)
+        servicer = PurgatoryServicer(self._host, self._webhooks, message_bytes)
+        methods = self._http_methods = HttpMethods(servicer, self._gate, identify)
+        page = LivePage(self._host, self._metrics, methods)
         on_loopback = is_loopback(settings.http.address)
         return HttpSite(
             settings.http,

@@ -12,7 +12,7 @@ import grpc.aio
 from purgatory.v1 import operation_pb2, purgatory_service_pb2, source_pb2, webhook_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client import views
-from purgatory_client.dead_letter_views import DeadLetter, dead_letter
+from purgatory_client.dead_letter_views import DeadLetter, ResentLetters, dead_letter
 from purgatory_client.errors import ClientClosed, NotFound, Unavailable
 from purgatory_client.partition_names import partition_name
 from purgatory_client.plain_errors import from_rpc_error
@@ -125,6 +125,40 @@ class SingleCalls:
             if not request.page_token:
                 return
 
+    async def ranked_operations(
+        self,
+        order: views.OperationOrder,
+        *,
+        limit: int = 100,
+        search: str = "",
+        session_id: str = "",
+        kind: OperationKind | None = None,
+        partition: Name | None = None,
+        key: str = "",
+    ) -> views.RankedOperations:
+        """The first pending operations in an order, of all that fit the filters; the daemon ranks every one of them.
+
+        Args:
+            order: By the time that is left, or by the time waited so far.
+            limit: How many: 1 to 1,000.
+            search: Only operations that wait on a partition ("orders-3") or key whose name contains this, in any case.
+            session_id: Only operations of this session.
+            kind: Only this kind.
+            partition: Only operations that wait on this partition.
+            key: Only operations that wait on this key.
+        """
+        request = purgatory_service_pb2.ListOperationsRequest(
+            session_id=session_id,
+            kind=None if kind is None else kind.value,
+            topic_partition=None if partition is None else topic_partition(partition),
+            key=key,
+            page_size=limit,
+            order=order.value,
+            search=search,
+        )
+        response = await self._answer(self._stub().ListOperations(request, timeout=CALL_TIMEOUT))
+        return views.RankedOperations(list(map(views.pending_operation, response.operations)), response.matching)
+
     async def partition(self, partition: Name) -> views.Partition:
         """One partition's marks, replicas and waits. Raises NotFound when the daemon does not know it."""
         request = purgatory_service_pb2.GetPartitionRequest(topic_partition=topic_partition(partition))
@@ -201,21 +235,18 @@ class SingleCalls:
             if not request.page_token:
                 return
 
-    async def resend_dead_letters(self, webhook_ids: Collection[str] | None = None) -> int:
+    async def resend_dead_letters(self, webhook_ids: Collection[str] | None = None) -> ResentLetters:
         """Have dead letters sent to their callbacks again, now.
 
         Args:
             webhook_ids: Which ones; None: all.
-
-        Returns:
-            How many are being sent: letters that were delivered meanwhile are not.
         """
         if webhook_ids is not None and not webhook_ids:
-            return 0
+            return ResentLetters(0)
         request = webhook_pb2.ResendDeadLettersRequest(webhook_ids=webhook_ids)
         call = self._stub().ResendDeadLetters(request, timeout=CALL_TIMEOUT)
         response: webhook_pb2.ResendDeadLettersResponse = await self._answer(call)
-        return response.resent
+        return ResentLetters(response.resent, tuple(response.unknown_webhook_ids))
 
     async def _answer(self, call: Awaitable[T]) -> T:
         """The answer of a unary call. Raises this package's errors instead of gRPC's."""

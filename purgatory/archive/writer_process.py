@@ -271,7 +271,8 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     gc.set_threshold(YOUNG_MAX)
-    output = LineOutput(sys.stdout.buffer)
+    output = LineOutput(os.fdopen(os.dup(sys.stdout.fileno()), "wb"))
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the object store's client logs to stdout
     logger = logging.getLogger("purgatory.archive")
     logger.setLevel(logging.DEBUG)
     logger.addHandler(output)

@@ -360,9 +360,13 @@ class WebhooksSettings(SettingsGroup):
     give_up_ms: DurationMs = setting(
         86_400_000, "A result that was not delivered for this long becomes a dead letter. A restart begins it anew."
     )
-    posts_max: Count = setting(64, "POSTs in flight at one time.")
-    posts_per_host_max: Count = setting(4, "The same to one host; one that does not answer gets 1.")
-    dead_letters_max: Count = setting(1_000, "Dead letters that are kept; the oldest go, with an error in the log.")
+    posts_max: Count = setting(
+        64, "POSTs in flight at one time; at most half of them to hosts that are new, slow or silent."
+    )
+    posts_per_host_max: Count = setting(4, "The same to one host; one that is new or does not answer gets 1.")
+    dead_letters_max: Count = setting(
+        1_000, "Dead letters that are kept; then whoever has most of them loses the oldest, with an error in the log."
+    )
 
     @model_validator(mode="after")
     def _signed(self) -> Self:

@@ -54,6 +54,8 @@ LINES: Final = (
     Line("half-open-http", "no new gRPC caller; lives over 100 s", 4),
     Line("metrics", "honest p50 2.5 s", 5, is_flood=True),
     Line("compressed", "300 MB; 3.6 s", 5),
+    Line("endless-receivers", "honest p99 10 s; 314 of 450 failed", 8),
+    Line("silent-receivers", "one honest webhook in 10 s", 8),
 )
 
 FLOOD_S: Final = 4.0
@@ -77,6 +79,8 @@ def verdict(line: Line, report: AttackReport) -> list[str]:
     faults = []
     if report.faults:
         faults.append(f"{len(report.faults)} honest waits failed: {report.faults[0]}")
+    if report.undelivered:
+        faults.append(f"{report.undelivered} honest webhooks not delivered")
     if report.memory_peak_mb > MEMORY_MB_MAX:
         faults.append(f"{report.memory_peak_mb} MB")
     if line.is_flood and report.ratio > RATIO_MAX:

@@ -128,6 +128,8 @@ def read_policy(path: Path) -> AccessPolicy:
     ]
     if useless:
         raise PolicyError("\n".join(useless))
+    if not parsed.grant:
+        raise PolicyError(f"{path}: contains no [[grant]], so every caller would be refused")
     return AccessPolicy(parsed.grant, parsed.loopback_principal, parsed.principals)
 
 

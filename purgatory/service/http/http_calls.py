@@ -119,6 +119,15 @@ class HttpCall:
             self._counts.add_ended(code)
         return answer
 
+    def check(self) -> Account:
+        """For a call that `run` may never serve, as another one's answer will do: on whose account it is. Raises
+        `CallRefused` once this caller could not make the call any more.
+        """
+        assert self._call is not None, "a call is checked that did not enter"
+        self._arrived()
+        self._call.recheck()
+        return self._call.account
+
     def leave(self) -> None:
         """The call has ended."""
         self._arrived()
