@@ -60,7 +60,7 @@ def _waiting(
 class AsyncClient(SingleCalls):
     """A client of one daemon, for one event loop. Nothing is connected before the first call.
 
-    Use it in `async with`, or `close` it. It does not survive a fork.
+    Use it in `async with`, or `close` it. It does not survive a fork (docs/client.md, "Closing").
 
     Args:
         address: The daemon's gRPC address, "host:port".

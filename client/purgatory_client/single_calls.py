@@ -18,7 +18,7 @@ from purgatory_client.partition_names import partition_name
 from purgatory_client.plain_errors import from_rpc_error
 from purgatory_client.results import OperationKind, Outcome
 from purgatory_client.session.backoff import Resumption
-from purgatory_client.session.channel import ChannelSecurity, open_channel
+from purgatory_client.session.channel import ChannelSecurity, check_process, open_channel
 from purgatory_client.session.sessions_of_others import CALL_TIMEOUT, ClosedSession
 from purgatory_client.sources.position_tokens import Positions
 from purgatory_client.sources.source_link import SourceLink
@@ -39,8 +39,9 @@ class SingleCalls:
 
     async def _close_channel(self) -> None:
         self._closed = True
-        if self._channel is not None:
-            await self._channel.close()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
 
     async def close_session(self, session_id: str) -> ClosedSession:
         """End a session now, with all that is pending in it and all results that nobody has acknowledged.
@@ -264,6 +265,7 @@ class SingleCalls:
     def _stub(self) -> PurgatoryServiceStub:
         if self._closed:
             raise ClientClosed("the client is closed")
+        check_process()
         if self._channel is None:
             self._channel = open_channel(self.address, self._security)
         return PurgatoryServiceStub(self._channel)

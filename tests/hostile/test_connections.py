@@ -29,7 +29,7 @@ RESETS = 60_000
 GROWTH_MB_MAX = 128
 """Without a limit on streams, so many resets cost 450 MB."""
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 WAITS = 2_000
 FILES = 256
 MARK = wire.AdvanceRequest(rows=event_pb2.EventRows(events=[high_watermark("held", 1)]))

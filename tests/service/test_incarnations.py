@@ -39,8 +39,8 @@ async def close(served: ServedHost) -> None:
 
 async def run_out(served: ServedHost) -> None:
     """Let the session's time to live pass."""
-    assert isinstance(served.host.clock, ManualClock)
-    served.host.clock.jump(TTL_MS)
+    assert isinstance(served.clock, ManualClock)
+    served.clock.jump(TTL_MS)
     await eventually(lambda: served.host.sessions.find("s") is None, "the session is dropped")
 
 

@@ -48,7 +48,7 @@ class TriedPosts:
         return sent
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 - what it waits for tells nobody
                 await asyncio.sleep(0)
 

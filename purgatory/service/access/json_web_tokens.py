@@ -27,6 +27,7 @@ from joserfc.jwt import JWTClaimsRegistry
 
 from purgatory.service.access.errors import AccessError
 from purgatory.service.access.tokens import PRINCIPAL_LENGTH_MAX
+from purgatory.service.access.watched_file import read_regular_file
 from purgatory.service.rpc.statuses import unavailable
 from purgatory.service.transport.outbound import NoAnswer, Outbound
 
@@ -111,7 +112,7 @@ class JsonWebTokens:
 
     async def _read(self) -> bytes:
         if self._outbound is None:
-            return await asyncio.to_thread(Path(self._source).read_bytes)
+            return await asyncio.to_thread(read_regular_file, Path(self._source))
         answer = await self._outbound.exchange("GET", self._source, [(b"connection", b"close")])
         if 300 <= answer.status < 400:
             raise ValueError(f"HTTP {answer.status}: redirects are not followed; set access.jwt_keys to the final URL")

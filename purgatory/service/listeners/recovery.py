@@ -142,7 +142,7 @@ class OpenJournal:
                 session.outbox.release(session.uncertain_after)
 
     def _restore_session(self, host: Host, state: SessionState, principal: str, uncertain_after: int) -> Session:
-        session = host.sessions.restore(state.session_id, state.session, host.clock.now_ms(), principal)
+        session = host.sessions.restore(state.session_id, state.session, host.time.now_ms(), principal)
         session.owner.highest_operation_id = state.highest_operation_id
         session.journaled_operation_id = state.highest_operation_id
         session.sequence_shift = state.sequence_shift

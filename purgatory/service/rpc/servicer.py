@@ -57,6 +57,7 @@ class PurgatoryServicer(InspectionCalls):
         with self._host.unary_wait(call.account) as (operation_id, future):
             with watched:
                 self._register_unary_wait(request.operation, operation_id, call)
+            self._host.waiting_callers.add(future, call.recheck)
             callers_id = request.operation.operation_id
             del request  # thousands of calls wait here: each keeps what its variables refer to
             part = await future
@@ -102,7 +103,7 @@ class PurgatoryServicer(InspectionCalls):
         session = self._host.sessions.get(request.session_id, call.account, request.incarnation)
         _check_read_by_clients(session)
         session.has_unary_callers = True
-        self._host.sessions.touch(session, self._host.clock.now_ms())
+        self._host.sessions.touch(session, self._host.time.now_ms())
         self._host.acknowledge(session, request.sequence)
         self._host.journal.changed(session)  # this call has an answer that waits, so it gets a commit of its own
         await self._host.journal.durable()
@@ -213,7 +214,7 @@ class PurgatoryServicer(InspectionCalls):
             raise unavailable("the daemon is shutting down")
         if incarnation:
             self._host.sessions.get(session_id, call.account, incarnation)
-        return self._host.sessions.open(session_id, self._host.clock.now_ms(), call.account)
+        return self._host.sessions.open(session_id, self._host.time.now_ms(), call.account)
 
     def _connect(
         self,
@@ -234,7 +235,7 @@ class PurgatoryServicer(InspectionCalls):
             last_sequence=opening.last_sequence if resumed else 0,
             columns=opening.columns,
             expects_heartbeats=expects_heartbeats,
-            now_ms=self._host.clock.now_ms(),
+            now_ms=self._host.time.now_ms(),
         )
         stream.recheck = call.recheck
         self._host.journal.changed(session)
@@ -258,9 +259,9 @@ class PurgatoryServicer(InspectionCalls):
     async def _write(self, stream: ResultStream, call: Call) -> None:
         """Writes what the stream has until it ends, and detaches it from its session."""
         try:
-            await stream.run_writer(call.context.write, self._host.clock.now_ms, call.turn)
+            await stream.run_writer(call.context.write, self._host.time.now_ms, call.turn)
         finally:
-            self._host.sessions.detach(stream, self._host.clock.now_ms())
+            self._host.sessions.detach(stream, self._host.time.now_ms())
 
 
 def _check_read_by_clients(session: sessions.Session) -> None:

@@ -10,6 +10,7 @@ from typing import Final
 from google.protobuf.json_format import MessageToDict
 from standardwebhooks.webhooks import Webhook
 
+from purgatory.service.access.watched_file import read_regular_file
 from purgatory.v1 import result_pb2, webhook_pb2
 
 OPERATION_ENDED: Final = "operation.ended"
@@ -32,7 +33,7 @@ class WebhookSigner:
     def from_file(cls, path: Path) -> "WebhookSigner":
         """Raises `CannotSendWebhooks` for a file that cannot be read, or that contains anything other than secrets."""
         try:
-            lines = path.read_text("utf-8").split()
+            lines = read_regular_file(path).decode().split()
         except (OSError, UnicodeDecodeError) as error:
             raise CannotSendWebhooks(f"cannot read {path} (webhooks.secret_file): {error}") from None
         for number, line in enumerate(lines, 1):

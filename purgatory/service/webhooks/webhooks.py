@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
-from purgatory.service.access.watched_file import WatchedFile
+from purgatory.service.access.watched_file import WatchedFile, read_regular_file
 from purgatory.service.fair_queue import REGISTRATIONS
 from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Listener
@@ -104,7 +104,7 @@ class Webhooks(Listener):
     def detach_if_finished(self, session: Session) -> None:
         """Lets a session's time to live begin once nothing of it waits. To be called when that may have come about."""
         if isinstance(session.stream, CallbackStream) and session.is_finished and not session.dropped:
-            self._host.sessions.detach_callback(session, self._host.clock.now_ms())
+            self._host.sessions.detach_callback(session, self._host.time.now_ms())
 
     def _start(self, session: Session, callback: Callback) -> None:
         try:
@@ -253,8 +253,10 @@ def _ssl_context(settings: WebhooksSettings) -> ssl.SSLContext:
     if not settings.allowed_hosts:
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
-        return ssl.create_default_context(cafile=settings.ca_file)
-    except OSError as error:
+        if settings.ca_file is None:
+            return ssl.create_default_context()
+        return ssl.create_default_context(cadata=read_regular_file(settings.ca_file).decode("ascii"))
+    except (OSError, ValueError) as error:
         raise CannotSendWebhooks(f"cannot read {settings.ca_file} (webhooks.ca_file): {error}") from None
 
 
