@@ -22,6 +22,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from purgatory_client.aio import DEFAULT_ADDRESS, AsyncClient
 from purgatory_client.errors import ClientClosed
 from purgatory_client.session.channel import Pem, Token
+from purgatory_client.session.session_driver import OPEN_TIMEOUT
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -97,6 +98,7 @@ class Client:
         name: str = "",
         pending_max: int = 1_000_000,
         give_up_after: float | None = 30.0,
+        open_timeout: float = OPEN_TIMEOUT,
         outbox: str | os.PathLike[str] | None = None,
         tls: bool = False,
         tls_ca: Pem | None = None,
@@ -111,6 +113,7 @@ class Client:
             name=name,
             pending_max=pending_max,
             give_up_after=give_up_after,
+            open_timeout=open_timeout,
             outbox=outbox,
             tls=tls,
             tls_ca=tls_ca,

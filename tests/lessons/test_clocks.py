@@ -31,9 +31,9 @@ def produces(count: int, timeout_ms: int, topic: str = "orders", first_id: int =
 
 
 def test_lesson_45_the_wall_clock_is_read_where_it_is_shown_and_nowhere_else() -> None:
-    """Twelve modules of daemon and client look at the wall clock: four to show it, the archive to keep it,
-    the journal and the outbox because a life of theirs is longer than that of the machine's own clock, three for
-    tokens and certificates, which expire by it, webhooks, which are signed with it, and spans, which begin by it.
+    """Thirteen modules of daemon and client read the wall clock: four to show it, the archive to record it, the journal
+    and the outbox because they outlive the machine's monotonic clock, three for tokens and certificates, which expire
+    by it, two for webhooks, which are signed with it and answered with dates, and one for the start of spans.
     """
     daemon = Path(purgatory.__file__).parent
     client = daemon.parent / "client" / "purgatory_client"
@@ -47,7 +47,7 @@ def test_lesson_45_the_wall_clock_is_read_where_it_is_shown_and_nowhere_else() -
     assert found == {
         "continued_time.py", "host.py", "inspection_calls.py", "outbox_gate.py", "run_details.py",
         "certificate_files.py", "commands.py", "tokens.py", "result_tail.py", "daemon_views.py", "webhook_form.py",
-        "wait_spans.py",
+        "wait_spans.py", "webhook_poster.py",
     }  # fmt: skip
 
 

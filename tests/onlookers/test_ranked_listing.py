@@ -73,7 +73,7 @@ async def test_orders_rank_everything_that_is_pending(served: ServedHost) -> Non
     [
         (wire.ListOperationsRequest(search="x"), "search"),
         (wire.ListOperationsRequest(order=1, page_token="x"), "page_token"),
-        (wire.ListOperationsRequest(order=99), "order"),  # type: ignore[arg-type]  # unknown to this version
+        (wire.ListOperationsRequest(order=99), "order"),  # unknown to this version
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )

@@ -250,6 +250,7 @@ class PurgatoryServicer(InspectionCalls):
             incarnation=session.incarnation,
             message_bytes_max=self._message_bytes_max,
             pending=session.owner.pending,
+            newest_sequence=session.outbox.last_sequence,
         )
         # Not held back until it is durable: it must come before all results, and the next opening corrects it after a
         # crash.

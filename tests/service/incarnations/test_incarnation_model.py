@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.journal.kit import keep, new_host
+from tests.service.incarnations.test_incarnations import batch_of
 from tests.service.serving import PATIENCE_S, Peer, ServedHost, eventually, refused, start_server
-from tests.service.test_incarnations import batch_of
 from tests.service.test_sessions import drained
 
 TTL_MS = 600_000
