@@ -263,21 +263,22 @@ class Daemon:
         identify = checked(identify, None if self._tls is None else self._check_http_certificate)
         methods = self._http_methods = HttpMethods(PurgatoryServicer(self._host, self._webhooks), self._gate, identify)
         page = LivePage(self._host, self._metrics, methods)
-        message_bytes = largest_message_bytes(settings)
-        on_loopback = is_loopback(settings.http.address)
-        return HttpSite(
+        budget = self._host.shares.budget
+        site = HttpSite(
             settings.http,
             [*routes, *page.routes()],
             calls={
-                **ConnectCalls(methods, message_bytes).applications(),
+                **ConnectCalls(methods, largest_message_bytes(settings)).applications(),
                 **ServerSentEvents(methods).applications(),
                 **page.applications(),
             },
             tls=self._tls,
-            check_page=None if on_loopback else access.check_page,
-            local_names_only=on_loopback and self._tls is None,
-            message_bytes_max=message_bytes,
+            check_page=None if is_loopback(settings.http.address) else access.check_page,
+            verifies_tokens=settings.access.policy_file is not None,
+            memory_bytes_max=budget.bytes_max,
         )
+        budget.http = lambda: site.limits.held_bytes
+        return site
 
     def _check_http_certificate(self, context: Context) -> None:
         """As gRPC does, whose handshake asks for one: the HTTP site's does not, for the probes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from purgatory.service.http.browser_guard import is_local_name
+from purgatory.service.http.browser_guard import is_own_host
 from tests.http.http_serving import SERVICE, serving_http
 
 
@@ -14,7 +14,9 @@ from tests.http.http_serving import SERVICE, serving_http
         ({}, 200),
         ({"Host": "localhost"}, 200),
         ({"Host": "evil.example"}, 421),
-        ({"Host": "evil.example", "Authorization": "Bearer x"}, 200),
+        ({"Host": "LOCALHOST"}, 200),
+        ({"Host": "evil.example", "Authorization": "Bearer x"}, 421),
+        ({"Host": "evil.example", "Authorization": ""}, 421),
         ({"Origin": "http://evil.example"}, 403),
         ({"Origin": "null"}, 403),
         ({"Host": "localhost:1", "Origin": "http://localhost:1"}, 200),
@@ -56,4 +58,4 @@ async def test_who_may_ask(headers: dict[str, str], status: int) -> None:
 )
 def test_local_names(host: str | None, is_local: bool) -> None:
     """Those that nobody else's name server can answer for."""
-    assert is_local_name(host) == is_local
+    assert is_own_host(host) == is_local

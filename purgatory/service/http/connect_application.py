@@ -4,7 +4,6 @@ The package reads requests and writes answers; who may call, when it is whose tu
 gRPC.
 """
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
@@ -24,9 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from purgatory.service.http.connect_codecs import BinaryCodec, JsonCodec, Ready, Undecoded, ready
 from purgatory.service.http.connect_errors import connect_error
 from purgatory.service.http.http_calls import HttpCall, HttpMethod, HttpMethods
-from purgatory.service.http.http_connection import TRANSPORT
-from purgatory.service.http.http_context import HttpContext
-from purgatory.service.http.http_peer import header_of
+from purgatory.service.http.http_context import HttpContext, header_of
 from purgatory.service.http.written_answers import WrittenAnswers
 from purgatory.service.rpc.handlers import SERVICE
 from purgatory.service.rpc.statuses import CallRefused
@@ -41,8 +38,6 @@ class ConnectRequest:
         self.call: Final = HttpCall(methods, method)
         self.scope: Final = scope
         self.answers: Final[WrittenAnswers[Ready]] = WrittenAnswers()
-        self.was_late = False
-        """Its body did not come, and memory was short: it was ended and answered."""
         self._is_json = False
         self.context: HttpContext | None = None
 
@@ -79,10 +74,6 @@ class LetIn:
 
     async def on_end(self, token: ConnectRequest, _ctx: RequestContext[Any, Any], error: Exception | None, /) -> None:
         token.call.leave()
-        late = None if error is None else token.call.late_refusal()
-        if late is not None:
-            token.was_late = True
-            raise connect_error(late)
 
 
 class ConnectService(ConnectASGIApplication[HttpMethods]):
@@ -118,10 +109,6 @@ class ConnectCalls:
         REQUEST.set(request)
         try:
             await self._service(scope, receive, send)
-        except asyncio.CancelledError:
-            # Nobody is above this. Other than late ones, only those are cancelled that the site stops.
-            if not request.was_late:
-                scope["state"][TRANSPORT].abort()
         finally:
             if request.context is not None:
                 request.context.done()

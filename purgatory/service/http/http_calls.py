@@ -17,7 +17,6 @@ from google.rpc import code_pb2
 from purgatory.service.access.account import Account
 from purgatory.service.fair_queue import CallerTurns
 from purgatory.service.http.http_context import HttpContext
-from purgatory.service.rpc.arriving import Arriving
 from purgatory.service.rpc.call import Call, Context, Identify
 from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.rpc.handlers import SERVICE, work_of
@@ -76,11 +75,11 @@ class HttpCall:
         self._methods: Final = methods
         self._counts: Final = methods.gate.counts.of(method.descriptor)
         self._caller: CallerTurns | None = None
-        self._arriving: Arriving | None = None
         self._call: Call | None = None
+        self._context: HttpContext | None = None
 
     async def enter(self, context: HttpContext) -> None:
-        """Counts the call; from now on its request is awaited. Raises `CallRefused`, when that may be answered."""
+        """Count the call. Raises `CallRefused` when that may be answered."""
         as_grpc, gate, method = cast("Context", context), self._methods.gate, self.method
         try:
             if self._methods.is_ending:
@@ -93,27 +92,27 @@ class HttpCall:
             raise
         recheck = partial(self._recheck, as_grpc, account)
         self._call = Call(as_grpc, account, partial(gate.queue.turn, caller, method.work), recheck)
-        self._arriving = gate.arriving.call(caller.key)
-        self._arriving.begin()
+        self._context = context
 
     async def run(self, decode: Callable[[], Awaitable[Message]]) -> Message | None:
         """The answer to a request that has come; None: it has been written. Raises `CallRefused`."""
-        call, caller = self._call, self._caller
+        call, caller, context = self._call, self._caller, self._context
         assert call is not None, "a call is served that did not enter"
         assert caller is not None, "as above"
-        self._arrived()
+        assert context is not None, "as above"
         code = code_pb2.UNKNOWN
         try:
             call.recheck()
             await self._methods.gate.call_turn(call.context, caller, self.method.work)
-            answer = await self.method.serve(await decode(), call)
+            request = await decode()
+            context.body_decoded()
+            answer = await self.method.serve(request, call)
             code = code_pb2.OK
         except CallRefused as refused:
             code = refused.code
             raise
         except asyncio.CancelledError:
-            late = self.late_refusal()
-            code = code_pb2.CANCELLED if late is None else late.code
+            code = code_pb2.CANCELLED
             raise
         finally:
             self._counts.add_ended(code)
@@ -121,18 +120,9 @@ class HttpCall:
 
     def leave(self) -> None:
         """The call has ended."""
-        self._arrived()
         if self._caller is not None:
             self._methods.gate.leave(self._caller, is_unary=self.method.is_unary)
             self._caller = None
-
-    def late_refusal(self) -> CallRefused | None:
-        """To be asked when the call is cancelled: what it ends with; None: it was cancelled by another."""
-        return None if self._arriving is None else self._arriving.refusal()
-
-    def _arrived(self) -> None:
-        if self._arriving is not None:
-            self._arriving.arrived()
 
     def _recheck(self, context: Context, account: Account) -> None:
         if self.method.account_of(context) is not account:

@@ -8,8 +8,8 @@ from typing import Final
 from google.protobuf.message import Message
 from starlette.types import Scope
 
-from purgatory.service.http.http_connection import TRANSPORT
-from purgatory.service.http.http_peer import header_of
+from purgatory.service.http.http_connection import CONNECTION
+from purgatory.service.transport.peer import PeerCertificate, of_der
 
 Write = Callable[[Message | bytes], Awaitable[None]]
 """Writes an answer, which may be encoded already."""
@@ -50,9 +50,29 @@ class HttpContext:
         return tuple((name, value) for name, value in found if value is not None)
 
     def auth_context(self) -> Mapping[str, tuple[bytes, ...]]:
-        connection = self._scope["state"][TRANSPORT].get_extra_info("ssl_object")
-        der = None if connection is None else connection.getpeercert(binary_form=True)
+        der = _certificate(self._scope)
         return {} if der is None else {"x509_pem_cert": (ssl.DER_cert_to_PEM_cert(der).encode(),)}
+
+    def body_decoded(self) -> None:
+        """The body of the request is not needed any more."""
+        self._scope["state"][CONNECTION].body_decoded()
 
     def time_remaining(self) -> float | None:
         return None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
+
+
+def header_of(scope: Scope, name: bytes) -> str | None:
+    """The first header of this name (in lower case); None: there is none."""
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
+
+
+def certificate_of(scope: Scope) -> PeerCertificate | None:
+    """The client's certificate, which the handshake has verified; None: it has presented none."""
+    der = _certificate(scope)
+    return None if der is None else of_der(der)
+
+
+def _certificate(scope: Scope) -> bytes | None:
+    connection = scope["state"][CONNECTION].transport.get_extra_info("ssl_object")
+    der: bytes | None = None if connection is None else connection.getpeercert(binary_form=True)
+    return der

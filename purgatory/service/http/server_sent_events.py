@@ -20,9 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from purgatory.service.http.connect_codecs import MESSAGE_BYTES_MAX, json_of, json_text, off_loop
 from purgatory.service.http.connect_errors import error_fields, http_status
 from purgatory.service.http.http_calls import HttpCall, HttpMethods
-from purgatory.service.http.http_connection import TRANSPORT
-from purgatory.service.http.http_context import HttpContext
-from purgatory.service.http.http_peer import header_of
+from purgatory.service.http.http_context import HttpContext, header_of
 from purgatory.service.http.written_answers import WrittenAnswers
 from purgatory.service.rpc.statuses import CallRefused, invalid_argument, quoted
 
@@ -130,9 +128,6 @@ async def serve_events(events_of: Callable[[Scope], Events], scope: Scope, recei
     watching = asyncio.create_task(_cancel_when_gone(receive, serving), name="client of an event stream")
     try:
         await _send_events(events_of(scope), scope, receive, send)
-    except asyncio.CancelledError:
-        # Nobody is above this: the client has gone, or the site stops.
-        scope["state"][TRANSPORT].abort()
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
