@@ -20,8 +20,8 @@ from google.protobuf.message import Message
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from purgatory.service.http.connect_codecs import BinaryCodec, JsonCodec, Ready, Undecoded, ready
-from purgatory.service.http.connect_errors import connect_error
+from purgatory.service.http.connect_codecs import Gzip, MessageCodec, Ready, Undecoded, ready
+from purgatory.service.http.connect_errors import connect_error, retry_after
 from purgatory.service.http.http_calls import HttpCall, HttpMethod, HttpMethods
 from purgatory.service.http.http_context import HttpContext, header_of
 from purgatory.service.http.written_answers import WrittenAnswers
@@ -43,10 +43,16 @@ class ConnectRequest:
 
     async def run(self, request: Undecoded) -> Message | None:
         self._is_json = request.is_json
-        return await self.call.run(request.message)
+
+        async def decode() -> Message:
+            message = await request.message(self.call.off_loop)
+            request.forget()
+            return message
+
+        return await self.call.run(decode)
 
     async def ready(self, answer: Message | bytes) -> Ready:
-        return await ready(answer, self.call.method.answer_type, is_json=self._is_json)
+        return await ready(answer, self.call.method.answer_type, is_json=self._is_json, run=self.call.off_loop)
 
     async def write(self, answer: Message | bytes) -> None:
         await self.answers.write(await self.ready(answer))
@@ -63,7 +69,7 @@ class LetIn:
         request = REQUEST.get()
         left_ms = ctx.timeout_ms
         deadline_s = None if left_ms is None else time.monotonic() + left_ms / 1_000
-        with refusals_as_errors():
+        with refusals_as_errors(ctx):
             try:
                 request.context = HttpContext(request.scope, request.write, deadline_s)
                 await request.call.enter(request.context)
@@ -72,7 +78,7 @@ class LetIn:
                 raise
         return request
 
-    async def on_end(self, token: ConnectRequest, _ctx: RequestContext[Any, Any], error: Exception | None, /) -> None:
+    async def on_end(self, token: ConnectRequest, _ctx: RequestContext[Any, Any], _error: Exception | None, /) -> None:
         token.call.leave()
 
 
@@ -94,7 +100,8 @@ class ConnectCalls:
             endpoints=_endpoints,
             interceptors=[LetIn()],
             read_max_bytes=message_bytes_max,
-            codecs=[BinaryCodec(), JsonCodec()],
+            compressions=[Gzip()],
+            codecs=[MessageCodec(message_bytes_max, is_json=is_json) for is_json in (False, True)],
         )
 
     def applications(self) -> dict[str, ASGIApp]:
@@ -105,10 +112,12 @@ class ConnectCalls:
         if content_type.startswith("application/grpc") and not content_type.startswith("application/grpc-web"):
             await PlainTextResponse(GRPC_ELSEWHERE, 415)(scope, receive, send)
             return
+        # Compressing an answer would hold the loop: the package is not told that the client would take one.
+        headers = [(name, value) for name, value in scope["headers"] if not name.endswith(b"accept-encoding")]
         request = ConnectRequest(self._methods, method, scope)
         REQUEST.set(request)
         try:
-            await self._service(scope, receive, send)
+            await self._service({**scope, "headers": headers}, receive, send)
         finally:
             if request.context is not None:
                 request.context.done()
@@ -139,26 +148,29 @@ def _endpoint(method: HttpMethod) -> Any:  # noqa: ANN401 - of the package's own
     return Endpoint.unary(info, _answer_one) if method.is_unary else Endpoint.server_stream(info, _answer_many)
 
 
-async def _answer_one(undecoded: Undecoded, _ctx: object) -> Ready:
+async def _answer_one(undecoded: Undecoded, ctx: RequestContext[Any, Any]) -> Ready:
     request = REQUEST.get()
-    with refusals_as_errors():
+    with refusals_as_errors(ctx):
         answer = await request.run(undecoded)
     assert answer is not None, "a unary call has an answer"
     return await request.ready(answer)
 
 
-async def _answer_many(undecoded: Undecoded, _ctx: object) -> AsyncGenerator[Ready]:
+async def _answer_many(undecoded: Undecoded, ctx: RequestContext[Any, Any]) -> AsyncGenerator[Ready]:
     request = REQUEST.get()
-    with refusals_as_errors():
+    with refusals_as_errors(ctx):
         async with aclosing(request.answers.of(partial(request.run, undecoded))) as answers:
             async for answer in answers:
                 yield answer
 
 
 @contextmanager
-def refusals_as_errors() -> Iterator[None]:
+def refusals_as_errors(ctx: RequestContext[Any, Any]) -> Iterator[None]:
     try:
         yield
     except CallRefused as refused:
+        retry_after_s = retry_after(refused)
+        if retry_after_s is not None:
+            ctx.response_headers["retry-after"] = str(retry_after_s)
         error: ConnectError = connect_error(refused)
         raise error from None

@@ -1,28 +1,42 @@
 """Messages over HTTP, as protobuf or as JSON.
 
-What comes in is decoded by the call, in its turn (`Undecoded`); what goes out has been encoded by it (`ready`). JSON is
-made and read by Python code, some fifty times as slow as protobuf: what is large is left to a thread, so that the event
-loop is free every few milliseconds.
+What comes in is inflated and decoded by the call, in its turn (`Undecoded`); what goes out has been encoded by it
+(`ready`). Python code makes and reads JSON, some fifty times as slow as protobuf. Large JSON and gzip are left to a
+thread, so that the event loop is free every few milliseconds, and callers take turns there too (`FairThread`).
 """
 
+import ast
 import asyncio
-from collections.abc import Callable
+import re
+import zlib
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from connectrpc.codec import Codec
+from connectrpc.compression import Compression
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
 from google.protobuf.message import DecodeError, Message
 
-from purgatory.service.rpc.statuses import invalid_argument
+from purgatory.service.rpc.statuses import CallRefused, invalid_argument, quoted, resource_exhausted
 
+JSON_BYTES_MAX: Final = 1_048_576
+"""Parsing JSON takes some twenty times its size in memory, and a second for a few megabytes."""
 TEXT_BYTES_MAX: Final = 16_384
 """JSON is read on the loop up to this size: a millisecond or two."""
 MESSAGE_BYTES_MAX: Final = 4_096
 """JSON is made on the loop of messages up to this size as protobuf."""
+UNKNOWN_FIELD: Final = re.compile(
+    r"""has no field named "(?P<name>.*)" at "\w+\.?(?P<path>.*)"\.\n Available.*: "(?P<known>\[.*\])\"""", re.DOTALL
+)
+"""How protobuf reports a field that the message type does not have."""
 
 Result = TypeVar("Result")
+OffLoop = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Does a piece of work in the thread."""
 
 # One thread: what one caller sends must not take more of the interpreter than what is served meanwhile.
 _THREAD: Final = ThreadPoolExecutor(1, "json")
@@ -32,37 +46,138 @@ async def off_loop(work: Callable[[], Result]) -> Result:
     return await asyncio.get_running_loop().run_in_executor(_THREAD, work)
 
 
-class Undecoded:
-    """A request as it came."""
+class FairThread:
+    """The thread of `off_loop`, where callers take turns: one piece of work at a time, of each caller in rotation."""
 
-    def __init__(self, data: bytes, message_type: type[Message], *, is_json: bool) -> None:
-        self.is_json: Final = is_json
-        self._data: Final = data
-        self._message_type: Final = message_type
+    def __init__(self) -> None:
+        self._is_busy = False
+        self._lines: Final[OrderedDict[str, deque[asyncio.Future[None]]]] = OrderedDict()
 
-    async def message(self) -> Message:
-        """Raises `CallRefused` for what is no message of its type."""
-        if not self.is_json:
-            return self._of_binary()
-        return self._of_json() if len(self._data) <= TEXT_BYTES_MAX else await off_loop(self._of_json)
-
-    def _of_binary(self) -> Message:
+    async def run(self, caller: str, work: Callable[[], Result]) -> Result:
+        if self._is_busy:
+            turn = asyncio.get_running_loop().create_future()
+            self._lines.setdefault(caller, deque()).append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if not turn.cancelled():  # it was this call's turn already
+                    self._next()
+                raise
+        self._is_busy = True
         try:
-            return self._message_type.FromString(self._data)
+            return await off_loop(work)
+        finally:
+            self._next()
+
+    def _next(self) -> None:
+        self._is_busy = False
+        while self._lines and not self._is_busy:
+            caller, line = self._lines.popitem(last=False)
+            turn = line.popleft()
+            if line:
+                self._lines[caller] = line
+            if not turn.done():
+                turn.set_result(None)
+                self._is_busy = True
+
+
+class Deflated(bytes):
+    """Bytes that are inflated in the call's turn."""
+
+
+class Gzip(Compression):
+    """Only for what comes in; clients are told of no compression of answers."""
+
+    def name(self) -> str:
+        return "gzip"
+
+    def compress(self, data: bytes | bytearray | memoryview) -> bytes:
+        raise AssertionError(f"answers are not compressed: {len(data)} bytes")
+
+    def decompress(self, data: bytes | bytearray | memoryview, read_max_bytes: int | None = None) -> bytes:
+        del read_max_bytes  # `Undecoded` has it
+        return Deflated(data)
+
+
+def inflated(data: bytes, bytes_max: int) -> bytes:
+    """One gzip member. More of them are refused: each may be empty, and there can be 200,000 in 4 MB."""
+    inflating = zlib.decompressobj(wbits=31)
+    try:
+        text = inflating.decompress(data, bytes_max + 1)
+    except zlib.error as error:
+        raise invalid_argument("request", f"is not gzip: {error}") from None
+    if len(text) > bytes_max:
+        raise too_large(bytes_max)
+    if not inflating.eof:
+        raise invalid_argument("request", "is only the beginning of a gzip member")
+    if inflating.unused_data:
+        raise invalid_argument("request", "has more bytes after its first gzip member; send one member")
+    return text
+
+
+def too_large(bytes_max: int) -> CallRefused:
+    return resource_exhausted("request", f"is larger than {bytes_max} bytes; send smaller batches", None)
+
+
+class Undecoded:
+    """A request as it was received."""
+
+    def __init__(
+        self, data: bytes, message_type: type[Message], *, is_json: bool, bytes_max: int = JSON_BYTES_MAX
+    ) -> None:
+        self.is_json: Final = is_json
+        self._data = data
+        self._message_type: Final = message_type
+        self._bytes_max: Final = bytes_max
+
+    def forget(self) -> None:
+        """The bytes are not needed any more."""
+        self._data = b""
+
+    async def message(self, run: OffLoop = off_loop) -> Message:
+        """Raises `CallRefused` for what is no message of its type."""
+        if isinstance(self._data, Deflated) or (self.is_json and len(self._data) > TEXT_BYTES_MAX):
+            decoded: Message = await run(self._decoded)
+            return decoded
+        return self._decoded()
+
+    def _decoded(self) -> Message:
+        data = self._data
+        if isinstance(data, Deflated):
+            data = inflated(data, self._bytes_max)
+        if self.is_json:
+            return self._of_json(data)
+        try:
+            return self._message_type.FromString(data)
         except DecodeError as error:
             raise invalid_argument("request", str(error)) from None
 
-    def _of_json(self) -> Message:
-        """Fields that are not known are ignored, as they are in protobuf."""
+    def _of_json(self, data: bytes) -> Message:
         message = self._message_type()
+        if len(data) > JSON_BYTES_MAX:
+            raise invalid_argument(
+                "request", f"JSON of {len(data)} bytes; allowed: {JSON_BYTES_MAX}. Send less, or send application/proto"
+            )
         try:
-            text = self._data.decode("utf-8")
+            text = data.decode("utf-8")
             if not text.lstrip().startswith("{"):
                 raise invalid_argument("request", "is not a JSON object")
-            Parse(text, message, ignore_unknown_fields=True)
+            Parse(text, message)
         except (ParseError, ValueError, RecursionError) as error:
-            raise invalid_argument("request", str(error)) from None
+            raise unknown_field(str(error)) or invalid_argument("request", str(error)) from None
         return message
+
+
+def unknown_field(error: str) -> CallRefused | None:
+    """The refusal of a field that does not exist, from protobuf's error; None: it is another error."""
+    found = UNKNOWN_FIELD.search(error)
+    if found is None:
+        return None
+    known = ast.literal_eval(found["known"])
+    closest = get_close_matches(found["name"].casefold(), map(str.casefold, known), 1, 0.0)
+    names = [name for name in known if name.casefold() in closest] or known
+    field = ".".join(part for part in (found["path"], found["name"]) if part)
+    return invalid_argument(quoted(field), f"there is no such field; did you mean {names[0]!r}?")
 
 
 class Ready:
@@ -72,17 +187,21 @@ class Ready:
         self.data: Final = data
 
 
-async def ready(answer: Message | bytes, message_type: type[Message], *, is_json: bool) -> Ready:
+async def ready(
+    answer: Message | bytes, message_type: type[Message], *, is_json: bool, run: OffLoop = off_loop
+) -> Ready:
     """An answer as the client wants it. As bytes it is protobuf already."""
     if not is_json:
         return Ready(answer if isinstance(answer, bytes) else answer.SerializeToString())
     message = message_type.FromString(answer) if isinstance(answer, bytes) else answer
-    return Ready((await json_text(message)).encode())
+    return Ready((await json_text(message, run)).encode())
 
 
-async def json_text(message: Message) -> str:
+async def json_text(message: Message, run: OffLoop = off_loop) -> str:
     """`json_of`, off the loop for what is large."""
-    return json_of(message) if message.ByteSize() <= MESSAGE_BYTES_MAX else await off_loop(partial(json_of, message))
+    is_small = message.ByteSize() <= MESSAGE_BYTES_MAX
+    text: str = json_of(message) if is_small else await run(partial(json_of, message))
+    return text
 
 
 def json_of(message: Message) -> str:
@@ -90,27 +209,19 @@ def json_of(message: Message) -> str:
     return MessageToJson(message, indent=None)
 
 
-class BinaryCodec(Codec[Ready, Undecoded]):
-    """Protobuf."""
+class MessageCodec(Codec[Ready, Undecoded]):
+    """Protobuf, or JSON as protobuf maps it."""
+
+    def __init__(self, bytes_max: int, *, is_json: bool) -> None:
+        self._bytes_max: Final = bytes_max
+        self._is_json: Final = is_json
 
     def name(self) -> str:
-        return "proto"
+        return "json" if self._is_json else "proto"
 
     def encode(self, message: Ready) -> bytes:
         return message.data
 
     def decode(self, data: bytes | bytearray, message_class: Any) -> Undecoded:  # noqa: ANN401 - the package's type is narrower
-        return Undecoded(bytes(data), message_class, is_json=False)
-
-
-class JsonCodec(Codec[Ready, Undecoded]):
-    """JSON as protobuf maps it."""
-
-    def name(self) -> str:
-        return "json"
-
-    def encode(self, message: Ready) -> bytes:
-        return message.data
-
-    def decode(self, data: bytes | bytearray, message_class: Any) -> Undecoded:  # noqa: ANN401 - as above
-        return Undecoded(bytes(data), message_class, is_json=True)
+        received = data if isinstance(data, bytes) else bytes(data)
+        return Undecoded(received, message_class, is_json=self._is_json, bytes_max=self._bytes_max)

@@ -16,6 +16,7 @@ from google.rpc import code_pb2
 
 from purgatory.service.access.account import Account
 from purgatory.service.fair_queue import CallerTurns
+from purgatory.service.http.connect_codecs import FairThread
 from purgatory.service.http.http_context import HttpContext
 from purgatory.service.rpc.call import Call, Context, Identify
 from purgatory.service.rpc.call_gate import CallGate
@@ -44,6 +45,7 @@ class HttpMethods:
 
     def __init__(self, servicer: object, gate: CallGate, identify: Identify) -> None:
         self.gate: Final = gate
+        self.thread: Final = FairThread()
         self.is_ending = False
         """Set once no further call is taken."""
         self.by_name: Final = {
@@ -117,6 +119,10 @@ class HttpCall:
         finally:
             self._counts.add_ended(code)
         return answer
+
+    async def off_loop(self, work: Callable[[], Any]) -> Any:  # noqa: ANN401 - of any type
+        """Do a piece of work in the thread, in turn with other callers."""
+        return await self._methods.thread.run("" if self._caller is None else self._caller.key, work)
 
     def leave(self) -> None:
         """The call has ended."""

@@ -47,9 +47,9 @@ class HttpConnection(asyncio.Protocol):
     """`tasks` holds the tasks that serve requests, of all connections."""
 
     __slots__ = (
-        "_app", "_body", "_is_answered", "_is_complete", "_is_delivered", "_is_over", "_is_serving", "_is_whole",
-        "_limits", "_method", "_parser", "_readable", "_received_bytes", "_tasks", "_unread_bytes", "_writable",
-        "abort_connecting", "held_bytes", "is_extra", "state", "transport",
+        "_app", "_body", "_is_complete", "_is_delivered", "_is_serving", "_is_whole", "_limits", "_method", "_over",
+        "_parser", "_readable", "_received_bytes", "_tasks", "_unread_bytes", "_writable", "abort_connecting",
+        "held_bytes", "is_extra", "state", "transport",
     )  # fmt: skip
 
     def __init__(self, app: ASGIApp, limits: HttpLimits, tasks: set[asyncio.Task[None]]) -> None:
@@ -66,7 +66,7 @@ class HttpConnection(asyncio.Protocol):
         self._received_bytes = 0
         """Of the requests that have not been served, or whose body has not been decoded."""
         self._unread_bytes = 0
-        self._is_over = False
+        self._over = False
         """The client has gone, or an error was answered in place of the application's answer."""
         self._readable: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
@@ -91,7 +91,7 @@ class HttpConnection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport), f"not a stream: {transport}"
         self.transport = transport
         transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
-        if self._is_over:  # evicted during the TLS handshake
+        if self._is_over():  # evicted during the TLS handshake
             transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -99,10 +99,10 @@ class HttpConnection(asyncio.Protocol):
         self._end()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_over:
+        if self._is_over():
             return
         self._hold(self._received_bytes + len(data), self._unread_bytes)
-        if self._is_over:  # it held too much
+        if self._is_over():  # it held too much
             return
         self._parser.receive_data(data)
         if not self._is_serving:
@@ -113,12 +113,12 @@ class HttpConnection(asyncio.Protocol):
             wake(self._readable)
 
     def pause_writing(self) -> None:
-        if not self._is_over:
+        if not self._is_over():
             self._limits.enter(self, UNREAD)
             self._hold(self._received_bytes, self._transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
-        if not self._is_over:
+        if not self._is_over():
             self._limits.enter(self, SERVING if self._is_whole else ARRIVING)
             self._hold(self._received_bytes, 0)
         wake(self._writable)
@@ -149,6 +149,9 @@ class HttpConnection(asyncio.Protocol):
         assert self.transport is not None, "before the connection was made"
         return self.transport
 
+    def _is_over(self) -> bool:
+        return self._over
+
     def _hold(self, received_bytes: int, unread_bytes: int) -> None:
         self._received_bytes, self._unread_bytes = received_bytes, unread_bytes
         self._limits.hold(self, received_bytes + unread_bytes)
@@ -166,7 +169,7 @@ class HttpConnection(asyncio.Protocol):
             return
         self._is_serving, self._method = True, request.method
         self._body = self._pull()
-        if self._is_over:
+        if self._is_over():
             return
         scope = self._scope_of(request)
         if not self._limits.serves(self, scope["path"]):
@@ -204,14 +207,14 @@ class HttpConnection(asyncio.Protocol):
             raise
         except Exception:
             LOGGER.exception("cannot serve %s %s", scope["method"], scope["path"])
-        if not self._is_over and not self._is_complete:
+        if not self._is_over() and not self._is_complete:
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "this call failed; the daemon's log says why")
         self._finish()
 
     def _finish(self) -> None:
         """The request has been served: go on with the next one, or close the connection."""
         parser = self._parser
-        if self._is_over:
+        if self._is_over():
             return
         if parser.our_state is not h11.DONE or parser.their_state is not h11.DONE:
             self._close()
@@ -242,19 +245,22 @@ class HttpConnection(asyncio.Protocol):
 
     async def _receive(self) -> Message:
         """The body, part by part, and then the end of the request or of the connection."""
-        if self._parser.they_are_waiting_for_100_continue and not self._is_over:
+        if self._parser.they_are_waiting_for_100_continue and not self._is_over():
             self._write(h11.InformationalResponse(status_code=HTTPStatus.CONTINUE, headers=[]))
-        while not (self._body or self._is_whole or self._is_over):
+        while not self._has_part():
             await asyncio.sleep(0)  # a body of many small chunks must not hold the loop
             self._body = self._pull()
-            if not (self._body or self._is_whole or self._is_over):
+            if not self._has_part():
                 await self._more()
-        if not (self._is_delivered or self._is_over):
+        if not (self._is_delivered or self._is_over()):
             body, self._body, self._is_delivered = self._body, b"", self._is_whole
             return {"type": "http.request", "body": body, "more_body": not self._is_whole}
-        while not (self._is_over or self._is_complete):
+        while not (self._is_over() or self._is_complete):
             await self._more()
         return DISCONNECT
+
+    def _has_part(self) -> bool:
+        return bool(self._body) or self._is_whole or self._over
 
     async def _more(self) -> None:
         """Wait until bytes arrive, the answer is complete, or the connection is over."""
@@ -268,13 +274,13 @@ class HttpConnection(asyncio.Protocol):
 
     async def _send(self, message: Message) -> None:
         """Write a part of the answer, and wait until the client has read most of it."""
-        if self._is_over:
+        if self._is_over():
             return
         if message["type"] == "http.response.start":
             headers = list(message.get("headers", ()))
             if not self._is_whole:
                 self._pull()  # the connection is kept if the rest of the body has arrived
-            if self._is_over:
+            if self._is_over():
                 return
             if not self._is_whole:
                 headers.append((b"connection", b"close"))
@@ -317,7 +323,7 @@ class HttpConnection(asyncio.Protocol):
         """Close the connection once the client has read the answer. What it still sends is discarded: if it were left
         unread, the system would reset the connection, and the client could lose the answer.
         """
-        self._is_over = True
+        self._over = True
         self._hold(0, 0)
         self._limits.enter(self, CLOSING)
         wake(self._readable)
@@ -328,7 +334,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
 
     def _end(self) -> None:
-        self._is_over = True
+        self._over = True
         self._limits.remove(self)
         wake(self._readable)
         wake(self._writable)

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from purgatory.service.http.connect_codecs import MESSAGE_BYTES_MAX, json_of, json_text, off_loop
-from purgatory.service.http.connect_errors import error_fields, http_status
+from purgatory.service.http.connect_errors import error_fields, http_status, retry_after
 from purgatory.service.http.http_calls import HttpCall, HttpMethods
 from purgatory.service.http.http_context import HttpContext, header_of
 from purgatory.service.http.written_answers import WrittenAnswers
@@ -143,7 +143,9 @@ async def _send_events(events: Events, scope: Scope, receive: Receive, send: Sen
                     has_begun = True
                 await send({"type": "http.response.body", "body": data, "more_body": True})
     except CallRefused as refused:
-        answer = JSONResponse(error_fields(refused), http_status(refused))
+        after_s = retry_after(refused)
+        headers = None if after_s is None else {"Retry-After": str(after_s)}
+        answer = JSONResponse(error_fields(refused), http_status(refused), headers)
         if not has_begun:
             await answer(scope, receive, send)
             return
