@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Callable
 from http import HTTPStatus
+from http.client import responses
 from typing import Final
 from urllib.parse import unquote
 
@@ -48,7 +49,7 @@ class HttpConnection(asyncio.Protocol):
 
     __slots__ = (
         "_app", "_body", "_is_complete", "_is_delivered", "_is_serving", "_is_whole", "_limits", "_method", "_over",
-        "_parser", "_readable", "_received_bytes", "_tasks", "_unread_bytes", "_writable", "abort_connecting",
+        "_parser", "_readable", "_received_bytes", "_start", "_tasks", "_unread_bytes", "_writable", "abort_connecting",
         "held_bytes", "is_extra", "state", "transport",
     )  # fmt: skip
 
@@ -84,11 +85,12 @@ class HttpConnection(asyncio.Protocol):
         """and delivered to the application."""
         self._is_complete = False
         """The whole answer has been written."""
+        self._start: Message | None = None
+        """The status and headers of the answer, not written yet."""
 
     # Called by the transport.
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport), f"not a stream: {transport}"
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
         transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
         if self._is_over():  # evicted during the TLS handshake
@@ -277,25 +279,35 @@ class HttpConnection(asyncio.Protocol):
         if self._is_over():
             return
         if message["type"] == "http.response.start":
-            headers = list(message.get("headers", ()))
-            if not self._is_whole:
-                self._pull()  # the connection is kept if the rest of the body has arrived
-            if self._is_over():
-                return
-            if not self._is_whole:
-                headers.append((b"connection", b"close"))
-            self._write(h11.Response(status_code=message["status"], headers=headers))
+            self._start = message  # written with the first part of the body, which may be the only one
             return
-        data = message.get("body", b"")
+        data, is_last = message.get("body", b""), not message.get("more_body", False)
+        if self._start is not None:
+            self._write_start(self._start, len(data) if is_last else None)
+            self._start = None
+        if self._is_over():
+            return
         if data and self._method != b"HEAD":
             self._write(h11.Data(data=data))
-        if not message.get("more_body", False):
+        if is_last:
             self._write(h11.EndOfMessage())
             self._is_complete = True
             wake(self._readable)
         if self.state == UNREAD:
             self._writable = asyncio.get_running_loop().create_future()
             await self._writable
+
+    def _write_start(self, start: Message, length: int | None) -> None:
+        status, headers = start["status"], list(start.get("headers", ()))
+        if length is not None and not any(name == b"content-length" for name, _ in headers):
+            headers.append((b"content-length", str(length).encode()))
+        if not self._is_whole:
+            self._pull()  # the connection is kept if the rest of the body has arrived
+        if self._is_over():
+            return
+        if not self._is_whole:
+            headers.append((b"connection", b"close"))
+        self._write(h11.Response(status_code=status, headers=headers, reason=responses.get(status, "").encode()))
 
     def _write(self, event: h11.Event) -> None:
         data = self._parser.send(event)
@@ -313,7 +325,7 @@ class HttpConnection(asyncio.Protocol):
         headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
         if status == HTTPStatus.SERVICE_UNAVAILABLE:
             headers.append(("retry-after", str(RETRY_AFTER_S)))
-        self._write(h11.Response(status_code=status, headers=headers))
+        self._write(h11.Response(status_code=status, headers=headers, reason=status.phrase.encode()))
         if self._method != b"HEAD":
             self._write(h11.Data(data=body))
         self._write(h11.EndOfMessage())
