@@ -34,10 +34,13 @@ GRPC_ELSEWHERE: Final = "gRPC needs HTTP/2: it is served on the gRPC port; here 
 class ConnectRequest:
     """One request, from when it comes in. The package hands its own context around, which knows less."""
 
+    __slots__ = ("_is_json", "answers", "call", "context", "scope")
+
     def __init__(self, methods: HttpMethods, method: HttpMethod, scope: Scope) -> None:
         self.call: Final = HttpCall(methods, method)
         self.scope: Final = scope
-        self.answers: Final[WrittenAnswers[Ready]] = WrittenAnswers()
+        self.answers: WrittenAnswers[Ready] | None = None
+        """Of a stream."""
         self._is_json = False
         self.context: HttpContext | None = None
 
@@ -55,6 +58,7 @@ class ConnectRequest:
         return await ready(answer, self.call.method.answer_type, is_json=self._is_json, run=self.call.off_loop)
 
     async def write(self, answer: Message | bytes) -> None:
+        assert self.answers is not None, "a unary call writes nothing"
         await self.answers.write(await self.ready(answer))
 
 
@@ -113,11 +117,11 @@ class ConnectCalls:
             await PlainTextResponse(GRPC_ELSEWHERE, 415)(scope, receive, send)
             return
         # Compressing an answer would hold the loop: the package is not told that the client would take one.
-        headers = [(name, value) for name, value in scope["headers"] if not name.endswith(b"accept-encoding")]
+        scope["headers"] = [header for header in scope["headers"] if not header[0].endswith(b"accept-encoding")]
         request = ConnectRequest(self._methods, method, scope)
         REQUEST.set(request)
         try:
-            await self._service({**scope, "headers": headers}, receive, send)
+            await self._service(scope, receive, send)
         finally:
             if request.context is not None:
                 request.context.done()
@@ -158,8 +162,9 @@ async def _answer_one(undecoded: Undecoded, ctx: RequestContext[Any, Any]) -> Re
 
 async def _answer_many(undecoded: Undecoded, ctx: RequestContext[Any, Any]) -> AsyncGenerator[Ready]:
     request = REQUEST.get()
+    written = request.answers = WrittenAnswers()
     with refusals_as_errors(ctx):
-        async with aclosing(request.answers.of(partial(request.run, undecoded))) as answers:
+        async with aclosing(written.of(partial(request.run, undecoded))) as answers:
             async for answer in answers:
                 yield answer
 

@@ -72,6 +72,8 @@ def _both_ways(name: str) -> Callable[[object, Call], Awaitable[Message | None]]
 class HttpCall:
     """One call: `enter`, then `run`, and in any case `leave`. Belongs to the request's own task."""
 
+    __slots__ = ("_call", "_caller", "_context", "_counts", "_methods", "method")
+
     def __init__(self, methods: HttpMethods, method: HttpMethod) -> None:
         self.method: Final = method
         self._methods: Final = methods

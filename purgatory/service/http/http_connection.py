@@ -35,6 +35,7 @@ LOGGER: Final = logging.getLogger(__name__)
 
 CONNECTION: Final = "connection"
 """The name under which a request finds its connection in `scope["state"]`."""
+ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 DISCONNECT: Final = {"type": "http.disconnect"}
 CODES: Final = {
     HTTPStatus.SERVICE_UNAVAILABLE: "unavailable",
@@ -187,7 +188,7 @@ class HttpConnection(asyncio.Protocol):
         path, _, query = request.target.partition(b"?")
         return {
             "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "asgi": ASGI,
             "http_version": request.http_version.decode("ascii"),
             "server": server and server[:2],
             "client": client and client[:2],

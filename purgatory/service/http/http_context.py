@@ -21,6 +21,8 @@ HEADERS: Final = ("authorization", "traceparent", "tracestate")
 class HttpContext:
     """Of one request. `deadline_s` is on the monotonic clock; None: there is none."""
 
+    __slots__ = ("_at_end", "_deadline_s", "_scope", "write")
+
     def __init__(self, scope: Scope, write: Write, deadline_s: float | None = None) -> None:
         self._scope: Final = scope
         self._deadline_s: Final = deadline_s
