@@ -8,6 +8,7 @@ Flags, `--help` and docs/configuration.md are derived from the fields, so a sett
 No group may be called `service` or `port`: Kubernetes sets PURGATORY_SERVICE_HOST and PURGATORY_PORT by itself.
 """
 
+import re
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
@@ -76,6 +77,15 @@ def _checked_hosts(hosts: str) -> str:
         if "/" in host or "@" in host or "*" in host.removeprefix("*.").removesuffix(":*"):
             raise ValueError(f"should be hosts such as hooks.example.org, *.example.org or localhost:8080, not {host}")
     return hosts
+
+
+def _checked_names(names: str) -> str:
+    for name in names.split():
+        if not re.fullmatch(r"(\*\.)?[\w-]+(\.[\w-]+)*", name):
+            raise ValueError(
+                f"{name} is not a host name; allowed: purgatory.example.org or *.example.org, without a port"
+            )
+    return names
 
 
 SOURCE_SCHEMES: Final = ("kafka", "postgres", "postgresql")
@@ -154,7 +164,7 @@ class HttpSettings(SettingsGroup):
     """HTTP site: metrics and probes."""
 
     address: Address = setting("127.0.0.1:7441", "Where to serve HTTP, host:port. Port 0: any free one.")
-    allowed_hosts: Annotated[str, BeforeValidator(_as_words), AfterValidator(_checked_hosts)] = setting(
+    allowed_hosts: Annotated[str, BeforeValidator(_as_words), AfterValidator(_checked_names)] = setting(
         "",
         "Names of this daemon that requests without TLS may have in the Host header, separated by spaces: "
         "purgatory.example.org, or *.example.org for all names below. localhost and addresses are always allowed.",

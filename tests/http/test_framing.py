@@ -47,7 +47,11 @@ class Entry:
 
 ENTRIES = {
     "unary POST, JSON": Entry(
-        "POST", f"{SERVICE}/Wait", b'"operationId": "7"', json.dumps(WAIT).encode(), {"content-type": "application/json"}
+        "POST",
+        f"{SERVICE}/Wait",
+        b'"operationId": "7"',
+        json.dumps(WAIT).encode(),
+        {"content-type": "application/json"},
     ),
     "unary POST, protobuf": Entry(
         "POST", f"{SERVICE}/Wait", b"framing", protobuf(), {"content-type": "application/proto"}

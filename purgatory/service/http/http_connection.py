@@ -109,6 +109,8 @@ class HttpConnection(asyncio.Protocol):
             return
         self._parser.receive_data(data)
         if not self._is_serving:
+            if self.state == IDLE:
+                self._limits.enter(self, ARRIVING)
             self._begin()
         elif self._readable is None or self._is_whole:
             self._transport.pause_reading()
@@ -161,8 +163,6 @@ class HttpConnection(asyncio.Protocol):
 
     def _begin(self) -> None:
         """Serve the next request, if its header has arrived."""
-        if self.state == IDLE:
-            self._limits.enter(self, ARRIVING)
         try:
             request = self._parser.next_event()
             if not isinstance(request, h11.Request):
@@ -226,8 +226,9 @@ class HttpConnection(asyncio.Protocol):
         self._reset()
         self.body_decoded()
         self._limits.enter(self, ARRIVING if self._received_bytes else IDLE)
-        self._transport.resume_reading()
         self._begin()
+        if not self._is_serving and not self._is_over():  # only then: otherwise each request reads more of the next ones
+            self._transport.resume_reading()
 
     def _pull(self) -> bytes:
         """Parse what has arrived of the body."""
@@ -244,6 +245,8 @@ class HttpConnection(asyncio.Protocol):
         if isinstance(event, h11.EndOfMessage):
             self._is_whole = True
             self._limits.enter(self, SERVING)
+            if not self._parser.trailing_data[0]:
+                self._transport.resume_reading()  # to see that the client has gone
         return b"".join(parts)
 
     async def _receive(self) -> Message:
@@ -269,7 +272,8 @@ class HttpConnection(asyncio.Protocol):
         """Wait until bytes arrive, the answer is complete, or the connection is over."""
         assert self._readable is None, "two tasks read one request"
         self._readable = asyncio.get_running_loop().create_future()
-        self._transport.resume_reading()
+        if not self._is_whole:
+            self._transport.resume_reading()
         try:
             await self._readable
         finally:
