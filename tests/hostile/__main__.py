@@ -28,6 +28,8 @@ class Line(NamedTuple):
     before: str
     seconds: float
     is_flood: bool = False
+    has_control: bool = False
+    """The attack hits another, idle daemon first, as a flood does; the p99 is not judged."""
     method: str = ""
     """Of the calls of a flood, in `floods.flood_calls.FLOODS`."""
     times: float = 0.0
@@ -48,6 +50,14 @@ LINES: Final = (
     Line("half-open-http", "no new gRPC caller; lives over 100 s", 4),
     Line("metrics", "honest p50 2.5 s", 5, is_flood=True),
     Line("compressed", "300 MB; 3.6 s", 5),
+    Line("http-pipelined-unread", "2.3 GB; registrations refused for 78 s after", 6, has_control=True),
+    Line("http-unread-pages", "not measured", 6, has_control=True),
+    Line("http-gzip-members", "no caller served for 38 s", 6, has_control=True),
+    Line("http-gzip-bombs", "128 of 269 honest calls failed", 6, has_control=True),
+    Line("http-large-json", "honest p99 883 ms", 6, has_control=True),
+    Line("http-unfinished-bodies", "880 MB; 131 of 418 honest calls refused", 6, has_control=True),
+    Line("http-tiny-chunks", "not measured", 6, has_control=True),
+    Line("http-places", "probes reset 10 of 10", 6, has_control=True),
 )
 
 FLOOD_S: Final = 4.0
@@ -121,7 +131,7 @@ def row(line: Line, report: AttackReport, faults: list[str]) -> str:
 def run_line(line: Line, folder: Path) -> AttackReport:
     """One attack on a new daemon; for a flood, on another one first."""
     with Arena(folder / "attacked") as arena:
-        if not line.is_flood:
+        if not (line.is_flood or line.has_control):
             return attack(arena, line.attack, line.seconds)
         with Arena(folder / "elsewhere") as elsewhere:
             if not line.method:

@@ -48,9 +48,10 @@ class ConnectRequest:
         self._is_json = request.is_json
 
         async def decode() -> Message:
-            message = await request.message(self.call.off_loop)
-            request.forget()
-            return message
+            try:
+                return await request.message(self.call.off_loop)
+            finally:
+                request.forget()
 
         return await self.call.run(decode)
 
@@ -82,8 +83,11 @@ class LetIn:
                 raise
         return request
 
-    async def on_end(self, token: ConnectRequest, _ctx: RequestContext[Any, Any], _error: Exception | None, /) -> None:
+    async def on_end(self, token: ConnectRequest, _ctx: RequestContext[Any, Any], error: Exception | None, /) -> None:
         token.call.leave()
+        if isinstance(error, ConnectError):
+            # The package keeps the error in a frame of its traceback: a cycle, which would hold the body.
+            error.__traceback__ = error.__cause__ = error.__context__ = None
 
 
 class ConnectService(ConnectASGIApplication[HttpMethods]):

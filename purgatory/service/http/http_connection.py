@@ -227,7 +227,7 @@ class HttpConnection(asyncio.Protocol):
         self.body_decoded()
         self._limits.enter(self, ARRIVING if self._received_bytes else IDLE)
         self._begin()
-        if not self._is_serving and not self._is_over():  # only then: otherwise each request reads more of the next ones
+        if not self._is_serving and not self._is_over():  # otherwise each request would read more of the next ones
             self._transport.resume_reading()
 
     def _pull(self) -> bytes:
