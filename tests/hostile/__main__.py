@@ -19,6 +19,7 @@ from tests.hostile.floods.flood_calls import FLOODS
 MEMORY_MB_MAX: Final = 600
 RATIO_MAX: Final = 3.0
 RECOVERY_S_MAX: Final = 2.0
+HTTP_RECOVERY_S_MAX: Final = 5.0
 
 
 class Line(NamedTuple):
@@ -85,7 +86,7 @@ def verdict(line: Line, report: AttackReport) -> list[str]:
         faults.append(f"{report.memory_peak_mb} MB")
     if line.is_flood and report.ratio > RATIO_MAX:
         faults.append(f"p99 x {report.ratio:.1f}")
-    if report.recovery_s > RECOVERY_S_MAX:
+    if report.recovery_s > (HTTP_RECOVERY_S_MAX if line.has_control else RECOVERY_S_MAX):
         faults.append(f"back to normal after {report.recovery_s:.1f} s")
     return faults
 

@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from http.client import responses
 from typing import Final
@@ -111,7 +112,7 @@ class HttpConnection(asyncio.Protocol):
         if not self._is_serving:
             if self.state == IDLE:
                 self._limits.enter(self, ARRIVING)
-            self._begin()
+            self._begin_soon()
         elif self._readable is None or self._is_whole:
             self._transport.pause_reading()
         else:
@@ -161,11 +162,18 @@ class HttpConnection(asyncio.Protocol):
         self._received_bytes, self._unread_bytes = received_bytes, unread_bytes
         self._limits.hold(self, received_bytes + unread_bytes)
 
+    def _begin_soon(self) -> None:
+        self._transport.pause_reading()  # otherwise each request would read more of the next ones
+        self._limits.run_soon(self._begin)
+
     def _begin(self) -> None:
         """Serve the next request, if its header has arrived."""
+        if self._is_over() or self._is_serving:
+            return
         try:
             request = self._parser.next_event()
             if not isinstance(request, h11.Request):
+                self._transport.resume_reading()
                 return
         except h11.RemoteProtocolError as error:
             self._refuse(HTTPStatus(error.error_status_hint), str(error))
@@ -226,8 +234,9 @@ class HttpConnection(asyncio.Protocol):
         self._reset()
         self.body_decoded()
         self._limits.enter(self, ARRIVING if self._received_bytes else IDLE)
-        self._begin()
-        if not self._is_serving and not self._is_over():  # otherwise each request would read more of the next ones
+        if self._received_bytes:
+            self._begin_soon()
+        else:
             self._transport.resume_reading()
 
     def _pull(self) -> bytes:
@@ -254,7 +263,9 @@ class HttpConnection(asyncio.Protocol):
         if self._parser.they_are_waiting_for_100_continue and not self._is_over():
             self._write(h11.InformationalResponse(status_code=HTTPStatus.CONTINUE, headers=[]))
         while not self._has_part():
-            await asyncio.sleep(0)  # a body of many small chunks must not hold the loop
+            turn = asyncio.get_running_loop().create_future()
+            self._limits.run_soon(partial(wake, turn))
+            await turn
             self._body = self._pull()
             if not self._has_part():
                 await self._more()
