@@ -9,12 +9,12 @@ import ast
 import asyncio
 import re
 import zlib
-from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from difflib import get_close_matches
 from functools import partial
 from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 from connectrpc.codec import Codec
 from connectrpc.compression import Compression
@@ -47,38 +47,15 @@ async def off_loop(work: Callable[[], Result]) -> Result:
 
 
 class FairThread:
-    """The thread of `off_loop`, where callers take turns: one piece of work at a time, of each caller in rotation."""
+    """The thread of `off_loop`, where callers take turns: each has one piece of work in its queue, or none."""
 
     def __init__(self) -> None:
-        self._is_busy = False
-        self._lines: Final[OrderedDict[str, deque[asyncio.Future[None]]]] = OrderedDict()
+        self._locks: Final[WeakValueDictionary[str, asyncio.Lock]] = WeakValueDictionary()
 
     async def run(self, caller: str, work: Callable[[], Result]) -> Result:
-        if self._is_busy:
-            turn = asyncio.get_running_loop().create_future()
-            self._lines.setdefault(caller, deque()).append(turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if not turn.cancelled():  # it was this call's turn already
-                    self._next()
-                raise
-        self._is_busy = True
-        try:
+        lock = self._locks.setdefault(caller, asyncio.Lock())
+        async with lock:
             return await off_loop(work)
-        finally:
-            self._next()
-
-    def _next(self) -> None:
-        self._is_busy = False
-        while self._lines and not self._is_busy:
-            caller, line = self._lines.popitem(last=False)
-            turn = line.popleft()
-            if line:
-                self._lines[caller] = line
-            if not turn.done():
-                turn.set_result(None)
-                self._is_busy = True
 
 
 class Deflated(bytes):
