@@ -150,7 +150,8 @@ class Daemon:
         fresh = asyncio.create_task(access.keep_fresh(), name="policy and tokens")
         opened.callback(fresh.cancel)
         identify = trace_waits(self.settings.tracing, __version__, self._host.listeners, opened, access.identify)
-        add_to_server(PurgatoryServicer(self._host, self._webhooks), self._server, gate, identify, peer)
+        servicer = PurgatoryServicer(self._host, self._webhooks, largest_message_bytes(self.settings))
+        add_to_server(servicer, self._server, gate, identify, peer)
         service = health_pb2.DESCRIPTOR.services_by_name["Health"]
         add_standard_service(self._health, self._server, gate, service, peer)
         if self.settings.grpc.reflection:
@@ -261,14 +262,16 @@ class Daemon:
             *MetricsPage(registry, settings.http.metrics_interval_ms).routes(),
         ]
         identify = checked(identify, None if self._tls is None else self._check_http_certificate)
-        methods = self._http_methods = HttpMethods(PurgatoryServicer(self._host, self._webhooks), self._gate, identify)
+        message_bytes = largest_message_bytes(settings)
+        servicer = PurgatoryServicer(self._host, self._webhooks, message_bytes)
+        methods = self._http_methods = HttpMethods(servicer, self._gate, identify)
         page = LivePage(self._host, self._metrics, methods)
         budget = self._host.shares.budget
         site = HttpSite(
             settings.http,
             [*routes, *page.routes()],
             calls={
-                **ConnectCalls(methods, largest_message_bytes(settings)).applications(),
+                **ConnectCalls(methods, message_bytes).applications(),
                 **ServerSentEvents(methods).applications(),
                 **page.applications(),
             },

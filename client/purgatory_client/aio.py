@@ -18,7 +18,7 @@ from purgatory_client.marks import Marks, events_of
 from purgatory_client.method_docs import described
 from purgatory_client.outbox.outbox_file import OutboxFile
 from purgatory_client.outbox.ticket import Ticket
-from purgatory_client.results import Result, ResultColumns
+from purgatory_client.results import Result, ResultColumns, already_satisfied
 from purgatory_client.session.channel import ChannelSecurity, Pem, Token
 from purgatory_client.session.event_sender import EventSender
 from purgatory_client.session.event_stream import EventStream
@@ -202,10 +202,10 @@ class AsyncClient(SingleCalls):
         timeout: float | None = None,  # noqa: ASYNC109 - the operation's own
         fail_when_blind: float | None = None,
     ) -> Result:
-        """Wait until positions are reached: those of `ends`, or a token.
+        """Wait until positions are reached: those of `ends`, or a token. Without any positions, return at once.
 
         Args:
-            positions: What is to be reached.
+            positions: The offsets to wait for.
             timeout: As for `produce`.
             fail_when_blind: As for `produce`.
 
@@ -213,6 +213,8 @@ class AsyncClient(SingleCalls):
             InvalidRequest: The text is not a token.
         """
         chosen = Positions.of_token(positions) if isinstance(positions, str) else positions
+        if not chosen.offsets:
+            return already_satisfied()
         result = await self._wait(chosen.wait(timeout=timeout, fail_when_blind=fail_when_blind))
         assert isinstance(result, Result), f"Result was due, not {result!r}"
         return result
@@ -309,7 +311,9 @@ class AsyncClient(SingleCalls):
 
     # Sessions of others: registered by one client, collected by another
 
-    async def register(self, session_id: str, first_operation_id: int, batch: WaitColumns) -> Registered:
+    async def register(
+        self, session_id: str, first_operation_id: int, batch: WaitColumns, *, incarnation: str = ""
+    ) -> Registered:
         """Register a batch in a session that is not this client's, without waiting; `results` collects its results.
 
         Tried again until the daemon has answered, which is safe: it skips ids that it knows.
@@ -318,34 +322,38 @@ class AsyncClient(SingleCalls):
             session_id: The session, new or known to the daemon.
             first_operation_id: The id of the first operation; the others follow it. Ids rise within a session.
             batch: Made by a function of `purgatory_client.many`.
+            incarnation: From the `Registered` of an earlier batch: register only if the session was not created again
+                since then. Empty: not checked, and the session is created if it does not exist.
 
         Returns:
-            What was accepted, known already and refused.
+            What was accepted, known already and refused, and the session's incarnation.
 
         Raises:
+            NotFound: The session does not exist, or has another incarnation than the one given.
             Unavailable: No answer within `give_up_after` seconds.
             PurgatoryClientError: What the batch as a whole was refused with.
         """
         batch.operation_id = first_operation_id
-        return await self._answer(register(self._stub(), session_id, batch, self._give_up_after))
+        return await self._answer(register(self._stub(), session_id, batch, self._give_up_after, incarnation))
 
-    async def results(self, session_id: str) -> AsyncIterator[Collected]:
+    async def results(self, session_id: str, *, incarnation: str = "") -> AsyncIterator[Collected]:
         """Collect the results of a session that nobody is connected to, until nothing is pending in it.
 
         A batch is acknowledged, and forgotten by the daemon, when the next one is asked for.
 
         Args:
             session_id: The session. A client that has it open is cut off with SessionTakenOver.
+            incarnation: From `Registered`: collect only results of this life of the session. Empty: of the present one.
 
         Yields:
             Results in the order in which the operations ended, a batch at a time.
 
         Raises:
-            NotFound: The daemon does not know the session.
+            NotFound: The session does not exist, or was created again, also between two batches.
             Unavailable: No connection for `give_up_after` seconds.
             SessionTakenOver: Another client has opened the session meanwhile.
         """
-        collector = Collector(session_id, self._give_up_after)
+        collector = Collector(session_id, self._give_up_after, incarnation)
         while (collected := await self._answer(collector.next(self._stub()))) is not None:
             yield collected
 

@@ -178,6 +178,7 @@ class Client:
     cancel = _blocking(AsyncClient.cancel)
     operation = _blocking(AsyncClient.operation)
     operations = _iterating(AsyncClient.operations)
+    ranked_operations = _blocking(AsyncClient.ranked_operations)
     partition = _blocking(AsyncClient.partition)
     dead_letters = _iterating(AsyncClient.dead_letters)
     resend_dead_letters = _blocking(AsyncClient.resend_dead_letters)

@@ -15,6 +15,7 @@
     ├── OperationIdInUse
     ├── ClientClosed
     ├── OutboxError
+    │   ├── OutboxCopied
     │   ├── OutboxInUse
     │   ├── OutboxDamaged
     │   ├── OutboxTooNew
@@ -40,6 +41,7 @@ from purgatory_client.plain_errors import (
     NoAnswer,
     NotFound,
     OperationIdInUse,
+    OutboxCopied,
     OutboxDamaged,
     OutboxError,
     OutboxInUse,
@@ -64,6 +66,7 @@ __all__ = [
     "NoAnswer",
     "NotFound",
     "OperationIdInUse",
+    "OutboxCopied",
     "OutboxDamaged",
     "OutboxError",
     "OutboxInUse",

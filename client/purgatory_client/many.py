@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any, Final, TypeAlias
 
 from purgatory_client.errors import InvalidRequest, PurgatoryClientError
-from purgatory_client.number_checks import INT32_MAX, INT64_MAX, check_length, int_column
+from purgatory_client.number_checks import INT32_MAX, INT64_MAX, check_length, int_column, take
 from purgatory_client.partition_names import PartitionName, checked_key, partition_name
 from purgatory_client.results import OperationKind, Outcome, ResultColumns
 from purgatory_client.waits import ITEM_DEFAULTS, Name, Wait
@@ -109,6 +109,12 @@ class WaitColumns:
         if isinstance(positions, range):
             return range(starts[positions.start], starts[positions.stop])
         return [item for position in positions for item in range(starts[position], starts[position + 1])]
+
+    def names_of(self, position: int) -> list[PartitionName | str]:
+        """The partitions or keys of one operation."""
+        items = self.items_of([position])
+        indexes = list(take(self.indexes, items)) or [0]
+        return [self.names[index] for index in indexes * (len(items) // len(indexes))]
 
     def set_results(self, position: int, arrived: ResultsArrived, start: int, end: int) -> int:
         """Take results `start` to `end` (exclusive) of a message for the operations from `position` on.

@@ -83,6 +83,10 @@ class OutboxInUse(OutboxError):
     """Another client uses the outbox file."""
 
 
+class OutboxCopied(OutboxError):
+    """The outbox file is an older copy, or another program uses a copy of it. Nothing was acknowledged."""
+
+
 class OutboxDamaged(OutboxError):
     """The outbox file is not as it was written. It is left as it is."""
 

@@ -205,6 +205,13 @@ class ResultColumns:
         return name if isinstance(name, str) else format_partition(*name)
 
 
+def already_satisfied() -> Result:
+    """The result of waiting for no partitions at all, such as for the end of an empty topic."""
+    values: dict[str, list[Any]] = {"outcomes": [Outcome.SATISFIED], "waited_ms": [0], "lateness_ms": [0]}
+    values["item_counts"] = [0]
+    return Result(ResultColumns(OperationKind.PRODUCE, lambda name: values.get(name, [])), 0, 0)
+
+
 class Result:
     """How one operation ended."""
 

@@ -123,6 +123,40 @@ class SingleCalls:
             if not request.page_token:
                 return
 
+    async def ranked_operations(
+        self,
+        order: views.OperationOrder,
+        *,
+        limit: int = 100,
+        search: str = "",
+        session_id: str = "",
+        kind: OperationKind | None = None,
+        partition: Name | None = None,
+        key: str = "",
+    ) -> views.RankedOperations:
+        """The first pending operations in an order, of all that fit the filters; the daemon ranks every one of them.
+
+        Args:
+            order: By the time that is left, or by the time waited so far.
+            limit: How many: 1 to 1,000.
+            search: Only operations that wait on a partition ("orders-3") or key whose name contains this, in any case.
+            session_id: Only operations of this session.
+            kind: Only this kind.
+            partition: Only operations that wait on this partition.
+            key: Only operations that wait on this key.
+        """
+        request = purgatory_service_pb2.ListOperationsRequest(
+            session_id=session_id,
+            kind=None if kind is None else kind.value,
+            topic_partition=None if partition is None else topic_partition(partition),
+            key=key,
+            page_size=limit,
+            order=order.value,
+            search=search,
+        )
+        response = await self._answer(self._stub().ListOperations(request, timeout=CALL_TIMEOUT))
+        return views.RankedOperations(list(map(views.pending_operation, response.operations)), response.matching)
+
     async def partition(self, partition: Name) -> views.Partition:
         """One partition's marks, replicas and waits. Raises NotFound when the daemon does not know it."""
         request = purgatory_service_pb2.GetPartitionRequest(topic_partition=topic_partition(partition))

@@ -5,7 +5,8 @@ Offsets are -1 where not known, durations are seconds, times are aware datetimes
 
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
-from typing import Any
+from enum import IntEnum
+from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -39,6 +40,22 @@ class PendingOperation:
     remaining: float
     items: list[PendingItem]
     min_bytes: int | None
+
+
+class OperationOrder(IntEnum):
+    """Orders of a listing."""
+
+    LEAST_REMAINING = 1
+    MOST_REMAINING = 2
+    LONGEST_WAITED = 3
+    SHORTEST_WAITED = 4
+
+
+class RankedOperations(NamedTuple):
+    """The first operations in an order, and how many match the filters in all."""
+
+    operations: list[PendingOperation]
+    matching: int
 
 
 @dataclass(frozen=True, slots=True)

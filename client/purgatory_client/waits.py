@@ -83,8 +83,8 @@ def produce(
             partition ends its wait with error 74 or 75. Absent: not checked.
         local_error_codes: Kafka error codes of the local append, by partition or one for all; other than 0 they are
             the partition's answer.
-        fail_when_blind: Seconds for which no source may have seen one of the marks that are still waited for; then the
-            wait fails, with error 1001 for the marks that are not seen. None: it waits on.
+        fail_when_blind: Fail with error 1001 once one of the marks still waited for has been stale for this many
+            seconds, or was never reported in that time. None: keep waiting.
 
     Returns:
         The wait, for `submit` or `wait_once`.
@@ -117,8 +117,8 @@ def processed(
         records: By partition of the topic ("orders-3"), the offset of the last record to be processed.
         timeout: Seconds, 0 to 2,147,483.647; 0: an answer at once, satisfied or expired. None: the daemon's default.
         label: Which cluster, where a source was given another label than kafka.
-        fail_when_blind: Seconds for which no source may have seen one of the marks that are still waited for; then the
-            wait fails, with error 1001 for the marks that are not seen. None: it waits on.
+        fail_when_blind: Fail with error 1001 once one of the marks still waited for has been stale for this many
+            seconds, or was never reported in that time. None: keep waiting.
 
     Returns:
         The wait, for `submit` or `wait_once`. Its partitions are named as the source does: "kafka/billing/orders-3".
@@ -161,8 +161,8 @@ def fetch(
         last_fetched_epochs: The epoch of the last record the reader has, by partition or one for all; where the logs
             diverge the answer says from where on.
         throttled: Partitions over the follower's replication quota: they add no bytes while it is out of sync.
-        fail_when_blind: Seconds for which no source may have seen one of the marks that are still waited for; then the
-            wait fails, with error 1001 for the marks that are not seen. None: it waits on.
+        fail_when_blind: Fail with error 1001 once one of the marks still waited for has been stale for this many
+            seconds, or was never reported in that time. None: keep waiting.
 
     Returns:
         The wait, for `submit` or `wait_once`.
@@ -207,8 +207,8 @@ def delete_records(
         timeout: Seconds, 0 to 2,147,483.647; 0: an answer at once, satisfied or expired. None: the daemon's default.
         local_error_codes: Kafka error codes of the local deletion, by partition or one for all; other than 0 they are
             the partition's answer.
-        fail_when_blind: Seconds for which no source may have seen one of the marks that are still waited for; then the
-            wait fails, with error 1001 for the marks that are not seen. None: it waits on.
+        fail_when_blind: Fail with error 1001 once one of the marks still waited for has been stale for this many
+            seconds, or was never reported in that time. None: keep waiting.
 
     Returns:
         The wait, for `submit` or `wait_once`.

@@ -292,6 +292,20 @@ class Engine:
         """Whether an operation is pending that has a blind timeout: see `blind_waits`."""
         return len(self._pending.blind_timeouts_ms) > 0
 
+    @property
+    def has_unreported(self) -> bool:
+        """Whether operations wait for a partition that no event has mentioned yet: see `unreported`."""
+        return self._partitions.unreported > 0
+
+    def unreported(self, names: list[PartitionName]) -> list[PartitionName]:
+        """The known partitions among these that no event has mentioned yet."""
+        found: list[PartitionName] = []
+        for name in names:
+            partition = self._partitions.get(name)
+            if partition is not None and not partition.announced:
+                found.append(name)
+        return found
+
     def _pass_time(self, now_ms: i64) -> None:
         assert now_ms >= self._now_ms, f"clock went back: now_ms={now_ms} engine={self._now_ms}"
         self._now_ms = now_ms

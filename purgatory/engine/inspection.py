@@ -122,9 +122,16 @@ class EngineInspection:
         slot: i64 = start
         stop: i64 = min(start + limit, int(operations.size))
         walked: i64 = 0
-        while slot < stop and walked < limit:
+        self._items_walked = 0
+        while slot < stop and walked + self._items_walked < limit:
             kind = i64(operations.kind[slot])
-            if kind != FREE and (owner_ids is None or int(operations.owner_id[slot]) in owner_ids):
+            if (
+                kind != FREE
+                and (owner_ids is None or int(operations.owner_id[slot]) in owner_ids)
+                and ranking.kind in (0, kind)
+                and self._names(slot, ranking.partition, ranking.key)
+                and (not ranking.search or self._name_contains(slot, ranking.search))
+            ):
                 ranking.add(
                     slot, operations.operation_id[slot], operations.registered_ms[slot], wheel.deadline_ms(slot)
                 )
@@ -172,6 +179,19 @@ class EngineInspection:
             if kind.name_of(i64(items.target[item])) == wanted:
                 return True
             item = i64(items.next[item])
+        return False
+
+    def _name_contains(self, slot: i64, text: str) -> bool:
+        """Whether a partition ("orders-3") or key that an operation names contains the text, which is in lower case."""
+        kind = self.pending.kinds[i64(self.pending.operations.kind[slot])]
+        item = i64(self.pending.operations.first_item[slot])
+        while item >= 0:
+            self._items_walked += 1
+            name: AsGiven = kind.name_of(i64(self.pending.items.target[item]))
+            spelled = f"{name[0]}-{name[1]}" if kind.on_partitions else str(name[0])
+            if text in spelled.lower():
+                return True
+            item = i64(self.pending.items.next[item])
         return False
 
     def _view(self, slot: i64) -> PendingView:

@@ -15,8 +15,7 @@ __all__ = ["PendingRanking", "RankedOperation", "WheelRing"]
 class RankedOperation:
     """A pending operation when it was looked at; it may have ended since."""
 
-    def __init__(self, value: int, slot: int, operation_id: int) -> None:
-        self.value: Final = value
+    def __init__(self, slot: int, operation_id: int) -> None:
         self.slot: Final = slot
         self.operation_id: Final = operation_id
 
@@ -24,11 +23,36 @@ class RankedOperation:
 class PendingRanking:
     """The `size` operations that have waited longest and those that expire soonest, and how many wait on each name.
 
-    Filled by `Engine.rank_pending`. `owner_ids`: only of these; None: of all.
+    Filled by `Engine.rank_pending`.
     """
 
-    def __init__(self, size: int, owner_ids: set[int] | None = None) -> None:
+    def __init__(
+        self,
+        size: int,
+        owner_ids: set[int] | None = None,
+        kind: int = 0,
+        partition: PartitionName | None = None,
+        key: str = "",
+        search: str = "",
+        descending: bool = False,
+    ) -> None:
+        """All filters are optional and are combined.
+
+        Args:
+            size: How many operations to keep.
+            owner_ids: Only operations of these owners.
+            kind: Only this kind; 0: all.
+            partition: Only operations that wait on this partition.
+            key: Only operations that wait on this key.
+            search: Only operations that wait on a name which contains this text, ignoring case.
+            descending: Keep the operations that were registered last and those that expire last instead.
+        """
         self.owner_ids: Final = owner_ids
+        self.kind: Final[i64] = kind
+        self.partition: Final = partition
+        self.key: Final = key
+        self.search: Final = search.lower()
+        self._sign: Final[i64] = -1 if descending else 1
         self.operations = 0
         """Looked at."""
         self.waits: Final[dict[PartitionName, int]] = {}
@@ -44,10 +68,11 @@ class PendingRanking:
     def add(self, slot: i64, operation_id: i64, registered_ms: i64, deadline_ms: i64) -> None:
         """One more operation."""
         self.operations += 1
-        if registered_ms < self._oldest_max:
-            self._oldest_max = self._keep(self._oldest, registered_ms, slot, operation_id, self._oldest_max)
-        if deadline_ms < self._soonest_max:
-            self._soonest_max = self._keep(self._soonest, deadline_ms, slot, operation_id, self._soonest_max)
+        registered, deadline = self._sign * registered_ms, self._sign * deadline_ms
+        if registered < self._oldest_max:
+            self._oldest_max = self._keep(self._oldest, registered, slot, operation_id, self._oldest_max)
+        if deadline < self._soonest_max:
+            self._soonest_max = self._keep(self._soonest, deadline, slot, operation_id, self._soonest_max)
 
     def add_wait(self, name: AsGiven) -> None:
         """One more wait on a name."""
@@ -58,12 +83,12 @@ class PendingRanking:
             self.waits[name] = waits + 1
 
     def longest_waiting(self) -> list[RankedOperation]:
-        """The first registered first; `value` is when, in engine time."""
-        return [RankedOperation(*row) for row in sorted(self._oldest)[: self._size]]
+        """In the order of registration; with `descending` the last registered first."""
+        return [RankedOperation(slot, operation_id) for _, slot, operation_id in sorted(self._oldest)[: self._size]]
 
     def soonest_expiring(self) -> list[RankedOperation]:
-        """`value` is the deadline, in engine time."""
-        return [RankedOperation(*row) for row in sorted(self._soonest)[: self._size]]
+        """In the order of their deadlines; with `descending` the last deadline first."""
+        return [RankedOperation(slot, operation_id) for _, slot, operation_id in sorted(self._soonest)[: self._size]]
 
     def _keep(self, rows: list[tuple[int, int, int]], value: i64, slot: i64, operation_id: i64, largest: i64) -> i64:
         # Cut to size now and then only, so that a column of falling values costs a sort for each `size` of them.

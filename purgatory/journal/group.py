@@ -54,6 +54,8 @@ class SessionChanges:
         """Whose session it is; empty: nobody was asked."""
         self.refused_ids = b""
         """Packed ranges of ids whose batches were refused as a whole."""
+        self.incarnation = ""
+        """Name of the session's present life; empty: not known."""
         self.callback: tuple[str, str] | None = None
         """Where its results are sent, and the token of their ids."""
         self.dropped = False

@@ -18,7 +18,7 @@ from purgatory.journal.sql_schema import ADDED_IN, COLUMNS, MIGRATIONS, migrate,
 
 Rows = dict[str, list[tuple[Any, ...]]]
 
-BY_SESSION: Final = ("sessions", "awaiting_resume", "principals", "refused_ids", "callbacks")
+BY_SESSION: Final = ("sessions", "awaiting_resume", "principals", "refused_ids", "callbacks", "incarnations")
 """Tables with a row for each session, whose first column is the session."""
 OF_SESSIONS: Final = ("registrations", "results")
 """Tables with any number of rows for each session, which is the second column."""

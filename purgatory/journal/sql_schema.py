@@ -107,10 +107,20 @@ CREATE TABLE dead_letters (
 );
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (VERSION_1, VERSION_2, VERSION_3, VERSION_4)
+VERSION_5: Final = """
+CREATE TABLE incarnations (
+    session INTEGER PRIMARY KEY,
+    incarnation TEXT NOT NULL,
+    crc32 INTEGER NOT NULL
+);
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (VERSION_1, VERSION_2, VERSION_3, VERSION_4, VERSION_5)
 """The script that makes version n + 1 out of version n; version 0 is an empty file. Only ever appended to."""
 
-ADDED_IN: Final = {"awaiting_resume": 2, "principals": 3, "refused_ids": 3, "callbacks": 4, "dead_letters": 4}
+ADDED_IN: Final = {
+    "awaiting_resume": 2, "principals": 3, "refused_ids": 3, "callbacks": 4, "dead_letters": 4, "incarnations": 5,
+}  # fmt: skip
 """The version that added a table, where it is not the first."""
 
 NAMES_ON_DISK: Final = {"awaiting_resume": "unheard"}
@@ -125,6 +135,7 @@ COLUMNS: Final = {
     "principals": ("session", "principal"),
     "refused_ids": ("session", "ranges"),
     "callbacks": ("session", "url", "token"),
+    "incarnations": ("session", "incarnation"),
     "dead_letters": ("letter", "content"),
     "registrations": ("registration", "session", "first_operation_id", "last_operation_id", "operations", "content"),
     "gone": ("registration", "bits"),

@@ -23,6 +23,7 @@ UPSERT_AWAITING_RESUME: Final = f"INSERT OR REPLACE INTO {AWAITING_RESUME} VALUE
 UPSERT_PRINCIPAL: Final = "INSERT OR REPLACE INTO principals VALUES (?, ?, ?)"
 UPSERT_REFUSED_IDS: Final = "INSERT OR REPLACE INTO refused_ids VALUES (?, ?, ?)"
 UPSERT_CALLBACK: Final = "INSERT OR REPLACE INTO callbacks VALUES (?, ?, ?, ?)"
+UPSERT_INCARNATION: Final = "INSERT OR REPLACE INTO incarnations VALUES (?, ?, ?)"
 UPSERT_DEAD_LETTER: Final = "INSERT OR REPLACE INTO dead_letters VALUES (?, ?, ?)"
 UPSERT_PARTITION: Final = (
     "INSERT INTO partitions (topic, number, content, crc32) VALUES (?, ?, ?, ?) "
@@ -40,17 +41,25 @@ DELETE_AWAITING_RESUME: Final = f"DELETE FROM {AWAITING_RESUME} WHERE session = 
 DELETE_PRINCIPAL: Final = "DELETE FROM principals WHERE session = ?"
 DELETE_REFUSED_IDS: Final = "DELETE FROM refused_ids WHERE session = ?"
 DELETE_CALLBACK: Final = "DELETE FROM callbacks WHERE session = ?"
+DELETE_INCARNATION: Final = "DELETE FROM incarnations WHERE session = ?"
 DELETE_DEAD_LETTER: Final = "DELETE FROM dead_letters WHERE letter = ?"
 DELETE_PARTITION: Final = "DELETE FROM partitions WHERE topic = ? AND number = ?"
 DELETE_KEY: Final = "DELETE FROM keys WHERE key = ?"
 
 ORDER: Final = (
     UPSERT_REGISTRATION, UPSERT_GONE, UPSERT_RESULTS, UPSERT_SESSION, UPSERT_AWAITING_RESUME, UPSERT_PRINCIPAL,
-    UPSERT_REFUSED_IDS, UPSERT_CALLBACK, UPSERT_DEAD_LETTER, UPSERT_PARTITION, UPSERT_CHANGES, UPSERT_KEY,
-    DELETE_REGISTRATION, DELETE_GONE, DELETE_RESULTS, DELETE_SESSION, DELETE_AWAITING_RESUME, DELETE_PRINCIPAL,
-    DELETE_REFUSED_IDS, DELETE_CALLBACK, DELETE_DEAD_LETTER, DELETE_PARTITION, DELETE_CHANGES, DELETE_KEY,
-    UPSERT_MOMENT,
+    UPSERT_REFUSED_IDS, UPSERT_CALLBACK, UPSERT_INCARNATION, UPSERT_DEAD_LETTER, UPSERT_PARTITION, UPSERT_CHANGES,
+    UPSERT_KEY, DELETE_REGISTRATION, DELETE_GONE, DELETE_RESULTS, DELETE_SESSION, DELETE_AWAITING_RESUME,
+    DELETE_PRINCIPAL, DELETE_REFUSED_IDS, DELETE_CALLBACK, DELETE_INCARNATION, DELETE_DEAD_LETTER, DELETE_PARTITION,
+    DELETE_CHANGES, DELETE_KEY, UPSERT_MOMENT,
 )  # fmt: skip
+
+CONSTANT_OF_SESSION: Final = {
+    "principals": (UPSERT_PRINCIPAL, DELETE_PRINCIPAL),
+    "callbacks": (UPSERT_CALLBACK, DELETE_CALLBACK),
+    "incarnations": (UPSERT_INCARNATION, DELETE_INCARNATION),
+}
+"""Tables with at most one row for each session, which never changes: written once, deleted with the session."""
 
 CHANGE_ROWS_MAX: Final = 64
 """Rows of changes that are kept before they are merged into `partitions`."""
@@ -68,10 +77,8 @@ class StatementBuilder:
         self._sessions: Final[dict[int, SessionRows]] = {}
         self._awaiting_resume: Final[set[int]] = set()
         """Sessions that have a row in that table."""
-        self._with_principal: Final[set[int]] = set()
-        """The same for `principals`."""
-        self._with_callback: Final[set[int]] = set()
-        """The same for `callbacks`."""
+        self._with_constant: Final[dict[str, set[int]]] = {table: set() for table in CONSTANT_OF_SESSION}
+        """The same for the tables of `CONSTANT_OF_SESSION`."""
         self._refused_ids: Final[dict[int, bytes]] = {}
         """The rows of `refused_ids`."""
         self._last_registration = 0
@@ -105,11 +112,8 @@ class StatementBuilder:
     def add_existing_awaiting_resume(self, session: int) -> None:
         self._awaiting_resume.add(session)
 
-    def add_existing_principal(self, session: int) -> None:
-        self._with_principal.add(session)
-
-    def add_existing_callback(self, session: int) -> None:
-        self._with_callback.add(session)
+    def add_existing_constant(self, table: str, session: int) -> None:
+        self._with_constant[table].add(session)
 
     def add_existing_refused_ids(self, session: int, ranges: bytes) -> None:
         self._refused_ids[session] = ranges
@@ -167,12 +171,10 @@ class StatementBuilder:
         out[DELETE_SESSION].append((session,))
         self._update_awaiting_resume(session, -1, out)
         self._update_refused_ids(session, b"", out)
-        if session in self._with_principal:
-            self._with_principal.remove(session)
-            out[DELETE_PRINCIPAL].append((session,))
-        if session in self._with_callback:
-            self._with_callback.remove(session)
-            out[DELETE_CALLBACK].append((session,))
+        for table, (_, delete) in CONSTANT_OF_SESSION.items():
+            if session in self._with_constant[table]:
+                self._with_constant[table].remove(session)
+                out[delete].append((session,))
         if rows is not None:
             self._delete_registrations(rows.registrations(), out)
             self._delete_results(rows.acknowledge(part.state.last_sequence), out)
@@ -203,12 +205,15 @@ class StatementBuilder:
         _put(out, UPSERT_SESSION, *state)
         self._update_awaiting_resume(state.session, part.uncertain_after, out)
         self._update_refused_ids(state.session, part.refused_ids, out)
-        if part.principal and state.session not in self._with_principal:
-            self._with_principal.add(state.session)
-            _put(out, UPSERT_PRINCIPAL, state.session, part.principal)
-        if part.callback is not None and state.session not in self._with_callback:
-            self._with_callback.add(state.session)
-            _put(out, UPSERT_CALLBACK, state.session, *part.callback)
+        constants: dict[str, tuple[str, ...]] = {
+            "principals": (part.principal,) if part.principal else (),
+            "callbacks": part.callback or (),
+            "incarnations": (part.incarnation,) if part.incarnation else (),
+        }
+        for table, constant in constants.items():
+            if constant and state.session not in self._with_constant[table]:
+                self._with_constant[table].add(state.session)
+                _put(out, CONSTANT_OF_SESSION[table][0], state.session, *constant)
 
     def _update_refused_ids(self, session: int, ranges: bytes, out: Statements) -> None:
         if ranges == self._refused_ids.get(session, b""):

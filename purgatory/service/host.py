@@ -346,14 +346,15 @@ class Host:
         for listener in self.listeners:
             listener.waited_for_turn(work, us)
 
-    def deliver(self, cancelled_ms: int = -1) -> None:
+    def deliver(self, cancelled_ms: int = -1, *, were_blind: bool = False) -> None:
         """Routes completions to their owners: sessions' outboxes, or the futures of unary waits.
 
         `cancelled_ms`, not -1: they are those of a slice of a larger cancel at that time, which listeners see as a
         cancel by id for each owner. So a replay of the history ends the same operations at the same times.
+        `were_blind`: operations were failed because of stale marks, which may happen without any source.
         """
         for completions in self.engine.take_completions():
-            if self.sources:
+            if self.sources or were_blind:
                 note_stale_marks(completions, self.sources, self.time.now_ms())
             account = self.unary_waits.account_of_owner(completions.owner_id)
             if account is not None:
@@ -414,7 +415,7 @@ class Host:
         failed = self.engine.fail_blind(owner, operation_ids, stale, now_ms, WORK_PER_SLICE)
         for listener in self.listeners:
             listener.failed_blind(session, operation_ids[: len(failed)], stale, sum(failed), now_ms)
-        self.deliver()
+        self.deliver(were_blind=True)
 
     def _end_dropped(self, session: Session, now_ms: int) -> bool:
         """Cancels a slice of what a dropped session has pending, whose results nobody gets; whether that was all."""

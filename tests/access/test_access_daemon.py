@@ -121,6 +121,7 @@ async def test_sessions_are_their_principals_after_a_crash(start_daemon: StartDa
         with refused(grpc.StatusCode.NOT_FOUND):
             await other.call("Acknowledge", wire.AcknowledgeRequest(session_id="s", sequence=1))
         stream = owner.stream("StreamResults", wire.StreamResultsRequest(session_id="s"))
+        assert (await stream.read()).HasField("opened")
         results = (await stream.read()).results.rows.results
         assert [(one.operation_id, one.refusal.code) for one in results] == [(2, PERMISSION_DENIED)]
         stream.cancel()

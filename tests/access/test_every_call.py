@@ -170,6 +170,7 @@ async def _register(caller: Caller, name: str) -> str:
 @case("StreamResults", "own session", "wait", "wait root")
 async def _stream_results(caller: Caller) -> str:
     stream = caller.stream("StreamResults", wire.StreamResultsRequest(session_id="s"))
+    assert (await asyncio.wait_for(stream.read(), PATIENCE_S)).HasField("opened")
     message = await asyncio.wait_for(stream.read(), PATIENCE_S)
     assert [one.operation_id for one in message.results.rows.results] == [3]
     return OK
@@ -180,6 +181,7 @@ async def _stream_results_foreign(caller: Caller) -> str:
     stream = caller.stream("StreamResults", wire.StreamResultsRequest(session_id="theirs"))
     registered = wire.RegisterRequest(session_id="theirs", batch=batch("mine"))
     await caller.call("Register", registered)
+    assert (await asyncio.wait_for(stream.read(), PATIENCE_S)).HasField("opened")
     message = await asyncio.wait_for(stream.read(), PATIENCE_S)
     # Not operation 3 of the other session "theirs".
     assert [one.operation_id for one in message.results.rows.results] == [100]

@@ -148,6 +148,7 @@ async def test_a_withheld_operation_ends_once(tmp_path: Path) -> None:
         again = (await caller.call("Register", request)).receipt
         assert (again.accepted, again.already_known, len(again.refusals)) == (0, 3, 0)
         stream = caller.stream("StreamResults", wire.StreamResultsRequest(session_id="s"))
+        assert (await stream.read()).HasField("opened")
         results = (await stream.read()).results.rows.results
         assert [(one.operation_id, one.refusal.code) for one in results] == [(2, PERMISSION_DENIED)]
         stream.cancel()

@@ -3,7 +3,8 @@
 import asyncio
 
 import pytest
-from purgatory_client import AsyncClient, OperationKind, Outcome, errors, events, waits
+from purgatory_client import AsyncClient, OperationKind, Outcome, errors, events, many, waits
+from purgatory_client.session.sessions_of_others import Registered
 
 from tests.client.until import until_pending
 from tests.conftest import StartDaemon
@@ -377,3 +378,27 @@ async def test_the_limit_on_pending_operations(
             await client.produce({"orders-3": 42}, timeout=LONG)
         await client.advance("orders-3", high_watermark=42)
         assert all(result.satisfied for result in await asyncio.gather(*waiting))
+
+
+async def test_results_of_a_session_that_was_created_again(client: AsyncClient) -> None:
+    """Whoever collects or registers with an earlier incarnation raises NotFound, and acknowledges nothing."""
+    await client.advance("orders-3", high_watermark=9)
+
+    async def register(count: int, incarnation: str = "") -> Registered:
+        batch = many.produce(["orders-3"], offsets=range(1, count + 1))
+        return await client.register("again", 1, batch, incarnation=incarnation)
+
+    first = await register(3)
+    collecting = client.results("again", incarnation=first.incarnation)
+    assert len((await anext(collecting)).operation_ids) == 3
+    await client.close_session("again")
+    second = await register(5)
+    assert second.incarnation not in ("", first.incarnation)
+    with pytest.raises(errors.NotFound, match=first.incarnation):
+        await anext(collecting)
+    with pytest.raises(errors.NotFound, match="created again"):
+        await anext(client.results("again", incarnation=first.incarnation))
+    with pytest.raises(errors.NotFound, match=first.incarnation):
+        await register(9, first.incarnation)
+    collected = [ids async for one in client.results("again") for ids in one.operation_ids]
+    assert collected == [1, 2, 3, 4, 5]

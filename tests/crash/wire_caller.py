@@ -67,6 +67,8 @@ class WireCaller:
         self.refused_batches = 0
         self.repeats = 0
         self.last_sequence = 0
+        self.incarnation = ""
+        """Of the session, to which the sequence number belongs."""
         self._acknowledged = 0
         self._unanswered: Final[dict[int, list[int]]] = {}
         """Batches under way: the ids of each."""
@@ -98,7 +100,9 @@ class WireCaller:
 
     async def _connection(self, call: Any) -> None:  # noqa: ANN401 - grpc's own
         self._acknowledged = self.last_sequence  # logged first, as below: opening a session acknowledges too
-        opening = wire.OpenSession(session_id=self.name, last_sequence=self.last_sequence, columns=False)
+        opening = wire.OpenSession(
+            session_id=self.name, last_sequence=self.last_sequence, columns=False, incarnation=self.incarnation
+        )
         await call.write(wire.SessionRequest(open=opening))
         answer = await self._read(call)
         opened = answer.opened
@@ -106,6 +110,9 @@ class WireCaller:
             raise Broken(f"{self.name}: receipted up to {self.receipted}, known up to {opened.highest_operation_id}")
         if not opened.resumed:
             self.last_sequence = self._acknowledged = 0
+        elif self.incarnation not in ("", opened.incarnation):
+            raise Broken(f"{self.name}: incarnation {opened.incarnation} resumes {self.incarnation}")
+        self.incarnation = opened.incarnation
         self._unanswered.clear()
         waiting = [number for number in self.asked if number not in self.outcomes]
         again = [number for number in waiting if number > opened.highest_operation_id]

@@ -102,6 +102,8 @@ class EngineTap:
         self.entries: list[Entry] = []
         self.session_ids: dict[int, str] = {}
         """Of the owners that have registered something. The owner of unary waits has none."""
+        self.incarnations: dict[int, str] = {}
+        """Of the same owners' sessions."""
         self.session_of: Callable[[int], Session | None] = lambda _: None
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the engine has
@@ -128,6 +130,7 @@ class EngineTap:
         session = self.session_of(owner.owner_id)
         if session is not None:
             self.session_ids[number] = session.session_id
+            self.incarnations[number] = session.incarnation
         self.entries.append(BatchRegistered(number, kind, batch, now_ms))
         return self._engine.register(owner, kind, batch, now_ms, known_up_to)
 

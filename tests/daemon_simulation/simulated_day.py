@@ -156,6 +156,12 @@ class SimulatedDay:
         await self._eventually(lambda: engine.pending == 0, lambda: f"{engine.pending} are pending at the end")
         await self._eventually(self._all_acknowledged, lambda: "results stay unacknowledged")
         for actor in self.actors:
+            session = served.host.sessions.find(actor.client.session_id)
+            known = actor.client._session._core.incarnation
+            if session is not None and session.stream is not None and session.incarnation != known:
+                self.ledger.complaints.append(
+                    f"client {actor.number} knows {known}, its session is {session.incarnation}"
+                )
             if actor.client.pending:
                 self.ledger.complaints.append(f"client {actor.number} has {actor.client.pending} pending at the end")
 
@@ -251,6 +257,9 @@ class SimulatedDay:
                 found = plain.Counts(*(getattr(tap.counts(kind), name) for name in plain.Counts._fields))
                 if found != expected:
                     checker.complaints.append(f"{codes.KIND_NAMES[kind]}: {found}, expected {expected}")
+        incarnations = Counter(name for tap in self.served.taps for name in tap.incarnations.values())
+        if len(incarnations) < incarnations.total():
+            checker.complaints.append(f"two sessions with one incarnation: {incarnations.most_common(1)}")
         if self.served.listener.reaper_failures:
             checker.complaints.append(f"the reaper failed {self.served.listener.reaper_failures} times")
         lost = sum(not end.told for run in runs for end in run.ends)

@@ -133,6 +133,12 @@ async def test_a_stream_over_http_is_the_session_s_stream() -> None:
         await caller.served.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
         for codec in (JSON, BINARY):
             frames = caller.frames("StreamResults", request, codec)
+            _, opened = await anext(frames)
+            assert (
+                b"incarnation" in opened
+                if codec == JSON
+                else wire.StreamResultsResponse.FromString(opened).HasField("opened")
+            )
             flags, data = await anext(frames)
             assert flags == 0
             assert (

@@ -23,8 +23,8 @@ from tests.service.serving import PATIENCE_S, eventually, high_watermark, produc
 UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED.value[0]
 TOPIC = operation_pb2.TopicPartition(topic="orders")
 TIMES = ("registered_time", "deadline_time")
-DIFFER = frozenset(("started_time", "waited_ms", "state_ms", "stale_ms", "remaining_ms", *TIMES))
-"""Fields that tell the time: two calls differ in them."""
+DIFFER = frozenset(("started_time", "incarnation", "waited_ms", "state_ms", "stale_ms", "remaining_ms", *TIMES))
+"""Fields in which two calls differ: times and random names."""
 
 
 @dataclass(frozen=True)

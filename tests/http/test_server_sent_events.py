@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from urllib.parse import quote
 
 import aiohttp
 import pytest
+from google.protobuf.message import Message
 
 from purgatory.service.http import server_sent_events
+from purgatory.service.http.connect_codecs import json_text
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.http.http_serving import HttpCaller, serving_http
 from tests.service.serving import PATIENCE_S, eventually, signal
+
+JSON_TEXT = "purgatory.service.http.server_sent_events.json_text"
 
 
 @dataclass(frozen=True)
@@ -53,20 +58,29 @@ async def events(caller: HttpCaller, path: str, **headers: str) -> AsyncIterator
         yield EventReader(response)
 
 
-async def register_expired(caller: HttpCaller, *operation_ids: int) -> None:
-    """Operations that end at once."""
+async def register_expired(caller: HttpCaller, *operation_ids: int) -> str:
+    """Operations that end at once; returns the session's incarnation."""
     operations = [signal(operation_id, "k", timeout_ms=0) for operation_id in operation_ids]
     batch = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=operations))
-    await caller.served.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
+    answer = await caller.served.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
+    return str(answer.incarnation)
+
+
+async def close_session(caller: HttpCaller) -> None:
+    await caller.served.stub.CloseSession(wire.CloseSessionRequest(session_id="s"))
 
 
 async def test_results_are_numbered_and_resumed() -> None:
-    """Each result once, with its sequence number; who comes back says what it has seen, which is acknowledged."""
+    """Each result once, with the session's incarnation and its sequence number; a client that reconnects with the last
+    id acknowledges the results up to it.
+    """
     async with serving_http() as caller:
-        await register_expired(caller, 1, 2)
+        incarnation = await register_expired(caller, 1, 2)
         async with events(caller, "/v1/results?session=s") as reader:
+            opened = {"resumed": True, "pending": 0, "incarnation": incarnation}
+            assert await reader.next() == Event("opened", f"{incarnation}-0", opened)
             first, second = await reader.next(), await reader.next()
-            assert (first.number, second.number) == ("1", "2")
+            assert (first.number, second.number) == (f"{incarnation}-1", f"{incarnation}-2")
             assert first.data == {
                 "operationId": "1",
                 "kind": "OPERATION_KIND_SIGNAL",
@@ -74,36 +88,83 @@ async def test_results_are_numbered_and_resumed() -> None:
                 "partitions": [{"key": "k", "errorCode": 7, "requiredOffset": "1", "logStartOffset": "-1"}],
             }
             await register_expired(caller, 3)
-            assert (await reader.next()).number == "3"
+            assert (await reader.next()).number == f"{incarnation}-3"
         session = caller.host.sessions.get("s", caller.host.sessions.accounts.nobody)
         assert session.outbox.unacknowledged == 3
-        async with events(caller, "/v1/results?session=s", **{"Last-Event-ID": "2"}) as reader:
-            assert (await reader.next()).number == "3"
+        async with events(caller, "/v1/results?session=s", **{"Last-Event-ID": f"{incarnation}-2"}) as reader:
+            assert await reader.next() == Event("opened", f"{incarnation}-2", opened)
+            assert (await reader.next()).number == f"{incarnation}-3"
             assert session.outbox.unacknowledged == 1
-        async with events(caller, "/v1/results?session=s&last_sequence=3") as reader:
-            await register_expired(caller, 4)
-            assert (await reader.next()).number == "4"
         await eventually(lambda: caller.host.fair_queue.calls == 0, "who goes away leaves no call behind")
         assert session.stream is None
 
 
-async def test_a_stream_that_waits_has_begun() -> None:
-    """A browser hears at once that it is connected, though there is nothing to tell."""
-    async with serving_http() as caller, events(caller, "/v1/results?session=s") as reader:
-        assert (await reader.response.content.readline()).startswith(b":")
+@pytest.mark.parametrize("cursor", ["{old}-3", "3", "none-3", "0123456789abcdef-3"])
+async def test_an_id_of_another_incarnation_acknowledges_nothing(cursor: str) -> None:
+    """The session was closed and created again: a client with an id from before is told that it is not resumed, and
+    gets all results of the new one.
+    """
+    async with serving_http() as caller:
+        old = await register_expired(caller, 1, 2, 3)
+        await close_session(caller)
+        new = await register_expired(caller, 1, 2, 3, 4, 5)
+        async with events(caller, "/v1/results?session=s", **{"Last-Event-ID": cursor.format(old=old)}) as reader:
+            told = {"resumed": False, "pending": 0, "incarnation": new}
+            assert await reader.next() == Event("opened", f"{new}-0", told)
+            assert [(await reader.next()).number for _ in range(5)] == [f"{new}-{number}" for number in range(1, 6)]
+        session = caller.host.sessions.get("s", caller.host.sessions.accounts.nobody)
+        assert session.outbox.unacknowledged == 5
 
 
-async def test_what_ends_a_stream_of_results_is_told() -> None:
-    """Another stream of the same session, or its end."""
+async def test_the_first_event_says_what_the_session_is() -> None:
+    """One that was mistyped, or is gone, is not resumed; one that only waits says how much is pending in it."""
+    async with serving_http() as caller:
+        async with events(caller, "/v1/results?session=nigthly") as reader:
+            event = await reader.next()
+            assert isinstance(event.data, dict)
+            assert (event.name, event.data["resumed"], event.data["pending"]) == ("opened", False, 0)
+        rows = operation_pb2.OperationRows(operations=[signal(1, "k"), signal(2, "k")])
+        await caller.served.stub.Register(wire.RegisterRequest(session_id="s", batch=wire.RegisterBatch(rows=rows)))
+        async with events(caller, "/v1/results?session=s") as reader:
+            event = await reader.next()
+            assert isinstance(event.data, dict)
+            assert (event.name, event.data["resumed"], event.data["pending"]) == ("opened", True, 2)
+        await close_session(caller)
+        async with events(caller, "/v1/results?session=s", **{"Last-Event-ID": event.number}) as reader:
+            event = await reader.next()
+            assert isinstance(event.data, dict)
+            assert (event.name, event.data["resumed"], event.data["pending"]) == ("opened", False, 0)
+
+
+async def test_a_stream_that_lost_its_session_is_told_to_stop() -> None:
+    """Its last event has an id with which the automatic reconnect of a browser is answered 204: no stream is opened,
+    and the one that took the session over keeps it.
+    """
     async with (
         serving_http() as caller,
         events(caller, "/v1/results?session=s") as first,
         events(caller, "/v1/results?session=s") as second,
     ):
-        assert (await first.next()) == Event("going_away", "", {"reason": "REASON_TAKEN_OVER"})
-        await caller.served.stub.CloseSession(wire.CloseSessionRequest(session_id="s"))
-        assert (await second.next()).data == {"reason": "REASON_SESSION_CLOSED"}
+        assert (await first.next()).name == "opened"
+        going_away = await first.next()
+        assert (going_away.name, going_away.data) == ("going_away", {"reason": "REASON_TAKEN_OVER"})
+        assert await first.response.content.read() == b""
+        headers = {"Last-Event-ID": going_away.number}
+        async with caller.client.get("/v1/results?session=s", headers=headers) as response:
+            assert (response.status, await response.read()) == (204, b"")
+        await register_expired(caller, 1)
+        assert [(await second.next()).name for _ in range(2)] == ["opened", "message"]
+        await close_session(caller)
+        assert await second.next() == Event("going_away", "", {"reason": "REASON_SESSION_CLOSED"})
         assert await second.response.content.read() == b""
+
+
+def partitions_of(event: Event) -> list[tuple[str, str]]:
+    """(topic and partition, high watermark) of each partition of a listing."""
+    assert event.name == "partitions"
+    assert isinstance(event.data, dict)
+    named = [(one["topicPartition"], one.get("highWatermark", "0")) for one in event.data["partitions"]]
+    return [(f"{name['topic']}-{name.get('partition', 0)}", offset) for name, offset in named]
 
 
 async def test_a_listing_stays_current(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,14 +175,82 @@ async def test_a_listing_stays_current(monkeypatch: pytest.MonkeyPatch) -> None:
         await caller.served.high_watermark("bills", 5)
         async with events(caller, "/v1/watch?topic_prefix=ord") as reader:
             for offset in ("5", "6", "7"):
-                event = await reader.next()
-                assert event.name == "partitions"
-                assert isinstance(event.data, dict)
-                assert [one["highWatermark"] for one in event.data["partitions"]] == [offset]
+                assert partitions_of(await reader.next()) == [("orders-0", offset)]
                 await caller.served.high_watermark("bills", int(offset) + 1)
                 await caller.served.high_watermark("orders", int(offset) + 1)
         await eventually(lambda: caller.host.fair_queue.calls == 0, "who goes away leaves no call behind")
         assert caller.host.shares.budget.answers_bytes == 0
+
+
+async def test_more_partitions_than_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page says how the next one is watched; together they are all partitions, and each follows its own."""
+    monkeypatch.setattr(server_sent_events, "WATCH_INTERVAL_S", 0.01)
+    async with serving_http() as caller:
+        for number in range(150):
+            await caller.served.high_watermark(f"t{number:03}", 5)
+        async with events(caller, "/v1/watch?topic_prefix=t") as first:
+            event = await first.next()
+            assert isinstance(event.data, dict)
+            token = quote(event.data["nextPageToken"])
+            async with events(caller, f"/v1/watch?topic_prefix=t&page_token={token}") as second:
+                rest = await second.next()
+                assert isinstance(rest.data, dict)
+                assert "nextPageToken" not in rest.data
+                assert partitions_of(event) + partitions_of(rest) == [(f"t{one:03}-0", "5") for one in range(150)]
+                await caller.served.high_watermark("t149", 6)
+                assert partitions_of(await second.next())[-1] == ("t149-0", "6")
+
+
+async def test_one_listing_serves_all_who_watch_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each change is listed and encoded once however many clients watch it; another page is a listing of its own."""
+    monkeypatch.setattr(server_sent_events, "WATCH_INTERVAL_S", 0.05)
+    made: list[str] = []
+
+    async def counted(message: Message) -> str:
+        text = await json_text(message)
+        made.append(text)
+        return text
+
+    monkeypatch.setattr(JSON_TEXT, counted)
+    async with serving_http() as caller, AsyncExitStack() as leaving:
+        await caller.served.high_watermark("orders", 1)
+        watching = [await leaving.enter_async_context(events(caller, "/v1/watch")) for _ in range(20)]
+        other = await leaving.enter_async_context(events(caller, "/v1/watch?page_size=7"))
+        for offset in ("1", "2", "3", "4"):
+            listings = [partitions_of(await reader.next()) for reader in (*watching, other)]
+            assert listings == [[("orders-0", offset)]] * len(listings)
+            watching.pop(0).response.close()
+            await caller.served.high_watermark("orders", int(offset) + 1)
+        assert made.count(made[0]) < 20
+
+
+async def test_a_listing_outlives_the_watcher_whose_call_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others make it again and go on."""
+    may_encode = asyncio.Event()
+    encoding: list[Message] = []
+
+    async def held_back(message: Message) -> str:
+        encoding.append(message)
+        await may_encode.wait()
+        return await json_text(message)
+
+    monkeypatch.setattr(JSON_TEXT, held_back)
+    async with serving_http() as caller:
+        await caller.served.high_watermark("orders", 1)
+        first = asyncio.create_task(watched_once(caller))
+        await eventually(lambda: bool(encoding), "the first one makes the listing")
+        second = asyncio.create_task(watched_once(caller))
+        await eventually(lambda: caller.host.fair_queue.calls == 2, "the second one watches too")
+        assert len(encoding) == 1
+        first.cancel()
+        await eventually(lambda: len(encoding) == 2, "the other one makes the listing")
+        may_encode.set()
+        assert partitions_of(await second) == [("orders-0", "1")]
+
+
+async def watched_once(caller: HttpCaller) -> Event:
+    async with events(caller, "/v1/watch") as reader:
+        return await reader.next()
 
 
 @pytest.mark.parametrize(
@@ -129,12 +258,12 @@ async def test_a_listing_stays_current(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("/v1/results", 400, "invalid_argument"),
         (f"/v1/results?session={'x' * 129}", 400, "invalid_argument"),
-        ("/v1/results?session=s&last_sequence=x", 400, "invalid_argument"),
-        ("/v1/results?session=s&last_sequence=99999999999999999999", 400, "invalid_argument"),
+        ("/v1/results?session=s&last_sequence=1", 400, "invalid_argument"),
         ("/v1/results?session=s&sesion=s", 400, "invalid_argument"),
         ("/v1/results?session=s&session=t", 400, "invalid_argument"),
         ("/v1/results?session=%ff", 400, "invalid_argument"),
         ("/v1/watch?page_size=5000", 400, "invalid_argument"),
+        ("/v1/watch?page_token=forged", 400, "invalid_argument"),
     ],
 )
 async def test_what_cannot_be_served_is_an_error(path: str, status: int, code: str) -> None:
@@ -145,3 +274,24 @@ async def test_what_cannot_be_served_is_an_error(path: str, status: int, code: s
         async with caller.client.post(path) as response:
             assert response.status == 405
         assert caller.host.fair_queue.calls == 0
+
+
+@pytest.mark.parametrize("cursor", ["x", "0123456789abcdef-x", "0123456789abcdef-99999999999999999999", "{own}-4"])
+async def test_an_id_that_was_never_sent_is_an_error(cursor: str) -> None:
+    """400, and nothing is acknowledged."""
+    async with serving_http() as caller:
+        own = await register_expired(caller, 1, 2, 3)
+        headers = {"Last-Event-ID": cursor.format(own=own)}
+        async with caller.client.get("/v1/results?session=s", headers=headers) as response:
+            assert (response.status, (await response.json())["code"]) == (400, "invalid_argument")
+        assert caller.host.sessions.get("s").outbox.unacknowledged == 3
+
+
+async def test_an_address_acknowledges_nothing() -> None:
+    """Any page may link to it, as an image too: the refusal says how results are acknowledged."""
+    async with serving_http() as caller:
+        await register_expired(caller, 1, 2, 3)
+        async with caller.client.get("/v1/results?session=s&last_sequence=3") as response:
+            assert response.status == 400
+            assert "Last-Event-ID" in (await response.json())["message"]
+        assert caller.host.sessions.get("s").outbox.unacknowledged == 3

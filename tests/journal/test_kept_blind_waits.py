@@ -29,6 +29,7 @@ async def test_a_blind_timeout_outlives_the_daemon(tmp_path: Path) -> None:
     daemon = start(tmp_path, address)
     try:
         async with AsyncClient(address) as client:
+            await client.advance("kafka/orders-3", high_watermark=1)
             wait = asyncio.create_task(client.produce({"kafka/orders-3": 5}, timeout=600, fail_when_blind=0.2))
             other = asyncio.create_task(client.produce({"kafka/orders-3": 6}, timeout=600))
             await until_pending(client, 2)

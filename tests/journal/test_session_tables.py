@@ -72,3 +72,51 @@ async def test_sessions_stay_their_principals(tmp_path: Path, capsys: pytest.Cap
     await host.journal.durable()
     assert (count(tmp_path / "copy", "principals"), count(tmp_path / "copy", "sessions")) == (1, 2)
     assert await opened.close(30.0)
+
+
+async def test_a_session_keeps_its_incarnation(tmp_path: Path) -> None:
+    """Across restarts and crashes; a session that is created again after its end has another one, and the row of the
+    first goes with it.
+    """
+    first, second = tmp_path / "first", tmp_path / "second"
+    served = await JournaledHost.start(first)
+    register(served.host, served.session, {1: 9})
+    await served.host.journal.durable()
+    incarnation = served.session.incarnation
+    await served.die(first, second)
+    for _ in range(2):
+        served = await JournaledHost.start(second)
+        assert served.session.incarnation == incarnation
+        await served.stop()
+    served = await JournaledHost.start(second)
+    served.host.close_session(served.session)
+    register(served.host, served.session, {1: 9})
+    await served.host.journal.durable()
+    created = served.session.incarnation
+    assert created != incarnation
+    assert count(second, "incarnations") == 1
+    await served.stop()
+    served = await JournaledHost.start(second)
+    assert served.session.incarnation == created
+    await served.stop()
+
+
+async def test_a_session_of_an_older_journal_gets_one_incarnation(tmp_path: Path) -> None:
+    """It is the same after every restart, before and after it is recorded."""
+    folder, copy = tmp_path / "data", tmp_path / "copy"
+    served = await JournaledHost.start(folder)
+    register(served.host, served.session, {1: 9})
+    await served.stop()
+    with closing(sqlite3.connect(folder / "journal.db", isolation_level=None)) as database:
+        database.executescript("DROP TABLE incarnations; PRAGMA user_version = 4")
+    served = await JournaledHost.start(folder)
+    incarnation = served.session.incarnation
+    assert len(bytes.fromhex(incarnation)) == 8
+    assert count(folder, "incarnations") == 0
+    await served.die(folder, copy)
+    for registrations in range(2, 4):
+        served = await JournaledHost.start(copy)
+        assert served.session.incarnation == incarnation
+        register(served.host, served.session, {registrations: 9})
+        await served.stop()
+    assert count(copy, "incarnations") == 1

@@ -142,6 +142,35 @@ def test_logical_slots(watched: WatchedServers) -> None:
         watched.p.query("SELECT pg_drop_replication_slot('feed')")
 
 
+def checkpointed_status(watched: WatchedServers, slot: str) -> object:
+    watched.p.query("CHECKPOINT")
+    return watched.p.query(f"SELECT wal_status FROM pg_replication_slots WHERE slot_name = '{slot}'")[0][0]
+
+
+def test_an_invalidated_slot(watched: WatchedServers) -> None:
+    """A slot whose log was removed is stale with the reason, so a wait that must not go on without it fails."""
+    watched.p.query("SELECT pg_create_logical_replication_slot('idle', 'test_decoding')")
+    try:
+        until(lambda: watched.mark("slot:idle") > 0, "the slot has a mark")
+        for setting, size in (("max_slot_wal_keep_size", "4MB"), ("wal_keep_size", "0")):
+            watched.p.query(f"ALTER SYSTEM SET {setting} = '{size}'")
+        watched.p.query("SELECT pg_reload_conf()")
+        for _ in range(8):  # segments of 1 MB
+            end = watched.write()
+            watched.p.query("SELECT pg_switch_wal()")
+            assert satisfied(watched.wait("all", end)), "the replicas' own slots must not lag"
+        until(lambda: checkpointed_status(watched, "idle") == "lost", "a checkpoint with the new settings")
+        result = watched.client.produce({"pg/main/slot:idle": end}, timeout=60, fail_when_blind=0.2)
+        assert (result.outcome, result.partitions["pg/main/slot:idle"].error_code) == (Outcome.FAILED, 1001)
+        assert "invalidated (wal_removed)" in str(result.partitions["pg/main/slot:idle"].stale_reason)
+    finally:
+        for setting in ("max_slot_wal_keep_size", "wal_keep_size"):
+            watched.p.query(f"ALTER SYSTEM RESET {setting}")
+        watched.p.query("SELECT pg_reload_conf()")
+        watched.p.query("SELECT pg_drop_replication_slot('idle')")
+    until(lambda: watched.mark("slot:idle") == -1, "the mark is gone")
+
+
 def test_replicas_that_only_the_primary_knows(postgres: LocalPostgres, tmp_path: Path) -> None:
     """With the primary's address alone its replicas are found under their cluster_name, and waited for."""
     with WatchedServers(postgres, tmp_path, listed=("p",)) as watched:

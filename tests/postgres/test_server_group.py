@@ -29,12 +29,13 @@ class Servers:
     def saw(
         self, name: str, position: int, *, timeline: int = 1, is_primary: bool | None = None, system: int = SYSTEM,
         forks: Mapping[int, int] | None = None, found: Mapping[str, int] | None = None,
-        slots: Mapping[str, int] | None = None,
+        slots: Mapping[str, int] | None = None, invalidated_slots: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         primary = name == "p" if is_primary is None else is_primary
         rows = tuple(FoundReplica(*one) for one in (found or {}).items()) if primary else None
         self.now += 1
         sighting = Sighting(system, timeline, primary, position, forks, found=rows, slots=slots)
+        sighting.invalidated_slots = invalidated_slots or {}
         self.group.saw(name, sighting, self.now)
         self.take()
 
@@ -272,6 +273,19 @@ def test_slots() -> None:
     assert (servers.marks["slot:a"], servers.marks["slot:b"]) == (50, None)
     servers.lost("p")
     assert servers.stale["slot:"] == "its primary cannot be seen"
+
+
+def test_an_invalidated_slot_is_stale() -> None:
+    """A slot that can deliver nothing more keeps its mark and is stale with the reason until it is dropped."""
+    servers = Servers(GroupSettings(("p",)))
+    servers.saw("p", 100, slots={"a": 50, "b": 60})
+    servers.saw("p", 200, slots={"a": -1, "b": 60}, invalidated_slots={"a": "wal_removed"})
+    assert servers.marks["slot:a"] == 50
+    assert servers.stale["slot:a"] == "the slot is invalidated (wal_removed): drop it and create it again"
+    assert "slot:b" not in servers.stale
+    servers.saw("p", 200, slots={"b": 60})
+    assert servers.marks == servers.marks | {"slot:a": None}
+    assert "slot:a" not in servers.stale
 
 
 def test_a_restarted_source_knows_who_counted() -> None:

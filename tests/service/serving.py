@@ -188,9 +188,11 @@ class Peer:
         self._session_id = session_id
         self.opened = wire.SessionOpened()
 
-    async def open(self, last_sequence: int = 0, *, columns: bool = False) -> Peer:
+    async def open(self, last_sequence: int = 0, *, columns: bool = False, incarnation: str = "") -> Peer:
         """Sends the first message and reads the answer."""
-        opening = wire.OpenSession(session_id=self._session_id, last_sequence=last_sequence, columns=columns)
+        opening = wire.OpenSession(
+            session_id=self._session_id, last_sequence=last_sequence, columns=columns, incarnation=incarnation
+        )
         await self.send(open=opening)
         answer = await self.read()
         assert answer.HasField("opened"), answer

@@ -174,6 +174,7 @@ async def test_the_end_forgets_nobody() -> None:
         await peer.acknowledge(101)
         assert (await peer.read()).going_away.reason == wire.GoingAway.REASON_SHUTTING_DOWN
         assert await peer.code() == grpc.StatusCode.OK
+        assert (await silent.read()).HasField("opened")
         assert (await silent.read()).going_away.reason == wire.GoingAway.REASON_SHUTTING_DOWN
         assert (await unary).result.outcome == result_pb2.OUTCOME_SHUTTING_DOWN
         await draining_task

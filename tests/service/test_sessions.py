@@ -186,6 +186,8 @@ async def test_register_and_stream_results_share_the_session() -> None:
         answer = await served.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
         assert (answer.receipt.batch_id, answer.receipt.accepted) == (3, 2)
         stream = served.stub.StreamResults(wire.StreamResultsRequest(session_id="s", columns=True))
+        opened = (await stream.read()).opened
+        assert (opened.resumed, opened.highest_operation_id, opened.incarnation) == (True, 2, answer.incarnation)
         message = await stream.read()
         assert list(message.results.columns.outcome) == [result_pb2.OUTCOME_EXPIRED]
         await served.stub.Acknowledge(wire.AcknowledgeRequest(session_id="s", sequence=2))

@@ -12,7 +12,7 @@ from purgatory_client import waits
 from purgatory_client.aio import AsyncClient
 from purgatory_client.cli import render
 from purgatory_client.cli.advance import advance
-from purgatory_client.cli.caught_up import caught_up
+from purgatory_client.cli.caught_up import caught_up, reached
 from purgatory_client.cli.exits import OF_OUTCOME, Exit, epilog
 from purgatory_client.cli.load import load, results
 from purgatory_client.cli.looking_on import hot, tail
@@ -22,12 +22,14 @@ from purgatory_client.cli.parsing import (
     key_counts,
     kind_of,
     operation_reference,
+    order_of,
     partition_offsets,
     seconds,
 )
 from purgatory_client.cli.running import DEFAULT_ADDRESS, Address, AsJson, run, secured
 from purgatory_client.cli.undelivered import dead_letters
 from purgatory_client.cli.watching import Watch, shown
+from purgatory_client.results import Result
 from purgatory_client.sources.position_tokens import FORM, Positions
 
 T = TypeVar("T")
@@ -83,7 +85,9 @@ def wait(
     from_now: Annotated[bool, typer.Option("--from-now", help="With --signal: earlier signals do not count.")] = False,
     fail_when_blind: Annotated[
         str | None,
-        typer.Option("--fail-when-blind", help="Fail when no source has seen one of the marks for so long: 500ms, 5s."),
+        typer.Option(
+            "--fail-when-blind", help="Fail when a mark is stale, or never reported, for this long: 500ms, 5s."
+        ),
     ] = None,
     address: Address = DEFAULT_ADDRESS,
     as_json: AsJson = False,
@@ -104,13 +108,17 @@ def wait(
             one = waits.delete_records(partition_offsets(targets, -1), timeout=limit, fail_when_blind=blind)
         elif signal:
             if blind is not None:
-                raise UsageError("--fail-when-blind is for marks that sources feed; signals come from nobody else")
+                raise UsageError("--fail-when-blind applies to marks, not to signals")
             one = waits.signal(key_counts(targets), timeout=limit, any=any_key, from_now=from_now)
+        elif targets[0].startswith(FORM):
+            if len(targets) > 1:
+                raise UsageError("a token must be the only target; wait for several tokens one after the other")
+            result = await reached(client, Positions.of_token(targets[0]), limit, blind)
+            return _show(result, as_json)
         else:
-            one = _wait_for_offsets(targets, limit, blind, of_records=record)
-        result = await client.wait_once(one)
-        render.result(result, as_json=as_json)
-        return OF_OUTCOME[result.outcome]
+            offsets = {name: offset + record for name, offset in partition_offsets(targets).items()}
+            one = waits.produce(offsets, timeout=limit, fail_when_blind=blind)
+        return _show(await client.wait_once(one), as_json)
 
     raise typer.Exit(run(address, call))
 
@@ -125,6 +133,12 @@ def ls(
     key: Annotated[str, typer.Option(help="Only what waits on this key.")] = "",
     session: Annotated[str, typer.Option(help="Only this session.")] = "",
     limit: Annotated[int, typer.Option(min=1, help="The most to list.")] = 1_000,
+    sort: Annotated[
+        str | None,
+        typer.Option(help="Rank all operations by their time: remaining or waited, most urgent first; at most 1,000."),
+    ] = None,
+    reverse: Annotated[bool, typer.Option("--reverse", help="With --sort: the least urgent first.")] = False,
+    search: Annotated[str, typer.Option(help="With --sort: only names that contain this, in any case.")] = "",
     watch: Watch = None,
     address: Address = DEFAULT_ADDRESS,
     as_json: AsJson = False,
@@ -135,9 +149,17 @@ def ls(
         page = min(limit, 1_000)
         on = None if partition is None else checked_partition(partition)
         only = None if kind is None else kind_of(kind)
+        order = None if sort is None else order_of(sort, reverse=reverse)
+        if order is None and (reverse or search):
+            raise UsageError("--reverse and --search need --sort")
 
         async def show() -> None:
-            if partitions:
+            if order is not None:
+                ranked = await client.ranked_operations(
+                    order, limit=page, search=search, session_id=session, kind=only, partition=on, key=key
+                )
+                render.operations(ranked.operations, as_json=as_json)
+            elif partitions:
                 known = client.partitions(prefix=prefix, page_size=page)
                 render.partitions([one async for one in _up_to(limit, known)], as_json=as_json)
             else:
@@ -290,14 +312,9 @@ def _access_commands() -> ModuleType:
     return commands
 
 
-def _wait_for_offsets(targets: list[str], limit: float, blind: float | None, *, of_records: bool) -> waits.Wait:
-    """For high watermarks, or what a token says. `of_records`: the offsets are of records that are to lie below."""
-    if targets[0].startswith(FORM):
-        if len(targets) > 1:
-            raise UsageError("a token is the only target; to wait for several, wait one after the other")
-        return Positions.of_token(targets[0]).wait(timeout=limit, fail_when_blind=blind)
-    offsets = {name: offset + of_records for name, offset in partition_offsets(targets).items()}
-    return waits.produce(offsets, timeout=limit, fail_when_blind=blind)
+def _show(result: Result, as_json: bool) -> Exit:
+    render.result(result, as_json=as_json)
+    return OF_OUTCOME[result.outcome]
 
 
 def _reference(text: str) -> tuple[str, int]:

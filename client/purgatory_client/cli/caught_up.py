@@ -10,6 +10,8 @@ from purgatory_client.cli import render
 from purgatory_client.cli.exits import OF_OUTCOME, Exit
 from purgatory_client.cli.parsing import UsageError, seconds
 from purgatory_client.cli.running import DEFAULT_ADDRESS, Address, AsJson, run
+from purgatory_client.results import Result, already_satisfied
+from purgatory_client.sources.position_tokens import Positions
 
 
 def caught_up(
@@ -27,7 +29,9 @@ def caught_up(
     ] = False,
     fail_when_blind: Annotated[
         str | None,
-        typer.Option("--fail-when-blind", help="Fail when no source has seen one of the marks for so long: 500ms, 5s."),
+        typer.Option(
+            "--fail-when-blind", help="Fail when a mark is stale, or never reported, for this long: 500ms, 5s."
+        ),
     ] = None,
     address: Address = DEFAULT_ADDRESS,
     as_json: AsJson = False,
@@ -38,14 +42,21 @@ def caught_up(
         limit, began = seconds(timeout), time.monotonic()
         blind = None if fail_when_blind is None else seconds(fail_when_blind)
         if token and blind is not None:
-            raise UsageError("--token does not wait, so --fail-when-blind is of no use with it")
+            raise UsageError("--fail-when-blind has no effect with --token, which does not wait")
         ends = await client.ends(marks, timeout=max(limit, 1.0))
         if token:
             render.token(ends, as_json=as_json)
             return Exit.OK
         left = max(0.0, limit - (time.monotonic() - began))
-        result = await client.wait_once(ends.wait(timeout=left, fail_when_blind=blind))
+        result = await reached(client, ends, left, blind)
         render.result(result, as_json=as_json)
         return OF_OUTCOME[result.outcome]
 
     raise typer.Exit(run(address, call))
+
+
+async def reached(client: AsyncClient, positions: Positions, seconds_max: float, blind: float | None) -> Result:
+    """Waits by a single call until positions are reached; returns at once where there are none."""
+    if not positions.offsets:
+        return already_satisfied()
+    return await client.wait_once(positions.wait(timeout=seconds_max, fail_when_blind=blind))

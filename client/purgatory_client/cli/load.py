@@ -121,7 +121,7 @@ async def _load(client: AsyncClient, wanted: Load, *, advance: bool, detach: boo
 async def _register(client: AsyncClient, wanted: Load, bases: list[int]) -> int:
     """Register all waits, one message at a time; returns how many the daemon refused."""
     started_s = time.monotonic()
-    refused = 0
+    refused, incarnation = 0, ""
     for first in range(0, wanted.operations, wanted.batch):
         if wanted.rate:
             await asyncio.sleep(started_s + first / wanted.rate - time.monotonic())
@@ -131,7 +131,8 @@ async def _register(client: AsyncClient, wanted: Load, bases: list[int]) -> int:
         batch = partition_columns(
             OperationKind.PRODUCE, wanted.names, indexes, offsets, [wanted.timeout_ms], item_counts=None
         )
-        answer = await client.register(wanted.session_id, first + 1, batch)
+        answer = await client.register(wanted.session_id, first + 1, batch, incarnation=incarnation)
+        incarnation = answer.incarnation
         if first == 0 and answer.already_known == batch.count:
             raise UsageError(
                 f"the daemon has operations of a session {wanted.session_id!r} already; take another id, or collect "

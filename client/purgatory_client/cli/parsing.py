@@ -9,6 +9,7 @@ from purgatory_client.errors import InvalidRequest
 from purgatory_client.partition_names import format_partition, partition_name
 from purgatory_client.results import OperationKind, Outcome
 from purgatory_client.sources.log_positions import offset_of_lsn
+from purgatory_client.views import OperationOrder
 
 UNITS_S: Final[dict[str, float]] = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "": 1}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
@@ -108,6 +109,17 @@ def kind_of(name: str) -> OperationKind:
         return OperationKind[name.upper().replace("-", "_")]
     except KeyError as error:
         raise UsageError(f"{name!r} is not a kind; write produce, fetch, delete_records or signal") from error
+
+
+def order_of(name: str, *, reverse: bool) -> OperationOrder:
+    """The order "remaining" (least first) or "waited" (longest first)."""
+    orders = {
+        "remaining": (OperationOrder.LEAST_REMAINING, OperationOrder.MOST_REMAINING),
+        "waited": (OperationOrder.LONGEST_WAITED, OperationOrder.SHORTEST_WAITED),
+    }
+    if name not in orders:
+        raise UsageError(f"cannot sort by {name!r}; write remaining or waited")
+    return orders[name][reverse]
 
 
 def outcome_of(name: str) -> Outcome:

@@ -17,11 +17,18 @@ from purgatory_client.aio import AsyncClient
 from purgatory_client.cli.render import COLOURS, outcome_text, plural, printable, span, waits_for
 from purgatory_client.cli.render_onlookers import waited_for
 from purgatory_client.errors import PurgatoryClientError
-from purgatory_client.views import EndedOperation, Status
+from purgatory_client.views import EndedOperation, OperationOrder, Status
 
 INTERVAL_S: Final = 1.0
 ROWS_MAX: Final = 500
-"""Of a view. The daemon may have millions: it is the filter's task to find those that matter."""
+"""Rows of a view. The daemon may have millions of waits pending: it ranks and searches all of them."""
+ORDERS: Final = {
+    ("left", False): OperationOrder.LEAST_REMAINING,
+    ("left", True): OperationOrder.MOST_REMAINING,
+    ("waited", False): OperationOrder.LONGEST_WAITED,
+    ("waited", True): OperationOrder.SHORTEST_WAITED,
+}
+"""What the daemon ranks by, for a column and whether it is reversed. Other columns sort what was fetched."""
 ENDED_KEPT: Final = 500
 RETRY_S: Final = 1.0
 
@@ -121,6 +128,8 @@ class Top(App[None]):
         self._paused = False
         self._filter = ""
         self._rows: list[tuple[Value, ...]] = []
+        self._matching = 0
+        """Operations that the daemon ranked for the waits view."""
         self._before: Status | None = None
         self._problem = ""
 
@@ -141,17 +150,16 @@ class Top(App[None]):
     def action_view(self, number: int) -> None:
         self._view = self._views[number]
         self._rows = []
-        self._draw()
-        self.run_worker(self._refresh_rows(), name="rows", exclusive=True, group="rows")
+        self._fetch_again()
 
     def action_sort(self) -> None:
         self._view.sorted_by = (self._view.sorted_by + 1) % len(self._view.columns)
         self._view.reverse = False
-        self._draw()
+        self._fetch_again()
 
     def action_reverse(self) -> None:
         self._view.reverse = not self._view.reverse
-        self._draw()
+        self._fetch_again()
 
     def action_filter(self) -> None:
         box = self.query_one(Input)
@@ -168,7 +176,7 @@ class Top(App[None]):
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self._filter = event.value
-        self._draw()
+        self._fetch_again()
 
     def on_input_submitted(self) -> None:
         self._leave_filter(keep=bool(self._filter))
@@ -180,7 +188,13 @@ class Top(App[None]):
         if self._view.sorted_by == event.column_index:
             self._view.reverse = not self._view.reverse
         self._view.sorted_by = event.column_index
+        self._fetch_again()
+
+    def _fetch_again(self) -> None:
+        """Show what there is in the new order, and fetch the rows that are due now."""
         self._draw()
+        if not self._paused:
+            self.run_worker(self._refresh_rows(), name="rows", exclusive=True, group="rows")
 
     def _leave_filter(self, *, keep: bool) -> None:
         self.query_one(Input).display = keep
@@ -220,13 +234,19 @@ class Top(App[None]):
             await asyncio.sleep(RETRY_S)
 
     async def _waits(self) -> list[tuple[Value, ...]]:
-        found: list[tuple[Value, ...]] = []
-        async for one in self._client.operations(page_size=ROWS_MAX):
-            waits = waits_for(one)
-            found.append((waits, one.kind.name.lower(), one.remaining, one.waited, one.session_id, one.operation_id))
-            if len(found) == ROWS_MAX:
-                break
-        return found
+        view, text = self._views[0], self._filter
+        order = ORDERS.get((view.columns[view.sorted_by].heading, view.reverse), OperationOrder.LEAST_REMAINING)
+        ranked = await self._client.ranked_operations(order, limit=ROWS_MAX)
+        self._matching = ranked.matching
+        found = ranked.operations
+        if text and ranked.matching > len(found):
+            # The daemon searches names; `_draw` also searches the other columns of the rows that rank first.
+            found = [*found, *(await self._client.ranked_operations(order, limit=ROWS_MAX, search=text)).operations]
+        rows = {(one.session_id, one.operation_id, one.registered_time): one for one in found}.values()
+        return [
+            (waits_for(one), one.kind.name.lower(), one.remaining, one.waited, one.session_id, one.operation_id)
+            for one in rows
+        ]
 
     async def _hot(self) -> list[tuple[Value, ...]]:
         names = await self._client.hot_names(ROWS_MAX)
@@ -282,7 +302,8 @@ class Top(App[None]):
             table.add_row(*(_cell(column, value) for column, value in zip(view.columns, row, strict=True)))
         table.move_cursor(row=min(place.row, len(rows) - 1), animate=False)
         state = " (paused)" if self._paused else ""
-        shown = str(len(rows)) if len(self._rows) < ROWS_MAX else f"{len(rows)} of the first {ROWS_MAX}"
+        total = max(len(self._rows), self._matching if view is self._views[0] else 0)
+        shown = str(len(rows)) if total == len(rows) else f"{len(rows)} of {total}"
         self.query_one("#title", Static).update(f"{view.title}: {shown}{state}")
         if self._problem:
             self.query_one("#summary", Static).update(f"the daemon does not answer; trying again\n{self._problem}")

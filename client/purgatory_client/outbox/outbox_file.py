@@ -2,15 +2,20 @@
 
 SQLite in WAL mode; each commit is synced before it returns. Calls block, so `outbox_writer` makes them in a thread.
 
-- `session`: one row, the session's id and the next operation id, which never goes back.
+- `session`: one row: the session's id; the next operation id, which never decreases; the highest one that was removed
+  from `registrations`; and the session's incarnation when it was last opened.
 - `registrations`: a row for each unconfirmed wait or batch of waits, as it was or will be sent.
 - `results`: a row for each message of results, as it came; deleted once no unconfirmed wait has a result in it.
 
 Each row has a checksum. `FILE-lock` beside it is locked by the process that uses it.
+
+Each time an existing file is opened, its operation ids skip a random number. So two programs that use copies of one
+file do not give out the same ids, and each can tell whether the highest id that the daemon knows is one of its own.
 """
 
 import fcntl
 import os
+import secrets
 import sqlite3
 import uuid
 import zlib
@@ -22,9 +27,11 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory_client.errors import OutboxDamaged, OutboxInUse, OutboxTooNew, OutboxUnwritable
+from purgatory_client.errors import OutboxCopied, OutboxDamaged, OutboxInUse, OutboxTooNew, OutboxUnwritable
 
-VERSION: Final = 1
+VERSION: Final = 2
+IDS_SKIPPED_MAX: Final = 2**31
+"""Operation ids that are skipped at most when a file is opened again."""
 APPLICATION_ID: Final = 0x50757267
 """Tells the file from other SQLite files: "Purg"."""
 
@@ -41,6 +48,13 @@ CREATE TABLE registrations (
 );
 CREATE TABLE results (place INTEGER PRIMARY KEY, batch BLOB NOT NULL, checksum INTEGER NOT NULL);
 """
+
+FROM_VERSION_1: Final = """
+ALTER TABLE session ADD COLUMN removed_operation_id INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE session ADD COLUMN incarnation TEXT NOT NULL DEFAULT '';
+UPDATE session SET removed_operation_id = next_operation_id - 1;
+"""
+"""All ids that a file of version 1 has given out count as its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +88,15 @@ class ConfirmationRecord:
     first_operation_id: int
 
 
-Record: TypeAlias = RegistrationRecord | ResultsRecord | ConfirmationRecord
+@dataclass(frozen=True, slots=True)
+class OpeningRecord:
+    """The daemon has opened the session, and knows its operations up to this id."""
+
+    incarnation: str
+    highest_operation_id: int
+
+
+Record: TypeAlias = RegistrationRecord | ResultsRecord | ConfirmationRecord | OpeningRecord
 
 
 @dataclass(slots=True)
@@ -99,10 +121,17 @@ class OutboxFile:
         self._database: sqlite3.Connection | None = None
         try:
             with self._typed_errors():
-                self._open()
+                is_new = self._open()
         except BaseException:
             self.close()
             raise
+        if not is_new:
+            self._next_operation_id += secrets.randbelow(IDS_SKIPPED_MAX)
+
+    @property
+    def incarnation(self) -> str:
+        """Of the session when it was last opened; empty: not known."""
+        return self._incarnation
 
     @property
     def session_id(self) -> str:
@@ -136,9 +165,15 @@ class OutboxFile:
                     self._add(database, item)
                 elif isinstance(item, ResultsRecord):
                     self._keep(database, item)
+                elif isinstance(item, OpeningRecord):
+                    self._check_opening(item)
+                    self._incarnation = item.incarnation
                 else:
                     self._forget(database, item.first_operation_id)
-            database.execute("UPDATE session SET next_operation_id = ?", (self._next_operation_id,))
+            database.execute(
+                "UPDATE session SET next_operation_id = ?, removed_operation_id = ?, incarnation = ?",
+                (self._next_operation_id, self._removed_operation_id, self._incarnation),
+            )
             database.execute("COMMIT")
 
     def close(self) -> None:
@@ -154,10 +189,10 @@ class OutboxFile:
         assert self._database is not None, "the outbox is not open"
         return self._database
 
-    def _open(self) -> None:
-        """Open the file, make it if need be, and index what is in it.
+    def _open(self) -> bool:
+        """Open the file, create it if it does not exist, and index its contents. Returns whether it is new.
 
-        After a failed write too: nobody knows how much of it reached the disk, so the index is rebuilt from the file.
+        Called after a failed write too: how much of it reached the disk is unknown, so the index is rebuilt.
         """
         self._database = database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         database.execute("PRAGMA auto_vacuum = INCREMENTAL")
@@ -170,10 +205,14 @@ class OutboxFile:
             self._make(database)
         elif int(database.execute("PRAGMA application_id").fetchone()[0]) != APPLICATION_ID:
             raise OutboxDamaged(f"{self.path} is a SQLite file of something else; give the outbox a path of its own")
-        sessions = database.execute("SELECT session_id, next_operation_id FROM session").fetchall()
+        if version < VERSION:
+            database.executescript(f"BEGIN IMMEDIATE; {FROM_VERSION_1} PRAGMA user_version = {VERSION}; COMMIT;")
+        sessions = database.execute("SELECT * FROM session").fetchall()
         if len(sessions) != 1:
             raise OutboxDamaged(f"{self.path} has {len(sessions)} sessions, where there must be one")
-        self._session_id, self._next_operation_id = str(sessions[0][0]), int(sessions[0][1])
+        session_id, next_operation_id, removed_operation_id, incarnation = sessions[0]
+        self._session_id, self._incarnation = str(session_id), str(incarnation)
+        self._next_operation_id, self._removed_operation_id = int(next_operation_id), int(removed_operation_id)
         self._rows.clear()
         self._batch_ids.clear()
         self._holders.clear()
@@ -182,12 +221,13 @@ class OutboxFile:
             self._index(registration)
         for place, batch in self._read_results(database):
             self._hold(place, batch)
+        return version == 0
 
     def _make(self, database: sqlite3.Connection) -> None:
         if database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             raise OutboxDamaged(f"{self.path} is a SQLite file of something else; give the outbox a path of its own")
         database.executescript(
-            f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION};"
+            f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 1;"
         )
         database.execute("INSERT INTO session VALUES (?, 1)", (uuid.uuid4().hex,))
         database.execute("COMMIT")
@@ -230,6 +270,7 @@ class OutboxFile:
             return
         if row.is_batch:
             self._batch_ids.remove(first_operation_id)
+        self._removed_operation_id = max(self._removed_operation_id, first_operation_id + row.operations - 1)
         database.execute("DELETE FROM registrations WHERE first_operation_id = ?", (first_operation_id,))
         for place in row.places:
             holders = self._holders[place]
@@ -237,6 +278,23 @@ class OutboxFile:
             if not holders:
                 del self._holders[place]
                 database.execute("DELETE FROM results WHERE place = ?", (place,))
+
+    def _check_opening(self, opening: OpeningRecord) -> None:
+        """Raise OutboxCopied if the daemon knows operations of the session that are not in this file.
+
+        The daemon's highest id was written here before it was sent, and is either still here or was removed. The
+        incarnation too is written before anything is registered in it.
+        """
+        highest = opening.highest_operation_id
+        if not highest:
+            return
+        is_ours = highest <= self._removed_operation_id or self._registration_with(highest) is not None
+        if not is_ours or self._incarnation not in ("", opening.incarnation):
+            raise OutboxCopied(
+                f"the daemon knows operation {highest} of session {self._session_id}, which {self.path} never "
+                "registered: it is an older copy of the file, or another program uses a copy. Give each program an "
+                "outbox of its own"
+            )
 
     def _index(self, one: RegistrationRecord) -> None:
         self._rows[one.first_operation_id] = _RegistrationRow(one.operations, one.is_batch)
@@ -256,16 +314,20 @@ class OutboxFile:
     def _holders_of(self, operation_ids: Iterable[int]) -> set[int]:
         holders = set()
         for operation_id in operation_ids:
-            row = self._rows.get(operation_id)
-            if row is not None and not row.is_batch:
-                if not row.places:
-                    holders.add(operation_id)
-            elif self._batch_ids:
-                place = bisect_right(self._batch_ids, operation_id) - 1
-                first = self._batch_ids[place]
-                if place >= 0 and operation_id < first + self._rows[first].operations:
-                    holders.add(first)
+            first = self._registration_with(operation_id)
+            if first is not None and (self._rows[first].is_batch or not self._rows[first].places):
+                holders.add(first)
         return holders
+
+    def _registration_with(self, operation_id: int) -> int | None:
+        """The first id of the registration with this operation; None: there is none in the file."""
+        if operation_id in self._rows:
+            return operation_id
+        place = bisect_right(self._batch_ids, operation_id) - 1
+        if place < 0:
+            return None
+        first = self._batch_ids[place]
+        return first if operation_id < first + self._rows[first].operations else None
 
     # Errors
 

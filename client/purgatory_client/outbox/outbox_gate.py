@@ -4,6 +4,8 @@
   the next client sends it again under the same id, which is harmless.
 - A result reaches the session only once it is in the file, because the session acknowledges what it has, and the daemon
   then forgets it.
+- The opening of the session is written before anything is sent, and checked against the file: a copy of the file that
+  another program uses is found out before anything is acknowledged.
 - Writes finish in the order in which they were made, so ids in the file never have a gap that is filled later.
 
 What cannot be written is refused: registrations end with the error, and results are left to the daemon, which sends
@@ -18,10 +20,11 @@ from typing import Final, TypeVar
 
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory_client.errors import InvalidRequest, OutboxUnwritable, PurgatoryClientError
+from purgatory_client.errors import InvalidRequest, OutboxCopied, OutboxUnwritable, PurgatoryClientError
 from purgatory_client.many import Entry, WaitColumns
 from purgatory_client.outbox.outbox_file import (
     ConfirmationRecord,
+    OpeningRecord,
     OutboxFile,
     Record,
     RegistrationRecord,
@@ -73,7 +76,7 @@ class OutboxGate:
             self._keep(entry, one.tag)
             entries.append(entry)
             self.recovered.append(ticket_of(entry, one.tag, one.submitted_time))
-        self._core.restore(entries, file.next_operation_id, loop.time())
+        self._core.restore(entries, file.next_operation_id, loop.time(), file.incarnation)
         for batch in file.results():
             for wait, answer in self._core.replay(wire.ResultBatch.FromString(batch)):
                 settle(wait, answer)
@@ -141,20 +144,32 @@ class OutboxGate:
 
     @staticmethod
     def must_write_first(message: wire.SessionResponse) -> bool:
-        """Whether a message goes to `write_results` before the session: results, and the refusal of a whole batch."""
-        return message.HasField("results") or message.receipt.HasField("batch_refusal")
+        """Whether a message goes to `write_message` before the session: the opening, results, and the refusal of a
+        whole batch.
+        """
+        return message.WhichOneof("message") in ("opened", "results") or message.receipt.HasField("batch_refusal")
 
-    def write_results(self, message: wire.SessionResponse) -> None:
-        """Write results to the file; the session gets the message after that.
+    def write_message(self, message: wire.SessionResponse) -> None:
+        """Write an opening or results to the file; the session gets the message after that.
 
         Once the connection has failed nothing more of it is written: the daemon sends it again over the next one.
         """
-        assert self._failure is not None, "results without a connection"
+        assert self._failure is not None, "a message without a connection"
         if self._failure.done():
             return
-        results = message.results if message.HasField("results") else self._core.refused_results(message.receipt)
+        if message.HasField("opened"):
+            record: Record = OpeningRecord(message.opened.incarnation, message.opened.highest_operation_id)
+        elif message.HasField("results"):
+            try:
+                self._core.check_names(message.results)
+            except OutboxCopied as error:
+                self._failure.set_exception(error)
+                return
+            record = ResultsRecord(message.results.SerializeToString())
+        else:
+            record = ResultsRecord(self._core.refused_results(message.receipt).SerializeToString())
         self._unwritten_messages.append(message)
-        self._writer.write(ResultsRecord(results.SerializeToString()))
+        self._writer.write(record)
 
     def settle_all(self, ended: Sequence[Ended]) -> None:
         """Give waits their answers. Those of plain calls leave the file: they need no confirmation."""
@@ -165,7 +180,7 @@ class OutboxGate:
 
     @property
     def is_settled(self) -> bool:
-        """True: no results are on their way to the file."""
+        """True: no messages are on their way to the file."""
         return not self._unwritten_messages
 
     # What the writer reports
@@ -175,8 +190,8 @@ class OutboxGate:
         for item in items:
             if isinstance(item, RegistrationRecord):
                 self._on_registration(item, error)
-            elif isinstance(item, ResultsRecord):
-                self._on_results(error)
+            elif isinstance(item, ResultsRecord | OpeningRecord):
+                self._on_message(error)
             else:
                 self._on_confirmation(item, error)
         if not self._staged:
@@ -199,9 +214,9 @@ class OutboxGate:
             del self._tags[entry]
             written.set_exception(error)
 
-    def _on_results(self, error: PurgatoryClientError | None) -> None:
+    def _on_message(self, error: PurgatoryClientError | None) -> None:
         message = self._unwritten_messages.popleft()
-        assert self._failure is not None, "results without a connection"
+        assert self._failure is not None, "a message without a connection"
         if self._failure.done():
             return
         if isinstance(error, OutboxUnwritable):

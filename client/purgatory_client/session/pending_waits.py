@@ -117,6 +117,19 @@ class PendingWaits:
         )
         return count
 
+    def find_foreign(self, arrived: ResultsArrived) -> int | None:
+        """The id of the first result whose names are not those of the wait with its id; None: all are."""
+        columns, starts = arrived.columns, arrived.starts
+        for place, operation_id in enumerate(arrived.operation_ids):
+            entry = self._entries.get(operation_id) or self._find_batch(operation_id)
+            if entry is None or columns.outcomes[place] == Outcome.REFUSED:
+                continue  # a refused operation has no items
+            names = [columns.names[index] for index in columns.item_indexes[starts[place] : starts[place + 1]]]
+            own = entry.names if isinstance(entry, Wait) else entry.names_of(operation_id - entry.operation_id)
+            if names != own:
+                return operation_id
+        return None
+
     def refuse(self, operation_id: int, error: PurgatoryClientError, ended: list[Ended]) -> None:
         """End an operation that the daemon has refused; ignored when it has ended."""
         entry = self._entries.get(operation_id)

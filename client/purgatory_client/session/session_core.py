@@ -9,7 +9,8 @@ Time is an argument (monotonic seconds). These are the rules of a session:
   before a connection was lost, or before an attempt to connect failed, goes out with its remaining time.
 - When the daemon no longer knows the session (it has restarted, or the session's time to live is over), everything
   pending is registered again under the same ids, with its remaining time. A wait without a timeout of its own gets the
-  daemon's default once more.
+  daemon's default once more. The sequence number of the last result is sent with the incarnation that it belongs to, so
+  it acknowledges nothing in another one.
 - A repeated result is dropped by its sequence number, and a result that nobody waits for by its id. So each wait ends
   once.
 - A wait whose id somebody else has used in this session fails at once, since no result would ever come for it.
@@ -26,7 +27,7 @@ from itertools import chain, islice
 from typing import Final
 
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory_client.errors import LimitExceeded, OperationIdInUse, OutboxError
+from purgatory_client.errors import LimitExceeded, OperationIdInUse, OutboxCopied
 from purgatory_client.many import Entry, WaitColumns
 from purgatory_client.results import Outcome
 from purgatory_client.session.overdue_waits import GRACE, OverdueWaits, due_after, no_answer
@@ -57,6 +58,8 @@ class SessionCore:
         self.session_id: Final = session_id
         self.pending_max: Final = pending_max
         self.opened = False
+        self.incarnation = ""
+        """Of the session when it was last opened; empty: not known."""
         self.going_away: int | None = None
         self.heartbeat_interval = 1.0
         self._table = PendingWaits()
@@ -81,7 +84,6 @@ class SessionCore:
         """Everything up to this id has reached the daemon."""
         self._ending = False
         self._has_outbox = False
-        self._sent_id = 0
         self.written_id = OPERATION_ID_MAX
         """With an outbox: the highest id that is in its file. Nothing above it is sent."""
 
@@ -109,9 +111,7 @@ class SessionCore:
         One that is not pending here is ignored: it may have ended, or been drained, while its caller was cancelled.
         """
         if self._table.take(wait):
-            operation_ids: Sequence[int] = [wait.operation_id]
-            if isinstance(wait, WaitColumns):
-                operation_ids = wait.ids_of(wait.pending_positions())
+            operation_ids = _pending_ids(wait)
             self._cancelling |= dict.fromkeys(operation_ids)
             self._cancels.extend(operation_ids)
         elif wait in (queue := self._unsent.get(batch_key(wait), {})):
@@ -147,10 +147,7 @@ class SessionCore:
         for wait in self._overdue.visit(self._due_at, heard_at):
             error = no_answer()
             if wait in self._table:
-                operation_ids: Sequence[int] = [wait.operation_id]
-                if isinstance(wait, WaitColumns):
-                    operation_ids = wait.ids_of(wait.pending_positions())
-                for operation_id in operation_ids:
+                for operation_id in _pending_ids(wait):
                     self._table.refuse(operation_id, error, ended)
             elif wait in (queue := self._unsent.get(batch_key(wait), {})):
                 del queue[wait]
@@ -180,7 +177,7 @@ class SessionCore:
 
     # For the outbox
 
-    def restore(self, entries: Sequence[Entry], next_id: int, now: float) -> None:
+    def restore(self, entries: Sequence[Entry], next_id: int, now: float, incarnation: str = "") -> None:
         """Resume what an outbox holds of the session, in the order of ids.
 
         Results count from wherever the daemon's next batch says: the file does not keep the number of the last one.
@@ -191,7 +188,8 @@ class SessionCore:
             self._table.start_after(entry.operation_id - 1)
             self._table.add(entry)
         self._table.start_after(next_id - 1)
-        self.written_id = self._sent_id = next_id - 1
+        self.written_id = next_id - 1
+        self.incarnation = incarnation
         self._sequence.restart()
         self._lost_at = now
 
@@ -201,6 +199,16 @@ class SessionCore:
         for arrived in _arrived(batch):
             self._table.end(arrived, 0, ended)
         return ended
+
+    def check_names(self, batch: wire.ResultBatch) -> None:
+        """Raise OutboxCopied if a result is of other partitions or keys than the wait with its id."""
+        for arrived in _arrived(batch):
+            operation_id = self._table.find_foreign(arrived)
+            if operation_id is not None:
+                raise OutboxCopied(
+                    f"the result of operation {operation_id} of session {self.session_id} has other partitions or keys "
+                    "than the wait: another program uses a copy of this outbox. Give each program an outbox of its own"
+                )
 
     def stage(self) -> list[Entry]:
         """Give ids to everything unsent and return it in the order of ids, to be written to the outbox."""
@@ -228,7 +236,13 @@ class SessionCore:
 
     def open_message(self) -> wire.SessionRequest:
         """The first message of a new connection."""
-        opening = wire.OpenSession(session_id=self.session_id, last_sequence=self._sequence.last, columns=True)
+        self.going_away = None
+        opening = wire.OpenSession(
+            session_id=self.session_id,
+            last_sequence=self._sequence.last,
+            columns=True,
+            incarnation=self.incarnation,
+        )
         return wire.SessionRequest(open=opening)
 
     def connection_lost(self, now: float) -> None:
@@ -249,8 +263,8 @@ class SessionCore:
         if which == "receipt":
             return self._on_receipt(message.receipt, now)
         if which == "opened":
-            self._on_opened(message.opened, now)
-        elif which == "cancelled":
+            return self._on_opened(message.opened, now)
+        if which == "cancelled":
             self._on_cancelled(message.cancelled)
         elif which == "going_away":
             self.going_away = message.going_away.reason
@@ -281,25 +295,31 @@ class SessionCore:
 
     # Messages in
 
-    def _on_opened(self, opened: wire.SessionOpened, now: float) -> None:
+    def _on_opened(self, opened: wire.SessionOpened, now: float) -> list[Ended]:
         highest = opened.highest_operation_id
-        if self._has_outbox and highest > self._sent_id:
-            raise OutboxError(
-                f"the daemon knows operations of this session up to {highest}, the outbox has sent only those up to "
-                f"{self._sent_id}: it is an older copy of the file"
-            )
         if self._known and not opened.resumed:
             # The daemon has forgotten the session, and with it all that was to be cancelled.
             self._sequence.restart()
             self._cancelling.clear()
         else:
             self._sequence.opened()
+        ended: list[Ended] = []
+        if highest and not opened.resumed:
+            # Somebody else has created the session again: ids up to `highest` are theirs, and so are the results.
+            error = OperationIdInUse(
+                f"session {self.session_id} was created again and somebody else registers in it: ids up to {highest} "
+                "are in use"
+            )
+            for wait in self._table.entries():
+                for operation_id in _pending_ids(wait):
+                    if operation_id <= highest:
+                        self._table.refuse(operation_id, error, ended)
+        self.incarnation = opened.incarnation
         self._known = self.opened = True
         self._opened_at = self._receipt_at = now
         self._receipted_id = highest
         if opened.timeout_ms_default > 0:
             self._timeout_default = opened.timeout_ms_default / 1_000
-        self.going_away = None
         self._sent_at = now
         self.heartbeat_interval = max(0.01, opened.heartbeat_interval_ms / 1_000)
         if opened.operations_per_batch_max > 0:
@@ -312,6 +332,7 @@ class SessionCore:
         self._plan = deque(self._table.chunks_above(highest, self._chunk_max))
         self._cancelling = {operation_id: None for operation_id in self._cancelling if operation_id <= highest}
         self._cancels = list(self._cancelling)
+        return ended
 
     def _on_receipt(self, receipt: wire.Receipt, now: float) -> list[Ended]:
         chunk = self._unreceipted.pop(receipt.batch_id, None)
@@ -384,7 +405,6 @@ class SessionCore:
             fill_with_waits(message.register.columns, chunk.waits, self._lost_at, now)
         else:
             fill_with_many(message.register.columns, chunk.batch, chunk.positions, self._lost_at, now)
-        self._sent_id = max(self._sent_id, chunk.last_id)
         self._unreceipted[self._next_batch_id] = chunk
         self._next_batch_id += 1
         return message
@@ -418,6 +438,11 @@ class SessionCore:
         outcomes = chunk.batch.outcomes
         positions = [position for position in chunk.positions if outcomes[position] == Outcome.PENDING]
         return WaitChunk([], chunk.batch, positions) if positions else None
+
+
+def _pending_ids(wait: Entry) -> Sequence[int]:
+    """Ids of the operations of a wait or batch that have not ended."""
+    return wait.ids_of(wait.pending_positions()) if isinstance(wait, WaitColumns) else [wait.operation_id]
 
 
 def _arrived(batch: wire.ResultBatch) -> list[ResultsArrived]:

@@ -191,6 +191,9 @@ class SessionDriver:
             self._task = asyncio.get_running_loop().create_task(run, name=f"purgatory session {self.session_id}")
 
     def _notify(self) -> None:
+        if self._core.opened and not self._opened.is_set():
+            self.connections += 1
+            self._opened.set()
         self._work.set()
         self._changed.set()
 
@@ -295,20 +298,16 @@ class SessionDriver:
             if message is grpc.aio.EOF:
                 return "the daemon ended the stream"
             self._received_at = now = loop.time()
-            was_open = self._core.opened
             response = cast("wire.SessionResponse", message)
             if self._outbox is None:
                 for wait, answer in self._core.receive(response, now):
                     settle(wait, answer)
             elif self._outbox.must_write_first(response):
-                self._outbox.write_results(response)
+                self._outbox.write_message(response)
             else:
                 self._outbox.settle_all(self._core.receive(response, now))
             if self._core.is_used_up:
                 raise OperationIdInUse(f"somebody else has used up the operation ids of session {self.session_id}")
-            if self._core.opened and not was_open:
-                self.connections += 1
-                self._opened.set()
             self._notify()
 
     async def _write(self, call: Call, stub: PurgatoryServiceStub) -> str:

@@ -37,11 +37,13 @@ class Registered:
         accepted: How many operations were registered.
         already_known: How many have an id that the daemon knew before; nothing was done for them.
         refusals: The errors of refused operations by operation id; each of these also ends as a result.
+        incarnation: Random name of this life of the session. It changes when the session is created again.
     """
 
     accepted: int
     already_known: int
     refusals: dict[int, PurgatoryClientError]
+    incarnation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +60,22 @@ class ClosedSession:
 
 
 async def register(
-    stub: PurgatoryServiceStub, session_id: str, batch: WaitColumns, give_up_after: float | None
+    stub: PurgatoryServiceStub, session_id: str, batch: WaitColumns, give_up_after: float | None, incarnation: str
 ) -> Registered:
-    """Register the batch, whose ids begin with `batch.operation_id`."""
-    request = wire.RegisterRequest(session_id=session_id)
+    """Register the batch, whose ids begin with `batch.operation_id`; with `incarnation`, only in that one."""
+    request = wire.RegisterRequest(session_id=session_id, incarnation=incarnation)
     request.batch.batch_id = 1
     fill_with_many(request.batch.columns, batch, batch.pending_positions(), NEVER_LOST, 0.0)
     retry = Retry(give_up_after)
     while True:
         try:
-            receipt = (await stub.Register(request, timeout=CALL_TIMEOUT)).receipt
+            response = await stub.Register(request, timeout=CALL_TIMEOUT)
         except grpc.aio.AioRpcError as error:
             await retry.pause(error)
         else:
+            receipt = response.receipt
             refusals = {refusal.operation_id: refusal_error(refusal) for refusal in receipt.refusals}
-            return Registered(receipt.accepted, receipt.already_known, refusals)
+            return Registered(receipt.accepted, receipt.already_known, refusals, response.incarnation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +92,15 @@ class Collected:
 
 
 class Collector:
-    """The results of one session. `give_up_after`: seconds without a connection; None: never."""
+    """The results of one incarnation of a session: the one given, or else the first one met.
 
-    def __init__(self, session_id: str, give_up_after: float | None) -> None:
+    `give_up_after`: seconds without a connection; None: never.
+    """
+
+    def __init__(self, session_id: str, give_up_after: float | None, incarnation: str) -> None:
         self._session_id: Final = session_id
         self._give_up_after: Final = give_up_after
+        self._incarnation = incarnation
         self._call: Call | None = None
         self._used = 0
         """The sequence number of the last result that the caller got."""
@@ -120,22 +127,32 @@ class Collector:
 
     async def _acknowledge(self, stub: PurgatoryServiceStub) -> None:
         if self._used > self._acknowledged:
-            request = wire.AcknowledgeRequest(session_id=self._session_id, sequence=self._used)
+            request = wire.AcknowledgeRequest(
+                session_id=self._session_id, sequence=self._used, incarnation=self._incarnation
+            )
             await stub.Acknowledge(request, timeout=SILENCE_MAX)
             self._acknowledged = self._used
 
     async def _open(self, stub: PurgatoryServiceStub) -> Call:
         call: Call = stub.Session()
         self._call = call
-        opening = wire.OpenSession(session_id=self._session_id, last_sequence=self._used, columns=True)
+        opening = wire.OpenSession(
+            session_id=self._session_id, last_sequence=self._used, columns=True, incarnation=self._incarnation
+        )
         await call.write(wire.SessionRequest(open=opening))
         await call.done_writing()
         answer = await call.read()
         if answer is grpc.aio.EOF:
             raise Unavailable("the daemon did not open the session")
-        first = cast("wire.SessionResponse", answer)
-        if not first.opened.resumed:
-            raise NotFound(f"the daemon knows no operation of the session {self._session_id!r}")
+        opened = cast("wire.SessionResponse", answer).opened
+        if not opened.resumed:
+            raise NotFound(
+                f"session {self._session_id!r} has no operations"
+                if self._incarnation in ("", opened.incarnation)
+                else f"session {self._session_id!r} was created again: incarnation {self._incarnation} has ended, and "
+                "its results are gone"
+            )
+        self._incarnation = opened.incarnation
         return call
 
     async def _read(self, call: Call) -> Collected | None:

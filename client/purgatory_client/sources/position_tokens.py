@@ -21,7 +21,9 @@ TOKEN_CHARACTERS_MAX: Final = 1_000_000
 
 
 class Positions:
-    """Offsets that somebody wants to see reached, each in the history of its partition that it was read from.
+    """Offsets to wait for, each with the leader epoch of the history that it was read from.
+
+    Without any offsets (the topics are empty, or all their records were deleted) there is nothing to wait for.
 
     Attributes:
         offsets: By partition: "kafka/billing/orders-3".
@@ -30,11 +32,12 @@ class Positions:
     """
 
     def __init__(self, offsets: ByPartition, leader_epochs: ByPartition | None = None) -> None:
-        """Raises InvalidRequest for an offset that is no number of 64 bits, and for an epoch of no partition."""
-        wait = waits.produce(offsets, leader_epochs=leader_epochs)
+        """Raises InvalidRequest for an offset that is not a 64-bit integer, and for the epoch of another partition."""
+        if offsets or leader_epochs:
+            waits.produce(offsets, leader_epochs=leader_epochs)
         self.offsets: Final = {_text(name): offset for name, offset in offsets.items()}
         self.leader_epochs: Final = {_text(name): epoch for name, epoch in (leader_epochs or {}).items()}
-        assert len(wait.names) == len(self.offsets), f"a partition is given twice: {list(offsets)}"
+        assert len(offsets) == len(self.offsets), f"a partition is given twice: {list(offsets)}"
 
     @property
     def token(self) -> str:
@@ -77,7 +80,11 @@ class Positions:
         return cls(offsets, leader_epochs)
 
     def wait(self, *, timeout: float | None = None, fail_when_blind: float | None = None) -> Wait:
-        """The wait that is satisfied once all offsets are reached. The arguments are those of `waits.produce`."""
+        """The wait that is satisfied once all offsets are reached. The arguments are those of `waits.produce`.
+
+        Raises:
+            InvalidRequest: There are no offsets, and so nothing to wait for. `AsyncClient.wait_for` returns at once.
+        """
         return waits.produce(
             self.offsets, timeout=timeout, leader_epochs=self.leader_epochs, fail_when_blind=fail_when_blind
         )

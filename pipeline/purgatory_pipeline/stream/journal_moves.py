@@ -6,6 +6,7 @@ What waits goes on with what had become of it, and its deadline stays where it w
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -185,6 +186,7 @@ def sessions_of(
                 together.restore(owner, saved, b"", clock_ms)
         owner.put_in_order()
         part = SessionChanges(SessionState(number, str(caller), int(rows["operation_id"].max()), 0, 0, 0), 1)
+        part.incarnation = secrets.token_hex(8)
         part.registered = together.snapshots.save_above(owner, 0)
         yield part
 

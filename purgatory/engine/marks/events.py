@@ -146,7 +146,7 @@ class Events:
         if epoch not in (-1, partition.leader_epoch):
             return False
         if kind == HIGH_WATERMARK:
-            partition.announced = True
+            self.partitions.announce(partition)
             changed = self._high_watermark(partition, offset, now_ms)
         elif kind == LEADER_APPEND:
             segment = value_at(batch.segment_base_offsets, row, -1)
@@ -155,7 +155,7 @@ class Events:
                 return False
             if offset >= partition.log_end_offset and partition.positions.fault(offset, segment, position):
                 return False
-            partition.announced = True
+            self.partitions.announce(partition)
             changed = self._leader_append(partition, offset, segment, position, now_ms)
             if segment >= 0 or position >= 0:
                 self.partitions.weigh(partition)
@@ -166,7 +166,7 @@ class Events:
                 return False
             if not -1 <= log_start < OFFSET_MAX:
                 return False
-            partition.announced = True
+            self.partitions.announce(partition)
             changed = self._follower_progress(partition, replica_id, offset, log_start, now_ms)
         if not changed:
             partition.unchanged_events += 1
@@ -216,7 +216,7 @@ class Events:
                 receipt.unchanged += 1
                 return None
             partition = self.partitions.make(name, self._maker)
-        partition.announced = True
+        self.partitions.announce(partition)
         changed = self._take_newer_epoch(partition, event, now_ms)
         if self._change(partition, event, now_ms):
             changed = True

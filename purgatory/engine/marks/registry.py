@@ -33,6 +33,8 @@ class Partitions:
         """How often a name became known, or was forgotten."""
         self.bytes: i64 = 0
         """What they take, as far as `weigh` was told."""
+        self.unreported: i64 = 0
+        """Named partitions that no event has mentioned."""
         self.unowned: Final = Holdings()
         """Of those that were restored."""
         self._free: Final[list[int]] = []
@@ -47,9 +49,16 @@ class Partitions:
         partition = self._place(name, maker)
         self.by_name[name] = partition
         partition.is_named = True
+        self.unreported += 1
         self.changes += 1
         maker.partitions += 1
         return partition
+
+    def announce(self, partition: Partition) -> None:
+        """An event mentions the partition."""
+        if not partition.announced:
+            partition.announced = True
+            self.unreported -= 1
 
     def make_missing(self, name: AsGiven, error_code: i64, maker: Holdings) -> Partition:
         """A stand-in for a partition that is not known and must not be made: items that name it answer `error_code`."""
@@ -145,6 +154,8 @@ class Partitions:
     def _unname(self, partition: Partition) -> None:
         del self.by_name[partition.name]
         partition.is_named = False
+        if not partition.announced:
+            self.unreported -= 1
         self.changes += 1
         partition.maker.partitions -= 1
 
@@ -206,6 +217,8 @@ class SignalKeys:
         self.by_index: Final[list[SignalKey | None]] = []
         self.bytes: i64 = 0
         """What they take."""
+        self.unreported: i64 = 0
+        """Named partitions that no event has mentioned."""
         self.unowned: Final = Holdings()
         """Of those that nobody waits for, and of those that were restored."""
         self.notes_forgotten = False

@@ -64,7 +64,6 @@ def partition_from(partition: Partition, octets: bytes) -> None:
     """Makes a new partition what `partition_to` wrote."""
     reader = ColumnReader(octets)
     scalars = reader.column()
-    partition.announced = True
     partition.storage_failed = scalars[0] != 0
     partition.is_leader = scalars[1] != 0
     partition.leader_epoch = scalars[2]

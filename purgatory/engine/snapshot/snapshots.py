@@ -122,6 +122,7 @@ class Snapshots:
     def restore_partition(self, name: PartitionName, octets: bytes) -> None:
         """Makes a partition that is not known yet."""
         partition = self.partitions.make(name, self.partitions.unowned)
+        self.partitions.announce(partition)
         partition_from(partition, octets)
         self.partitions.weigh(partition)
 

@@ -1,9 +1,30 @@
 """Which pending operations an account may see."""
 
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final, TypedDict, Unpack
+
 from purgatory.engine import codes
+from purgatory.engine.batches import PartitionName
+from purgatory.engine.ranking import PendingRanking, RankedOperation
 from purgatory.engine.views import PendingView
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
+from purgatory.service.host import Host
+from purgatory.service.loop_holds import Watched
+
+SLOTS_PER_SLICE: Final = 10_000
+"""Slots ranked before other tasks run: a few milliseconds."""
+
+
+class RankingFilters(TypedDict, total=False):
+    """Filters of `PendingRanking`."""
+
+    kind: int
+    partition: PartitionName | None
+    key: str
+    search: str
+    descending: bool
 
 
 def may_see(account: Account, owner: Account | None, view: PendingView) -> bool:
@@ -18,3 +39,68 @@ def may_see(account: Account, owner: Account | None, view: PendingView) -> bool:
         return True
     names = grants.on_keys(ADMIN) if view.kind == codes.SIGNAL else grants.on_topics(ADMIN)
     return all(item.name[0] in names for item in view.items)
+
+
+def rankable_owner_ids(host: Host, account: Account) -> set[int] | None:
+    """The owners whose operations an account may rank: its own, or with the role admin everywhere all (None).
+
+    A role on some names does not count: each operation would have to be read to know which names it waits for.
+    """
+    if account.grants.is_everywhere(ADMIN):
+        return None
+    owner_ids = {session.owner.owner_id for session in host.sessions if session.account is account}
+    if account.unary_waits:
+        owner_ids.add(host.unary_waits.owner_of(account).owner_id)
+    return owner_ids
+
+
+async def rank_pending(
+    host: Host,
+    account: Account,
+    size: int,
+    watched: Watched,
+    next_turn: Callable[[], Awaitable[None]],
+    *,
+    owner_id: int = -1,
+    **filters: Unpack[RankingFilters],
+) -> tuple[PendingRanking, int]:
+    """Rank every pending operation that the account may rank, slice by slice.
+
+    Args:
+        host: The host whose operations are ranked.
+        account: Whoever asks.
+        size: How many operations to keep.
+        watched: Measures how long each slice holds the event loop.
+        next_turn: Awaited between slices.
+        owner_id: Only operations of this owner; -1: all.
+        filters: As for `PendingRanking`.
+
+    Returns:
+        The ranking, and the CPU time that it took, in nanoseconds.
+    """
+    owner_ids = rankable_owner_ids(host, account)
+    if owner_id >= 0:
+        owner_ids = {owner_id} if owner_ids is None else owner_ids & {owner_id}
+    ranking = PendingRanking(size, owner_ids, **filters)
+    slot, used_ns = 0, 0
+    while True:
+        began_ns = time.thread_time_ns()
+        with watched:
+            slot = host.engine.rank_pending(slot, SLOTS_PER_SLICE, host.time.now_ms(), ranking)
+        used_ns += time.thread_time_ns() - began_ns
+        if slot < 0:
+            return ranking, used_ns
+        await next_turn()
+
+
+def ranked_views(
+    host: Host, account: Account, ranked: list[RankedOperation], now_ms: int
+) -> Iterator[tuple[RankedOperation, PendingView, Account | None]]:
+    """The ranked operations that are still pending and that the account may see, each with its owner's account."""
+    for one in ranked:
+        view = host.engine.ranked_view(one, now_ms)
+        if view is not None:
+            session = host.sessions.of_owner(view.owner_id)
+            owner = session.account if session is not None else host.unary_waits.account_of(view.operation_id)
+            if may_see(account, owner, view):
+                yield one, view, owner

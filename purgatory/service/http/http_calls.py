@@ -126,6 +126,14 @@ class HttpCall:
         """Do a piece of work in the thread, in turn with other callers."""
         return await self._methods.thread.run("" if self._caller is None else self._caller.key, work)
 
+    def check(self) -> Account:
+        """For a call that `run` may never serve, as another one's answer will do: on whose account it is. Raises
+        `CallRefused` once this caller could not make the call any more.
+        """
+        assert self._call is not None, "a call is checked that did not enter"
+        self._call.recheck()
+        return self._call.account
+
     def leave(self) -> None:
         """The call has ended."""
         if self._caller is not None:

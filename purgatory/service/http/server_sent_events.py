@@ -1,35 +1,42 @@
-"""What lasts, as server-sent events: for those who have no library for Connect. `curl -N` reads them too.
+"""Streams as server-sent events, for clients without a Connect library. `curl -N` reads them too.
 
-GET /v1/results?session=…        a session's results; Last-Event-ID acknowledges what was seen
-GET /v1/watch?topic_prefix=…     partitions and what waits on them, sent again when they have changed
+GET /v1/results?session=…        a session's results; Last-Event-ID acknowledges the results up to it
+GET /v1/watch?topic_prefix=…     a page of partitions and what waits on them, sent again when it has changed
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+import json
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import parse_qs
 
 from google.protobuf.message import Message
-from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from purgatory.service.access.account import Account
 from purgatory.service.http.connect_codecs import MESSAGE_BYTES_MAX, json_of, json_text, off_loop
 from purgatory.service.http.connect_errors import error_fields, http_status, retry_after
 from purgatory.service.http.http_calls import HttpCall, HttpMethods
 from purgatory.service.http.http_context import HttpContext, header_of
 from purgatory.service.http.written_answers import WrittenAnswers
 from purgatory.service.rpc.statuses import CallRefused, invalid_argument, quoted
+from purgatory.v1 import purgatory_service_pb2 as wire
 
 WATCH_INTERVAL_S: Final = 1.0
-"""A listing is made again at most this often."""
+"""A listing is made again at most this often, however many clients watch it."""
 SILENT_TIMES_MAX: Final = 10
-"""A watcher hears something at least after so many listings that are the same: whoever went away is noticed."""
-REFUSED_WITHIN_S: Final = 0.1
-"""A call that is refused nearly always is by then, and is answered by a status. Later it takes an event."""
+"""After this many unchanged listings a comment is sent, so that both sides notice when the other is gone."""
+TAKEN_OVER_ID: Final = "taken-over"
+"""Id of the last event on a stream that lost its session to another one. A browser sends it when it reconnects, and 204
+makes it stop: otherwise two tabs would take the session from each other forever.
+"""
+NO_INCARNATION: Final = "none"
+"""Stands for the incarnation of an event id that names none. No session has it, so the id acknowledges nothing."""
 SEQUENCE_MAX: Final = (1 << 63) - 1
 PAGE_SIZE_MAX: Final = 1_000
 DIGITS_MAX: Final = 20
@@ -38,6 +45,16 @@ HEADERS: Final = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cac
 COMMENT: Final = b": still here\n\n"
 
 Events = AsyncGenerator[bytes]
+ListingKey = tuple[Account, str, int, str]
+"""For whom, topic prefix, page size and page token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A listing of partitions as an event, and until when it is sent to others who watch the same (loop time)."""
+
+    event: bytes
+    until_s: float
 
 
 class ServerSentEvents:
@@ -48,73 +65,142 @@ class ServerSentEvents:
         self._results: Final = methods.by_name["StreamResults"]
         # Lasts, whatever the call is that it repeats.
         self._partitions: Final = replace(methods.by_name["ListPartitions"], is_unary=False)
+        self._listings: Final[dict[ListingKey, asyncio.Task[Listing]]] = {}
 
     def applications(self) -> dict[str, ASGIApp]:
         return {
-            "/v1/results": partial(serve_events, self._result_events),
+            "/v1/results": self._serve_results,
             "/v1/watch": partial(serve_events, self._watch_events),
         }
 
+    async def _serve_results(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if header_of(scope, b"last-event-id") == TAKEN_OVER_ID:
+            await Response(status_code=HTTPStatus.NO_CONTENT)(scope, receive, send)
+        else:
+            await serve_events(self._result_events, scope, receive, send)
+
     async def _result_events(self, scope: Scope) -> Events:
-        """An event for each result, numbered by its sequence number."""
-        call, answers = HttpCall(self._methods, self._results), WrittenAnswers[Message | bytes | None]()
+        """`opened`, then an event for each result; their ids are the session's incarnation and the sequence number."""
+        call, answers = HttpCall(self._methods, self._results), WrittenAnswers[Message | bytes]()
+        decode = wire.StreamResultsResponse.FromString
         parameters = parameters_of(scope, "session", "last_sequence")
-        last = header_of(scope, b"last-event-id") or parameters.get("last_sequence", "")
-        request = self._results.request_type(
-            session_id=parameters.get("session", ""), last_sequence=_number(last, "last_sequence", SEQUENCE_MAX)
+        if "last_sequence" in parameters:
+            raise invalid_argument(
+                "last_sequence",
+                "an address acknowledges nothing, as any page may link to it: send the id of the last event in the "
+                "header Last-Event-ID, or call Acknowledge",
+            )
+        incarnation, sequence = _cursor(header_of(scope, b"last-event-id") or "")
+        request = wire.StreamResultsRequest(
+            session_id=parameters.get("session", ""), last_sequence=sequence, incarnation=incarnation
         )
-        beginning = asyncio.get_running_loop().call_later(REFUSED_WITHIN_S, answers.offer, None)
         try:
             await call.enter(HttpContext(scope, answers.write))
             async with aclosing(answers.of(partial(call.run, _known(request)))) as written:
                 async for answer in written:
-                    beginning.cancel()
-                    yield COMMENT if answer is None else await self._result_event(answer)
+                    message: Any = decode(answer) if isinstance(answer, bytes) else answer
+                    if message.HasField("opened"):
+                        incarnation = message.opened.incarnation
+                        yield _opened_event(message.opened, sequence)
+                    else:
+                        yield await self._result_event(message, incarnation)
         finally:
-            beginning.cancel()
             call.leave()
 
-    async def _result_event(self, answer: Message | bytes) -> bytes:
-        message: Any = self._results.answer_type.FromString(answer) if isinstance(answer, bytes) else answer
+    async def _result_event(self, message: wire.StreamResultsResponse, incarnation: str) -> bytes:
         if message.HasField("heartbeat"):
             return COMMENT
         if message.HasField("going_away"):
-            return event_bytes(json_of(message.going_away), name="going_away")
+            is_taken_over = message.going_away.reason == wire.GoingAway.REASON_TAKEN_OVER
+            event_id = TAKEN_OVER_ID if is_taken_over else ""
+            return event_bytes(json_of(message.going_away), name="going_away", event_id=event_id)
 
         def events() -> bytes:
-            batch = message.results
-            numbered = enumerate(batch.rows.results, batch.first_sequence)
-            return b"".join(event_bytes(json_of(result), event_id=sequence) for sequence, result in numbered)
+            numbered = enumerate(message.results.rows.results, message.results.first_sequence)
+            return b"".join(
+                event_bytes(json_of(result), event_id=f"{incarnation}-{sequence}") for sequence, result in numbered
+            )
 
         return events() if message.ByteSize() <= MESSAGE_BYTES_MAX else await off_loop(events)
 
     async def _watch_events(self, scope: Scope) -> Events:
-        """The listing, and again each time that it has become another."""
+        """A page of the listing, and again each time that it has changed."""
         call = HttpCall(self._methods, self._partitions)
-        parameters = parameters_of(scope, "topic_prefix", "page_size")
-        request: Any = self._partitions.request_type(
+        parameters = parameters_of(scope, "topic_prefix", "page_size", "page_token")
+        request = wire.ListPartitionsRequest(
             topic_prefix=parameters.get("topic_prefix", ""),
             page_size=_number(parameters.get("page_size", ""), "page_size", PAGE_SIZE_MAX),
+            page_token=parameters.get("page_token", ""),
         )
         context = HttpContext(scope, _write_nothing)
-        told, same_times = None, 0
+        key: ListingKey | None = None
+        told, same_times = b"", 0
         try:
             await call.enter(context)
             while True:
-                answer = await call.run(_known(request))
-                assert answer is not None, "a unary call has an answer"
-                if answer != told:
-                    told, same_times = answer, 0
-                    yield event_bytes(await json_text(answer), name="partitions")
+                key = (call.check(), request.topic_prefix, request.page_size, request.page_token)
+                listing = await self._shared_listing(key, partial(_list_once, call, context, request))
+                if listing.event != told:
+                    told, same_times = listing.event, 0
+                    yield told
                 else:
                     same_times += 1
                     if same_times % SILENT_TIMES_MAX == 0:
                         yield COMMENT
-                context.done()
-                await asyncio.sleep(WATCH_INTERVAL_S)
+                await asyncio.sleep(max(0.0, listing.until_s - asyncio.get_running_loop().time()))
         finally:
-            context.done()
+            if key is not None:
+                self._listings.pop(key, None)  # whoever else watches it makes it again
             call.leave()
+
+    async def _shared_listing(self, key: ListingKey, make: Callable[[], Coroutine[Any, Any, Listing]]) -> Listing:
+        """The present listing; one of all who watch the same makes it, and ends making it when its own call ends."""
+        while True:
+            task = self._listings.get(key)
+            if task is None or _is_over(task):
+                task = self._listings[key] = asyncio.create_task(make(), name="listing for watchers")
+                return await task
+            try:
+                return await asyncio.shield(task)
+            except asyncio.CancelledError:
+                watching = asyncio.current_task()
+                if not task.cancelled() or (watching is not None and watching.cancelling()):
+                    raise
+
+
+async def _list_once(call: HttpCall, context: HttpContext, request: wire.ListPartitionsRequest) -> Listing:
+    try:
+        answer = await call.run(_known(request))
+        assert answer is not None, "a unary call has an answer"
+        event = event_bytes(await json_text(answer), name="partitions")
+    finally:
+        context.done()
+    return Listing(event, asyncio.get_running_loop().time() + WATCH_INTERVAL_S)
+
+
+def _is_over(task: asyncio.Task[Listing]) -> bool:
+    """Whether a listing is outdated, or could not be made."""
+    if not task.done():
+        return False
+    failed = task.cancelled() or task.exception() is not None
+    return failed or task.result().until_s <= asyncio.get_running_loop().time()
+
+
+def _opened_event(opened: wire.SessionOpened, sequence: int) -> bytes:
+    """Its id acknowledges what the client has acknowledged already: so each reconnect names the incarnation, also when
+    no result has come.
+    """
+    told = {"resumed": opened.resumed, "pending": opened.pending, "incarnation": opened.incarnation}
+    event_id = f"{opened.incarnation}-{sequence if opened.resumed else 0}"
+    return event_bytes(json.dumps(told), name="opened", event_id=event_id)
+
+
+def _cursor(event_id: str) -> tuple[str, int]:
+    """Incarnation and sequence number of an event id; empty and 0: none was sent. Raises `CallRefused`."""
+    incarnation, _, sequence = event_id.rpartition("-")
+    if event_id and not incarnation:
+        incarnation = NO_INCARNATION
+    return incarnation, _number(sequence, "Last-Event-ID", SEQUENCE_MAX)
 
 
 async def serve_events(events_of: Callable[[Scope], Events], scope: Scope, receive: Receive, send: Send) -> None:
@@ -171,15 +257,15 @@ def _known(request: Message) -> Callable[[], Any]:
     return decode
 
 
-def event_bytes(data: str, *, name: str = "", event_id: int | None = None) -> bytes:
+def event_bytes(data: str, *, name: str = "", event_id: str = "") -> bytes:
     """One event; `data` has no line breaks."""
     named = f"event: {name}\n" if name else ""
-    numbered = "" if event_id is None else f"id: {event_id}\n"
+    numbered = f"id: {event_id}\n" if event_id else ""
     return f"{named}{numbered}data: {data}\n\n".encode()
 
 
 def parameters_of(scope: Scope, *names: str) -> dict[str, str]:
-    """What the address asks for. Raises `CallRefused` for what it does not know, which may be mistyped."""
+    """The parameters of the address. Raises `CallRefused` for one that is not among `names`: it may be mistyped."""
     try:
         values = parse_qs(scope["query_string"].decode("ascii"), keep_blank_values=True, errors="strict")
     except ValueError:
@@ -195,5 +281,5 @@ def _number(text: str, field: str, largest: int) -> int:
         return 0
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX else -1
     if not 0 <= number <= largest:
-        raise invalid_argument(field, f"is no number from 0 to {largest}: {quoted(text)}")
+        raise invalid_argument(field, f"not an integer from 0 to {largest}: {quoted(text)}")
     return number

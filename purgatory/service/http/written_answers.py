@@ -23,11 +23,6 @@ class WrittenAnswers(Generic[Answer]):
     async def write(self, answer: Answer) -> None:
         await self._queue.put(answer)
 
-    def offer(self, answer: Answer) -> None:
-        """Writes, unless an answer waits to be taken."""
-        if not self._queue.full():
-            self._queue.put_nowait(answer)
-
     async def of(self, method: Callable[[], Awaitable[object]]) -> AsyncGenerator[Answer]:
         """What the method writes until it ends; then raises what it raised. Closed early, the method is cancelled."""
         task = asyncio.create_task(self._run(method), name="answers over HTTP")

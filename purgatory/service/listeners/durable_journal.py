@@ -369,6 +369,7 @@ class DurableJournal(Journal):
         sealed.principal = session.account.principal
         sealed.refused_ids = session.refused_ids.to_bytes()
         sealed.callback = session.callback
+        sealed.incarnation = session.incarnation
         sealed.results.extend(changes.results)
         sealed.registered = self._engine.snapshots.save_above(session.owner, changes.known)
         # What was registered since the last group is in `registered` already, as far as it has come by now.

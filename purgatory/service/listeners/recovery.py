@@ -8,6 +8,7 @@ import asyncio
 import logging
 import sqlite3
 import time
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -119,13 +120,16 @@ class OpenJournal:
             session = self._restore_session(host, state, principal, awaiting_resume.get(state.session, -1))
             self._sessions[state.session] = session
         for number in principals:
-            self._builder.add_existing_principal(number)
+            self._builder.add_existing_constant("principals", number)
         for number, ranges in self._store.rows("refused_ids"):
             self._sessions[number].refused_ids = RefusedIds(ranges)
             self._builder.add_existing_refused_ids(number, ranges)
         for number, url, token in self._store.rows("callbacks"):
             self._sessions[number].callback = Callback(url, token)
-            self._builder.add_existing_callback(number)
+            self._builder.add_existing_constant("callbacks", number)
+        for number, incarnation in self._store.rows("incarnations"):
+            self._sessions[number].incarnation = incarnation
+            self._builder.add_existing_constant("incarnations", number)
         with_results = self._restore_results()
         for state in states:
             session = self._sessions[state.session]
@@ -143,6 +147,8 @@ class OpenJournal:
         session.journaled_operation_id = state.highest_operation_id
         session.sequence_shift = state.sequence_shift
         session.is_journaled = True
+        # For a session from before incarnations were recorded: the same after every restart until it is recorded.
+        session.incarnation = sha256(f"{state.session} {state.session_id}".encode()).hexdigest()[:16]
         if uncertain_after >= 0:
             # It awaits its client since an earlier crash. What has ended since then was never delivered, so the
             # number from then holds, however many daemons came and went.

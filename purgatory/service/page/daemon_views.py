@@ -4,6 +4,8 @@ import time
 from itertools import islice
 from typing import Any, Final
 
+from prometheus_client import Metric
+
 from purgatory import __version__
 from purgatory.engine import COMPILED
 from purgatory.engine.codes import KIND_NAMES, KINDS, OUTCOME_NAMES
@@ -60,11 +62,7 @@ class DaemonViews:
             "times": times,
             "events": sum(count for (_, result), count in metrics.event_results.items() if result == "applied"),
             "longest_hold_ms": max((one.longest_ns for one in host.holds), default=0) / 1e6,
-            "files": {
-                metric.name: sum(sample.value for sample in metric.samples)
-                for listener in host.listeners
-                for metric in listener.metrics()
-            },
+            "files": dict(_figure(metric) for listener in host.listeners for metric in listener.metrics()),
         }
 
     def wheel(self) -> dict[str, Any]:
@@ -143,3 +141,13 @@ class DaemonViews:
             "cancelled": counts.cancelled,
             "shutting_down": counts.shutting_down,
         }
+
+
+def _figure(metric: Metric) -> tuple[str, float]:
+    """The name and the value of a metric; of a histogram, the mean of what it observed."""
+    if metric.type != "histogram":
+        return metric.name, sum(sample.value for sample in metric.samples)
+    total, count = (
+        sum(sample.value for sample in metric.samples if sample.name.endswith(suffix)) for suffix in ("_sum", "_count")
+    )
+    return f"{metric.name}_mean", total / count if count else 0.0

@@ -7,16 +7,17 @@ from itertools import islice
 from typing import Any, Final
 
 from purgatory.engine.batches import PartitionName
-from purgatory.engine.ranking import PendingRanking, RankedOperation
+from purgatory.engine.ranking import PendingRanking
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
-from purgatory.service.access.visibility import may_see
+from purgatory.service.access.visibility import rank_pending, ranked_views
+from purgatory.service.fair_queue import next_loop_turn
 from purgatory.service.host import Host
 from purgatory.service.page.operation_view import pending_fields
 
-SLOTS_PER_SLICE: Final = 10_000
-"""Visited before the loop is free again: some milliseconds."""
-RANKED_MAX: Final = 20
+ROWS_SHOWN: Final = 20
+RANKED_MAX: Final = 10 * ROWS_SHOWN
+"""Operations may end between being ranked and being shown, so more are ranked than are shown."""
 NAMES_PER_SLICE: Final = 5_000
 NAMES_SHOWN: Final = 50
 AGAIN_S_MIN: Final = 1.0
@@ -44,10 +45,12 @@ class RankedWaits:
             if len(self._kept) >= ACCOUNTS_MAX:
                 self._kept.pop(next(iter(self._kept)))
             kept = self._kept[key] = _Kept()
-        if kept.looking is None and time.monotonic() >= kept.again_s:
-            kept.looking = asyncio.create_task(self._look(kept, account, sees_all=sees_all), name="page ranking")
-        if kept.looking is not None:
-            await asyncio.shield(kept.looking)  # it goes on for the others when one viewer goes away
+        await self._refresh(kept, account, is_due=time.monotonic() >= kept.again_s)
+        longest, soonest = self._rows(kept, account)
+        if len(soonest) < min(ROWS_SHOWN, kept.ranking.operations):
+            # Too many of the ranked operations have ended. While they do, others are registered: rank those now.
+            await self._refresh(kept, account, is_due=True)
+            longest, soonest = self._rows(kept, account)
         names, matching = await self._hottest(kept.ranking, search)
         return {
             "operations": kept.ranking.operations,
@@ -57,31 +60,24 @@ class RankedWaits:
             "again_ms": round(max(0.0, kept.again_s - time.monotonic()) * 1_000),
             "sees_all": sees_all,
             "hot": [[topic, partition, waits] for waits, (topic, partition) in names],
-            "longest": self._rows(kept.ranking.longest_waiting(), account),
-            "soonest": self._rows(kept.ranking.soonest_expiring(), account),
+            "longest": longest,
+            "soonest": soonest,
         }
 
-    async def _look(self, kept: "_Kept", account: Account, *, sees_all: bool) -> None:
-        owners = None if sees_all else self._owners_of(account)
-        ranking, host = PendingRanking(RANKED_MAX, owners), self._host
-        watched, slot, used_ns = host.holds.of("page"), 0, 0
+    async def _refresh(self, kept: "_Kept", account: Account, *, is_due: bool) -> None:
+        if kept.looking is None and is_due:
+            kept.looking = asyncio.create_task(self._look(kept, account), name="page ranking")
+        if kept.looking is not None:
+            await asyncio.shield(kept.looking)  # it continues for other viewers when one disconnects
+
+    async def _look(self, kept: "_Kept", account: Account) -> None:
+        watched = self._host.holds.of("page")
         try:
-            while slot >= 0:
-                began_ns = time.thread_time_ns()
-                with watched:
-                    slot = host.engine.rank_pending(slot, SLOTS_PER_SLICE, host.time.now_ms(), ranking)
-                used_ns += time.thread_time_ns() - began_ns
-                await asyncio.sleep(0)
+            ranking, used_ns = await rank_pending(self._host, account, RANKED_MAX, watched, next_loop_turn)
         finally:
             kept.looking = None
         kept.ranking = ranking
         kept.again_s = time.monotonic() + max(AGAIN_S_MIN, used_ns / 1e9 / LOAD)
-
-    def _owners_of(self, account: Account) -> set[int]:
-        owners = {session.owner.owner_id for session in self._host.sessions if session.account is account}
-        if account.unary_waits:
-            owners.add(self._host.unary_waits.owner_of(account).owner_id)
-        return owners
 
     async def _hottest(self, ranking: PendingRanking, search: str) -> tuple[list[tuple[int, PartitionName]], int]:
         """The names on which most waits are, and how many match the search."""
@@ -97,18 +93,17 @@ class RankedWaits:
                 return found, matching
             await asyncio.sleep(0)
 
-    def _rows(self, ranked: list[RankedOperation], account: Account) -> list[dict[str, Any]]:
-        """The operations that are still pending."""
-        host, rows = self._host, []
-        for one in ranked:
-            view = host.engine.ranked_view(one, host.time.now_ms())
-            if view is None:
-                continue
-            session = host.sessions.of_owner(view.owner_id)
-            owner = session.account if session is not None else host.unary_waits.account_of(view.operation_id)
-            if may_see(account, owner, view):
-                rows.append(pending_fields(host, view, one.slot))
-        return rows
+    def _rows(self, kept: "_Kept", account: Account) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Those that have waited longest, and those that expire soonest, of the operations that are still pending."""
+        host, ranking = self._host, kept.ranking
+        longest, soonest = (
+            [
+                pending_fields(host, view, one.slot)
+                for one, view, _ in islice(ranked_views(host, account, ranked, host.time.now_ms()), ROWS_SHOWN)
+            ]
+            for ranked in (ranking.longest_waiting(), ranking.soonest_expiring())
+        )
+        return longest, soonest
 
 
 class _Kept:

@@ -19,7 +19,7 @@ from purgatory.engine import COMPILED
 from purgatory.service.access.account import Account
 from purgatory.service.access.audit import NAME
 from purgatory.service.access.roles import ADMIN, OBSERVE, Role
-from purgatory.service.access.visibility import may_see
+from purgatory.service.access.visibility import may_see, rank_pending, ranked_views
 from purgatory.service.host import Host
 from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.shared_answers import SharedAnswer
@@ -109,6 +109,10 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             one = self._session(request, call)
             owner_id = NO_OWNER if one is None else one.owner.owner_id
         name = partition_name(request.topic_partition) if request.HasField("topic_partition") else None
+        if request.order:
+            return self._held(await self._ranked(request, call, owner_id, name), call)
+        if request.search:
+            raise invalid_argument("search", "needs an order: set order as well")
         filters = f"operations {request.principal!r} {request.session_id!r} {kind} {name} {request.key!r}"
         place = read_token(filters, request.page_token, (int,))
         start = int(place[0]) if place is not None else 0
@@ -116,7 +120,7 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             raise invalid_argument("page_token", f"begins at {start}")
         size = page_size(request.page_size)
         watched, response, bytes_left = host.holds.of("ListOperations"), wire.ListOperationsResponse(), PAGE_BYTES_MAX
-        for _ in range(size // OPERATIONS_AT_ONCE + 1):
+        while True:
             with watched:
                 now, asked = self._now(), min(OPERATIONS_AT_ONCE, size - len(response.operations))
                 views, start = host.engine.list_pending(start, asked, now.now_ms, owner_id, kind, name, request.key)
@@ -134,6 +138,39 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         if start >= 0:
             response.next_page_token = make_token(filters, [start])
         return self._held(response, call)
+
+    async def _ranked(
+        self, request: wire.ListOperationsRequest, call: Call, owner_id: int, name: Name | None
+    ) -> wire.ListOperationsResponse:
+        """The first operations in an order, of everything that is pending."""
+        host, order, size = self._host, request.order, page_size(request.page_size)
+        if order not in wire.OperationOrder.values():
+            raise invalid_argument("order", f"unknown order: {order}")
+        if request.page_token:
+            raise invalid_argument("page_token", "a listing in an order has one page only")
+        is_by_time_left = order in (wire.OPERATION_ORDER_LEAST_REMAINING, wire.OPERATION_ORDER_MOST_REMAINING)
+        descending = order in (wire.OPERATION_ORDER_MOST_REMAINING, wire.OPERATION_ORDER_SHORTEST_WAITED)
+        watched = host.holds.of("ListOperations")
+        ranking, _ = await rank_pending(
+            host, call.account, size, watched, call.turn, owner_id=owner_id, kind=request.kind, partition=name,
+            key=request.key, search=request.search, descending=descending,
+        )  # fmt: skip
+        response = wire.ListOperationsResponse(matching=ranking.operations)
+        ranked = ranking.soonest_expiring() if is_by_time_left else ranking.longest_waiting()
+        bytes_left = PAGE_BYTES_MAX
+        for start in range(0, len(ranked), OPERATIONS_AT_ONCE):
+            with watched:
+                now, part = self._now(), ranked[start : start + OPERATIONS_AT_ONCE]
+                for _, view, owner in ranked_views(host, call.account, part, now.now_ms):
+                    session = host.sessions.of_owner(view.owner_id)
+                    session_id = session.session_id if session is not None else ""
+                    operation = pending_operation(view, session_id, "" if owner is None else owner.principal, now)
+                    bytes_left -= operation.ByteSize()
+                    response.operations.append(operation)
+            if bytes_left <= 0:
+                break
+            await call.turn()
+        return response
 
     async def GetPartition(self, request: wire.GetPartitionRequest, call: Call) -> wire.GetPartitionResponse:
         """One partition's marks, replicas and waits. Refuses unknown partitions, and topics without a role."""

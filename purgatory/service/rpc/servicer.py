@@ -40,8 +40,10 @@ from purgatory.v1 import webhook_pb2 as webhook_wire
 class PurgatoryServicer(InspectionCalls):
     """The service of proto/purgatory/v1 over one host."""
 
-    def __init__(self, host: Host, webhooks: Webhooks | None = None) -> None:
+    def __init__(self, host: Host, webhooks: Webhooks | None = None, message_bytes_max: int = 4_194_304) -> None:
+        """`message_bytes_max`: the largest message that the servers in front of this accept."""
         super().__init__(host)
+        self._message_bytes_max: Final = message_bytes_max
         self._webhooks: Final = webhooks or Webhooks(host, WebhooksSettings())
 
     # Waiting.
@@ -69,18 +71,7 @@ class PurgatoryServicer(InspectionCalls):
         first = await anext(requests, None)
         if first is None or not first.HasField("open"):
             raise invalid_argument("open", "must be the first message of a session stream")
-        opening = first.open
-        stream, opened = self._connect(
-            call,
-            wire.SessionResponse,
-            opening.session_id,
-            opening.last_sequence,
-            opening.columns,
-            expects_heartbeats=True,
-        )
-        # Not held back until it is durable: it must come before all results, and the next opening corrects it after a
-        # crash.
-        stream.send(wire.SessionResponse(opened=opened))
+        stream = self._connect(call, wire.SessionResponse, first.open, expects_heartbeats=True)
         stream.reader = asyncio.create_task(
             serve_requests(self._host, requests, stream, call.turn), name="session reader"
         )
@@ -90,7 +81,7 @@ class PurgatoryServicer(InspectionCalls):
         """Registers a batch in a session, which is created on first use."""
         if request.callback_url:
             self._webhooks.check_url(request.callback_url)
-        session = self._open_session(call, request.session_id)[0]
+        session = self._open_session(call, request.session_id, request.incarnation)[0]
         self._webhooks.attach(session, request.callback_url)
         session.has_unary_callers = True
         try:
@@ -100,18 +91,15 @@ class PurgatoryServicer(InspectionCalls):
         finally:
             self._webhooks.detach_if_finished(session)
         await self._host.journal.durable()
+        response.incarnation = session.incarnation
         return response
 
     async def StreamResults(self, request: wire.StreamResultsRequest, call: Call) -> None:
         """Streams a session's results until either side ends it."""
-        answer = wire.StreamResultsResponse
-        stream, _ = self._connect(
-            call, answer, request.session_id, request.last_sequence, request.columns, expects_heartbeats=False
-        )
-        await self._write(stream, call)
+        await self._write(self._connect(call, wire.StreamResultsResponse, request, expects_heartbeats=False), call)
 
     async def Acknowledge(self, request: wire.AcknowledgeRequest, call: Call) -> wire.AcknowledgeResponse:
-        session = self._host.sessions.get(request.session_id, call.account)
+        session = self._host.sessions.get(request.session_id, call.account, request.incarnation)
         _check_read_by_clients(session)
         session.has_unary_callers = True
         self._host.sessions.touch(session, self._host.clock.now_ms())
@@ -213,29 +201,32 @@ class PurgatoryServicer(InspectionCalls):
         if call.account.principal:
             self._host.sessions.accounts.audit.acted("cancelled", call.account.principal, name)
 
-    def _open_session(self, call: Call, session_id: str) -> tuple[sessions.Session, bool]:
+    def _open_session(self, call: Call, session_id: str, incarnation: str = "") -> tuple[sessions.Session, bool]:
+        """The session, and whether it is resumed; with `incarnation` it must exist. Raises `CallRefused`."""
         if self._host.draining:
             raise unavailable("the daemon is shutting down")
+        if incarnation:
+            self._host.sessions.get(session_id, call.account, incarnation)
         return self._host.sessions.open(session_id, self._host.clock.now_ms(), call.account)
 
     def _connect(
         self,
         call: Call,
         response_type: type[wire.SessionResponse] | type[wire.StreamResultsResponse],
-        session_id: str,
-        last_sequence: int,
-        columns: bool,
+        opening: wire.OpenSession | wire.StreamResultsRequest,
         *,
         expects_heartbeats: bool,
-    ) -> tuple[ResultStream, wire.SessionOpened]:
-        session, resumed = self._open_session(call, session_id)
+    ) -> ResultStream:
+        """A new stream of a session, whose first message is `opened`."""
+        session, resumed = self._open_session(call, opening.session_id)
         _check_read_by_clients(session)
+        resumed &= opening.incarnation in ("", session.incarnation)
         limits, session_settings = self._host.settings.limits, self._host.settings.session
         stream = self._host.sessions.attach(
             session,
             response_type,
-            last_sequence=last_sequence if resumed else 0,
-            columns=columns,
+            last_sequence=opening.last_sequence if resumed else 0,
+            columns=opening.columns,
             expects_heartbeats=expects_heartbeats,
             now_ms=self._host.clock.now_ms(),
         )
@@ -249,8 +240,14 @@ class PurgatoryServicer(InspectionCalls):
             operations_per_batch_max=limits.operations_per_batch_max,
             unacknowledged_results_max=limits.unacknowledged_results_max,
             timeout_ms_default=limits.timeout_ms_default,
+            incarnation=session.incarnation,
+            message_bytes_max=self._message_bytes_max,
+            pending=session.owner.pending,
         )
-        return stream, opened
+        # Not held back until it is durable: it must come before all results, and the next opening corrects it after a
+        # crash.
+        stream.send(response_type(opened=opened))
+        return stream
 
     async def _write(self, stream: ResultStream, call: Call) -> None:
         """Writes what the stream has until it ends, and detaches it from its session."""

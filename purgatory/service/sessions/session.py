@@ -1,6 +1,7 @@
 """One session: who registers and receives, across streams and reconnects."""
 
 import asyncio
+import secrets
 from collections import deque
 from types import TracebackType
 from typing import Final, NamedTuple, Protocol
@@ -77,6 +78,8 @@ class Session:
         self.owner: Final = owner
         self.account: Final = account
         """Whose session it is: nobody else can reach it, or learn that it exists."""
+        self.incarnation = secrets.token_hex(8)
+        """Random name of this life of the session. Sequence numbers of different incarnations are unrelated."""
         self.outbox: Final = Outbox(account.hold_results)
         self.refused_ids = RefusedIds()
         self.registering: Final = Turns()

@@ -103,11 +103,15 @@ class Sessions:
         """An account's session (None: that of nobody)."""
         return self._by_id.get(self._key(session_id, account))
 
-    def get(self, session_id: str, account: Account | None = None) -> Session:
-        """An account's session (None: that of nobody). Raises `CallRefused` (NOT_FOUND) for an unknown one."""
+    def get(self, session_id: str, account: Account | None = None, incarnation: str = "") -> Session:
+        """An account's session (None: that of nobody). Raises `CallRefused` (NOT_FOUND) if it does not exist, or has
+        another incarnation than the one given (empty: any).
+        """
         session = self.find(session_id, account)
         if session is None:
             raise not_found("session", session_id)
+        if incarnation not in ("", session.incarnation):
+            raise not_found("session", f"{session_id}, incarnation {incarnation}")
         return session
 
     def __iter__(self) -> Iterator[Session]:

@@ -1,4 +1,8 @@
-"""The task that ends waits which are not to go on while nobody can see their marks. It sleeps while there are none."""
+"""The task that fails waits whose marks are stale, or were never reported, for longer than their blind timeout.
+
+It sleeps while no pending wait has a blind timeout. A mark that nothing has ever reported counts as stale for as long
+as anyone waits for it: its name may be mistyped, and no source may feed it.
+"""
 
 import asyncio
 import logging
@@ -18,6 +22,9 @@ CHECK_S: Final = 0.1
 """How late a blind wait may end at most, if the loop is free."""
 CHECKED_PER_SLICE: Final = 1_000
 """Operations looked at before the loop is free again."""
+
+ALWAYS_MS: Final = 2**62
+"""Longer than any blind timeout."""
 
 Fail = Callable[[int, list[int], set[PartitionName], int], None]
 """Ends operations of an owner (its id), as much of them as one slice of work allows. The marks are those that are stale
@@ -47,7 +54,7 @@ class BlindReaper:
                 await self._woken.wait()
             await asyncio.sleep(CHECK_S)
             try:
-                if self._sees_not_all():
+                if self._engine.has_unreported or self._sees_not_all():
                     await self.check()
             except Exception:
                 LOGGER.exception("a look for blind waits failed; there will be others")
@@ -78,4 +85,6 @@ class BlindReaper:
 
     def _stale_ms(self, names: list[PartitionName], now_ms: int) -> dict[PartitionName, int]:
         marks = ((name, self._sources.stale(name, now_ms)) for name in names)
-        return {name: mark.ms(now_ms) for name, mark in marks if mark is not None}
+        stale_ms = {name: mark.ms(now_ms) for name, mark in marks if mark is not None}
+        stale_ms.update(dict.fromkeys(self._engine.unreported(names), ALWAYS_MS))
+        return stale_ms

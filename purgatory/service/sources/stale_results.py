@@ -1,14 +1,16 @@
-"""Which marks nobody can see now, as results say it: asked at the moment when an operation ends."""
+"""Adds to results which of the marks that were not reached are stale, as of the moment when the operation ends."""
+
+from typing import Final
 
 from purgatory.engine import codes
 from purgatory.engine.completions import Completions
 from purgatory.service.sources.source_table import SourceTable
 
+UNREPORTED: Final = "nothing was ever reported for this mark: no source feeds it, or its name is mistyped"
+
 
 def note_stale_marks(completions: Completions, sources: SourceTable, now_ms: int) -> None:
-    """Says of operations that have just expired, or failed because they were blind, which of the marks that they did
-    not see reached are stale.
-    """
+    """Add how long, and why, the marks are stale that operations which just expired or failed did not reach."""
     found: dict[int, tuple[int, str]] = {}
     item = 0
     for row, outcome in enumerate(completions.outcomes):
@@ -22,6 +24,8 @@ def note_stale_marks(completions: Completions, sources: SourceTable, now_ms: int
                     mark = sources.stale(completions.item_partitions[place], now_ms)
                     if mark is not None:
                         found[place] = mark.ms(now_ms), mark.reason
+                    elif not_reached == codes.MARK_STALE:
+                        found[place] = completions.waited_ms[row], UNREPORTED
         item = stop
     if found:
         completions.stale_marks = found

@@ -88,6 +88,7 @@ class ServerGroup:
         self.lineage: Timelines | None = None if self._is_other_system else earlier
         self._servers: Final[dict[str, _Server]] = {}
         self._slots: Final[dict[str, int]] = {}
+        self._invalidated_slots: Final[dict[str, StaleMark]] = {}
         self._derived: Final = {kind: Derived(told.get(kind, -1), _UNSEEN, now) for kind in DERIVED}
         self._derived_seen_at: Final = dict.fromkeys(DERIVED, now)
         self._held: Final[dict[str, Sighting]] = {}
@@ -175,6 +176,7 @@ class ServerGroup:
                 stale.append(StaleMark(kind, self._derived_seen_at[kind], derived.stale))
         if self.primary is None:
             stale.append(StaleMark(SLOT, self._slots_seen_at, "its primary cannot be seen", is_prefix=True))
+        stale += self._invalidated_slots.values()
         return stale
 
     @property
@@ -286,6 +288,12 @@ class ServerGroup:
             for slot in self._slots.keys() - sighting.slots.keys():
                 del self._slots[slot]
                 self._dirty.add(SLOT + slot)
+            for slot in self._invalidated_slots.keys() - sighting.invalidated_slots.keys():
+                del self._invalidated_slots[slot]
+            for slot, why in sighting.invalidated_slots.items():
+                # An invalidated slot keeps its last position, but its consumer can never confirm a higher one.
+                reason = f"the slot is invalidated ({why}): drop it and create it again"
+                self._invalidated_slots.setdefault(slot, StaleMark(SLOT + slot, self._slots_seen_at, reason))
             for slot, position in sighting.slots.items():
                 # A consumer may be sent again what it confirmed, after a crash of the primary; it has it all the same.
                 if len(slot) <= _NAME_LENGTH_MAX and position > self._slots.get(slot, -1):

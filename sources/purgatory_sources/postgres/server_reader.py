@@ -51,7 +51,9 @@ SELECT r.recovers,
 FROM (SELECT pg_is_in_recovery() AS recovers OFFSET 0) r
 """
 _ALONE: Final = _POSITION.format(others="NULL, NULL").encode()
-# Senders to a logical slot, and programs that only receive the log, are no replicas; the latter tell no replay_lsn.
+# Senders to a logical slot and programs that only receive the log are not replicas; the latter report no replay_lsn.
+# The ways in which a slot is invalidated have columns of their own, each since another release (wal_status 13,
+# conflicting 16, invalidation_reason 17): read as JSON, a column that does not exist is null.
 _WITH_OTHERS: Final = _POSITION.format(
     others="""
        CASE WHEN r.recovers THEN NULL ELSE (
@@ -61,8 +63,12 @@ _WITH_OTHERS: Final = _POSITION.format(
                AND l.slot_type IS DISTINCT FROM 'logical'
        ) END,
        CASE WHEN r.recovers THEN NULL ELSE (
-         SELECT coalesce(json_object_agg(slot_name, (confirmed_flush_lsn - '0/0')::bigint), '{}')
-         FROM pg_replication_slots WHERE slot_type = 'logical' AND confirmed_flush_lsn IS NOT NULL
+         SELECT coalesce(json_object_agg(slot_name, json_build_array((confirmed_flush_lsn - '0/0')::bigint,
+           CASE WHEN slot->>'invalidation_reason' IS NOT NULL THEN slot->>'invalidation_reason'
+                WHEN slot->>'wal_status' = 'lost' THEN 'wal_removed'
+                WHEN slot->>'conflicting' = 'true' THEN 'conflict with recovery' END)), '{}')
+         FROM (SELECT l.*, to_jsonb(l) AS slot FROM pg_replication_slots l) slots
+         WHERE slot_type = 'logical'
        ) END"""
 ).encode()
 
@@ -185,7 +191,12 @@ class ServerReader:
                 sighting = Sighting(system_id, timeline, not recovers, pages.past_header(position), forks, aliases)
                 if found is not None:
                     sighting.found = tuple(FoundReplica(name, pages.past_header(its)) for name, its in found)
-                    sighting.slots = {slot: pages.past_header(its) for slot, its in slots.items()}
+                    confirmed = {slot: position for slot, (position, _) in slots.items()}
+                    sighting.slots = {
+                        slot: -1 if position is None else pages.past_header(position)
+                        for slot, position in confirmed.items()
+                    }
+                    sighting.invalidated_slots = {slot: why for slot, (_, why) in slots.items() if why is not None}
                 self._listener.saw(self.name, sighting, time.monotonic())
             interval = self._settings.poll_s if is_wanted else self._settings.idle_poll_s
             await self._pause(began + interval - time.monotonic(), self._settings.poll_s)

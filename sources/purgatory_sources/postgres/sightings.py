@@ -24,7 +24,8 @@ class Sighting:
         forks: Where its timeline's ancestors were left; None if it may not tell.
         aliases: What its primary may call it.
         found: The replicas that a primary sends its log to; None if it was not asked.
-        slots: For each logical slot, what its consumer has confirmed; None if it was not asked.
+        slots: The confirmed position of each logical slot; None if the server was not asked.
+        invalidated_slots: Why each invalidated slot can deliver nothing more ("wal_removed"). Such a slot still exists.
     """
 
     system_id: int
@@ -35,3 +36,4 @@ class Sighting:
     aliases: frozenset[str] = field(default_factory=frozenset)
     found: tuple[FoundReplica, ...] | None = None
     slots: Mapping[str, int] | None = None
+    invalidated_slots: Mapping[str, str] = field(default_factory=dict)

@@ -1,5 +1,6 @@
 """The command line as a user runs it: real processes, a real daemon, exit codes, stdout and stderr apart."""
 
+import asyncio
 import json
 import re
 import signal
@@ -10,9 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from purgatory_client import Client, many
+from purgatory_client import AsyncClient, Client, many
 from purgatory_client.cli.exits import MEANINGS, Exit
 from purgatory_client.cli.parsing import UsageError, follower, key_counts, partition_offsets, seconds
+from purgatory_client.sources.source_link import EndsWanted, SourceState
 
 from tests.client.test_blocking import environment
 from tests.conftest import StartDaemon
@@ -196,6 +198,32 @@ def test_caught_up_where_nothing_feeds_the_marks(start_daemon: StartDaemon, run:
     assert asked.stderr == "purgatory: no source that feeds 'kafka/billing/orders' is attached\n"
     both = run("caught-up", "kafka/orders", "--token", "--fail-when-blind", "1s", address=daemon.address)
     assert both.returncode == 2
+
+
+async def test_caught_up_with_empty_topics(start_daemon: StartDaemon, run: Run) -> None:
+    """A topic without records has nothing to wait for: satisfied at once, by every entry point, and exit code 0."""
+    daemon = start_daemon()
+    async with AsyncClient(daemon.address) as client, client.attach_source("kafka", ["kafka/"]) as link:
+
+        async def answer() -> None:
+            async for asked in link:
+                if isinstance(asked, EndsWanted):
+                    await link.answer_ends(asked.ask_id, [])
+
+        answering = asyncio.create_task(answer())
+        await link.report(SourceState.LIVE)
+        by_topic = await asyncio.to_thread(run, "caught-up", "kafka/quiet", "--json", address=daemon.address)
+        assert by_topic.returncode == 0, by_topic.stderr
+        assert json.loads(by_topic.stdout) == {
+            "kind": "produce", "outcome": "satisfied", "waited": 0.0, "lateness": 0.0, "partitions": {},
+        }  # fmt: skip
+        printed = await asyncio.to_thread(run, "caught-up", "kafka/g/quiet", "--token", address=daemon.address)
+        token = printed.stdout.strip()
+        by_token = await asyncio.to_thread(run, "wait", token, address=daemon.address)
+        assert (by_token.returncode, by_token.stdout) == (0, "satisfied after 0.000 s\n"), by_token.stderr
+        assert (await client.caught_up("g", ["quiet"], timeout=DEADLINE_S)).satisfied
+        assert (await client.wait_for(token)).partitions == {}
+        answering.cancel()
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_results_of_a_session_that_is_not_known(run: Run) -> None:
     """Exit code 16."""
     answer = run("results", "--session", "nobody")
     assert answer.returncode == 16
-    assert "knows no operation of the session 'nobody'" in answer.stderr
+    assert "session 'nobody' has no operations" in answer.stderr
 
 
 def test_a_refused_operation_is_in_the_receipt_and_among_the_results(looking: Client) -> None:

@@ -1,6 +1,7 @@
 """`purgatory top` in a pseudo-terminal of 80 columns, as over ssh, before a real daemon with hostile names."""
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -11,6 +12,7 @@ import termios
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,7 @@ from tests.daemon_process import DaemonProcess
 
 DEADLINE_S = 20.0
 EVIL = "\x1b]0;x\x07\u202e[red]"
+KINDS = {"bulk": 4_000, "urgent": 5}
 SHOWN = r"\x1b]0;x\x07\u202e"
 
 
@@ -137,6 +140,43 @@ def test_top_shows_sorts_filters_and_ends(busy_daemon: tuple[DaemonProcess, Clie
         assert "\x1b[?1049l" in terminal.written[place:], "the screen is given back"
     finally:
         terminal.kill()
+
+
+def test_top_finds_the_urgent_waits_among_thousands(busy_daemon: tuple[DaemonProcess, Client]) -> None:
+    """The daemon ranks and searches everything: five short waits come first, and a filter finds a late one."""
+    pytest.importorskip("textual")
+    daemon, client = busy_daemon
+    with ThreadPoolExecutor(2) as threads:
+        names, urgent = ([f"{kind}-{number}" for number in range(count)] for kind, count in KINDS.items())
+        waits = [
+            threads.submit(
+                client.produce_many,
+                topics,
+                indexes=list(range(len(topics))),
+                offsets=[1] * len(topics),
+                timeouts_ms=[timeout_ms] * len(topics),
+            )
+            for topics, timeout_ms in ((names, 3_600_000), (urgent, 300_000))
+        ]
+        try:
+            while len(list(client.operations())) < 4_007:
+                assert not any(wait.done() for wait in waits)
+            terminal = PseudoTerminal("top", "--address", daemon.address)
+            try:
+                terminal.until("of 4007")
+                terminal.until("urgent-4@1")
+                place = len(terminal.written)
+                terminal.press("/")
+                terminal.until("only rows", place)
+                terminal.press("bulk-3999\r")
+                terminal.until("waits: 1 of 4007", place)
+            finally:
+                terminal.kill()
+            listed = purgatory("ls", "--sort", "remaining", "--limit", "5", "--json", address=daemon.address)
+            first = [json.loads(line)["items"][0]["name"] for line in listed.stdout.splitlines()]
+            assert sorted(first) == urgent
+        finally:
+            client.cancel(session_id=client.session_id)
 
 
 def test_top_waits_for_a_daemon_that_is_away(busy_daemon: tuple[DaemonProcess, Client]) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from purgatory_client import AsyncClient, Client, Outcome, Ticket, errors, many,
 from purgatory_client.many import WaitColumns, partition_columns
 from purgatory_client.many import fetch as fetch_many
 from purgatory_client.many import signal as signal_many
-from purgatory_client.outbox.outbox_file import OutboxFile
+from purgatory_client.outbox import outbox_file
+from purgatory_client.outbox.outbox_file import OpeningRecord, OutboxFile
 from purgatory_client.results import OperationKind
 from purgatory_client.wire.decode_waits import batch_of as decoded_batch
 from purgatory_client.wire.decode_waits import wait_of
@@ -202,10 +204,75 @@ async def test_an_older_copy_of_the_file_is_refused(shared_daemon: DaemonProcess
         assert (await second.produce({"never-1": 1}, timeout=0.001)).outcome is Outcome.EXPIRED
     async with AsyncClient(shared_daemon.address, outbox=tmp_path / "copy.db") as old:
         ticket = await old.submit(waits.produce({"p-1": 1}, timeout=LONG))
-        with pytest.raises(errors.OutboxError, match="older copy"):
+        with pytest.raises(errors.OutboxCopied, match="older copy"):
             await old.result(ticket)
-        with pytest.raises(errors.OutboxError, match="older copy"):
+        with pytest.raises(errors.OutboxCopied, match="older copy"):
             await old.produce({"p-1": 1})
+
+
+NOWHERE = "127.0.0.1:1"
+
+
+async def copied_offline(path: Path, copy: Path, address: str) -> None:
+    """An outbox with a registered wait, copied; then both files get a wait of their own without a daemon."""
+    async with AsyncClient(address, outbox=path) as first:
+        await first.submit(waits.produce({"never-1": 1}, timeout=LONG), "both")
+    shutil.copy(path, copy)
+    for one in (path, copy):
+        async with AsyncClient(NOWHERE, outbox=one) as offline:
+            await offline.submit(waits.produce({f"{one.stem}-1": 1}, timeout=LONG), one.stem)
+
+
+@pytest.mark.parametrize("names", [("original", "copy"), ("copy", "original")])
+async def test_of_two_copies_the_second_is_refused(
+    shared_daemon: DaemonProcess, client: AsyncClient, tmp_path: Path, names: tuple[str, str]
+) -> None:
+    """Both registered a wait while offline. Whichever comes second raises OutboxCopied for all its waits, and has
+    acknowledged nothing: the first collects its result afterwards.
+    """
+    first, second = (tmp_path / f"{name}.db" for name in names)
+    await copied_offline(tmp_path / "original.db", tmp_path / "copy.db", shared_daemon.address)
+    async with AsyncClient(shared_daemon.address, outbox=first) as kept:
+        await kept.recovered()
+        await until_pending(client, 2)
+    await client.advance(f"{names[0]}-1", high_watermark=1)
+    async with AsyncClient(shared_daemon.address, outbox=second) as refused:
+        for ticket in await refused.recovered():
+            with pytest.raises(errors.OutboxCopied):
+                await refused.result(ticket)
+    async with AsyncClient(shared_daemon.address, outbox=first) as kept:
+        both, own = await kept.recovered()
+        assert (await kept.result(own)).satisfied
+        await kept.cancel([both.operation_id])
+        await kept.result(both)
+
+
+async def test_a_result_of_other_names_is_not_accepted(
+    shared_daemon: DaemonProcess, client: AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Should two copies ever use the same id, the result of the one is not given to the other: OutboxCopied, and it is
+    neither stored nor acknowledged.
+    """
+    monkeypatch.setattr(outbox_file, "IDS_SKIPPED_MAX", 1)
+    first, second = tmp_path / "first.db", tmp_path / "second.db"
+    before = (await client.status()).unacknowledged_results
+    await copied_offline(first, second, shared_daemon.address)
+    async with AsyncClient(shared_daemon.address, outbox=first) as kept:
+        await kept.recovered()
+        await until_pending(client, 2)
+    await client.advance("first-1", high_watermark=1)
+    async with AsyncClient(shared_daemon.address, outbox=second) as refused:
+        _, own = await refused.recovered()
+        with pytest.raises(errors.OutboxCopied, match="other partitions or keys"):
+            await refused.result(own)
+    with closing(OutboxFile(second)) as file:
+        assert (len(file.registrations()), file.results()) == (2, [])
+    assert (await client.status()).unacknowledged_results == before + 1
+    async with AsyncClient(shared_daemon.address, outbox=first) as kept:
+        both, own = await kept.recovered()
+        assert (await kept.result(own)).satisfied
+        await kept.cancel([both.operation_id])
+        await kept.result(both)
 
 
 async def test_a_connection_that_breaks_changes_nothing(
@@ -231,7 +298,10 @@ async def test_a_connection_that_breaks_changes_nothing(
 
         await eventually(acknowledged, "all results are acknowledged")
     file = OutboxFile(path)
-    assert (file.registrations(), file.results(), file.next_operation_id) == ([], [], 31)
+    assert (file.registrations(), file.results()) == ([], [])
+    file.commit([OpeningRecord(file.incarnation, 30)])  # the highest id that it gave out
+    with pytest.raises(errors.OutboxCopied):
+        file.commit([OpeningRecord(file.incarnation, 31)])
     file.close()
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from purgatory_client import Client
+from purgatory_client.outbox import outbox_file
 from purgatory_client.outbox.outbox_file import OutboxFile
 
 from tests.client.outbox.outbox_killed import Killed
@@ -13,8 +14,9 @@ KILLS = 8
 
 
 @pytest.mark.slow
-def test_a_caller_that_is_killed_gets_each_result(tmp_path: Path) -> None:
+def test_a_caller_that_is_killed_gets_each_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed while it registers and collects: every wait in the file has one outcome, and none was registered twice."""
+    monkeypatch.setattr(outbox_file, "IDS_SKIPPED_MAX", 1)  # as in the caller
     daemon = DaemonProcess(tmp_path / "daemon")
     try:
         killed = Killed(tmp_path, seed=8131)

@@ -6,15 +6,19 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from purgatory_client.errors import OutboxDamaged, OutboxInUse, OutboxTooNew, OutboxUnwritable
+from purgatory_client.errors import OutboxCopied, OutboxDamaged, OutboxInUse, OutboxTooNew, OutboxUnwritable
+from purgatory_client.outbox import outbox_file
 from purgatory_client.outbox.outbox_file import (
     ConfirmationRecord,
+    OpeningRecord,
     OutboxFile,
     Record,
     RegistrationRecord,
@@ -106,8 +110,42 @@ def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "o.db") as database:
         database.execute("PRAGMA user_version = 7")
     database.close()
-    with pytest.raises(OutboxTooNew, match="version 7, this client knows up to 1"):
+    with pytest.raises(OutboxTooNew, match="version 7, this client knows up to 2"):
         OutboxFile(tmp_path / "o.db")
+
+
+def test_a_file_of_version_1_is_continued(tmp_path: Path) -> None:
+    """It keeps what it has, and every id that it gave out counts as its own."""
+    file = OutboxFile(tmp_path / "o.db")
+    file.commit([registration(1), registration(2)])
+    file.commit([ConfirmationRecord(2)])
+    file.close()
+    with sqlite3.connect(tmp_path / "o.db") as database:
+        for column in ("removed_operation_id", "incarnation"):
+            database.execute(f"ALTER TABLE session DROP COLUMN {column}")
+        database.execute("PRAGMA user_version = 1")
+    database.close()
+    for _ in range(2):
+        file = OutboxFile(tmp_path / "o.db")
+        assert [one.first_operation_id for one in file.registrations()] == [1]
+        file.commit([OpeningRecord("a", 2)])
+        with pytest.raises(OutboxCopied):
+            file.commit([OpeningRecord("a", 3)])
+        file.close()
+
+
+def test_an_incarnation_that_others_made_is_refused(tmp_path: Path) -> None:
+    """The session has operations in an incarnation that this file never opened: they are another copy's, whatever their
+    ids. One with nothing in it is recorded.
+    """
+    with closing(OutboxFile(tmp_path / "o.db")) as file:
+        file.commit([registration(1)])
+        for incarnation, highest in (("a", 0), ("a", 1), ("b", 0), ("b", 1)):
+            file.commit([OpeningRecord(incarnation, highest)])
+        with pytest.raises(OutboxCopied):
+            file.commit([OpeningRecord("c", 1)])
+        assert file.registrations() == [registration(1)]
+        assert file.incarnation == "b"
 
 
 def limit_pages(file: OutboxFile, pages: int = 20) -> None:
@@ -131,11 +169,16 @@ class OutboxFileMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
+        self.skipping = pytest.MonkeyPatch()
+        self.skipping.setattr(outbox_file, "secrets", SimpleNamespace(randbelow=lambda _limit: 3))
         self.path = self.folder / "0" / "o.db"
         self.path.parent.mkdir()
         self.file = OutboxFile(self.path)
         self.session_id = self.file.session_id
-        self.next_id = 1
+        self.next_id = self.stored_next_id = 1
+        """The skip of an opening is stored by the next commit."""
+        self.given: set[int] = set()
+        self.removed = 0
         self.unconfirmed: dict[int, RegistrationRecord] = {}
         self.kept: list[tuple[bytes, set[int]]] = []
         self.answered: set[int] = set()
@@ -146,8 +189,10 @@ class OutboxFileMachine(RuleBasedStateMachine):
             limit_pages(self.file)
             with pytest.raises(OutboxUnwritable):
                 self.file.commit([*items, registration(10**6, size=1_000_000)])
+            self.next_id = self.stored_next_id
             return False
         self.file.commit(items)
+        self.stored_next_id = self.next_id
         return True
 
     @rule(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=5), tag=st.text(max_size=3), full=st.booleans())
@@ -159,8 +204,9 @@ class OutboxFileMachine(RuleBasedStateMachine):
             made[next_id] = registration(next_id, size, tag)
             next_id += size
         if self.commit(list(made.values()), full=full):
+            self.given.update(range(self.next_id, next_id))
             self.unconfirmed |= made
-            self.next_id = next_id
+            self.next_id = self.stored_next_id = next_id
 
     @rule(data=st.data(), full=st.booleans())
     def arrive(self, data: st.DataObject, full: bool) -> None:
@@ -187,7 +233,8 @@ class OutboxFileMachine(RuleBasedStateMachine):
         if not self.commit([ConfirmationRecord(first) for first in firsts], full=full):
             return
         for first in firsts:
-            self.unconfirmed.pop(first, None)
+            if first in self.unconfirmed:
+                self.removed = max(self.removed, first + self.unconfirmed.pop(first).operations - 1)
             for _, holders in self.kept:
                 holders.discard(first)
         self.kept = [(batch, holders) for batch, holders in self.kept if holders]
@@ -201,6 +248,19 @@ class OutboxFileMachine(RuleBasedStateMachine):
             self.path = copied / "o.db"
         self.file.close()
         self.file = OutboxFile(self.path)
+        assert self.file.next_operation_id > max(self.given, default=0)
+        self.next_id = self.file.next_operation_id
+
+    @rule(data=st.data())
+    def open_session(self, data: st.DataObject) -> None:
+        """The daemon says the highest id that it knows: one that this file never gave out is another copy's."""
+        highest = data.draw(st.integers(0, self.next_id + 3))
+        if highest in self.given or highest <= self.removed:
+            self.commit([OpeningRecord("a", highest)], full=False)
+            return
+        self.next_id = self.stored_next_id
+        with pytest.raises(OutboxCopied, match=f"operation {highest} "):
+            self.file.commit([OpeningRecord("a", highest)])
 
     @invariant()
     def as_the_model(self) -> None:
@@ -213,6 +273,7 @@ class OutboxFileMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Nothing stays behind."""
         self.file.close()
+        self.skipping.undo()
         shutil.rmtree(self.folder)
 
 

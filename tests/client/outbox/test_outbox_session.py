@@ -1,11 +1,15 @@
 """The session beside an outbox, without daemon and file: what is sent, what is withdrawn, what is refused whole."""
 
-from purgatory_client.errors import LimitExceeded
+import pytest
+from purgatory_client import waits
+from purgatory_client.errors import LimitExceeded, OutboxCopied
+from purgatory_client.many import partition_columns
+from purgatory_client.results import OperationKind
 from purgatory_client.session.session_core import SessionCore
 
 from purgatory.v1 import operation_pb2, purgatory_service_pb2
 from tests.client.session.test_session import submit
-from tests.client.session.wire_script import many, opened, registered, sent
+from tests.client.session.wire_script import many, opened, registered, results, sent
 
 
 def test_with_an_outbox_only_what_is_written_is_sent() -> None:
@@ -58,3 +62,29 @@ def test_a_refused_batch_has_results_for_the_outbox() -> None:
     ended = core.replay(core.refused_results(answer))
     assert [wait for wait, _ in ended] == waiting
     assert all(isinstance(error, LimitExceeded) and str(error) == "no room" for _, error in ended)
+
+
+def test_names_of_results_are_compared() -> None:
+    """Of single waits, signals and batches, whatever form their columns have; refused operations have no names."""
+    core = SessionCore("s", 100)
+    core.restore([], 1, 0.0)
+    core.receive(opened(), 0.0)
+    core.submit(waits.produce({"orders-3": 1}), 0.0)
+    core.submit(many(2), 0.0)
+    batch = partition_columns(OperationKind.PRODUCE, ["a-0", "orders-3"], [1, 1, 0], [1, 2, 3], None, [1, 2])
+    core.submit(batch, 0.0)
+    core.submit(waits.signal(["k"]), 0.0)
+    core.stage()
+    core.check_names(results(1, [1, 2, 3, 4, 99]).results)
+    for foreign in (5, 6):
+        with pytest.raises(OutboxCopied, match=f"operation {foreign} "):
+            core.check_names(results(1, [1, foreign]).results)
+    refused = purgatory_service_pb2.ResultBatch()
+    refused.rows.results.add(operation_id=6, kind=4, outcome=6)
+    core.check_names(refused)
+    signalled = purgatory_service_pb2.ResultBatch()
+    signalled.rows.results.add(operation_id=6, kind=4, outcome=1).partitions.add(key="k")
+    core.check_names(signalled)
+    signalled.rows.results[0].partitions[0].key = "j"
+    with pytest.raises(OutboxCopied, match="operation 6 "):
+        core.check_names(signalled)

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 from purgatory_client import waits
-from purgatory_client.errors import InvalidRequest, LimitExceeded, ProtocolError
+from purgatory_client.errors import InvalidRequest, LimitExceeded, OperationIdInUse, ProtocolError
 from purgatory_client.many import WaitColumns
 from purgatory_client.results import Outcome, Result, ResultColumns
 from purgatory_client.session.session_core import WINDOW, SessionCore
@@ -178,6 +178,46 @@ def test_a_daemon_that_forgot_the_session_gets_everything_again() -> None:
     ended = core.receive(results(1, [1, 3]), 1.0)
     assert [wait.operation_id for wait, _ in ended if isinstance(wait, Wait)] == [1, 3]
     assert core.pending == 0
+
+
+def test_a_cursor_is_sent_with_its_incarnation() -> None:
+    """The last sequence number goes out with the incarnation it belongs to; in another one results count from 1."""
+    core, _ = core_with_sent(3)
+    core.connection_lost(0.0)
+    core.receive(opened(resumed=True, highest=3, incarnation="first"), 0.0)
+    core.receive(results(1, [2]), 0.0)
+    core.connection_lost(0.5)
+    opening = core.open_message().open
+    assert (opening.last_sequence, opening.incarnation) == (1, "first")
+    core.receive(opened(incarnation="second"), 1.0)
+    assert registered(sent(core, 1.0)) == [[1, 3]]
+    assert len(core.receive(results(1, [1]), 1.0)) == 1
+    core.connection_lost(1.5)
+    opening = core.open_message().open
+    assert (opening.last_sequence, opening.incarnation) == (1, "second")
+
+
+def test_ids_of_somebody_else_s_incarnation_are_in_use() -> None:
+    """A session that was created again by somebody else: waits whose ids it has fail at once instead of ending with the
+    results of others; those above are registered, and new waits get ids above.
+    """
+    core = open_core()
+    core.receive(opened(incarnation="first"), 0.0)
+    submit(core, 2)
+    batch = many(4)
+    core.submit(batch, 0.0)
+    sent(core, 0.0)
+    core.connection_lost(0.5)
+    ended = core.receive(opened(highest=4, incarnation="second"), 1.0)
+    assert [type(answer) for _, answer in ended] == [OperationIdInUse, OperationIdInUse]
+    assert [position for position in range(4) if batch.outcomes[position] == Outcome.REFUSED] == [0, 1]
+    assert registered(sent(core, 1.0)) == [[5, 6]]
+    assert core.receive(results(1, [1, 2, 3, 4]), 1.0) == []
+    ((wait, _),) = core.receive(results(5, [5, 6]), 1.0)
+    assert wait is batch
+    (fresh,) = submit(core, 1)
+    sent(core, 1.0)
+    assert fresh.operation_id == 7
 
 
 def test_ids_go_on_above_what_the_daemon_knows() -> None:

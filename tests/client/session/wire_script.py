@@ -17,7 +17,7 @@ def many(count: int, timeout_ms: int = 5_000) -> WaitColumns:
     return partition_columns(OperationKind.PRODUCE, ["orders-3"], None, range(1, count + 1), [timeout_ms], None)
 
 
-def opened(*, resumed: bool = False, highest: int = 0, batch_max: int = 0) -> Response:
+def opened(*, resumed: bool = False, highest: int = 0, batch_max: int = 0, incarnation: str = "") -> Response:
     """The daemon has opened the session."""
     return Response(
         opened=purgatory_service_pb2.SessionOpened(
@@ -25,6 +25,7 @@ def opened(*, resumed: bool = False, highest: int = 0, batch_max: int = 0) -> Re
             highest_operation_id=highest,
             heartbeat_interval_ms=1_000,
             operations_per_batch_max=batch_max,
+            incarnation=incarnation,
         )
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 from purgatory_client import waits
@@ -13,6 +13,7 @@ from purgatory_client.errors import InvalidRequest, WaitBlind, WaitExpired
 from purgatory_client.results import MARK_STALE, Outcome, Result
 from purgatory_client.sources.source_link import SourceLink, SourceState, StaleMarks
 
+from purgatory.service.sources.stale_results import UNREPORTED
 from tests.service.serving import PATIENCE_S, ServedHost, eventually, serving
 
 REASON = "broker 2 is down"
@@ -82,6 +83,8 @@ async def test_a_wait_fails_when_it_is_blind(is_once: bool) -> None:
     is not stale of it has timed out.
     """
     async with serving() as served, a_source(served) as (client, link):
+        for partition in (3, 4):
+            await served.high_watermark("kafka/orders", 1, partition)
         pending = asyncio.ensure_future(ask(client, is_once=is_once, timeout=600, fail_when_blind=0.05))
         other = asyncio.ensure_future(client.produce({"kafka/orders-3": 5}, timeout=600))
         await eventually(lambda: served.host.engine.pending == 2, "both wait")
@@ -128,3 +131,35 @@ async def test_a_negative_blind_timeout_is_refused_by_the_client() -> None:
     """Before anything is sent."""
     with pytest.raises(InvalidRequest, match="blind_timeout_ms"):
         waits.produce({"orders-3": 5}, fail_when_blind=-1)
+
+
+@pytest.mark.parametrize("has_source", [False, True], ids=["no source", "live source"])
+@pytest.mark.parametrize("is_once", [False, True], ids=["columns", "row"])
+async def test_a_wait_for_a_mark_that_nothing_reports_fails(is_once: bool, has_source: bool) -> None:
+    """A mistyped name is stale from the start, with or without a source of its prefix; a reported mark is not."""
+    async with AsyncExitStack() as opened:
+        served = await opened.enter_async_context(serving())
+        client = await opened.enter_async_context(AsyncClient(served.address))
+        if has_source:
+            await opened.enter_async_context(a_source(served))
+        await served.high_watermark("kafka/orders", 1, 4)
+        result = await asyncio.wait_for(ask(client, is_once=is_once, timeout=600, fail_when_blind=0.05), PATIENCE_S)
+        assert result.outcome == Outcome.FAILED
+        errors = {name: (one.error_code, one.stale_reason) for name, one in result.partitions.items()}
+        assert errors == {"kafka/orders-3": (MARK_STALE, UNREPORTED), "kafka/orders-4": (7, "")}
+        assert not served.host.engine.has_unreported
+
+
+async def test_a_report_in_time_keeps_a_wait_that_no_source_feeds() -> None:
+    """A mark reported by `Advance` alone is as good as one that a source feeds."""
+    async with serving() as served, AsyncClient(served.address) as client:
+        pending = asyncio.ensure_future(ask(client, is_once=False, timeout=600, fail_when_blind=60))
+        await eventually(lambda: served.host.engine.pending == 1, "it waits")
+        for partition in (3, 4):
+            await served.high_watermark("kafka/orders", 1, partition)
+        assert not served.host.engine.has_unreported
+        await served.host.blind_reaper.check()
+        assert not pending.done()
+        for partition in (3, 4):
+            await served.high_watermark("kafka/orders", 5, partition)
+        assert (await asyncio.wait_for(pending, PATIENCE_S)).satisfied

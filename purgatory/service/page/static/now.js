@@ -34,7 +34,7 @@ export function showNow(page) {
   ], "No source is attached: events come from elsewhere.");
   const files = new Table("Since the daemon started", [
     { title: "Series", cell: (row) => spaced(row[0].replace("purgatory_", "")) },
-    { title: "Value", number: true, cell: (row) => count(row[1]) },
+    { title: "Value", number: true, cell: (row) => (Number.isInteger(row[1]) ? count(row[1]) : row[1].toPrecision(3)) },
   ], "Neither journal nor archive is kept.");
   page.add(
     element("h1", {}, "Now"),

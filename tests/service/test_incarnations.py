@@ -1,0 +1,163 @@
+"""Incarnations of sessions: a cursor acknowledges results of the session's life that it comes from, and of no other."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+import grpc
+import pytest
+
+from purgatory.service.settings import HostSettings, SessionSettings
+from purgatory.testing import ManualClock
+from purgatory.v1 import operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
+from tests.conftest import StartDaemon
+from tests.daemon_process import DaemonProcess
+from tests.http.test_server_sent_events import Event, EventReader
+from tests.service.serving import Peer, ServedHost, eventually, produce, refused, serving, signal
+from tests.service.test_sessions import drained, ids_and_sequences
+
+TTL_MS = 5_000
+
+
+def batch_of(*operation_ids: int) -> wire.RegisterBatch:
+    """Operations that are satisfied at once."""
+    operations = [produce(operation_id, "orders", 1) for operation_id in operation_ids]
+    return wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=operations))
+
+
+async def register(served: ServedHost, *operation_ids: int, incarnation: str = "") -> wire.RegisterResponse:
+    request = wire.RegisterRequest(session_id="s", batch=batch_of(*operation_ids), incarnation=incarnation)
+    response: wire.RegisterResponse = await served.stub.Register(request)
+    return response
+
+
+async def close(served: ServedHost) -> None:
+    await served.stub.CloseSession(wire.CloseSessionRequest(session_id="s"))
+
+
+async def run_out(served: ServedHost) -> None:
+    """Let the session's time to live pass."""
+    assert isinstance(served.host.clock, ManualClock)
+    served.host.clock.jump(TTL_MS)
+    await eventually(lambda: served.host.sessions.find("s") is None, "the session is dropped")
+
+
+@pytest.mark.parametrize("end", [close, run_out])
+async def test_a_cursor_of_an_earlier_incarnation_acknowledges_nothing(
+    end: Callable[[ServedHost], Awaitable[None]],
+) -> None:
+    """After the session was created again, each kind of stream and call with the old incarnation is told so, and the
+    new results are all delivered.
+    """
+    settings = HostSettings(session=SessionSettings(ttl_ms=TTL_MS, heartbeat_interval_ms=40))
+    async with serving(settings, clock=ManualClock(1_000)) as served:
+        await served.high_watermark("orders", 1)
+        old = (await register(served, 1, 2, 3)).incarnation
+        await end(served)
+        new = (await register(served, 1, 2, 3, 4, 5)).incarnation
+        assert len(bytes.fromhex(old)) == len(bytes.fromhex(new)) == 8
+        assert old != new
+        for columns in (False, True):
+            peer = await Peer(served, "s").open(3, incarnation=old, columns=columns)
+            opened = peer.opened
+            assert (opened.resumed, opened.incarnation, opened.highest_operation_id) == (False, new, 5)
+            assert ids_and_sequences(await peer.results()) == [(place, place) for place in range(1, 6)]
+            peer.cancel()
+            await drained(served, "s")
+        request = wire.StreamResultsRequest(session_id="s", last_sequence=3, incarnation=old)
+        stream = served.stub.StreamResults(request)
+        opened = (await stream.read()).opened
+        assert (opened.resumed, opened.incarnation) == (False, new)
+        assert ids_and_sequences((await stream.read()).results)[0] == (1, 1)
+        stream.cancel()
+        with refused(grpc.StatusCode.NOT_FOUND, old):
+            await served.stub.Acknowledge(wire.AcknowledgeRequest(session_id="s", sequence=3, incarnation=old))
+        with refused(grpc.StatusCode.NOT_FOUND, old):
+            await register(served, 6, incarnation=old)
+        session = served.host.sessions.get("s")
+        assert (session.outbox.unacknowledged, session.owner.highest_operation_id) == (5, 5)
+
+
+async def test_a_cursor_of_this_incarnation_acknowledges() -> None:
+    """With the session's own incarnation, or with none, streams and calls work as without incarnations."""
+    async with serving() as served:
+        await served.high_watermark("orders", 1)
+        own = (await register(served, 1, 2, 3)).incarnation
+        assert (await register(served, 4, incarnation=own)).incarnation == own
+        for last_sequence, incarnation in ((1, own), (2, "")):
+            peer = await Peer(served, "s").open(last_sequence, incarnation=incarnation)
+            assert (peer.opened.resumed, peer.opened.incarnation) == (True, own)
+            assert (await peer.results()).first_sequence == last_sequence + 1
+            peer.cancel()
+            await drained(served, "s")
+        await served.stub.Acknowledge(wire.AcknowledgeRequest(session_id="s", sequence=4, incarnation=own))
+        assert served.host.sessions.get("s").outbox.unacknowledged == 0
+
+
+async def test_registering_in_an_incarnation_that_is_gone_creates_no_session() -> None:
+    """NOT_FOUND, and the session still does not exist."""
+    async with serving() as served:
+        with refused(grpc.StatusCode.NOT_FOUND, "session 's'"):
+            await register(served, 1, incarnation="0123456789abcdef")
+        assert served.host.sessions.count == 0
+
+
+async def test_the_opening_states_what_is_pending_and_the_largest_message() -> None:
+    """So a client can tell an idle session from a busy one, and split its batches."""
+    async with serving() as served:
+        await register(served, 1)
+        peer = await Peer(served, "s").open()
+        assert (peer.opened.pending, peer.opened.message_bytes_max) == (1, 4_194_304)
+
+
+async def register_at(daemon: DaemonProcess, first: int, last: int) -> None:
+    """Operations that end at once."""
+    operations = [signal(operation_id, "k", timeout_ms=0) for operation_id in range(first, last + 1)]
+    batch = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=operations))
+    async with grpc.aio.insecure_channel(daemon.address) as channel:
+        request = wire.RegisterRequest(session_id="s", batch=batch)
+        receipt = (await PurgatoryServiceStub(channel).Register(request)).receipt
+        assert receipt.accepted == last + 1 - first
+
+
+async def events_of(daemon: DaemonProcess, count: int, cursor: str = "") -> list[Event]:
+    """The first events of the session's stream, with the id of the last event that was seen before."""
+    headers = {"Last-Event-ID": cursor} if cursor else {}
+    address = f"http://{daemon.http_address}/v1/results?session=s"
+    async with aiohttp.ClientSession() as http, http.get(address, headers=headers) as response:
+        reader = EventReader(response)
+        return [await reader.next() for _ in range(count)]
+
+
+@pytest.mark.slow
+async def test_a_cursor_after_a_restart_without_a_journal(start_daemon: StartDaemon) -> None:
+    """The new session has other results under the same numbers: none of them is acknowledged, all come."""
+    daemon = start_daemon()
+    await register_at(daemon, 1, 3)
+    cursor = (await events_of(daemon, 4))[-1].number
+    daemon.kill()
+    daemon = start_daemon()
+    await register_at(daemon, 1, 5)
+    opened, *results = await events_of(daemon, 6, cursor)
+    assert isinstance(opened.data, dict)
+    assert opened.data["resumed"] is False
+    assert opened.data["incarnation"] not in cursor
+    assert [one.number.partition("-")[2] for one in results] == ["1", "2", "3", "4", "5"]
+
+
+@pytest.mark.slow
+async def test_a_cursor_after_a_restart_with_a_journal(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """The session is the same one, even after a crash: what was seen is acknowledged, and the rest comes."""
+    folder = str(tmp_path / "journal")
+    daemon = start_daemon("--data-dir", folder)
+    await register_at(daemon, 1, 3)
+    opened, *_, last = await events_of(daemon, 4)
+    daemon.kill()
+    daemon = start_daemon("--data-dir", folder)
+    await register_at(daemon, 4, 5)
+    again, *results = await events_of(daemon, 3, last.number)
+    assert again.data == opened.data
+    incarnation = last.number.partition("-")[0]
+    assert [one.number for one in results] == [f"{incarnation}-4", f"{incarnation}-5"]

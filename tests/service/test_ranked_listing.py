@@ -1,0 +1,125 @@
+"""Listings that rank or search everything that is pending: the call, and the page's view of who waits on what."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+
+import grpc
+import pytest
+from prometheus_client import Metric
+from prometheus_client.core import HistogramMetricFamily
+
+from purgatory.service.listeners.listener import Listener
+from purgatory.service.listeners.metrics import Metrics
+from purgatory.service.page.daemon_views import DaemonViews
+from purgatory.service.page.ranked_waits import RankedWaits
+from purgatory.v1 import operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.service.serving import ServedHost, refused, serving
+
+HOUR_MS = 3_600_000
+ALL = wire.OperationOrder
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[ServedHost]:
+    """A host without limits that matter here."""
+    async with serving() as host:
+        yield host
+
+
+async def register(served: ServedHost, ids: range, topic: str, timeout_ms: int) -> None:
+    """Waits of one session for an offset that is never reached."""
+    for start in range(ids.start, ids.stop, 10_000):
+        part = range(start, min(start + 10_000, ids.stop))
+        columns = operation_pb2.OperationColumns(
+            kind=operation_pb2.OPERATION_KIND_PRODUCE, operation_id=part, timeout_ms=[timeout_ms], offset=[1 << 40],
+            partitions=[operation_pb2.TopicPartition(topic=topic, partition=0)],
+        )  # fmt: skip
+        batch = wire.RegisterBatch(columns=columns)
+        answer = await served.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
+        assert answer.receipt.accepted == len(part), answer
+
+
+async def ids_of(served: ServedHost, **request: object) -> tuple[list[int], int]:
+    answer = await served.stub.ListOperations(wire.ListOperationsRequest(**request))
+    assert not answer.next_page_token
+    return [one.operation_id for one in answer.operations], answer.matching
+
+
+async def test_orders_rank_everything_that_is_pending(served: ServedHost) -> None:
+    """The few that are due soon come first, however many were registered before them; so do the last ones."""
+    await register(served, range(1, 4_001), "orders", HOUR_MS)
+    await register(served, range(4_001, 4_006), "urgent-payments", 60_000)
+    least, longest = ALL.Value("OPERATION_ORDER_LEAST_REMAINING"), ALL.Value("OPERATION_ORDER_LONGEST_WAITED")
+    most, shortest = ALL.Value("OPERATION_ORDER_MOST_REMAINING"), ALL.Value("OPERATION_ORDER_SHORTEST_WAITED")
+    urgent = set(range(4_001, 4_006))
+    found, matching = await ids_of(served, order=least, page_size=5)
+    assert (set(found), matching) == (urgent, 4_005)
+    found, matching = await ids_of(served, order=shortest, search="URGENT-payments-0")
+    assert (set(found), matching) == (urgent, 5)
+    found, matching = await ids_of(served, order=longest, page_size=1_000)
+    assert (len(found), matching) == (1_000, 4_005)
+    assert not urgent & set(found)
+    assert not urgent & set((await ids_of(served, order=most, page_size=1_000))[0])
+    other = operation_pb2.TopicPartition(topic="urgent-payments", partition=0)
+    assert set((await ids_of(served, order=most, topic_partition=other))[0]) == urgent
+    assert await ids_of(served, order=most, key="none") == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (wire.ListOperationsRequest(search="x"), "search"),
+        (wire.ListOperationsRequest(order=1, page_token="x"), "page_token"),
+        (wire.ListOperationsRequest(order=99), "order"),  # type: ignore[arg-type] - not known to this version
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+async def test_what_an_order_excludes(served: ServedHost, request_: wire.ListOperationsRequest, field: str) -> None:
+    """Pages and searches belong to one kind of listing each, and unknown orders are refused by name."""
+    with refused(grpc.StatusCode.INVALID_ARGUMENT) as raised:
+        await served.stub.ListOperations(request_)
+    assert f"{field}: " in raised.value.details()
+
+
+async def test_a_page_is_filled_wherever_the_matches_are(served: ServedHost) -> None:
+    """A filtered page continues past any number of operations that do not match."""
+    await register(served, range(1, 60_001), "orders", HOUR_MS)
+    await register(served, range(60_001, 60_201), "rare", HOUR_MS)
+    rare = operation_pb2.TopicPartition(topic="rare", partition=0)
+    page = await served.stub.ListOperations(wire.ListOperationsRequest(topic_partition=rare, page_size=100))
+    assert len(page.operations) == 100
+    rest = await served.stub.ListOperations(
+        wire.ListOperationsRequest(topic_partition=rare, page_size=200, page_token=page.next_page_token)
+    )
+    assert (len(rest.operations), rest.next_page_token) == (100, "")
+
+
+async def test_the_page_shows_waits_as_long_as_there_are_any(served: ServedHost) -> None:
+    """When all ranked operations have ended and others have come, the page shows those, not an empty list."""
+    ranked, account = RankedWaits(served.host), served.host.sessions.accounts.nobody
+    await register(served, range(1, 151), "orders", HOUR_MS)
+    shown = await ranked.show(account, "")
+    assert (len(shown["soonest"]), len(shown["longest"])) == (20, 20)
+    for first in (151, 301):
+        await register(served, range(first, first + 150), "orders", HOUR_MS)
+        await served.stub.Cancel(wire.CancelRequest(session_id="s", operation_ids=range(first - 150, first)))
+        shown = await ranked.show(account, "")
+        for rows in (shown["soonest"], shown["longest"]):
+            assert len(rows) == 20
+            assert all(int(row["id"]) >= first for row in rows)
+
+
+class _WithHistogram(Listener):
+    def metrics(self) -> Iterable[Metric]:
+        times = HistogramMetricFamily("purgatory_journal_sync_seconds", "Times.")
+        times.add_metric([], [("0.01", 3.0), ("0.1", 4.0), ("+Inf", 4.0)], 0.08)
+        return [times]
+
+
+async def test_the_page_shows_the_mean_of_a_histogram(served: ServedHost) -> None:
+    """Not its buckets, count and sum added up."""
+    served.host.listeners.append(_WithHistogram())
+    shown = DaemonViews(served.host, Metrics(), "run").now()
+    assert shown["files"]["purgatory_journal_sync_seconds_mean"] == pytest.approx(0.02)
