@@ -221,9 +221,13 @@ def test_unfinished_bodies_have_a_share_of_the_memory(start_daemon: StartDaemon)
                     honest.send(status)
                     assert honest.answer("POST").status == 200
         assert memory_mb(daemon) - before_mb < (BUDGET_BYTES >> 20) // 8 + 48
-        refused = [body for body in bodies if select.select([body.socket], [], [], 0)[0]]
-        assert len(refused) > len(bodies) // 2
-        answer = refused[0].answer("POST")
+        sockets = {body.socket: body for body in bodies}
+
+        def most_are_refused() -> bool:
+            return len(select.select(sockets, [], [], 0)[0]) > len(bodies) // 2
+
+        asyncio.run(eventually(most_are_refused, "most bodies are refused"))
+        answer = sockets[select.select(sockets, [], [], 0)[0][0]].answer("POST")
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
 
 
@@ -239,10 +243,10 @@ def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonPr
 @pytest.mark.parametrize(
     ("deflated", "message"),
     [
-        (gzip.compress(b"") * 100_000, "after its first gzip member"),
+        (gzip.compress(b"") * 40_000, "bytes after the first gzip member"),
         (gzip.compress(bytes(100_000_000)), "larger than"),
         (gzip.compress(b"{}")[:-4], "only the beginning of a gzip member"),
-        (b"\x1f\x8b\x08 no gzip", "is not gzip"),
+        (b"\x1f\x8b\x08 no gzip", "not gzip"),
     ],
     ids=["many members", "bomb", "cut off", "something else"],
 )

@@ -77,23 +77,19 @@ class Gzip(Compression):
 
 
 def inflated(data: bytes, bytes_max: int) -> bytes:
-    """One gzip member. More of them are refused: each may be empty, and there can be 200,000 in 4 MB."""
+    """One gzip member, of which at most one byte more than allowed is inflated. More members are refused: each may be
+    empty, and there can be 200,000 in 4 MB.
+    """
     inflating = zlib.decompressobj(wbits=31)
     try:
         text = inflating.decompress(data, bytes_max + 1)
     except zlib.error as error:
-        raise invalid_argument("request", f"is not gzip: {error}") from None
-    if len(text) > bytes_max:
-        raise too_large(bytes_max)
-    if not inflating.eof:
-        raise invalid_argument("request", "is only the beginning of a gzip member")
+        raise invalid_argument("request", f"not gzip: {error}") from None
+    if not inflating.eof and len(text) <= bytes_max:
+        raise invalid_argument("request", "only the beginning of a gzip member")
     if inflating.unused_data:
-        raise invalid_argument("request", "has more bytes after its first gzip member; send one member")
+        raise invalid_argument("request", "bytes after the first gzip member; send one member")
     return text
-
-
-def too_large(bytes_max: int) -> CallRefused:
-    return resource_exhausted("request", f"is larger than {bytes_max} bytes; send smaller batches", None)
 
 
 class Undecoded:
@@ -113,6 +109,7 @@ class Undecoded:
 
     async def message(self, run: OffLoop = off_loop) -> Message:
         """Raises `CallRefused` for what is no message of its type."""
+        self._check_size(self._data)
         if isinstance(self._data, Deflated) or (self.is_json and len(self._data) > TEXT_BYTES_MAX):
             decoded: Message = await run(self._decoded)
             return decoded
@@ -122,6 +119,7 @@ class Undecoded:
         data = self._data
         if isinstance(data, Deflated):
             data = inflated(data, self._bytes_max)
+            self._check_size(data)
         if self.is_json:
             return self._of_json(data)
         try:
@@ -129,12 +127,13 @@ class Undecoded:
         except DecodeError as error:
             raise invalid_argument("request", str(error)) from None
 
+    def _check_size(self, data: bytes) -> None:
+        if len(data) > self._bytes_max:
+            remedy = "send smaller batches, or application/proto" if self.is_json else "send smaller batches"
+            raise resource_exhausted("request", f"larger than {self._bytes_max} bytes; {remedy}", None)
+
     def _of_json(self, data: bytes) -> Message:
         message = self._message_type()
-        if len(data) > JSON_BYTES_MAX:
-            raise invalid_argument(
-                "request", f"JSON of {len(data)} bytes; allowed: {JSON_BYTES_MAX}. Send less, or send application/proto"
-            )
         try:
             text = data.decode("utf-8")
             if not text.lstrip().startswith("{"):
@@ -190,7 +189,7 @@ class MessageCodec(Codec[Ready, Undecoded]):
     """Protobuf, or JSON as protobuf maps it."""
 
     def __init__(self, bytes_max: int, *, is_json: bool) -> None:
-        self._bytes_max: Final = bytes_max
+        self._bytes_max: Final = min(bytes_max, JSON_BYTES_MAX) if is_json else bytes_max
         self._is_json: Final = is_json
 
     def name(self) -> str:

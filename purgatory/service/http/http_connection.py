@@ -113,9 +113,9 @@ class HttpConnection(asyncio.Protocol):
             if self.state == IDLE:
                 self._limits.enter(self, ARRIVING)
             self._begin_soon()
-        elif self._readable is None or self._is_whole:
-            self._transport.pause_reading()
-        else:
+            return
+        self._transport.pause_reading()  # until somebody waits for more
+        if not self._is_whole:
             wake(self._readable)
 
     def pause_writing(self) -> None:

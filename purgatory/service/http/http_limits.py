@@ -35,6 +35,8 @@ WRITE_BUFFER_BYTES: Final = 16_384
 """Above this, the connection is UNREAD and its bytes are counted."""
 MEMORY_SHARE: Final = 8
 """Requests in progress and unread answers may take this fraction of the memory budget: 1 / MEMORY_SHARE."""
+SMALL_BYTES: Final = 4_096
+"""A connection that holds no more than this is never closed for it, so that small requests always get in."""
 MEMORY_KEPT: Final = 0.875
 """Connections are closed until this fraction of the share is used, so that not every received byte needs a search."""
 FILES_SHARE: Final = 0.625
@@ -130,7 +132,8 @@ class HttpLimits:
         connection.held_bytes = held_bytes
         if more_bytes <= 0 or self.held_bytes <= self._held_bytes_max:
             return
-        holders = sorted([*self._by_state[ARRIVING], *self._by_state[UNREAD]], key=lambda one: one.held_bytes)
+        closable = [*self._by_state[ARRIVING], *self._by_state[UNREAD]]
+        holders = sorted((one for one in closable if one.held_bytes > SMALL_BYTES), key=lambda one: one.held_bytes)
         while holders and self.held_bytes > self._held_bytes_max * MEMORY_KEPT:
             holders.pop().give_up(HTTPStatus.SERVICE_UNAVAILABLE, "too many bytes of requests are in memory")
 
