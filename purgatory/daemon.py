@@ -279,6 +279,7 @@ class Daemon:
             check_page=None if is_loopback(settings.http.address) else access.check_page,
             verifies_tokens=settings.access.policy_file is not None,
             memory_bytes_max=budget.bytes_max,
+            grpc_connections_max=settings.grpc.connections_max,
         )
         budget.http = lambda: site.limits.held_bytes
         return site

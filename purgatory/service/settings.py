@@ -171,8 +171,8 @@ class HttpSettings(SettingsGroup):
     )
     connections_max: Count = setting(
         16_384,
-        "Connections at one time, and at most five eighths of the files that the process may open. A further one "
-        "replaces an idle one; if none is idle, its requests are answered with 503, except probes.",
+        "Connections at one time, and at most as many as the limit on open files leaves room for beside gRPC. A "
+        "further one replaces an idle one; if none is idle, its requests are answered with 503, except probes.",
     )
     read_timeout_ms: DurationMs = setting(
         10_000, "Close a connection that takes longer than this to send a request, with 408."

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from purgatory.service.http.connect_codecs import Gzip, MessageCodec, Ready, Undecoded, ready
 from purgatory.service.http.connect_errors import connect_error, retry_after
 from purgatory.service.http.http_calls import HttpCall, HttpMethod, HttpMethods
+from purgatory.service.http.http_connection import CONNECTION
 from purgatory.service.http.http_context import HttpContext, header_of
 from purgatory.service.http.written_answers import WrittenAnswers
 from purgatory.service.rpc.handlers import SERVICE
@@ -52,6 +53,7 @@ class ConnectRequest:
                 return await request.message(self.call.off_loop)
             finally:
                 request.forget()
+                self.scope["state"][CONNECTION].body_decoded()
 
         return await self.call.run(decode)
 

@@ -72,7 +72,7 @@ def _both_ways(name: str) -> Callable[[object, Call], Awaitable[Message | None]]
 class HttpCall:
     """One call: `enter`, then `run`, and in any case `leave`. Belongs to the request's own task."""
 
-    __slots__ = ("_call", "_caller", "_context", "_counts", "_methods", "method")
+    __slots__ = ("_call", "_caller", "_counts", "_methods", "method")
 
     def __init__(self, methods: HttpMethods, method: HttpMethod) -> None:
         self.method: Final = method
@@ -80,7 +80,6 @@ class HttpCall:
         self._counts: Final = methods.gate.counts.of(method.descriptor)
         self._caller: CallerTurns | None = None
         self._call: Call | None = None
-        self._context: HttpContext | None = None
 
     async def enter(self, context: HttpContext) -> None:
         """Count the call. Raises `CallRefused` when that may be answered."""
@@ -96,21 +95,17 @@ class HttpCall:
             raise
         recheck = partial(self._recheck, as_grpc, account)
         self._call = Call(as_grpc, account, partial(gate.queue.turn, caller, method.work), recheck)
-        self._context = context
 
     async def run(self, decode: Callable[[], Awaitable[Message]]) -> Message | None:
         """The answer to a request that has come; None: it has been written. Raises `CallRefused`."""
-        call, caller, context = self._call, self._caller, self._context
+        call, caller = self._call, self._caller
         assert call is not None, "a call is served that did not enter"
         assert caller is not None, "as above"
-        assert context is not None, "as above"
         code = code_pb2.UNKNOWN
         try:
             call.recheck()
             await self._methods.gate.call_turn(call.context, caller, self.method.work)
-            request = await decode()
-            context.body_decoded()
-            answer = await self.method.serve(request, call)
+            answer = await self.method.serve(await decode(), call)
             code = code_pb2.OK
         except CallRefused as refused:
             code = refused.code

@@ -55,10 +55,6 @@ class HttpContext:
         der = _certificate(self._scope)
         return {} if der is None else {"x509_pem_cert": (ssl.DER_cert_to_PEM_cert(der).encode(),)}
 
-    def body_decoded(self) -> None:
-        """The body of the request is not needed any more."""
-        self._scope["state"][CONNECTION].body_decoded()
-
     def time_remaining(self) -> float | None:
         return None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
 

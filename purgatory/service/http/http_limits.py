@@ -39,8 +39,8 @@ SMALL_BYTES: Final = 4_096
 """A connection that holds no more than this is never closed for it, so that small requests always get in."""
 MEMORY_KEPT: Final = 0.875
 """Connections are closed until this fraction of the share is used, so that not every received byte needs a search."""
-FILES_SHARE: Final = 0.625
-"""The fraction of this process's open-file limit that HTTP connections may take. gRPC and the journal need the rest."""
+FILES_SHARE: Final = 16
+"""This fraction of the files that the process may open is left for the journal, the archive and sources: 1 / 16."""
 PROBE_PLACES: Final = 32
 CLOSING_S: Final = 2.0
 """Time for a client to read an answer that came before the end of its request; then the connection is reset."""
@@ -70,15 +70,16 @@ class Connection(Protocol):
 class HttpLimits:
     """The open connections by state, in the order in which they entered it, and the bytes that they hold."""
 
-    def __init__(self, settings: HttpSettings, memory_bytes_max: int) -> None:
-        files_max = int(resource.getrlimit(resource.RLIMIT_NOFILE)[0] * FILES_SHARE)
-        self.connections_max: Final = max(1, min(settings.connections_max, files_max))
+    def __init__(self, settings: HttpSettings, memory_bytes_max: int, grpc_connections_max: int) -> None:
+        files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        others = min(grpc_connections_max, files_max // 2) + files_max // FILES_SHARE
+        self.connections_max: Final = max(1, min(settings.connections_max, files_max - others))
         if self.connections_max < settings.connections_max:
-            LOGGER.info(
-                "http.connections_max is reduced from %d to %d: the process may open %d files (ulimit -n)",
+            LOGGER.warning(
+                "http.connections_max is reduced from %d to %d: the process may open only %d files; raise `ulimit -n`",
                 settings.connections_max,
                 self.connections_max,
-                resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+                files_max,
             )
         self.held_bytes = 0
         self._held_bytes_max: Final = memory_bytes_max // MEMORY_SHARE
@@ -100,10 +101,10 @@ class HttpLimits:
         """A connection was accepted: another one makes room for it if necessary, and if there is one that can."""
         now_s = asyncio.get_running_loop().time()
         self._by_state[connection.state][connection] = now_s
-        if len(self) > self.connections_max and not self._evict(IDLE, CLOSING):
+        if len(self) > self.connections_max and not self._evict(IDLE):
             self._evict(ARRIVING, since_s=now_s - EVICTABLE_S)
         if len(self) > self.connections_max + PROBE_PLACES:
-            self._evict(ARRIVING, UNREAD)
+            self._evict(CLOSING, ARRIVING, UNREAD)
         connection.is_extra = len(self) > self.connections_max
 
     def remove(self, connection: Connection) -> None:

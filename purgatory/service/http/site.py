@@ -57,6 +57,7 @@ class HttpSite:
         check_page: CheckPage | None = None,
         verifies_tokens: bool = False,
         memory_bytes_max: int = MEMORY_BYTES_MAX,
+        grpc_connections_max: int = 0,
     ) -> None:
         self._settings: Final = settings
         self._allowed_hosts: Final = settings.allowed_hosts.lower().split()
@@ -67,7 +68,7 @@ class HttpSite:
         self._pages: Final = Starlette(routes=routes)
         self._tasks: Final[set[asyncio.Task[None]]] = set()
         """Each serves a request."""
-        self.limits: Final = HttpLimits(settings, memory_bytes_max)
+        self.limits: Final = HttpLimits(settings, memory_bytes_max, grpc_connections_max)
         self._acceptor: Final = HttpAcceptor(
             lambda: HttpConnection(self._serve, self.limits, self._tasks),
             self.limits,
