@@ -105,12 +105,13 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_over():
             return
+        is_first = not self._received_bytes
         self._hold(self._received_bytes + len(data), self._unread_bytes)
         if self._is_over():  # it held too much
             return
         self._parser.receive_data(data)
         if not self._is_serving:
-            if self.state == IDLE:
+            if is_first:  # of a new connection too, which has been awaited for some time
                 self._limits.enter(self, ARRIVING)
             self._begin_soon()
             return
