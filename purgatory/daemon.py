@@ -196,7 +196,8 @@ class Daemon:
             self._host.source_links.supervised = self._sources.sources
 
     def reload(self) -> None:
-        """Reads the policy, the tokens, the keys and the secrets of webhooks again now."""
+        """Reads the policy, the tokens, the keys and the secrets of webhooks again now, as far as they are set."""
+        LOGGER.info("SIGHUP: reading the files of access and webhooks again")
         self._webhooks.reload()
         if self._access is not None:
             self._access.reload()
@@ -291,7 +292,7 @@ class Daemon:
             raise unauthenticated("a client certificate is needed")
 
     def _is_ready(self) -> bool:
-        return self._serving and not self._host.draining
+        return self._serving and not self._host.draining and self._host.journal.why_closed() is None
 
     def _bind_grpc(self) -> str:
         address = self.settings.grpc.address
@@ -422,9 +423,8 @@ async def serve(settings: Settings) -> None:
     stopping = Stopping(daemon)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.on_signal, number)
+    loop.add_signal_handler(signal.SIGHUP, daemon.reload)
     await daemon.start()
-    if settings.access.policy_file is not None or settings.webhooks.secret_file is not None:
-        loop.add_signal_handler(signal.SIGHUP, daemon.reload)
     _announce(daemon)
     received = await stopping.asked
     LOGGER.info("%s: shutting down, %d operations pending", received.name, daemon.pending)

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -14,14 +15,18 @@ from tests.daemon_process import DaemonProcess
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 """Otherwise gRPC starts threads in a process forked while a test has a channel, before it executes its program."""
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As in the background of a shell. Processes that tests start would inherit it, and would not end by Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 settings.register_profile("house", deadline=None)  # a test never asserts an absolute time
 settings.load_profile("house")
 
 
 COMPILED_ONLY = (
-    "access", "archive", "bench", "client", "crash", "deploy", "examples", "fuzz", "hostile", "http", "kafka",
-    "metrics", "onlookers", "page", "pipeline", "postgres", "soak", "sources", "strangers", "tracing", "transport",
-    "webhooks", "test_docs_site.py", "test_supply.py", "test_tidy.py",
+    "access", "archive", "bench", "client", "conformance", "crash", "deploy", "examples", "fuzz", "hostile", "http",
+    "kafka", "metrics", "onlookers", "page", "pipeline", "postgres", "soak", "sources", "strangers", "tracing",
+    "transport", "webhooks", "test_docs_site.py", "test_supply.py", "test_tidy.py",
 )  # fmt: skip
 """What stands around the daemon: these meet the engine through the same calls as tests/service, tests/journal and
 tests/embedded, which run on both builds."""

@@ -22,7 +22,7 @@ from purgatory_client.results import Result, ResultColumns, already_satisfied
 from purgatory_client.session.channel import ChannelSecurity, Pem, Token
 from purgatory_client.session.event_sender import EventSender
 from purgatory_client.session.event_stream import EventStream
-from purgatory_client.session.session_driver import SessionDriver
+from purgatory_client.session.session_driver import OPEN_TIMEOUT, SessionDriver
 from purgatory_client.session.sessions_of_others import CALL_TIMEOUT, Collected, Collector, Registered, register
 from purgatory_client.single_calls import SingleCalls, topic_partition
 from purgatory_client.sources.position_tokens import Positions
@@ -59,7 +59,7 @@ def _waiting(
 class AsyncClient(SingleCalls):
     """A client of one daemon, for one event loop. Nothing is connected before the first call.
 
-    Use it in `async with`, or `close` it. It does not survive a fork.
+    Use it in `async with`, or `close` it. It does not survive a fork (docs/client.md, "Closing").
 
     Args:
         address: The daemon's gRPC address, "host:port".
@@ -67,6 +67,7 @@ class AsyncClient(SingleCalls):
         pending_max: Operations that may be pending in this client; more raise LimitExceeded.
         give_up_after: Seconds without a connection after which everything pending raises Unavailable; None: never.
             With an outbox, never: what is in its file is not given up.
+        open_timeout: Seconds that a daemon may take to open the session; then it is tried again.
         outbox: Path of a file that makes a crash of this program safe (docs/client.md); made where there is none.
         tls: Connect over TLS, trusting the public authorities. Implied by the other `tls_` arguments.
         tls_ca: The authorities to trust in place of them: the path of a PEM file, or its content as bytes.
@@ -86,6 +87,7 @@ class AsyncClient(SingleCalls):
         name: str = "",
         pending_max: int = 1_000_000,
         give_up_after: float | None = 30.0,
+        open_timeout: float = OPEN_TIMEOUT,
         outbox: str | os.PathLike[str] | None = None,
         tls: bool = False,
         tls_ca: Pem | None = None,
@@ -100,6 +102,7 @@ class AsyncClient(SingleCalls):
             name=name,
             pending_max=pending_max,
             give_up_after=give_up_after,
+            open_timeout=open_timeout,
             file=None if outbox is None else OutboxFile(outbox),
             security=self._security,
         )

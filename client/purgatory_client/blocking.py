@@ -22,6 +22,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from purgatory_client.aio import DEFAULT_ADDRESS, AsyncClient
 from purgatory_client.errors import ClientClosed
 from purgatory_client.session.channel import Pem, Token
+from purgatory_client.session.session_driver import OPEN_TIMEOUT
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -87,7 +88,7 @@ class Client:
     """A blocking client of one daemon. Arguments and errors are those of `AsyncClient`.
 
     Use it in `with`, or `close` it; clients that are open when the interpreter ends are closed then. It does not
-    survive a fork: in the child its calls raise ClientClosed, so make a new one there.
+    survive a fork: in the child its calls raise ClientClosed (docs/client.md, "Closing").
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Client:
         name: str = "",
         pending_max: int = 1_000_000,
         give_up_after: float | None = 30.0,
+        open_timeout: float = OPEN_TIMEOUT,
         outbox: str | os.PathLike[str] | None = None,
         tls: bool = False,
         tls_ca: Pem | None = None,
@@ -111,6 +113,7 @@ class Client:
             name=name,
             pending_max=pending_max,
             give_up_after=give_up_after,
+            open_timeout=open_timeout,
             outbox=outbox,
             tls=tls,
             tls_ca=tls_ca,
@@ -190,7 +193,7 @@ class Client:
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if os.getpid() != self._pid:
             coroutine.close()
-            raise ClientClosed("this client was made before a fork; make a new one in the child process")
+            raise ClientClosed("this client was made before a fork, in another process")
         return self._loop.run(coroutine)
 
 

@@ -12,12 +12,12 @@ import grpc.aio
 from purgatory.v1 import operation_pb2, purgatory_service_pb2, source_pb2, webhook_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client import views
-from purgatory_client.dead_letter_views import DeadLetter, dead_letter
+from purgatory_client.dead_letter_views import DeadLetter, ResentLetters, dead_letter
 from purgatory_client.errors import ClientClosed, NotFound
 from purgatory_client.partition_names import partition_name
 from purgatory_client.plain_errors import from_rpc_error
 from purgatory_client.results import OperationKind, Outcome
-from purgatory_client.session.channel import ChannelSecurity, open_channel
+from purgatory_client.session.channel import ChannelSecurity, check_process, open_channel
 from purgatory_client.session.sessions_of_others import CALL_TIMEOUT, ClosedSession
 from purgatory_client.sources.position_tokens import Positions
 from purgatory_client.sources.source_link import SourceLink
@@ -37,8 +37,9 @@ class SingleCalls:
 
     async def _close_channel(self) -> None:
         self._closed = True
-        if self._channel is not None:
-            await self._channel.close()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
 
     async def close_session(self, session_id: str) -> ClosedSession:
         """End a session now, with all that is pending in it and all results that nobody has acknowledged.
@@ -226,21 +227,18 @@ class SingleCalls:
             if not request.page_token:
                 return
 
-    async def resend_dead_letters(self, webhook_ids: Collection[str] | None = None) -> int:
+    async def resend_dead_letters(self, webhook_ids: Collection[str] | None = None) -> ResentLetters:
         """Have dead letters sent to their callbacks again, now.
 
         Args:
             webhook_ids: Which ones; None: all.
-
-        Returns:
-            How many are being sent: letters that were delivered meanwhile are not.
         """
         if webhook_ids is not None and not webhook_ids:
-            return 0
+            return ResentLetters(0)
         request = webhook_pb2.ResendDeadLettersRequest(webhook_ids=webhook_ids)
         call = self._stub().ResendDeadLetters(request, timeout=CALL_TIMEOUT)
         response: webhook_pb2.ResendDeadLettersResponse = await self._answer(call)
-        return response.resent
+        return ResentLetters(response.resent, tuple(response.unknown_webhook_ids))
 
     async def _answer(self, call: Awaitable[T]) -> T:
         """The answer of a unary call. Raises this package's errors instead of gRPC's."""
@@ -258,6 +256,7 @@ class SingleCalls:
     def _stub(self) -> PurgatoryServiceStub:
         if self._closed:
             raise ClientClosed("the client is closed")
+        check_process()
         if self._channel is None:
             self._channel = open_channel(self.address, self._security)
         return PurgatoryServiceStub(self._channel)

@@ -1,8 +1,11 @@
 // Package purgatory waits by one session, which it resumes however often the connection breaks: each operation is
-// registered once, and each result is delivered once. Written from the comments in proto/ alone.
+// registered once, and each result is delivered once. The rules are in docs/grpc.md, "How to write a client".
 package purgatory
 
+//go:generate go run github.com/bufbuild/buf/cmd/buf@v1.75.0 generate
+
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,99 +16,145 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	pb "purgatory.example/client/gen/purgatory/v1"
 )
 
 const (
-	batchMax        = 1_000 // rows are large, and a message is 4 MiB at most
+	batchMax        = 1_000
+	messageBytesMax = 4 << 20  // of a daemon that states no limit
+	resultBytesMax  = 64 << 20 // results may be larger than gRPC accepts by default
+	envelopeBytes   = 256      // of a message without its operations, at most
 	pauseMin        = 50 * time.Millisecond
 	pauseMax        = 5 * time.Second
-	openTimeout     = 30 * time.Second
+	refusedPause    = time.Second
 	silentIntervals = 3
 )
 
-// ErrTakenOver: another client opened the session, which is now that one's.
+// ErrTakenOver means that another client opened the session, which now belongs to it.
 var ErrTakenOver = errors.New("another client opened the session")
 
-// ErrClosed: the session was closed, and what was pending in it was cancelled.
+// ErrClosed means that the session was closed, which cancelled its operations.
 var ErrClosed = errors.New("the session is closed")
 
-// Session is safe for use by many goroutines. What it knows is in memory: a program that must survive its own crash
-// stores the operations, and the last sequence number with their results, before it acknowledges.
+// ErrUnreachable means that there was no connection for Options.GiveUpAfter.
+var ErrUnreachable = errors.New("the daemon cannot be reached")
+
+// Options of a session. The zero value selects the defaults.
+type Options struct {
+	GiveUpAfter time.Duration // end the session after this long without a connection; 0: 30 s; negative: never
+	OpenTimeout time.Duration // how long the daemon may take to open the session before the next attempt; 0: 10 s
+}
+
+// Token is a bearer token, for grpc.WithPerRPCCredentials. It is sent over TLS only.
+type Token string
+
+func (t Token) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	return map[string]string{"authorization": "Bearer " + string(t)}, nil
+}
+
+func (t Token) RequireTransportSecurity() bool { return true }
+
+// Session is safe for use by many goroutines. Its state is in memory: a program that must survive its own crash stores
+// the operations, and the last sequence number and incarnation with their results, before it acknowledges.
 type Session struct {
-	stub pb.PurgatoryServiceClient
-	id   string
-	stop context.CancelFunc
-	wake chan struct{} // there may be something to send
+	conn    grpc.ClientConnInterface
+	stub    pb.PurgatoryServiceClient
+	id      string
+	options Options
+	stop    context.CancelFunc
+	done    chan struct{} // closed when no stream will be opened any more
+	wake    chan struct{} // there may be something to send
 
 	mu           sync.Mutex
+	opened       *pb.SessionOpened // of the last connection
 	pending      map[uint64]*wait
-	issued       uint64 // the highest operation id given out
-	sent         uint64 // operations up to this id need not be sent on this connection
-	inFlight     uint64 // the highest id of the batch that has no receipt yet; 0: there is none
-	notBefore    time.Time
-	lastSequence uint64 // of the results that were delivered
-	acknowledged uint64 // as told on this connection
+	cancelling   map[uint64]bool // cancels that the daemon has not answered; true: sent on this connection
+	issued       uint64          // the highest operation id given out
+	sent         uint64          // operations up to this id need not be sent on this connection
+	batch        []*wait         // the batch that has no receipt yet
+	room         int             // operations in the next batch: fewer after a refusal, more after each success
+	roomMax      int             // fewer after a batch was refused for its size
+	notBefore    time.Time       // when batches may be sent again
+	lastSequence uint64          // of the results that were delivered
+	acknowledged uint64          // on this connection
+	reached      time.Time       // when there was last a connection, or no need for one
 	err          error
 }
 
 type wait struct {
 	operation *pb.Operation
+	submitted time.Time
+	timeoutMs int64 // negative: not known
 	result    chan *pb.Result
 }
 
-// Open begins a session, or resumes it. The id must be unique among all clients, such as a UUID.
-func Open(conn grpc.ClientConnInterface, id string) *Session {
+func (w *wait) leftMs() int64 { return w.timeoutMs - time.Since(w.submitted).Milliseconds() }
+
+// Open begins a session. The id must be unique among all clients, such as a UUID.
+func Open(conn grpc.ClientConnInterface, id string, options Options) *Session {
+	options.GiveUpAfter = cmp.Or(options.GiveUpAfter, 30*time.Second)
+	options.OpenTimeout = cmp.Or(options.OpenTimeout, 10*time.Second)
 	ctx, stop := context.WithCancel(context.Background())
-	s := &Session{stub: pb.NewPurgatoryServiceClient(conn), id: id, stop: stop,
-		wake: make(chan struct{}, 1), pending: map[uint64]*wait{}}
+	s := &Session{conn: conn, stub: pb.NewPurgatoryServiceClient(conn), id: id, options: options, stop: stop,
+		done: make(chan struct{}), wake: make(chan struct{}, 1), opened: &pb.SessionOpened{},
+		pending: map[uint64]*wait{}, cancelling: map[uint64]bool{}, room: batchMax, roomMax: batchMax}
 	go s.run(ctx)
 	return s
 }
 
-// Submit registers an operation, whose id it sets. The channel gets its one result; it is closed without one when the
-// session ends, and Err says why.
+// Submit registers a copy of an operation. The channel gets its one result: with OUTCOME_REFUSED if the daemon refuses the
+// operation, or if it is too large for a message. The channel is closed without a result when the session ends; Err says
+// why.
 func (s *Session) Submit(operation *pb.Operation) <-chan *pb.Result {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	w := &wait{operation, make(chan *pb.Result, 1)}
-	if s.err != nil {
-		close(w.result)
-		return w.result
-	}
-	s.issued++
-	operation.OperationId = s.issued
-	s.pending[s.issued] = w
-	s.notify()
-	return w.result
+	return s.submit(operation).result
 }
 
-// Wait is Submit for those who want to wait here. If ctx ends first, the operation is cancelled.
+func (s *Session) submit(operation *pb.Operation) *wait {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := &wait{proto.CloneOf(operation), time.Now(), -1, make(chan *pb.Result, 1)}
+	if s.err != nil {
+		close(w.result)
+		return w
+	}
+	if len(s.pending) == 0 {
+		s.reached = w.submitted
+	}
+	if operation.TimeoutMs != nil {
+		w.timeoutMs = *operation.TimeoutMs
+	}
+	s.issued++
+	w.operation.OperationId = s.issued
+	s.pending[s.issued] = w
+	s.notify()
+	return w
+}
+
+// Wait is Submit for callers that wait here. If ctx ends first, the operation is cancelled.
 func (s *Session) Wait(ctx context.Context, operation *pb.Operation) (*pb.Result, error) {
-	results := s.Submit(operation)
+	w := s.submit(operation)
 	select {
-	case result, ok := <-results:
+	case result, ok := <-w.result:
 		if !ok {
 			return nil, s.Err()
 		}
 		return result, nil
 	case <-ctx.Done():
-		go s.cancel(operation.OperationId)
+		s.cancel(w.operation.OperationId)
 		return nil, ctx.Err()
 	}
 }
 
 func (s *Session) cancel(operationID uint64) {
 	s.mu.Lock()
-	if operationID > max(s.sent, s.inFlight) {
-		delete(s.pending, operationID) // was never sent
+	defer s.mu.Unlock()
+	if s.pending[operationID] != nil {
+		delete(s.pending, operationID)
+		s.cancelling[operationID] = false
+		s.notify()
 	}
-	s.mu.Unlock()
-	ctx, done := context.WithTimeout(context.Background(), openTimeout)
-	defer done()
-	// If this fails, the operation's own timeout ends it.
-	_, _ = s.stub.Cancel(ctx, &pb.CancelRequest{SessionId: s.id, OperationIds: []uint64{operationID}})
 }
 
 // Err says why the session ended; nil while it goes on.
@@ -115,10 +164,11 @@ func (s *Session) Err() error {
 	return s.err
 }
 
-// Close ends the session here and at the daemon, which cancels what is pending in it; if another client has opened it, it
-// is left to that one.
+// Close ends the session here and at the daemon, which cancels its operations. A session that another client has taken
+// over is left alone.
 func (s *Session) Close(ctx context.Context) error {
 	s.end(ErrClosed)
+	<-s.done
 	if errors.Is(s.Err(), ErrTakenOver) {
 		return nil
 	}
@@ -152,47 +202,78 @@ func (s *Session) notify() {
 
 // run connects again until the session ends.
 func (s *Session) run(ctx context.Context) {
-	ceiling := pauseMin
-	for ctx.Err() == nil {
-		opened, err := s.connect(ctx)
-		if s.Err() != nil {
-			return
-		}
-		if !retried(err) {
-			s.end(err)
-			return
-		}
+	defer close(s.done)
+	patience := s.options.OpenTimeout
+	if s.options.GiveUpAfter > 0 {
+		patience = min(patience, s.options.GiveUpAfter)
+	}
+	for ceiling := pauseMin; ; ceiling = min(2*ceiling, pauseMax, patience) {
+		opened, err := s.connect(ctx, patience)
 		if opened {
 			ceiling = pauseMin
 		}
-		time.Sleep(rand.N(ceiling))
-		ceiling = min(2*ceiling, pauseMax)
+		if err := s.disconnected(opened, err); err != nil {
+			s.end(err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(rand.N(ceiling)):
+		}
+		if conn, ok := s.conn.(*grpc.ClientConn); ok {
+			conn.ResetConnectBackoff() // gRPC's own pauses grow to two minutes
+		}
 	}
 }
 
-// retried: as the comment at the head of purgatory_service.proto says of streams. nil: the daemon ended the stream.
-func retried(err error) bool {
-	switch status.Code(err) {
+// disconnected returns the error that ends the session; nil: it connects again.
+func (s *Session) disconnected(opened bool, err error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if opened || len(s.pending) == 0 {
+		s.reached = time.Now()
+	}
+	if errors.Is(err, ErrTakenOver) || errors.Is(err, ErrClosed) || !retried(status.Code(err)) {
+		return err
+	}
+	// The daemon's own refusals have details. One without is gRPC's: the message was too large.
+	state := status.Convert(err)
+	if state.Code() == codes.ResourceExhausted && len(state.Details()) == 0 && len(s.batch) > 0 {
+		s.roomMax = max(1, len(s.batch)/2)
+		s.room = s.roomMax
+		if len(s.batch) == 1 {
+			s.refuse(s.batch[0], &pb.OperationRefusal{Code: int32(state.Code()), Message: state.Message()})
+		}
+	}
+	if limit := s.options.GiveUpAfter; limit > 0 && time.Since(s.reached) >= limit {
+		return fmt.Errorf("%w: no connection for %v: %w", ErrUnreachable, limit, err)
+	}
+	return nil
+}
+
+// retried implements the rule for streams at the head of purgatory_service.proto.
+func retried(code codes.Code) bool {
+	switch code {
 	case codes.OK, codes.Unavailable, codes.ResourceExhausted, codes.Canceled, codes.DeadlineExceeded, codes.Aborted,
 		codes.Internal, codes.Unknown:
-		return !errors.Is(err, ErrTakenOver) && !errors.Is(err, ErrClosed)
+		return true
 	}
 	return false
 }
 
 // connect is one connection, from its opening to its end.
-func (s *Session) connect(parent context.Context) (opened bool, err error) {
+func (s *Session) connect(parent context.Context, patience time.Duration) (opened bool, err error) {
 	ctx, cancel := context.WithCancel(parent)
 	defer cancel()
-	silence := time.AfterFunc(openTimeout, cancel)
+	silence := time.AfterFunc(patience, cancel)
 	defer silence.Stop()
-	stream, err := s.stub.Session(ctx)
+	stream, err := s.stub.Session(ctx, grpc.MaxCallRecvMsgSize(resultBytesMax))
 	if err != nil {
 		return false, err
 	}
-	opening := &pb.OpenSession{SessionId: s.id, LastSequence: s.lastSequence}
+	opening := &pb.OpenSession{SessionId: s.id, LastSequence: s.lastSequence, Incarnation: s.opened.Incarnation}
 	if err := stream.Send(&pb.SessionRequest{Message: &pb.SessionRequest_Open{Open: opening}}); err != nil {
-		_, err = stream.Recv() // Send says only that the stream has ended, Recv says why
+		_, err = stream.Recv() // Send reports only that the stream has ended, Recv why
 		return false, err
 	}
 	first, err := stream.Recv()
@@ -203,17 +284,19 @@ func (s *Session) connect(parent context.Context) (opened bool, err error) {
 	if daemon == nil {
 		return false, status.Error(codes.FailedPrecondition, "the stream did not begin with `opened`")
 	}
-	s.resume(daemon)
+	if err := s.resume(daemon); err != nil {
+		return false, err
+	}
 	interval := time.Duration(daemon.HeartbeatIntervalMs) * time.Millisecond
 	written := make(chan struct{})
 	go func() {
 		defer close(written)
 		defer cancel() // a stream that cannot be written to has ended
-		s.write(ctx, stream, interval, min(batchMax, int(daemon.OperationsPerBatchMax)))
+		s.write(ctx, stream, interval)
 	}()
 	defer func() {
 		cancel()
-		<-written // before the next connection: what it would take from now on would be lost
+		<-written // before the next connection: whatever it took from now on would be lost
 	}()
 	for {
 		silence.Reset(silentIntervals * interval)
@@ -227,15 +310,24 @@ func (s *Session) connect(parent context.Context) (opened bool, err error) {
 	}
 }
 
-// resume: what the daemon does not know is sent again. A new session knows nothing, and numbers its results from 1.
-func (s *Session) resume(opened *pb.SessionOpened) {
+// resume decides what is sent again: what the daemon does not know. A new session knows nothing, and numbers its results
+// from 1. If it knows operations all the same, they are another client's.
+func (s *Session) resume(opened *pb.SessionOpened) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !opened.Resumed {
+	if !opened.Resumed || s.opened.Incarnation != opened.Incarnation {
+		if opened.HighestOperationId > 0 {
+			return status.Errorf(codes.AlreadyExists, "another client uses the session %s: choose a unique id", s.id)
+		}
 		s.lastSequence = 0
+		clear(s.cancelling)
 	}
-	s.sent, s.inFlight, s.notBefore = opened.HighestOperationId, 0, time.Time{}
-	s.acknowledged = s.lastSequence
+	s.sent = opened.HighestOperationId
+	for id := range s.cancelling {
+		s.cancelling[id] = false
+	}
+	s.opened, s.batch, s.notBefore, s.acknowledged = opened, nil, time.Time{}, s.lastSequence
+	return nil
 }
 
 func (s *Session) receive(message *pb.SessionResponse) error {
@@ -243,7 +335,9 @@ func (s *Session) receive(message *pb.SessionResponse) error {
 	case *pb.SessionResponse_Results:
 		s.deliver(m.Results.FirstSequence, m.Results.GetRows().GetResults())
 	case *pb.SessionResponse_Receipt:
-		return s.receipt(m.Receipt)
+		s.receipt(m.Receipt.BatchRefusal)
+	case *pb.SessionResponse_Cancelled:
+		s.cancelled(m.Cancelled)
 	case *pb.SessionResponse_GoingAway:
 		switch m.GoingAway.Reason {
 		case pb.GoingAway_REASON_TAKEN_OVER:
@@ -269,26 +363,47 @@ func (s *Session) deliver(sequence uint64, results []*pb.Result) {
 	s.notify()
 }
 
-// receipt: operations that are refused one by one also get results, so only a batch refused as a whole matters here.
-func (s *Session) receipt(receipt *pb.Receipt) error {
+// receipt handles the refusal of a whole batch; nil: it was accepted. Operations that are refused one by one get results.
+func (s *Session) receipt(refusal *pb.OperationRefusal) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if refusal := receipt.BatchRefusal; refusal == nil {
-		s.sent = max(s.sent, s.inFlight)
-	} else if code := codes.Code(refusal.Code); code == codes.ResourceExhausted || code == codes.Unavailable {
-		s.notBefore = time.Now().Add(time.Second)
-	} else {
-		return status.Error(code, fmt.Sprintf("%s: %s", refusal.Field, refusal.Message))
+	code := codes.Code(refusal.GetCode())
+	again := code == codes.ResourceExhausted || code == codes.Unavailable
+	if again {
+		s.notBefore = time.Now().Add(refusedPause)
+		s.room = max(1, len(s.batch)/2)
+	} else if refusal == nil && len(s.batch) > 0 {
+		s.sent = s.batch[len(s.batch)-1].operation.OperationId
+		s.room = min(2*s.room, s.roomMax)
 	}
-	s.inFlight = 0
+	for _, w := range s.batch {
+		if refusal != nil && (!again || w.leftMs() <= 0) {
+			s.refuse(w, refusal)
+		}
+	}
+	s.batch = nil
 	s.notify()
-	return nil
+}
+
+func (s *Session) refuse(w *wait, refusal *pb.OperationRefusal) {
+	if id := w.operation.OperationId; s.pending[id] != nil {
+		delete(s.pending, id)
+		w.result <- &pb.Result{OperationId: id, Outcome: pb.Outcome_OUTCOME_REFUSED, Refusal: refusal}
+	}
+}
+
+func (s *Session) cancelled(receipt *pb.CancelReceipt) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, id := range append(receipt.CancelledOperationIds, receipt.NotPendingOperationIds...) {
+		delete(s.cancelling, id)
+	}
 }
 
 // write sends what there is to send, or heartbeats, until the stream ends.
-func (s *Session) write(ctx context.Context, stream pb.PurgatoryService_SessionClient, interval time.Duration, room int) {
+func (s *Session) write(ctx context.Context, stream pb.PurgatoryService_SessionClient, interval time.Duration) {
 	for {
-		message, again := s.next(room)
+		message, again := s.next()
 		if message == nil {
 			timer := time.NewTimer(min(interval, again))
 			select {
@@ -311,9 +426,8 @@ func (s *Session) write(ctx context.Context, stream pb.PurgatoryService_SessionC
 	}
 }
 
-// next is the next message; nil: there is none until it is woken, or until that time has passed. One batch is under way
-// at a time, so that one that is refused can be sent again.
-func (s *Session) next(room int) (message *pb.SessionRequest, again time.Duration) {
+// next returns the next message; nil: there is none until it is woken, or until that time has passed.
+func (s *Session) next() (message *pb.SessionRequest, again time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.acknowledged < s.lastSequence {
@@ -321,19 +435,57 @@ func (s *Session) next(room int) (message *pb.SessionRequest, again time.Duratio
 		results := &pb.AcknowledgeResults{Sequence: s.lastSequence}
 		return &pb.SessionRequest{Message: &pb.SessionRequest_Acknowledge{Acknowledge: results}}, 0
 	}
+	cancel := &pb.CancelOperations{}
+	for id, sent := range s.cancelling {
+		if !sent && len(cancel.OperationIds) < batchMax {
+			s.cancelling[id] = true
+			cancel.OperationIds = append(cancel.OperationIds, id)
+		}
+	}
+	if len(cancel.OperationIds) > 0 {
+		return &pb.SessionRequest{Message: &pb.SessionRequest_Cancel{Cancel: cancel}}, 0
+	}
 	if left := time.Until(s.notBefore); left > 0 {
 		return nil, left
 	}
-	rows := &pb.OperationRows{}
-	for id := s.sent + 1; s.inFlight == 0 && id <= s.issued && len(rows.Operations) < room; id++ {
-		if w := s.pending[id]; w != nil {
-			rows.Operations = append(rows.Operations, w.operation)
-		}
+	rows := s.nextBatch()
+	if len(rows) == 0 {
+		return nil, time.Hour
 	}
-	if len(rows.Operations) == 0 {
-		return nil, pauseMax * 1000
-	}
-	s.inFlight = rows.Operations[len(rows.Operations)-1].OperationId
-	batch := &pb.RegisterBatch{BatchId: s.inFlight, Shape: &pb.RegisterBatch_Rows{Rows: rows}}
+	batch := &pb.RegisterBatch{Shape: &pb.RegisterBatch_Rows{Rows: &pb.OperationRows{Operations: rows}}}
 	return &pb.SessionRequest{Message: &pb.SessionRequest_Register{Register: batch}}, 0
+}
+
+// nextBatch returns as many operations as fit a message. One batch is under way at a time: one that is refused can then be
+// sent again under its ids. Timeouts count from the submission.
+func (s *Session) nextBatch() (rows []*pb.Operation) {
+	if s.batch != nil {
+		return nil
+	}
+	room := min(s.room, int(s.opened.OperationsPerBatchMax))
+	bytesMax := int(cmp.Or(s.opened.MessageBytesMax, messageBytesMax)) - envelopeBytes
+	bytes := 0
+	for id := s.sent + 1; id <= s.issued && len(rows) < room; id++ {
+		w := s.pending[id]
+		if w == nil {
+			continue
+		}
+		if w.operation.TimeoutMs == nil && s.opened.TimeoutMsDefault > 0 {
+			w.timeoutMs = s.opened.TimeoutMsDefault
+		}
+		if w.timeoutMs > 0 {
+			w.operation.TimeoutMs = proto.Int64(max(1, w.leftMs())) // 0 would ask for an answer at once
+		}
+		size := proto.Size(w.operation) + 8 // its tag and length
+		if size > bytesMax {
+			s.refuse(w, &pb.OperationRefusal{OperationId: id, Code: int32(codes.ResourceExhausted),
+				Message: fmt.Sprintf("an operation of %d bytes; the daemon accepts %d: split it", size, bytesMax)})
+			continue
+		}
+		if bytes += size; bytes > bytesMax {
+			break
+		}
+		rows, s.batch = append(rows, w.operation), append(s.batch, w)
+	}
+	return rows
 }

@@ -43,6 +43,7 @@ from purgatory.service.sessions.refused import (
 from purgatory.service.sessions.session import Session
 from purgatory.service.sessions.session_table import Sessions
 from purgatory.service.sessions.unary_waits import UnaryWaits
+from purgatory.service.sessions.waiting_callers import WaitingCallers
 from purgatory.service.settings import HostSettings
 from purgatory.service.slices import WORK_PER_SLICE
 from purgatory.service.sources.blind_reaper import BlindReaper
@@ -61,10 +62,8 @@ class Host:
 
     def __init__(self, engine: Engine, clock: Clock, settings: HostSettings, *listeners: Listener) -> None:
         self.engine: Final = engine
-        self.clock: Final = clock
-        """For sessions and streams."""
         self.time: Final = EngineTime(clock)
-        """For the engine."""
+        """The only time that callers of the host can read: the clock itself may be behind the engine."""
         self.settings: Final = settings
         self.listeners: Final = list(listeners)
         """Everything that is notified of this host's work. Add to it before anything happens."""
@@ -80,6 +79,7 @@ class Host:
         """Sessions that are gone but for their pending operations."""
         self.sessions: Final = Sessions(engine, settings, self.listeners, self.holds, self._end_dropped, self.shares)
         self.unary_waits: Final = UnaryWaits(engine)
+        self.waiting_callers: Final = WaitingCallers()
         self.retry_advice: Final = RetryAdvice(engine, self.time)
         self.admission: Final = Admission(settings.limits, self.listeners, self.shares, self.retry_advice)
         self._registrations: Final = Registrations(self.time, self.listeners, self.admission, self._register_in_session)
@@ -87,7 +87,7 @@ class Host:
         self.sources: Final = SourceTable()
         """Which marks nobody can see, and why: `sources.stale(name, now_ms)`."""
         limits = settings.limits
-        self.source_links: Final = SourceLinks(engine, self.sources, clock.now_ms, limits.sources_max)
+        self.source_links: Final = SourceLinks(engine, self.sources, self.time.now_ms, limits.sources_max)
         self.shares.budget.calls = lambda: len(self.unary_waits) + self.sessions.stream_count
         self.shares.budget.queues = lambda: (
             self.source_links.held_bytes() + sum(listener.held_bytes() for listener in self.listeners)
@@ -389,7 +389,7 @@ class Host:
         While it is ahead nothing expires, so what is due expires first: otherwise a steady stream of registrations, one
         in every millisecond, would hold all expiries back.
         """
-        if 0 <= self.engine.next_expiration_ms() <= self.clock.now_ms():
+        if 0 <= self.engine.next_expiration_ms() <= self.time.now_ms():
             self._expire_slice()
         return self.time.registration_ms()
 
@@ -460,6 +460,7 @@ class Host:
                     await asyncio.sleep(0)
                     now_ms = self.time.now_ms()
                 self.deliver()
+                await self.waiting_callers.check_some()
                 for listener in self.listeners:
                     listener.tick()
             except Exception:

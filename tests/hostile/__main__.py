@@ -59,6 +59,8 @@ LINES: Final = (
     Line("http-unfinished-bodies", "880 MB; 131 of 418 honest calls refused", 6, has_control=True),
     Line("http-tiny-chunks", "not measured", 6, has_control=True),
     Line("http-places", "probes reset 10 of 10", 6, has_control=True),
+    Line("endless-receivers", "honest p99 10 s; 314 of 450 failed", 8),
+    Line("silent-receivers", "one honest webhook in 10 s", 8),
 )
 
 FLOOD_S: Final = 4.0
@@ -82,6 +84,8 @@ def verdict(line: Line, report: AttackReport) -> list[str]:
     faults = []
     if report.faults:
         faults.append(f"{len(report.faults)} honest waits failed: {report.faults[0]}")
+    if report.undelivered:
+        faults.append(f"{report.undelivered} honest webhooks not delivered")
     if report.memory_peak_mb > MEMORY_MB_MAX:
         faults.append(f"{report.memory_peak_mb} MB")
     if line.is_flood and report.ratio > RATIO_MAX:

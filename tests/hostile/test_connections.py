@@ -21,7 +21,7 @@ RESETS = 60_000
 GROWTH_MB_MAX = 128
 """Without a limit on streams, so many resets cost 450 MB."""
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 HELD = wire.WaitRequest(operation=produce(1, "held", 1, timeout_ms=60_000))
 
 

@@ -24,7 +24,7 @@ from tests.service.serving import eventually
 FILES = 1_024
 HALF_OPEN = 1_000
 HALF_A_REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: "
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 BUDGET_BYTES = 128 * 1024 * 1024
 SERVICE = "/purgatory.v1.PurgatoryService"
 STATUS = f"{SERVICE}/GetStatus"

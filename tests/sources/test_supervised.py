@@ -28,7 +28,7 @@ def fetch_page(daemon: DaemonProcess, path: str) -> tuple[int, str]:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - another process's state
             await asyncio.sleep(0.02)
 
@@ -132,7 +132,7 @@ def test_lines_that_differ_in_numbers_only_pass_once() -> None:
 async def test_a_source_that_never_comes_is_in_status(start_daemon: StartDaemon) -> None:
     """One that ends before it has reached the daemon is named all the same, with how it ended."""
     daemon = start_daemon("--source", "kafka://127.0.0.1:9?no-such-option=1")
-    async with AsyncClient(daemon.address) as client, asyncio.timeout(30):
+    async with AsyncClient(daemon.address) as client, asyncio.timeout(60):
         while not (found := (await client.status()).sources) or "exit code 2" not in found[0].reason:
             assert [one.state for one in found] in ([], ["loading"], ["detached"])
             await asyncio.sleep(0.02)

@@ -29,7 +29,7 @@ def tool_path() -> str:
 
 
 def build_go(program: str = "resume") -> list[str]:
-    """The command of a program in clients/go/cmd: "resume" or "once"."""
+    """The command of a program in clients/go/cmd: "resume", "once" or "conformance"."""
     _require("GO", "go")
     _build_go_once()
     return [str(BUILT / "go" / program)]
@@ -56,7 +56,7 @@ def go_tool(package: str) -> str:
 
 
 def build_typescript(program: str = "resume") -> list[str]:
-    """The command of a program in clients/typescript/src, in Node: "resume" or "once"."""
+    """The command of a program in clients/typescript/src, in Node: "resume", "once" or "conformance"."""
     _require("NODE", "node", "npm")
     _build_typescript_once()
     return ["node", str(CLIENTS / "typescript" / "dist" / f"{program}.js")]
@@ -75,12 +75,12 @@ def _build_typescript_once() -> None:
     installed, lock = folder / "node_modules" / ".package-lock.json", folder / "package-lock.json"
     if not installed.exists() or installed.stat().st_mtime < lock.stat().st_mtime:
         _run("NODE", ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--prefer-offline"], folder)
-    _run("NODE", ["buf", "generate"], folder)
+    _run("NODE", ["npm", "run", "generate"], folder)
     _run("NODE", ["npm", "run", "build"], folder)
 
 
 def build_java(program: str = "resume") -> list[str]:
-    """The command of a program in clients/java/src/main/java/purgatory/client: "resume" or "once"."""
+    """The command of a program in clients/java/src/main/java/purgatory/client, as above."""
     _require("JAVA", "javac", "mvn")
     folder = CLIENTS / "java"
     built = folder / "target" / f"{_hash_of([folder / 'pom.xml', *folder.glob('src/**/*.java'), *PROTOS])}.built"

@@ -1,16 +1,13 @@
-"""Clients that were written from the contract alone keep a session over connections that are cut, and over a daemon
-that has forgotten it.
+"""The clients in Go, Java and TypeScript at the real daemon: over connections that are cut, and over a restart that
+forgets the session. What they do in each single case is tested in tests/conformance.
 """
 
 import os
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import accumulate
 from pathlib import Path
-from queue import SimpleQueue
 
 import grpc
 import pytest
@@ -124,36 +121,3 @@ def test_a_daemon_that_has_forgotten_the_session_is_told_of_what_is_pending(
         lines = ended()
     proxy.close()
     assert as_expected(lines) == expected_lines(count)
-
-
-def test_a_session_that_another_client_opens_is_left_to_it(client: list[str], start_daemon: StartDaemon) -> None:
-    """The client says so and ends; it neither opens the session again nor closes it."""
-    count = 10
-    daemon = start_daemon()
-    process = subprocess.Popen(
-        [*client, daemon.address, "strangers", str(count)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        with grpc.insecure_channel(daemon.address) as channel:
-            stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
-            deadline_s = time.monotonic() + DEADLINE_S
-            while operations_of_kind(daemon)["registered"] < count:
-                assert time.monotonic() < deadline_s, "not all were registered"
-                assert process.poll() is None, "the client has ended"
-                time.sleep(0.01)
-            pending = stub.ListOperations(wire.ListOperationsRequest()).operations
-            requests: SimpleQueue[wire.SessionRequest | None] = SimpleQueue()
-            requests.put(wire.SessionRequest(open=wire.OpenSession(session_id=pending[0].session_id)))
-            taken = stub.Session(iter(requests.get, None))
-            assert next(taken).opened.resumed
-            _, told = process.communicate(timeout=DEADLINE_S)
-            assert process.returncode != 0
-            assert "another client opened the session" in told
-            assert len(stub.ListOperations(wire.ListOperationsRequest()).operations) == count
-            advance(daemon, count)
-            results = (len(message.results.rows.results) for message in taken)
-            assert next(so_far for so_far in accumulate(results) if so_far >= count) == count
-            requests.put(None)
-    finally:
-        process.kill()
-        process.communicate()

@@ -1,5 +1,6 @@
 """The complete programs of docs/grpc.md: each is a file of a client, as it stands, and prints what the page says."""
 
+import json
 import re
 import subprocess
 
@@ -30,3 +31,14 @@ def test_it_waits_and_is_answered(language: str, daemon: DaemonProcess) -> None:
     _, build, printed = PROGRAMS[language]
     ran = subprocess.run([*build("once"), daemon.address], capture_output=True, text=True, check=False, timeout=60)
     assert (ran.stdout, ran.returncode) == (printed, 0), ran.stderr
+
+
+def test_stated_versions() -> None:
+    """Go and npm fetch the buf that is tested here; no dependency needs a newer Node than the stated one."""
+    [tested] = re.findall(r"^buf-bin==(\S+)$", (ROOT / "constraints.txt").read_text("utf-8"), re.MULTILINE)
+    package = json.loads((CLIENTS / "typescript/package.json").read_text("utf-8"))
+    assert package["devDependencies"]["@bufbuild/buf"] == tested
+    assert f"buf/cmd/buf@v{tested} generate\n" in (CLIENTS / "go/session.go").read_text("utf-8")
+    locked = json.loads((CLIENTS / "typescript/package-lock.json").read_text("utf-8"))["packages"].values()
+    needed = max(float(one["engines"]["node"].removeprefix(">=")) for one in locked if "node" in one.get("engines", {}))
+    assert package["engines"]["node"] == f">={needed:.0f}"

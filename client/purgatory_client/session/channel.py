@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -17,7 +19,7 @@ from typing import Any, Final, cast
 import grpc
 import grpc.aio
 
-from purgatory_client.plain_errors import InvalidRequest
+from purgatory_client.plain_errors import ClientClosed, InvalidRequest
 
 MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
 
@@ -36,6 +38,28 @@ Token = str | os.PathLike[str] | Callable[[], str]
 """A bearer token, the path (not as a plain str) of a file that holds one, or a function that returns one."""
 
 _log: Final = logging.getLogger(__name__)
+
+_channels: Final[weakref.WeakSet[grpc.aio.Channel]] = weakref.WeakSet()
+"""All that exist: gRPC runs for as long as there is one, closed or not."""
+_is_unusable: Final = threading.Event()
+"""Set in a child process whose parent had channels when it forked."""
+
+
+def _after_fork() -> None:
+    if _channels:
+        _is_unusable.set()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def check_process() -> None:
+    """Raises ClientClosed in a process that was forked while a client was connected: gRPC hangs or crashes there."""
+    if _is_unusable.is_set():
+        raise ClientClosed(
+            "this process was forked while a client was connected, and gRPC cannot be used in it; close all clients "
+            'before a fork, or start the process by "spawn"'
+        )
 
 
 @dataclass(frozen=True)
@@ -90,12 +114,14 @@ UNPROTECTED: Final = ChannelSecurity()
 def open_channel(address: str, security: ChannelSecurity = UNPROTECTED) -> grpc.aio.Channel:
     """A channel to "host:port" (or any gRPC target). Needs a running event loop; connects on first use.
 
-    Raises InvalidRequest for a file of `security` that cannot be read.
+    Raises InvalidRequest for a file of `security` that cannot be read, and ClientClosed as `check_process` does.
     """
+    check_process()
     if security.is_encrypted:
         channel = grpc.aio.secure_channel(address, security.credentials(), options=OPTIONS)
     else:
         channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+    _channels.add(channel)
     if security.token is None:
         return channel
     if not security.is_encrypted and not _is_loopback(address):

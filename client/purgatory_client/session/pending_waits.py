@@ -4,12 +4,14 @@ They are in one dictionary in the order of ids, so what is above the daemon's hi
 one entry however many operations it has; its other ids are found by bisection among those of the batches.
 """
 
+from __future__ import annotations
+
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 
-from purgatory_client.errors import PurgatoryClientError, Unavailable
+from purgatory_client.errors import OutboxCopied, PurgatoryClientError, Unavailable
 from purgatory_client.many import Entry, WaitColumns
 from purgatory_client.results import Outcome, Result, ResultColumns
 from purgatory_client.waits import Wait
@@ -33,6 +35,16 @@ class WaitChunk:
     waits: list[Wait]
     batch: WaitColumns | None = None
     positions: Sequence[int] = ()
+    size_bytes: int = 0
+    """Of its message. Set when it is encoded."""
+
+    def halves(self) -> tuple[WaitChunk, WaitChunk] | None:
+        """None: it is a single operation."""
+        middle = len(self.waits or self.positions) // 2
+        if not middle:
+            return None
+        first = WaitChunk(self.waits[:middle], self.batch, self.positions[:middle])
+        return first, WaitChunk(self.waits[middle:], self.batch, self.positions[middle:])
 
     @property
     def last_id(self) -> int:
@@ -117,8 +129,8 @@ class PendingWaits:
         )
         return count
 
-    def find_foreign(self, arrived: ResultsArrived) -> int | None:
-        """The id of the first result whose names are not those of the wait with its id; None: all are."""
+    def check_names(self, arrived: ResultsArrived) -> None:
+        """Raise OutboxCopied if a result is of other partitions or keys than the wait with its id."""
         columns, starts = arrived.columns, arrived.starts
         for place, operation_id in enumerate(arrived.operation_ids):
             entry = self._entries.get(operation_id) or self._find_batch(operation_id)
@@ -127,8 +139,10 @@ class PendingWaits:
             names = [columns.names[index] for index in columns.item_indexes[starts[place] : starts[place + 1]]]
             own = entry.names if isinstance(entry, Wait) else entry.names_of(operation_id - entry.operation_id)
             if names != own:
-                return operation_id
-        return None
+                raise OutboxCopied(
+                    f"the result of operation {operation_id} has other partitions or keys than the wait: another "
+                    "program uses a copy of this outbox. Give each program an outbox of its own"
+                )
 
     def refuse(self, operation_id: int, error: PurgatoryClientError, ended: list[Ended]) -> None:
         """End an operation that the daemon has refused; ignored when it has ended."""

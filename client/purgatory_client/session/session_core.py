@@ -16,6 +16,8 @@ Time is an argument (monotonic seconds). These are the rules of a session:
 - A wait whose id somebody else has used in this session fails at once, since no result would ever come for it.
 - A wait that a living daemon has not answered long after its timeout fails too (`fail_overdue`).
 - A cancelled wait is forgotten here at once; the cancel is repeated until the daemon has answered it.
+- No batch is larger than the daemon's `message_bytes_max`. One that ends the stream all the same, as a proxy in between
+  accepts less, is halved; an operation that is too large by itself fails.
 - With an outbox (`restore`), waits get their ids when they are staged for its file (`stage`), and only what has been
   written is sent.
 """
@@ -27,7 +29,7 @@ from itertools import chain, islice
 from typing import Final
 
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory_client.errors import LimitExceeded, OperationIdInUse, OutboxCopied
+from purgatory_client.errors import LimitExceeded, OperationIdInUse
 from purgatory_client.many import Entry, WaitColumns
 from purgatory_client.results import Outcome
 from purgatory_client.session.overdue_waits import GRACE, OverdueWaits, due_after, no_answer
@@ -47,6 +49,8 @@ WINDOW: Final = 8
 """Batches that may wait for their receipt at a time."""
 CANCELS_PER_MESSAGE_MAX: Final = 10_000
 OPERATION_ID_MAX: Final = 2**64 - 1
+MESSAGE_BYTES_MAX: Final = 4 << 20
+"""The largest message that a daemon accepts that states no limit: gRPC's own default."""
 
 
 class SessionCore:
@@ -70,6 +74,10 @@ class SessionCore:
         self._unreceipted: dict[int, WaitChunk] = {}
         self._next_batch_id = 1
         self._chunk_max = OPERATIONS_PER_CHUNK_MAX
+        self._message_bytes_max = MESSAGE_BYTES_MAX
+        self._batch_bytes_max = MESSAGE_BYTES_MAX
+        """Batches of several operations are split above this: as above, or less after one was refused for its size."""
+        self._too_large: list[Ended] = []
         self._cancels: list[int] = []
         self._cancelling: dict[int, None] = {}
         self._sequence = ResultSequence()
@@ -164,6 +172,29 @@ class SessionCore:
         reached_at = self._opened_at if is_receipted else self._receipt_at
         return max(wait.submitted_at + after, reached_at + GRACE)
 
+    def take_too_large(self) -> list[Ended]:
+        """The waits that could not be sent since the last call, as each of them is larger than a message."""
+        ended, self._too_large = self._too_large, []
+        return ended
+
+    def message_refused(self) -> bool:
+        """Note that the daemon, or a proxy, ended the stream for the size of a message, before `connection_lost`.
+
+        It must have been the largest batch without a receipt. Smaller ones are sent from now on; if it was a single
+        operation, that fails. Returns False if there is no such batch.
+        """
+        if not self._unreceipted:
+            return False
+        chunk = max(self._unreceipted.values(), key=lambda chunk: chunk.size_bytes)
+        self._batch_bytes_max = chunk.size_bytes * 2 // 3  # which its halves fit
+        if chunk.halves() is None:
+            self._refuse_too_large(chunk, "it was refused for its size")
+        return True
+
+    def _refuse_too_large(self, chunk: WaitChunk, reason: str) -> None:
+        error = LimitExceeded(f"the operation needs a message of {chunk.size_bytes} bytes; {reason}: split it")
+        self._table.refuse(chunk.last_id, error, self._too_large)
+
     def drain(self) -> list[Entry]:
         """Forget everything that somebody waits for, and return it, without a word to the daemon."""
         drained = self.waiting()
@@ -203,12 +234,7 @@ class SessionCore:
     def check_names(self, batch: wire.ResultBatch) -> None:
         """Raise OutboxCopied if a result is of other partitions or keys than the wait with its id."""
         for arrived in _arrived(batch):
-            operation_id = self._table.find_foreign(arrived)
-            if operation_id is not None:
-                raise OutboxCopied(
-                    f"the result of operation {operation_id} of session {self.session_id} has other partitions or keys "
-                    "than the wait: another program uses a copy of this outbox. Give each program an outbox of its own"
-                )
+            self._table.check_names(arrived)
 
     def stage(self) -> list[Entry]:
         """Give ids to everything unsent and return it in the order of ids, to be written to the outbox."""
@@ -297,14 +323,15 @@ class SessionCore:
 
     def _on_opened(self, opened: wire.SessionOpened, now: float) -> list[Ended]:
         highest = opened.highest_operation_id
-        if self._known and not opened.resumed:
+        is_new = not opened.resumed or self.incarnation not in ("", opened.incarnation)
+        if self._known and is_new:
             # The daemon has forgotten the session, and with it all that was to be cancelled.
             self._sequence.restart()
             self._cancelling.clear()
         else:
             self._sequence.opened()
         ended: list[Ended] = []
-        if highest and not opened.resumed:
+        if highest and is_new:
             # Somebody else has created the session again: ids up to `highest` are theirs, and so are the results.
             error = OperationIdInUse(
                 f"session {self.session_id} was created again and somebody else registers in it: ids up to {highest} "
@@ -324,6 +351,8 @@ class SessionCore:
         self.heartbeat_interval = max(0.01, opened.heartbeat_interval_ms / 1_000)
         if opened.operations_per_batch_max > 0:
             self._chunk_max = min(OPERATIONS_PER_CHUNK_MAX, opened.operations_per_batch_max)
+        self._message_bytes_max = opened.message_bytes_max or MESSAGE_BYTES_MAX
+        self._batch_bytes_max = min(self._batch_bytes_max, self._message_bytes_max)
         if opened.unacknowledged_results_max > 0:
             self._sequence.limit(opened.unacknowledged_results_max)
         # Everything up to `highest` has arrived, receipted or not. What is above is planned again in the order of ids:
@@ -387,27 +416,36 @@ class SessionCore:
         return wire.SessionRequest(cancel=wire.CancelOperations(operation_ids=operation_ids))
 
     def _register_message(self, now: float) -> wire.SessionRequest | None:
-        if len(self._unreceipted) >= WINDOW:
-            return None
-        while True:
-            if not self._plan and (self._has_outbox or not self._plan_unsent()):
-                return None
+        while len(self._unreceipted) < WINDOW and (chunk := self._next_chunk()) is not None:
+            message = wire.SessionRequest()
+            message.register.batch_id = self._next_batch_id
+            if chunk.batch is None:
+                fill_with_waits(message.register.columns, chunk.waits, self._lost_at, now)
+            else:
+                fill_with_many(message.register.columns, chunk.batch, chunk.positions, self._lost_at, now)
+            chunk.size_bytes = message.ByteSize()
+            if chunk.size_bytes > self._batch_bytes_max and (halves := chunk.halves()) is not None:
+                self._plan.extendleft(reversed(halves))
+                continue
+            if chunk.size_bytes > self._message_bytes_max:
+                self._refuse_too_large(chunk, f"the daemon accepts {self._message_bytes_max}")
+                continue
+            self._unreceipted[self._next_batch_id] = chunk
+            self._next_batch_id += 1
+            return message
+        return None
+
+    def _next_chunk(self) -> WaitChunk | None:
+        """The next batch; None: there is none, or it is not in the outbox file yet, and nothing may overtake it."""
+        while self._plan or (not self._has_outbox and self._plan_unsent()):
             chunk = self._still_pending(self._plan.popleft())
             if chunk is None:
                 continue
             if chunk.last_id <= self.written_id:
-                break
-            self._plan.appendleft(chunk)  # not in the outbox file yet; nothing may overtake it
-            return None
-        message = wire.SessionRequest()
-        message.register.batch_id = self._next_batch_id
-        if chunk.batch is None:
-            fill_with_waits(message.register.columns, chunk.waits, self._lost_at, now)
-        else:
-            fill_with_many(message.register.columns, chunk.batch, chunk.positions, self._lost_at, now)
-        self._unreceipted[self._next_batch_id] = chunk
-        self._next_batch_id += 1
-        return message
+                return chunk
+            self._plan.appendleft(chunk)
+            break
+        return None
 
     def _plan_unsent(self) -> list[Entry]:
         """Give ids to unsent waits that can share a batch, and plan it. Returns them; empty: nothing is unsent."""

@@ -15,6 +15,7 @@ from typing import Final, cast
 
 import grpc
 import grpc.aio
+from grpc_status import rpc_status
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
@@ -35,15 +36,15 @@ from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.plain_errors import from_rpc_error
 from purgatory_client.results import Result, ResultColumns
 from purgatory_client.session.backoff import Backoff
-from purgatory_client.session.channel import UNPROTECTED, ChannelSecurity, open_channel
+from purgatory_client.session.channel import UNPROTECTED, ChannelSecurity, check_process, open_channel
 from purgatory_client.session.overdue_waits import TURN
-from purgatory_client.session.pending_waits import settle
+from purgatory_client.session.pending_waits import Ended, settle
 from purgatory_client.session.session_core import SessionCore
 
 Call = grpc.aio.StreamStreamCall[wire.SessionRequest, wire.SessionResponse]
 
 OPEN_TIMEOUT: Final = 10.0
-"""Seconds a daemon may take to answer the opening of a session."""
+"""Seconds that a daemon may take by default to answer the opening of a session."""
 SILENT_INTERVALS_MAX: Final = 3
 LEAVE_TIMEOUT: Final = 2.0
 """Seconds that closing may take to tell the daemon what is cancelled."""
@@ -76,6 +77,7 @@ class SessionDriver:
         name: str,
         pending_max: int,
         give_up_after: float | None,
+        open_timeout: float = OPEN_TIMEOUT,
         file: OutboxFile | None = None,
         security: ChannelSecurity = UNPROTECTED,
     ) -> None:
@@ -84,6 +86,7 @@ class SessionDriver:
         self._name: Final = name
         self._pending_max: Final = pending_max
         self._give_up_after: Final = give_up_after if file is None else None
+        self._open_timeout: Final = open_timeout
         self._backoff: Final = Backoff()
         self._work: Final = asyncio.Event()
         self._changed: Final = asyncio.Event()
@@ -175,6 +178,7 @@ class SessionDriver:
         return SessionCore(f"{self._name}-{unique}" if self._name else unique, self._pending_max)
 
     def _submit(self, wait: Entry) -> None:
+        check_process()
         if self._closed is not None:
             raise self._closed
         if self._outbox is not None:
@@ -204,8 +208,11 @@ class SessionDriver:
         self._backoff.reset()
         while True:
             before = self.connections
+            open_timeout = self._open_timeout
+            if self._give_up_after is not None:
+                open_timeout = max(0.0, min(open_timeout, lost_at + self._give_up_after - loop.time()))
             try:
-                reason = await self._connect_once()
+                reason = await self._connect_once(open_timeout)
             except PurgatoryClientError as error:
                 self._end_session(error)
                 return
@@ -238,7 +245,7 @@ class SessionDriver:
             settle(wait, error)
         self._changed.set()
 
-    async def _connect_once(self) -> str:
+    async def _connect_once(self, open_timeout: float) -> str:
         """One connection, from its opening to its end; returns why it ended. Raises what makes reconnecting useless.
 
         At its end the outbox comes first: results that are on their way to its file belong to this connection, so the
@@ -252,7 +259,7 @@ class SessionDriver:
         tasks = [
             asyncio.create_task(self._read(call)),
             asyncio.create_task(self._write(call, stub)),
-            asyncio.create_task(self._watch()),
+            asyncio.create_task(self._watch(open_timeout)),
             asyncio.create_task(self._fail_overdue()),
         ]
         if self._outbox is not None:
@@ -283,13 +290,32 @@ class SessionDriver:
             if error is None:
                 return task.result()
             if isinstance(error, grpc.aio.AioRpcError):
-                if error.code() not in _RETRIED_CODES:
+                if error.code() not in _RETRIED_CODES and not self._was_too_large(error):
                     raise from_rpc_error(error)
                 return f"{error.code().name}: {error.details()}"
             if isinstance(error, asyncio.InvalidStateError):
                 return f"the stream ended: {(await call.code()).name}"
             raise error
         raise AssertionError("a connection ended without a reason")
+
+    def _was_too_large(self, error: grpc.aio.AioRpcError) -> bool:
+        """Whether the stream ended for the size of a batch. gRPC itself refuses that; the daemon's own refusals have
+        details.
+        """
+        exhausted = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and rpc_status.from_call(error) is None
+        if not exhausted or not self._core.message_refused():
+            return False
+        self._settle(self._core.take_too_large())
+        return True
+
+    def _settle(self, ended: list[Ended]) -> None:
+        if self._outbox is not None:
+            self._outbox.settle_all(ended)
+        else:
+            for wait, answer in ended:
+                settle(wait, answer)
+        if ended:
+            self._notify()
 
     async def _read(self, call: Call) -> str:
         loop = asyncio.get_running_loop()
@@ -299,13 +325,10 @@ class SessionDriver:
                 return "the daemon ended the stream"
             self._received_at = now = loop.time()
             response = cast("wire.SessionResponse", message)
-            if self._outbox is None:
-                for wait, answer in self._core.receive(response, now):
-                    settle(wait, answer)
-            elif self._outbox.must_write_first(response):
+            if self._outbox is not None and self._outbox.must_write_first(response):
                 self._outbox.write_message(response)
             else:
-                self._outbox.settle_all(self._core.receive(response, now))
+                self._settle(self._core.receive(response, now))
             if self._core.is_used_up:
                 raise OperationIdInUse(f"somebody else has used up the operation ids of session {self.session_id}")
             self._notify()
@@ -315,6 +338,7 @@ class SessionDriver:
         await call.write(self._core.open_message())
         while True:
             message = self._core.next_message(loop.time())
+            self._settle(self._core.take_too_large())
             if message is not None:
                 await call.write(message)
             elif self._core.ended and self._outbox is not None:
@@ -354,14 +378,14 @@ class SessionDriver:
             self._timer.cancel()
             self._timer = None
 
-    async def _watch(self) -> str:
+    async def _watch(self, open_timeout: float) -> str:
         """Return when the daemon has been silent for too long."""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(OPEN_TIMEOUT):
+            async with asyncio.timeout(open_timeout):
                 await self._opened.wait()
         except TimeoutError:
-            return f"the daemon did not open the session within {OPEN_TIMEOUT:.0f} s"
+            return f"the daemon did not open the session within {open_timeout:.1f} s"
         silence_max = self._core.heartbeat_interval * SILENT_INTERVALS_MAX
         while True:
             left = self._received_at + silence_max - loop.time()
@@ -376,14 +400,7 @@ class SessionDriver:
     async def _fail_overdue(self) -> str:
         while True:
             await asyncio.sleep(TURN)
-            ended = self._core.fail_overdue(self._received_at)
-            if self._outbox is not None:
-                self._outbox.settle_all(ended)
-            else:
-                for wait, answer in ended:
-                    settle(wait, answer)
-            if ended:
-                self._notify()
+            self._settle(self._core.fail_overdue(self._received_at))
 
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
         while not condition():

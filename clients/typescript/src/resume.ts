@@ -7,7 +7,7 @@ import { Session } from "./session.js";
 const [address, topic, count] = process.argv.slice(2);
 if (!address || !topic || !count) throw new Error("usage: resume ADDRESS TOPIC COUNT");
 const transport = createGrpcTransport({ baseUrl: `http://${address}` });
-const session = new Session(transport, `node-${topic}-${process.pid}`);
+const session = new Session(transport, `node-${crypto.randomUUID()}`);
 const waits: Promise<void>[] = [];
 for (let offset = 1; offset <= Number(count); offset++) {
   const requiredOffset = BigInt(offset);

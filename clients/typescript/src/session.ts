@@ -1,76 +1,134 @@
 // Waits by one session over Register, StreamResults and Acknowledge, in Node and in browsers: the session is resumed
-// however often the connection breaks, each operation is registered once, and each result is delivered once. Written
-// from the comments in proto/ alone.
-import { create, type MessageInitShape } from "@bufbuild/protobuf";
-import { Code, ConnectError, createClient, type Client, type Transport } from "@connectrpc/connect";
+// however often the connection breaks, each operation is registered once, and each result is delivered once. The rules
+// are in docs/grpc.md, "How to write a client".
+import { create, toBinary, type MessageInitShape } from "@bufbuild/protobuf";
+import { Code, ConnectError, createClient, type CallOptions, type Client, type Transport } from "@connectrpc/connect";
 import { OperationSchema, type Operation } from "./gen/purgatory/v1/operation_pb.js";
-import { GoingAway_Reason, PurgatoryService } from "./gen/purgatory/v1/purgatory_service_pb.js";
-import type { Result } from "./gen/purgatory/v1/result_pb.js";
+import { GoingAway_Reason, PurgatoryService, type SessionOpened } from "./gen/purgatory/v1/purgatory_service_pb.js";
+import { Outcome, ResultSchema, type Result } from "./gen/purgatory/v1/result_pb.js";
 
 const PAUSE_MS_MIN = 50;
 const PAUSE_MS_MAX = 5_000;
+const REFUSED_PAUSE_MS = 1_000;
 const CALL_TIMEOUT_MS = 30_000;
+const SILENT_INTERVALS = 3;
 const BATCH_MAX = 1_000;
-/** Three heartbeat intervals of a daemon with default settings; StreamResults does not say what they are. */
-const SILENCE_MS_MAX = 30_000;
+/** Of a daemon that states no limit. */
+const MESSAGE_BYTES_MAX = 4 << 20;
+/** Of a message without its operations and the session's id, at most. */
+const ENVELOPE_BYTES = 256;
 
-/** As the comment at the head of purgatory_service.proto says. */
+/**
+ * As the comment at the head of purgatory_service.proto says of streams. NotFound: the session is gone, and the next
+ * stream begins a new one.
+ */
 const RETRIED = new Set([
   Code.Unavailable, Code.ResourceExhausted, Code.Canceled, Code.DeadlineExceeded, Code.Aborted, Code.Internal,
-  Code.Unknown,
+  Code.Unknown, Code.NotFound,
 ]);
+
+export interface SessionOptions {
+  /** The session ends after this long without a connection. Default 30,000; Infinity: never. */
+  giveUpAfterMs?: number;
+  /** How long the daemon may take to open the session before the next attempt. Default 10,000. */
+  openTimeoutMs?: number;
+}
+
+/** The session has ended, for a reason other than a status of the daemon (ConnectError). */
+export class SessionEnded extends Error {
+  constructor(readonly reason: "taken_over" | "closed" | "unreachable", message: string) {
+    super(message);
+  }
+}
 
 interface Wait {
   operation: Operation;
+  submittedMs: number;
+  timeoutMs: number | undefined;
   resolve: (result: Result) => void;
-  reject: (error: Error) => void;
+  reject: (error: unknown) => void;
 }
 
 /**
- * What it knows is in memory: a program that must survive its own crash stores the operations, and their results before
- * they are acknowledged.
+ * Its state is in memory: a program that must survive its own crash stores the operations, and their results before they
+ * are acknowledged.
  */
 export class Session {
   private readonly client: Client<typeof PurgatoryService>;
+  private readonly giveUpAfterMs: number;
+  private readonly openTimeoutMs: number;
   private readonly pending = new Map<bigint, Wait>();
-  private readonly stopping = new AbortController();
+  /** Cancels that the daemon has not answered. */
+  private readonly cancelling = new Set<bigint>();
   private readonly ended: Promise<void>;
+  /** From the last connection. */
+  private opened: SessionOpened | undefined;
   /** The highest operation id given out. */
   private issued = 0n;
   /** Operations up to this id are registered. */
   private registered = 0n;
+  /** Operations in the next batch: fewer after a refusal, more after each success. */
+  private room = BATCH_MAX;
+  /** Fewer after a batch was refused for its size. */
+  private roomMax = BATCH_MAX;
+  /** After a refusal nothing is registered for a while. */
+  private held = false;
   /** Of the results that were delivered. */
   private lastSequence = 0n;
   private acknowledged = 0n;
+  /** When there was last a connection, or no need for one. */
+  private reachedMs = performance.now();
   private error: Error | undefined;
-  private takenOver = false;
+  private connection = new AbortController();
+  /** There may be something to send. */
   private wake: () => void = () => {};
+  private endPause: () => void = () => {};
 
-  /** Begins a session, or resumes it. The id must be unique among all clients, such as a UUID. */
-  constructor(transport: Transport, readonly id: string) {
+  /** Begins a session. The id must be unique among all clients, such as a UUID. */
+  constructor(transport: Transport, readonly id: string, options: SessionOptions = {}) {
     this.client = createClient(PurgatoryService, transport);
+    this.giveUpAfterMs = options.giveUpAfterMs ?? 30_000;
+    this.openTimeoutMs = options.openTimeoutMs ?? 10_000;
     this.ended = this.run();
   }
 
-  /** Registers an operation, whose id is set here. Rejects when the session ends before the operation. */
-  wait(operation: MessageInitShape<typeof OperationSchema>): Promise<Result> {
-    return new Promise((resolve, reject) => {
-      if (this.error) return reject(this.error);
-      const one = create(OperationSchema, operation);
-      one.operationId = ++this.issued;
-      this.pending.set(one.operationId, { operation: one, resolve, reject });
+  /**
+   * Registers an operation, whose id is set here. Aborting `signal` cancels it. The outcome is REFUSED if the daemon refuses
+   * the operation, or if it is too large for a message. Rejects with the signal's reason, and when the session ends: with
+   * SessionEnded, or with a ConnectError of the daemon.
+   */
+  wait(operation: MessageInitShape<typeof OperationSchema>, signal?: AbortSignal): Promise<Result> {
+    if (this.error || signal?.aborted) return Promise.reject(this.error ?? signal?.reason);
+    const one = create(OperationSchema, operation);
+    const id = (one.operationId = ++this.issued);
+    const submittedMs = performance.now();
+    if (!this.pending.size) this.reachedMs = submittedMs;
+    const timeoutMs = one.timeoutMs === undefined ? undefined : Number(one.timeoutMs);
+    const cancel = () => this.cancel(id, signal?.reason);
+    signal?.addEventListener("abort", cancel);
+    return new Promise<Result>((resolve, reject) => {
+      this.pending.set(id, { operation: one, submittedMs, timeoutMs, resolve, reject });
       this.wake();
-    });
+    }).finally(() => signal?.removeEventListener("abort", cancel));
+  }
+
+  private cancel(id: bigint, reason: unknown): void {
+    const wait = this.pending.get(id);
+    if (!wait) return;
+    this.pending.delete(id);
+    this.cancelling.add(id);
+    this.wake();
+    wait.reject(reason);
   }
 
   /**
-   * Ends the session here and at the daemon, which cancels what is pending in it; if another client has opened it, it is
-   * left to that one.
+   * Ends the session here and at the daemon, which cancels its operations. A session that another client has taken over is
+   * left alone.
    */
   async close(): Promise<void> {
-    this.end(new Error("the session is closed"));
+    this.end(new SessionEnded("closed", "the session is closed"));
     await this.ended;
-    if (this.takenOver) return;
+    if (this.error instanceof SessionEnded && this.error.reason === "taken_over") return;
     try {
       await this.client.closeSession({ sessionId: this.id }, { timeoutMs: CALL_TIMEOUT_MS });
     } catch (error) {
@@ -82,76 +140,96 @@ export class Session {
     this.error ??= error;
     for (const wait of this.pending.values()) wait.reject(this.error);
     this.pending.clear();
-    this.stopping.abort();
+    this.connection.abort();
+    this.endPause();
   }
 
   /** Connects again until the session ends. */
   private async run(): Promise<void> {
+    const patienceMs = Math.min(this.openTimeoutMs, this.giveUpAfterMs);
     let ceiling = PAUSE_MS_MIN;
     while (!this.error) {
-      const connection = new AbortController();
-      const signal = AbortSignal.any([connection.signal, this.stopping.signal]);
-      const heard = { since: false };
+      const before = this.opened;
+      let cause: ConnectError | undefined;
       try {
-        await this.resume(signal);
-        // Whichever ends first ends the other: nothing is registered before the session has been looked at again.
-        const both = [this.read(signal, connection, heard), this.write(signal)];
-        try {
-          await Promise.race(both);
-        } finally {
-          connection.abort();
-          await Promise.allSettled(both);
-        }
+        await this.connect(patienceMs);
       } catch (error) {
-        const cause = ConnectError.from(error);
-        if (!RETRIED.has(cause.code)) this.end(cause);
+        cause = ConnectError.from(error);
       }
-      if (heard.since) ceiling = PAUSE_MS_MIN;
-      if (!this.error) await pause(Math.random() * ceiling, this.stopping.signal);
-      ceiling = Math.min(2 * ceiling, PAUSE_MS_MAX);
+      if (this.opened !== before) ceiling = PAUSE_MS_MIN;
+      if (this.opened !== before || !this.pending.size) this.reachedMs = performance.now();
+      if (cause && !RETRIED.has(cause.code)) this.end(cause);
+      if (performance.now() - this.reachedMs >= this.giveUpAfterMs) {
+        this.end(new SessionEnded("unreachable", `no connection for ${this.giveUpAfterMs} ms: ${cause?.message}`));
+      }
+      if (!this.error) await this.pause(Math.random() * ceiling);
+      ceiling = Math.min(2 * ceiling, PAUSE_MS_MAX, patienceMs);
     }
   }
 
-  /** Learns whether the session is still the one we know: if not, all that is pending is sent again. */
-  private async resume(signal: AbortSignal): Promise<void> {
-    // Results may have come before the answer that says that their operations are registered.
-    if (this.registered === 0n && this.lastSequence === 0n) return;
-    try {
-      await this.acknowledge(signal);
-    } catch (error) {
-      const { code } = ConnectError.from(error);
-      if (code !== Code.NotFound && code !== Code.InvalidArgument) throw error;
-      this.registered = this.lastSequence = this.acknowledged = 0n;
-    }
+  private pause(ms: number): Promise<void> {
+    return new Promise((resolve) => {
+      const timer = setTimeout(resolve, ms);
+      this.endPause = () => {
+        clearTimeout(timer);
+        resolve();
+      };
+    });
   }
 
-  private async acknowledge(signal: AbortSignal): Promise<void> {
-    const sequence = this.lastSequence;
-    await this.client.acknowledge({ sessionId: this.id, sequence }, { signal, timeoutMs: CALL_TIMEOUT_MS });
-    this.acknowledged = sequence;
-  }
-
-  /** Delivers results until the stream ends. A stream on which nothing is heard, not even heartbeats, is given up. */
-  private async read(signal: AbortSignal, connection: AbortController, heard: { since: boolean }): Promise<void> {
-    let silence = setTimeout(() => connection.abort(), SILENCE_MS_MAX);
+  /** One connection, from its opening to its end. A stream on which nothing arrives, not even heartbeats, is aborted. */
+  private async connect(patienceMs: number): Promise<void> {
+    const connection = (this.connection = new AbortController());
+    const { signal } = connection;
+    let silence = setTimeout(() => connection.abort(), patienceMs);
+    let writing: Promise<void> | undefined;
+    let failure: unknown;
     try {
-      // last_sequence is left out, as its comment advises: the daemon sends what is not acknowledged.
-      for await (const { message } of this.client.streamResults({ sessionId: this.id }, { signal })) {
-        heard.since = true;
+      const request = { sessionId: this.id, lastSequence: this.lastSequence, incarnation: this.opened?.incarnation };
+      for await (const { message } of this.client.streamResults(request, { signal })) {
         clearTimeout(silence);
-        silence = setTimeout(() => connection.abort(), SILENCE_MS_MAX);
-        if (message.case === "results" && message.value.shape.case === "rows") {
+        if (message.case === "opened") {
+          this.resume(message.value);
+          writing = this.write(signal).catch((error: unknown) => {
+            failure = error;
+            connection.abort();
+          });
+        } else if (message.case === "results" && message.value.shape.case === "rows") {
           this.deliver(message.value.firstSequence, message.value.shape.value.results);
         } else if (message.case === "goingAway" && message.value.reason === GoingAway_Reason.TAKEN_OVER) {
-          this.takenOver = true;
-          this.end(new Error("another client opened the session"));
+          this.end(new SessionEnded("taken_over", "another client opened the session"));
         } else if (message.case === "goingAway" && message.value.reason === GoingAway_Reason.SESSION_CLOSED) {
-          this.end(new Error("the session was closed"));
+          this.end(new SessionEnded("closed", "the session was closed"));
         }
+        const silenceMs = SILENT_INTERVALS * Number(this.opened?.heartbeatIntervalMs);
+        silence = setTimeout(() => connection.abort(), silenceMs);
       }
-    } finally {
-      clearTimeout(silence);
+    } catch (error) {
+      failure ??= error;
     }
+    clearTimeout(silence);
+    connection.abort();
+    this.wake();
+    await writing; // before the next connection: nothing is registered until that has opened the session
+    if (failure) throw failure;
+  }
+
+  /**
+   * What the daemon does not know is sent again. A new session knows nothing, and numbers its results from 1. If it knows
+   * operations all the same, they are another client's.
+   */
+  private resume(opened: SessionOpened): void {
+    this.registered = opened.highestOperationId;
+    if (!opened.resumed || this.opened?.incarnation !== opened.incarnation) {
+      if (this.registered > 0n) {
+        throw new ConnectError(`another client uses the session ${this.id}: choose a unique id`, Code.AlreadyExists);
+      }
+      this.lastSequence = 0n;
+      this.cancelling.clear();
+    }
+    this.acknowledged = this.lastSequence;
+    this.held = false;
+    this.opened = opened;
   }
 
   private deliver(sequence: bigint, results: Result[]): void {
@@ -166,54 +244,95 @@ export class Session {
     this.wake();
   }
 
-  /** Registers what is new and acknowledges what has come, one call at a time, until the connection ends. */
+  /** Sends what there is to send, one call at a time, until the connection ends. */
   private async write(signal: AbortSignal): Promise<void> {
+    const call: CallOptions = { signal, timeoutMs: CALL_TIMEOUT_MS };
+    const session = { sessionId: this.id, incarnation: this.opened?.incarnation };
     while (!signal.aborted) {
       const woken = new Promise<void>((resolve) => (this.wake = resolve));
-      const operations = this.unregistered();
-      if (operations.length) {
-        await this.register(operations, signal);
-      } else if (this.acknowledged < this.lastSequence) {
-        await this.acknowledge(signal);
+      const operationIds = [...this.cancelling].slice(0, BATCH_MAX);
+      const sequence = this.lastSequence;
+      if (this.acknowledged < sequence) {
+        await this.client.acknowledge({ ...session, sequence }, call);
+        this.acknowledged = sequence;
+      } else if (operationIds.length) {
+        await this.client.cancel({ sessionId: this.id, operationIds }, call);
+        for (const id of operationIds) this.cancelling.delete(id);
       } else {
-        await Promise.race([woken, aborted(signal)]);
+        const operations = this.nextBatch();
+        if (operations.length) await this.register(operations, session, call);
+        else await woken;
       }
     }
   }
 
-  /** The next batch, in order of ids. */
-  private unregistered(): Operation[] {
+  /** As many operations as fit a message, in the order of ids. Timeouts count from the submission. */
+  private nextBatch(): Operation[] {
     const operations: Operation[] = [];
-    for (let id = this.registered + 1n; id <= this.issued && operations.length < BATCH_MAX; id++) {
+    const bytesMax = (Number(this.opened?.messageBytesMax) || MESSAGE_BYTES_MAX) - ENVELOPE_BYTES - 4 * this.id.length;
+    const room = this.held ? 0 : Math.min(this.room, this.opened?.operationsPerBatchMax || BATCH_MAX);
+    let bytes = 0;
+    for (let id = this.registered + 1n; id <= this.issued && operations.length < room; id++) {
       const wait = this.pending.get(id);
-      if (wait) operations.push(wait.operation);
+      if (!wait) continue;
+      const leftMs = this.leftMs(wait);
+      if (leftMs !== undefined && (wait.timeoutMs ?? 1) > 0) wait.operation.timeoutMs = BigInt(Math.max(1, leftMs));
+      const size = toBinary(OperationSchema, wait.operation).length + 8; // its tag and length
+      if (size > bytesMax) {
+        const message = `an operation of ${size} bytes; the daemon accepts ${bytesMax}: split it`;
+        this.refuse(wait.operation, Code.ResourceExhausted, message);
+        continue;
+      }
+      bytes += size;
+      if (bytes > bytesMax) break;
+      operations.push(wait.operation);
     }
     return operations;
   }
 
-  /** Operations that are refused one by one get results too, so their refusals need not be looked at here. */
-  private async register(operations: Operation[], signal: AbortSignal): Promise<void> {
+  /** Undefined: the operation has no timeout of its own, and the daemon's default is not known. */
+  private leftMs(wait: Wait): number | undefined {
+    const timeoutMs = wait.timeoutMs ?? (Number(this.opened?.timeoutMsDefault) || undefined);
+    return timeoutMs && Math.floor(timeoutMs - (performance.now() - wait.submittedMs));
+  }
+
+  /** Operations that are refused one by one get results too, so only a batch refused as a whole matters here. */
+  private async register(operations: Operation[], session: object, call: CallOptions): Promise<void> {
     const batch = { shape: { case: "rows" as const, value: { operations } } };
     try {
-      await this.client.register({ sessionId: this.id, batch }, { signal, timeoutMs: CALL_TIMEOUT_MS });
-    } catch (error) {
-      if (ConnectError.from(error).code !== Code.ResourceExhausted) throw error;
-      if (this.acknowledged < this.lastSequence) await this.acknowledge(signal); // makes room
-      return pause(1_000, signal);
+      await this.client.register({ ...session, batch }, call);
+      this.registered = operations.at(-1)!.operationId;
+      this.room = Math.min(2 * this.room, this.roomMax);
+    } catch (thrown) {
+      const { code, details, rawMessage } = ConnectError.from(thrown);
+      const exhausted = code === Code.ResourceExhausted;
+      // The daemon's own refusals have details. One without is the transport's: the message was too large, or the
+      // connection broke.
+      const again = (exhausted || code === Code.Unavailable) && details.length > 0;
+      if (!again && !exhausted && RETRIED.has(code)) throw thrown;
+      if (exhausted) this.room = Math.max(1, Math.floor(operations.length / 2));
+      if (exhausted && !again) this.roomMax = this.room;
+      if (again) this.hold();
+      for (const operation of operations) {
+        const wait = this.pending.get(operation.operationId);
+        const late = again && wait && (this.leftMs(wait) ?? 0) <= 0;
+        const tooLarge = exhausted && !again && operations.length === 1;
+        if (late || tooLarge || !RETRIED.has(code)) this.refuse(operation, code, rawMessage);
+      }
     }
-    this.registered = operations.at(-1)!.operationId;
   }
-}
 
-function aborted(signal: AbortSignal): Promise<void> {
-  return new Promise((resolve) => {
-    if (signal.aborted) return resolve();
-    signal.addEventListener("abort", () => resolve(), { once: true });
-  });
-}
+  private hold(): void {
+    this.held = true;
+    setTimeout(() => {
+      this.held = false;
+      this.wake();
+    }, REFUSED_PAUSE_MS);
+  }
 
-async function pause(ms: number, signal: AbortSignal): Promise<void> {
-  let timer: ReturnType<typeof setTimeout> | undefined;
-  await Promise.race([new Promise((resolve) => (timer = setTimeout(resolve, ms))), aborted(signal)]);
-  clearTimeout(timer);
+  private refuse({ operationId }: Operation, code: Code, message: string): void {
+    const refusal = { operationId, code, message };
+    this.pending.get(operationId)?.resolve(create(ResultSchema, { operationId, outcome: Outcome.REFUSED, refusal }));
+    this.pending.delete(operationId);
+  }
 }

@@ -122,9 +122,7 @@ class HttpCall:
         return await self._methods.thread.run("" if self._caller is None else self._caller.key, work)
 
     def check(self) -> Account:
-        """For a call that `run` may never serve, as another one's answer will do: on whose account it is. Raises
-        `CallRefused` once this caller could not make the call any more.
-        """
+        """The account of a call that another call may answer. Raises `CallRefused` if it is no longer allowed."""
         assert self._call is not None, "a call is checked that did not enter"
         self._call.recheck()
         return self._call.account

@@ -59,6 +59,7 @@ class PurgatoryServicer(InspectionCalls):
                 if run is None:
                     raise invalid_argument("operation.condition", NO_CONDITION)
                 self._host.register_unary_wait(run, call.account)
+            self._host.waiting_callers.add(future, call.recheck)
             part = await future
         with watched:
             response = wire.WaitResponse()
@@ -102,7 +103,7 @@ class PurgatoryServicer(InspectionCalls):
         session = self._host.sessions.get(request.session_id, call.account, request.incarnation)
         _check_read_by_clients(session)
         session.has_unary_callers = True
-        self._host.sessions.touch(session, self._host.clock.now_ms())
+        self._host.sessions.touch(session, self._host.time.now_ms())
         self._host.acknowledge(session, request.sequence)
         self._host.journal.changed(session)  # this call has an answer that waits, so it gets a commit of its own
         await self._host.journal.durable()
@@ -207,7 +208,7 @@ class PurgatoryServicer(InspectionCalls):
             raise unavailable("the daemon is shutting down")
         if incarnation:
             self._host.sessions.get(session_id, call.account, incarnation)
-        return self._host.sessions.open(session_id, self._host.clock.now_ms(), call.account)
+        return self._host.sessions.open(session_id, self._host.time.now_ms(), call.account)
 
     def _connect(
         self,
@@ -228,7 +229,7 @@ class PurgatoryServicer(InspectionCalls):
             last_sequence=opening.last_sequence if resumed else 0,
             columns=opening.columns,
             expects_heartbeats=expects_heartbeats,
-            now_ms=self._host.clock.now_ms(),
+            now_ms=self._host.time.now_ms(),
         )
         stream.recheck = call.recheck
         self._host.journal.changed(session)
@@ -243,6 +244,7 @@ class PurgatoryServicer(InspectionCalls):
             incarnation=session.incarnation,
             message_bytes_max=self._message_bytes_max,
             pending=session.owner.pending,
+            newest_sequence=session.outbox.last_sequence,
         )
         # Not held back until it is durable: it must come before all results, and the next opening corrects it after a
         # crash.
@@ -252,9 +254,9 @@ class PurgatoryServicer(InspectionCalls):
     async def _write(self, stream: ResultStream, call: Call) -> None:
         """Writes what the stream has until it ends, and detaches it from its session."""
         try:
-            await stream.run_writer(call.context.write, self._host.clock.now_ms, call.turn)
+            await stream.run_writer(call.context.write, self._host.time.now_ms, call.turn)
         finally:
-            self._host.sessions.detach(stream, self._host.clock.now_ms())
+            self._host.sessions.detach(stream, self._host.time.now_ms())
 
 
 def _check_read_by_clients(session: sessions.Session) -> None:

@@ -5,6 +5,7 @@ import io.grpc.InsecureChannelCredentials;
 import io.grpc.ManagedChannel;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import purgatory.v1.Operation;
 import purgatory.v1.Produce;
@@ -26,7 +27,8 @@ public final class Resume {
     String topic = arguments[1];
     long count = Long.parseLong(arguments[2]);
     ManagedChannel channel = Grpc.newChannelBuilder(arguments[0], InsecureChannelCredentials.create()).build();
-    try (Session session = new Session(channel, "java-" + topic + "-" + ProcessHandle.current().pid())) {
+    String id = "java-" + UUID.randomUUID();
+    try (Session session = new Session(channel, id, Session.Options.DEFAULT)) {
       List<CompletableFuture<Result>> results = new ArrayList<>();
       for (long offset = 1; offset <= count; offset++) {
         results.add(session.submit(produce(topic, offset)));

@@ -1,11 +1,13 @@
 package purgatory.client;
 
 import io.grpc.Channel;
+import io.grpc.ManagedChannel;
+import io.grpc.Metadata;
 import io.grpc.Status;
 import io.grpc.StatusRuntimeException;
 import io.grpc.stub.ClientCallStreamObserver;
 import io.grpc.stub.ClientResponseObserver;
-import io.grpc.stub.StreamObserver;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.TreeMap;
@@ -13,14 +15,16 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
 import purgatory.v1.AcknowledgeResults;
-import purgatory.v1.CancelRequest;
-import purgatory.v1.CancelResponse;
+import purgatory.v1.CancelOperations;
+import purgatory.v1.CancelReceipt;
 import purgatory.v1.CloseSessionRequest;
 import purgatory.v1.GoingAway;
 import purgatory.v1.Heartbeat;
 import purgatory.v1.OpenSession;
 import purgatory.v1.Operation;
+import purgatory.v1.OperationRefusal;
 import purgatory.v1.OperationRows;
+import purgatory.v1.Outcome;
 import purgatory.v1.PurgatoryServiceGrpc;
 import purgatory.v1.Receipt;
 import purgatory.v1.RegisterBatch;
@@ -32,50 +36,94 @@ import purgatory.v1.SessionResponse;
 
 /**
  * Waits by one session, which it resumes however often the connection breaks: each operation is registered once, and each
- * result is delivered once. Written from the comments in proto/ alone.
+ * result is delivered once. The rules are in docs/grpc.md, "How to write a client".
  *
- * <p>Safe for use by many threads. What it knows is in memory: a program that must survive its own crash stores the
- * operations, and the last sequence number with their results, before it acknowledges.
+ * <p>Safe for use by many threads. Its state is in memory: a program that must survive its own crash stores the operations,
+ * and the last sequence number and incarnation with their results, before it acknowledges.
  */
 public final class Session implements AutoCloseable {
-  private static final int BATCH_MAX = 1_000; // rows are large, and a message is 4 MiB at most
+  private static final int BATCH_MAX = 1_000;
+  private static final long MESSAGE_BYTES_MAX = 4 << 20; // of a daemon that states no limit
+  private static final int RESULT_BYTES_MAX = 64 << 20; // results may be larger than gRPC accepts by default
+  private static final long ENVELOPE_BYTES = 256; // of a message without its operations, at most
   private static final long PAUSE_MS_MIN = 50;
   private static final long PAUSE_MS_MAX = 5_000;
+  private static final long REFUSED_PAUSE_MS = 1_000;
   private static final long CALL_TIMEOUT_MS = 30_000;
   private static final int SILENT_INTERVALS = 3;
+  private static final Metadata.Key<byte[]> DETAILS =
+      Metadata.Key.of("grpc-status-details-bin", Metadata.BINARY_BYTE_MARSHALLER);
+
+  /**
+   * @param giveUpAfter the session ends after this long without a connection; null: never
+   * @param openTimeout how long the daemon may take to open the session before the next attempt
+   */
+  public record Options(Duration giveUpAfter, Duration openTimeout) {
+    public static final Options DEFAULT = new Options(Duration.ofSeconds(30), Duration.ofSeconds(10));
+  }
+
+  /** The session has ended, for a reason other than a status of the daemon (StatusRuntimeException). */
+  public static final class EndedException extends RuntimeException {
+    public enum Reason { TAKEN_OVER, CLOSED, UNREACHABLE }
+
+    public final Reason reason;
+
+    EndedException(Reason reason, String message) {
+      super(message);
+      this.reason = reason;
+    }
+  }
 
   /** An operation that has no result yet. */
-  private record Wait(Operation operation, CompletableFuture<Result> result) {}
+  private record Wait(Operation operation, long submittedMs, CompletableFuture<Result> result) {
+    long id() {
+      return operation.getOperationId();
+    }
 
+    long leftMs(long defaultMs) {
+      return (operation.hasTimeoutMs() ? operation.getTimeoutMs() : defaultMs) - (nowMs() - submittedMs);
+    }
+  }
+
+  private final Channel channel;
   private final PurgatoryServiceGrpc.PurgatoryServiceStub stub;
   private final PurgatoryServiceGrpc.PurgatoryServiceBlockingStub blocking;
   private final String id;
+  private final Options options;
   private final Thread thread;
 
   // Guarded by `this`, which is notified of every change that may give the session's thread something to do.
   private final TreeMap<Long, Wait> pending = new TreeMap<>();
+  private final TreeMap<Long, Boolean> cancelling = new TreeMap<>(); // cancels without an answer; true: sent
+  private SessionOpened daemon = SessionOpened.getDefaultInstance(); // of the last connection
   private long issued; // the highest operation id given out
   private long sent; // operations up to this id need not be sent on this connection
-  private long inFlight; // the highest id of the batch that has no receipt yet; 0: there is none
-  private long notBeforeMs; // batches wait until then
+  private List<Wait> batch = List.of(); // the batch that has no receipt yet
+  private int room = BATCH_MAX; // operations in the next batch: fewer after a refusal, more after each success
+  private int roomMax = BATCH_MAX; // fewer after a batch was refused for its size
+  private long notBeforeMs; // when batches may be sent again
   private long lastSequence; // of the results that were delivered
-  private long acknowledged; // as told on this connection
+  private long acknowledged; // on this connection
+  private long reachedMs = nowMs(); // when there was last a connection, or no need for one
   private RuntimeException error; // why the session ended
-  private volatile boolean takenOver; // by another client
 
-  /** Begins a session, or resumes it. The id must be unique among all clients, such as a UUID. */
-  public Session(Channel channel, String id) {
-    this.stub = PurgatoryServiceGrpc.newStub(channel);
+  /** Begins a session. The id must be unique among all clients, such as a UUID. */
+  public Session(Channel channel, String id, Options options) {
+    this.channel = channel;
+    this.stub = PurgatoryServiceGrpc.newStub(channel).withMaxInboundMessageSize(RESULT_BYTES_MAX);
     this.blocking = PurgatoryServiceGrpc.newBlockingStub(channel);
     this.id = id;
+    this.options = options;
     thread = new Thread(this::run, "purgatory-session-" + id);
     thread.setDaemon(true);
     thread.start();
   }
 
   /**
-   * Registers an operation, whose id is set here. Cancelling the future cancels the operation. The future fails if the
-   * session ends first. What follows on it runs on a thread of the channel, and must not block.
+   * Registers an operation, whose id is set here. Cancelling the future cancels the operation. The result has
+   * OUTCOME_REFUSED if the daemon refuses the operation, or if it is too large for a message. The future fails if the session
+   * ends first: with an EndedException, or with a StatusRuntimeException of the daemon. Callbacks run on a thread of the
+   * channel, and must not block.
    */
   public CompletableFuture<Result> submit(Operation operation) {
     CompletableFuture<Result> result = new CompletableFuture<>();
@@ -84,9 +132,12 @@ public final class Session implements AutoCloseable {
       if (error != null) {
         return CompletableFuture.failedFuture(error);
       }
+      if (pending.isEmpty()) {
+        reachedMs = nowMs();
+      }
       operationId = ++issued;
       Operation numbered = operation.toBuilder().setOperationId(operationId).build();
-      pending.put(operationId, new Wait(numbered, result));
+      pending.put(operationId, new Wait(numbered, nowMs(), result));
       notifyAll();
     }
     result.whenComplete(
@@ -98,32 +149,26 @@ public final class Session implements AutoCloseable {
     return result;
   }
 
-  private void cancel(long operationId) {
-    synchronized (this) {
-      boolean known = operationId <= Math.max(sent, inFlight);
-      if (!known) {
-        pending.remove(operationId);
-        return;
-      }
+  private synchronized void cancel(long operationId) {
+    if (pending.remove(operationId) != null) {
+      cancelling.put(operationId, false);
+      notifyAll();
     }
-    CancelRequest request = CancelRequest.newBuilder().setSessionId(id).addOperationIds(operationId).build();
-    // If this fails, the operation's own timeout ends it.
-    stub.withDeadlineAfter(CALL_TIMEOUT_MS, TimeUnit.MILLISECONDS).cancel(request, new Unanswered<CancelResponse>());
   }
 
   /**
-   * Ends the session here and at the daemon, which cancels what is pending in it; if another client has opened it, it is
-   * left to that one. Throws StatusRuntimeException.
+   * Ends the session here and at the daemon, which cancels its operations. A session that another client has taken over is
+   * left alone. Throws StatusRuntimeException.
    */
   @Override
   public void close() {
-    end(new IllegalStateException("the session is closed"));
+    end(new EndedException(EndedException.Reason.CLOSED, "the session is closed"));
     try {
       thread.join(); // a stream that it opened later would begin a new session
     } catch (InterruptedException interrupted) {
       Thread.currentThread().interrupt();
     }
-    if (takenOver) {
+    if (error instanceof EndedException ended && ended.reason == EndedException.Reason.TAKEN_OVER) {
       return;
     }
     try {
@@ -152,24 +197,67 @@ public final class Session implements AutoCloseable {
 
   /** Connects again until the session ends. */
   private void run() {
+    long giveUpMs = options.giveUpAfter == null ? Long.MAX_VALUE : options.giveUpAfter.toMillis();
+    long patienceMs = Math.min(options.openTimeout.toMillis(), giveUpMs);
     try {
-      for (long ceilingMs = PAUSE_MS_MIN; ; ceilingMs = Math.min(2 * ceilingMs, PAUSE_MS_MAX)) {
-        Connection connection = new Connection();
+      for (long ceilingMs = PAUSE_MS_MIN; ; ceilingMs = Math.min(2 * ceilingMs, Math.min(PAUSE_MS_MAX, patienceMs))) {
+        Connection connection = new Connection(patienceMs);
         Status ended = connection.serve();
-        if (!retried(ended)) {
-          end(ended.asRuntimeException());
-        }
-        if (connection.opened != null) {
+        if (connection.isOpened) {
           ceilingMs = PAUSE_MS_MIN;
         }
+        disconnected(connection, ended, giveUpMs);
         if (!pause(ThreadLocalRandom.current().nextLong(ceilingMs))) {
           return;
+        }
+        if (channel instanceof ManagedChannel managed) {
+          managed.resetConnectBackoff(); // gRPC's own pauses grow to two minutes
         }
       }
     } catch (RuntimeException failed) {
       end(failed);
     } catch (InterruptedException interrupted) {
       end(new IllegalStateException("the session's thread was interrupted", interrupted));
+    }
+  }
+
+  /** Ends the session if connecting again does not help. */
+  private void disconnected(Connection connection, Status ended, long giveUpMs) {
+    if (!retried(ended)) {
+      end(ended.asRuntimeException());
+      return;
+    }
+    List<Wait> refused = List.of();
+    boolean isGivenUp;
+    synchronized (this) {
+      if (connection.isOpened || pending.isEmpty()) {
+        reachedMs = nowMs();
+      }
+      // The daemon's own refusals have details. One without is gRPC's: the message was too large.
+      if (ended.getCode() == Status.Code.RESOURCE_EXHAUSTED && !connection.hasDetails && !batch.isEmpty()) {
+        room = roomMax = Math.max(1, batch.size() / 2);
+        refused = batch.size() == 1 ? batch : refused;
+      }
+      isGivenUp = nowMs() - reachedMs >= giveUpMs;
+    }
+    refuse(refused, Status.Code.RESOURCE_EXHAUSTED.value(), "", "refused for its size: " + ended);
+    if (isGivenUp) {
+      String message = "no connection for " + options.giveUpAfter + ": " + ended;
+      end(new EndedException(EndedException.Reason.UNREACHABLE, message));
+    }
+  }
+
+  /** Ends those of these waits that are still pending with OUTCOME_REFUSED. */
+  private void refuse(List<Wait> waits, int code, String field, String message) {
+    OperationRefusal.Builder refusal = OperationRefusal.newBuilder().setCode(code).setField(field).setMessage(message);
+    for (Wait wait : waits) {
+      synchronized (this) {
+        if (pending.remove(wait.id()) == null) {
+          continue;
+        }
+      }
+      Result.Builder result = Result.newBuilder().setOperationId(wait.id()).setOutcome(Outcome.OUTCOME_REFUSED);
+      wait.result.complete(result.setRefusal(refusal.setOperationId(wait.id())).build());
     }
   }
 
@@ -199,25 +287,32 @@ public final class Session implements AutoCloseable {
    * time. Two never overlap: what an old one would still take from `pending` would be lost.
    */
   private final class Connection implements ClientResponseObserver<SessionRequest, SessionResponse> {
+    private final long patienceMs;
     private ClientCallStreamObserver<SessionRequest> requests;
 
     // Guarded by the session, as its own fields are.
-    private SessionOpened opened;
+    private boolean isOpened;
+    private boolean hasDetails; // the status with which it ended
     private Status ended;
     private long heardMs = nowMs();
     private long spokenMs = nowMs();
+
+    Connection(long patienceMs) {
+      this.patienceMs = patienceMs;
+    }
 
     /** Returns how it ended. */
     Status serve() throws InterruptedException {
       stub.session(this);
       synchronized (Session.this) {
-        OpenSession open = OpenSession.newBuilder().setSessionId(id).setLastSequence(lastSequence).build();
+        OpenSession.Builder open = OpenSession.newBuilder().setSessionId(id).setLastSequence(lastSequence);
+        open.setIncarnation(daemon.getIncarnation());
         requests.onNext(SessionRequest.newBuilder().setOpen(open).build());
       }
       for (SessionRequest message; (message = next()) != null; ) {
         requests.onNext(message);
       }
-      requests.cancel("this stream is given up", null);
+      requests.cancel("the client ends this stream", null);
       synchronized (Session.this) {
         while (ended == null) {
           Session.this.wait(); // until nothing more can be received
@@ -226,52 +321,93 @@ public final class Session implements AutoCloseable {
       }
     }
 
-    /** The next message, as soon as there is one; null: the stream has ended, or is to be ended. */
+    /** The next message, as soon as there is one; null: the stream has ended, or must be ended. */
     private SessionRequest next() throws InterruptedException {
-      synchronized (Session.this) {
-        while (ended == null && error == null) {
+      SessionRequest message = null;
+      while (message == null) {
+        List<Wait> tooLarge = new ArrayList<>();
+        synchronized (Session.this) {
           long nowMs = nowMs();
-          long silentMs = opened == null ? CALL_TIMEOUT_MS : SILENT_INTERVALS * opened.getHeartbeatIntervalMs();
-          long wakeMs = heardMs + silentMs;
-          if (wakeMs <= nowMs) {
+          long intervalMs = daemon.getHeartbeatIntervalMs();
+          long wakeMs = heardMs + (isOpened ? SILENT_INTERVALS * intervalMs : patienceMs);
+          if (ended != null || error != null || wakeMs <= nowMs) {
             return null;
           }
-          if (opened != null) {
-            SessionRequest message = due(nowMs);
-            if (message != null) {
-              spokenMs = nowMs;
-              return message;
-            }
-            wakeMs = Math.min(wakeMs, spokenMs + opened.getHeartbeatIntervalMs());
+          if (isOpened) {
+            message = due(nowMs, tooLarge);
+            spokenMs = message != null ? nowMs : spokenMs;
+            wakeMs = Math.min(wakeMs, spokenMs + intervalMs);
             wakeMs = notBeforeMs > nowMs ? Math.min(wakeMs, notBeforeMs) : wakeMs;
           }
-          Session.this.wait(Math.max(1, wakeMs - nowMs));
+          if (message == null && tooLarge.isEmpty()) {
+            Session.this.wait(Math.max(1, wakeMs - nowMs));
+          }
         }
-        return null;
+        // Outside the lock, as it runs callbacks.
+        String why = "the operation is larger than a message may be (" + messageBytesMax() + " bytes): split it";
+        refuse(tooLarge, Status.Code.RESOURCE_EXHAUSTED.value(), "", why);
       }
+      return message;
     }
 
-    /** One batch is under way at a time, so that one that is refused can be sent again. */
-    private SessionRequest due(long nowMs) {
+    private SessionRequest due(long nowMs, List<Wait> tooLarge) {
       if (acknowledged < lastSequence) {
         acknowledged = lastSequence;
         AcknowledgeResults results = AcknowledgeResults.newBuilder().setSequence(lastSequence).build();
         return SessionRequest.newBuilder().setAcknowledge(results).build();
       }
-      if (inFlight == 0 && notBeforeMs <= nowMs && issued > sent) {
-        OperationRows.Builder rows = OperationRows.newBuilder();
-        int room = Math.min(BATCH_MAX, opened.getOperationsPerBatchMax());
-        pending.tailMap(sent, false).values().stream().limit(room).forEach(wait -> rows.addOperations(wait.operation));
+      CancelOperations.Builder cancel = CancelOperations.newBuilder();
+      cancelling.entrySet().stream().filter(one -> !one.getValue()).limit(BATCH_MAX).forEach(
+          one -> {
+            one.setValue(true);
+            cancel.addOperationIds(one.getKey());
+          });
+      if (cancel.getOperationIdsCount() > 0) {
+        return SessionRequest.newBuilder().setCancel(cancel).build();
+      }
+      if (batch.isEmpty() && notBeforeMs <= nowMs) {
+        OperationRows rows = nextBatch(tooLarge);
         if (rows.getOperationsCount() > 0) {
-          inFlight = rows.getOperations(rows.getOperationsCount() - 1).getOperationId();
-          RegisterBatch batch = RegisterBatch.newBuilder().setBatchId(inFlight).setRows(rows).build();
-          return SessionRequest.newBuilder().setRegister(batch).build();
+          return SessionRequest.newBuilder().setRegister(RegisterBatch.newBuilder().setRows(rows)).build();
         }
       }
-      if (spokenMs + opened.getHeartbeatIntervalMs() <= nowMs) {
+      if (spokenMs + daemon.getHeartbeatIntervalMs() <= nowMs) {
         return SessionRequest.newBuilder().setHeartbeat(Heartbeat.getDefaultInstance()).build();
       }
       return null;
+    }
+
+    /**
+     * As many operations as fit a message. One batch is under way at a time: one that is refused can then be sent again
+     * under its ids. Timeouts count from the submission.
+     */
+    private OperationRows nextBatch(List<Wait> tooLarge) {
+      OperationRows.Builder rows = OperationRows.newBuilder();
+      batch = new ArrayList<>();
+      long bytes = 0;
+      for (Wait wait : pending.tailMap(sent, false).values()) {
+        Operation.Builder operation = wait.operation.toBuilder();
+        if (!operation.hasTimeoutMs() || operation.getTimeoutMs() > 0) { // 0 asks for an answer at once
+          operation.setTimeoutMs(Math.max(1, wait.leftMs(daemon.getTimeoutMsDefault())));
+        }
+        long size = operation.build().getSerializedSize() + 8; // its tag and length
+        if (size > messageBytesMax()) {
+          tooLarge.add(wait);
+          continue;
+        }
+        bytes += size;
+        if (batch.size() == Math.min(room, daemon.getOperationsPerBatchMax()) || bytes > messageBytesMax()) {
+          break;
+        }
+        batch.add(wait);
+        rows.addOperations(operation);
+      }
+      return rows.build();
+    }
+
+    private long messageBytesMax() {
+      long stated = daemon.getMessageBytesMax();
+      return (stated > 0 ? stated : MESSAGE_BYTES_MAX) - ENVELOPE_BYTES;
     }
 
     @Override
@@ -288,46 +424,68 @@ public final class Session implements AutoCloseable {
         case OPENED -> resume(message.getOpened());
         case RECEIPT -> receive(message.getReceipt());
         case RESULTS -> deliver(message.getResults());
+        case CANCELLED -> receive(message.getCancelled());
         case GOING_AWAY -> leave(message.getGoingAway().getReason());
-        default -> {} // a heartbeat, or what a later version says
+        default -> {} // a heartbeat, or a message of a later version
       }
     }
 
-    /** What the daemon does not know is sent again. A new session knows nothing, and numbers its results from 1. */
-    private void resume(SessionOpened daemon) {
+    /**
+     * What the daemon does not know is sent again. A new session knows nothing, and numbers its results from 1. If it knows
+     * operations all the same, they are another client's.
+     */
+    private void resume(SessionOpened opened) {
+      boolean isForeign = false;
       synchronized (Session.this) {
-        if (!daemon.getResumed()) {
+        sent = opened.getHighestOperationId();
+        if (!opened.getResumed() || !daemon.getIncarnation().equals(opened.getIncarnation())) {
+          isForeign = sent > 0;
           lastSequence = 0;
+          cancelling.clear();
         }
-        sent = daemon.getHighestOperationId();
-        inFlight = 0;
+        cancelling.replaceAll((operationId, isSent) -> false);
+        batch = List.of();
         notBeforeMs = nowMs();
         acknowledged = lastSequence;
-        opened = daemon;
+        daemon = opened;
+        isOpened = !isForeign;
         Session.this.notifyAll();
+      }
+      if (isForeign) {
+        String message = "another client uses the session " + id + ": choose a unique id";
+        end(Status.ALREADY_EXISTS.withDescription(message).asRuntimeException());
       }
     }
 
     /** Operations that are refused one by one also get results, so only a batch refused as a whole matters here. */
     private void receive(Receipt receipt) {
-      Status refused = Status.OK;
-      if (receipt.hasBatchRefusal()) {
-        var refusal = receipt.getBatchRefusal();
-        String why = refusal.getField() + ": " + refusal.getMessage();
-        refused = Status.fromCodeValue(refusal.getCode()).withDescription(why);
-      }
+      OperationRefusal refusal = receipt.getBatchRefusal();
+      boolean isExhausted = refusal.getCode() == Status.Code.RESOURCE_EXHAUSTED.value();
+      boolean again = isExhausted || refusal.getCode() == Status.Code.UNAVAILABLE.value();
+      List<Wait> refused = new ArrayList<>();
       synchronized (Session.this) {
-        if (refused.isOk()) {
-          sent = Math.max(sent, inFlight);
-        } else {
-          notBeforeMs = nowMs() + 1_000;
+        if (again) {
+          notBeforeMs = nowMs() + REFUSED_PAUSE_MS;
+          room = Math.max(1, batch.size() / 2);
+        } else if (!receipt.hasBatchRefusal() && !batch.isEmpty()) {
+          sent = batch.get(batch.size() - 1).id();
+          room = Math.min(2 * room, roomMax);
         }
-        inFlight = 0;
+        for (Wait wait : batch) {
+          if (receipt.hasBatchRefusal() && (!again || wait.leftMs(daemon.getTimeoutMsDefault()) <= 0)) {
+            refused.add(wait);
+          }
+        }
+        batch = List.of();
         Session.this.notifyAll();
       }
-      switch (refused.getCode()) {
-        case OK, RESOURCE_EXHAUSTED, UNAVAILABLE -> {}
-        default -> end(refused.asRuntimeException());
+      refuse(refused, refusal.getCode(), refusal.getField(), refusal.getMessage());
+    }
+
+    private void receive(CancelReceipt receipt) {
+      synchronized (Session.this) {
+        cancelling.keySet().removeAll(receipt.getCancelledOperationIdsList());
+        cancelling.keySet().removeAll(receipt.getNotPendingOperationIdsList());
       }
     }
 
@@ -351,17 +509,17 @@ public final class Session implements AutoCloseable {
 
     private void leave(GoingAway.Reason reason) {
       switch (reason) {
-        case REASON_TAKEN_OVER -> {
-          takenOver = true;
-          end(new IllegalStateException("another client opened the session"));
-        }
-        case REASON_SESSION_CLOSED -> end(new IllegalStateException("the session was closed"));
+        case REASON_TAKEN_OVER ->
+            end(new EndedException(EndedException.Reason.TAKEN_OVER, "another client opened the session"));
+        case REASON_SESSION_CLOSED -> end(new EndedException(EndedException.Reason.CLOSED, "the session was closed"));
         default -> {} // the stream ends, and the next one resumes the session
       }
     }
 
     @Override
     public void onError(Throwable failed) {
+      Metadata trailers = Status.trailersFromThrowable(failed);
+      hasDetails = trailers != null && trailers.containsKey(DETAILS);
       ended(Status.fromThrowable(failed));
     }
 
@@ -376,17 +534,5 @@ public final class Session implements AutoCloseable {
         Session.this.notifyAll();
       }
     }
-  }
-
-  /** For a call whose answer changes nothing. */
-  private static final class Unanswered<T> implements StreamObserver<T> {
-    @Override
-    public void onNext(T answer) {}
-
-    @Override
-    public void onError(Throwable failed) {}
-
-    @Override
-    public void onCompleted() {}
   }
 }

@@ -1,0 +1,82 @@
+"""Batches fit the messages that the daemon accepts: they are split by size, not only by the number of operations."""
+
+import pytest
+from purgatory_client import waits
+from purgatory_client.errors import LimitExceeded
+from purgatory_client.many import Entry, produce
+from purgatory_client.session.session_core import SessionCore
+
+from tests.client.session.wire_script import opened, receipt, registered, sent
+
+LONG_TOPIC = "t" * 240
+LIMIT_BYTES = 64 << 10
+
+
+def single_waits(count: int, partitions: int) -> list[Entry]:
+    """Waits for partitions of long names, each with its own."""
+    return [
+        waits.produce({(f"{LONG_TOPIC}{number}", partition): 1 for partition in range(partitions)}, timeout=5)
+        for number in range(count)
+    ]
+
+
+def one_batch(count: int, partitions: int) -> list[Entry]:
+    """The same as one batch of columns."""
+    names = [(f"{LONG_TOPIC}{number}", partition) for number in range(count) for partition in range(partitions)]
+    return [produce(names, indexes=range(len(names)), offsets=[1], item_counts=[partitions] * count)]
+
+
+def core_with(entries: list[Entry], stated_bytes: int = LIMIT_BYTES) -> SessionCore:
+    core = SessionCore("s", 1_000_000)
+    opening = opened()
+    opening.opened.message_bytes_max = stated_bytes
+    core.receive(opening, 0.0)
+    for entry in entries:
+        core.submit(entry, 0.0)
+    return core
+
+
+@pytest.mark.parametrize("entries", [single_waits(100, 20), one_batch(100, 20)], ids=["single", "columns"])
+def test_no_message_is_larger_than_the_daemon_accepts(entries: list[Entry]) -> None:
+    """500 kB of waits go out in messages of at most 64 KiB, in the order of ids, each once."""
+    core = core_with(entries)
+    ids: list[int] = []
+    batch_id = 0
+    while messages := sent(core, 0.0):
+        assert max(message.ByteSize() for message in messages) <= LIMIT_BYTES
+        ids += [one for batch in registered(messages) for one in batch]
+        for _ in messages:
+            batch_id += 1
+            core.receive(receipt(batch_id), 0.0)
+    assert ids == list(range(1, 101))
+
+
+@pytest.mark.parametrize("stated_bytes", [LIMIT_BYTES, 0])
+def test_an_operation_that_is_too_large_fails_alone(stated_bytes: int) -> None:
+    """Its error names both sizes; operations before and after it are sent. Without a stated limit it is 4 MiB."""
+    partitions = 400 if stated_bytes else 20_000
+    first, last = single_waits(2, 1)
+    [too_large] = single_waits(1, partitions)
+    core = core_with([first, too_large, last], stated_bytes)
+    assert registered(sent(core, 0.0)) == [[1], [3]]
+    [(ended, error)] = core.take_too_large()
+    assert ended is too_large
+    assert isinstance(error, LimitExceeded)
+    assert f"the daemon accepts {stated_bytes or 4 << 20}: split it" in str(error)
+    assert core.take_too_large() == []
+
+
+def test_a_batch_that_was_refused_for_its_size_is_halved() -> None:
+    """Where the limit is not known, halves are sent after each refusal; a single operation then fails."""
+    core = core_with(single_waits(4, 20), stated_bytes=0)
+    assert registered(sent(core, 0.0)) == [[1, 2, 3, 4]]
+    for batches in ([[1, 2], [3, 4]], [[1], [2], [3], [4]]):
+        assert core.message_refused()
+        core.connection_lost(0.0)
+        core.receive(opened(resumed=True), 0.0)
+        assert registered(sent(core, 0.0)) == batches
+    assert core.message_refused()
+    [(_, error)] = core.take_too_large()
+    assert isinstance(error, LimitExceeded)
+    core.connection_lost(0.0)
+    assert not core.message_refused(), "no batch was under way"
