@@ -267,8 +267,7 @@ class Daemon:
         servicer = PurgatoryServicer(self._host, self._webhooks, message_bytes)
         methods = self._http_methods = HttpMethods(servicer, self._gate, identify)
         page = LivePage(self._host, self._metrics, methods)
-        budget = self._host.shares.budget
-        site = HttpSite(
+        return HttpSite(
             settings.http,
             [*routes, *page.routes()],
             calls={
@@ -279,11 +278,9 @@ class Daemon:
             tls=self._tls,
             check_page=None if is_loopback(settings.http.address) else access.check_page,
             verifies_tokens=settings.access.policy_file is not None,
-            memory_bytes_max=budget.bytes_max,
+            budget=self._host.shares.budget,
             grpc_connections_max=settings.grpc.connections_max,
         )
-        budget.http = lambda: site.limits.held_bytes
-        return site
 
     def _check_http_certificate(self, context: Context) -> None:
         """As gRPC does, whose handshake asks for one: the HTTP site's does not, for the probes."""

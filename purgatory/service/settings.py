@@ -8,7 +8,6 @@ Flags, `--help` and docs/configuration.md are derived from the fields, so a sett
 No group may be called `service` or `port`: Kubernetes sets PURGATORY_SERVICE_HOST and PURGATORY_PORT by itself.
 """
 
-import re
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
@@ -83,15 +82,6 @@ def _checked_hosts(hosts: str) -> str:
         if "/" in host or "@" in host or "*" in host.removeprefix("*.").removesuffix(":*"):
             raise ValueError(f"should be hosts such as hooks.example.org, *.example.org or localhost:8080, not {host}")
     return hosts
-
-
-def _checked_names(names: str) -> str:
-    for name in names.split():
-        if not re.fullmatch(r"(\*\.)?[\w-]+(\.[\w-]+)*", name):
-            raise ValueError(
-                f"{name} is not a host name; allowed: purgatory.example.org or *.example.org, without a port"
-            )
-    return names
 
 
 SOURCE_SCHEMES: Final = ("kafka", "postgres", "postgresql")
@@ -173,19 +163,17 @@ class HttpSettings(SettingsGroup):
     """HTTP site: metrics and probes."""
 
     address: Address = setting("127.0.0.1:7441", "Where to serve HTTP, host:port. Port 0: any free one.")
-    allowed_hosts: Annotated[str, BeforeValidator(_as_words), AfterValidator(_checked_names)] = setting(
+    allowed_hosts: Annotated[str, BeforeValidator(_as_words), AfterValidator(_checked_hosts)] = setting(
         "",
-        "Names of this daemon that requests without TLS may have in the Host header, separated by spaces: "
-        "purgatory.example.org, or *.example.org for all names below. localhost and addresses are always allowed.",
+        "Names of this daemon that requests without TLS may have in the Host header, separated by spaces: host, "
+        "host:port, *.example.org for all names below. localhost and addresses are always allowed.",
     )
     connections_max: Count = setting(
         16_384,
         "Connections at one time, and at most as many as the limit on open files leaves room for beside gRPC. A "
         "further one replaces an idle one; if none is idle, its requests are answered with 503, except probes.",
     )
-    read_timeout_ms: DurationMs = setting(
-        10_000, "Close a connection that takes longer than this to send a request, with 408."
-    )
+    read_timeout_ms: DurationMs = setting(10_000, "Answer with 408 if a request takes longer than this to arrive.")
     keepalive_timeout_ms: DurationMs = setting(75_000, "Close a connection this long after its last request.")
     metrics_interval_ms: int = setting(
         1_000, "Metrics are computed at most this often. 0: each time.", ge=0, le=DURATION_MS_MAX

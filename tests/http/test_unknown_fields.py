@@ -45,12 +45,12 @@ async def test_a_call(request_json: dict[str, object], field: str, closest: str)
         bad = error_details_pb2.BadRequest.FromString(b64decode(detail["value"] + "=="))
         assert bad.field_violations[0].field.startswith(f"'{field}")
         if closest:
-            assert bad.field_violations[0].description == f"there is no such field; did you mean '{closest}'?"
+            assert bad.field_violations[0].description == f"unknown field; did you mean '{closest}'?"
         assert len(error["message"]) < 300
         sent = {"content-type": "application/grpc-web+json"}
         envelope = struct.pack(">BI", 0, len(data)) + data
         async with caller.client.post(f"{SERVICE}/Wait", data=envelope, headers=sent) as response:
-            assert b"there%20is%20no%20such%20field" in await response.read()
+            assert b"unknown%20field" in await response.read()
         assert caller.host.engine.pending == 0
 
 
@@ -61,7 +61,7 @@ async def test_a_stream_and_an_address() -> None:
         sent = {"content-type": "application/connect+json"}
         envelope = struct.pack(">BI", 0, len(data)) + data
         async with caller.client.post(f"{SERVICE}/StreamResults", data=envelope, headers=sent) as response:
-            assert b"'sesionId': there is no such field; did you mean 'sessionId'?" in await response.read()
+            assert b"'sesionId': unknown field; did you mean 'sessionId'?" in await response.read()
         address = f"{SERVICE}/ListPartitions?encoding=json&message=" + quote('{"pageSiz": 5}')
         async with caller.client.get(address) as response:
             assert response.status == 400

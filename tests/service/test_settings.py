@@ -107,8 +107,8 @@ def test_print_config_is_a_file_that_loads_to_the_same(tmp_path: Path) -> None:
         (["--grpc-address", "localhost"], ["grpc.address", "host:port", "'localhost'"]),
         (["--grpc-address", "localhost:70000"], ["grpc.address", "65535"]),
         (
-            ["--http-allowed-hosts", "a.example b.example:7441"],
-            ["http.allowed_hosts", "b.example:7441", "without a port"],
+            ["--http-allowed-hosts", "a.example http://b.example"],
+            ["http.allowed_hosts", "http://b.example"],
         ),
         (["--log-level", "loud"], ["log.level", "'debug'", "'loud'"]),
         (["--limits-timeout-ms-max", "5"], ["timeout_ms_default", "30000", "timeout_ms_max", "5"]),

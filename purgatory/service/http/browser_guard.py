@@ -27,7 +27,7 @@ def is_foreign_page(scope: Scope, allowed_hosts: Sequence[str]) -> bool:
         return False
     host = origin.rpartition("//")[2].lower()
     # A proxy may send its own name as Host, so that the two differ although the page is the daemon's own.
-    return host != (header_of(scope, b"host") or "").lower() and not _is_allowed(_name_of(host), allowed_hosts)
+    return host != (header_of(scope, b"host") or "").lower() and not _is_allowed(host, allowed_hosts)
 
 
 def is_dns_rebinding(scope: Scope, allowed_hosts: Sequence[str]) -> bool:
@@ -36,11 +36,11 @@ def is_dns_rebinding(scope: Scope, allowed_hosts: Sequence[str]) -> bool:
 
 
 def is_own_host(host: str | None, allowed_hosts: Sequence[str] = ()) -> bool:
-    """Whether a Host header is localhost, an address, or one of `allowed_hosts` (in lower case; `*.` for all below)."""
+    """Whether a Host header is localhost, an address, or one of `allowed_hosts` (in lower case)."""
     if host is None:
         return True  # HTTP/1.0: no browser
     name = _name_of(host.lower())
-    if name == "localhost" or name.endswith(".localhost") or _is_allowed(name, allowed_hosts):
+    if name == "localhost" or name.endswith(".localhost") or _is_allowed(host.lower(), allowed_hosts):
         return True
     try:
         ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
@@ -54,5 +54,6 @@ def _name_of(host: str) -> str:
     return host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
 
 
-def _is_allowed(name: str, allowed_hosts: Sequence[str]) -> bool:
-    return any(name == host or (host[:2] == "*." and name.endswith(host[1:])) for host in allowed_hosts)
+def _is_allowed(host: str, allowed_hosts: Sequence[str]) -> bool:
+    name = _name_of(host)
+    return any(one in (host, name) or (one[:2] == "*." and name.endswith(one[1:])) for one in allowed_hosts)

@@ -41,7 +41,7 @@ class ConnectRequest:
         self.call: Final = HttpCall(methods, method)
         self.scope: Final = scope
         self.answers: WrittenAnswers[Ready] | None = None
-        """Of a stream."""
+        """The written answers of a stream; None for a unary call."""
         self._is_json = False
         self.context: HttpContext | None = None
 
@@ -66,7 +66,7 @@ class ConnectRequest:
 
 
 REQUEST: ContextVar[ConnectRequest] = ContextVar("request")
-"""Of the task that serves it."""
+"""The request that the current task serves."""
 
 
 class LetIn:

@@ -1,7 +1,7 @@
 """Messages over HTTP, as protobuf or as JSON.
 
-What comes in is inflated and decoded by the call, in its turn (`Undecoded`); what goes out has been encoded by it
-(`ready`). Python code makes and reads JSON, some fifty times as slow as protobuf. Large JSON and gzip are left to a
+A request is inflated and decoded by its call, in the call's turn (`Undecoded`); an answer is encoded by the call too
+(`ready`). JSON is handled by Python code, about fifty times as slow as protobuf. Large JSON and gzip are processed in a
 thread, so that the event loop is free every few milliseconds, and callers take turns there too (`FairThread`).
 """
 
@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 OffLoop = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Does a piece of work in the thread."""
 
-# One thread: what one caller sends must not take more of the interpreter than what is served meanwhile.
+# One thread: it must not take more of the interpreter than the event loop gets.
 _THREAD: Final = ThreadPoolExecutor(1, "json")
 
 
@@ -63,7 +63,7 @@ class Deflated(bytes):
 
 
 class Gzip(Compression):
-    """Only for what comes in; clients are told of no compression of answers."""
+    """For requests only. Answers are not compressed."""
 
     def name(self) -> str:
         return "gzip"
@@ -108,7 +108,7 @@ class Undecoded:
         self._data = b""
 
     async def message(self, run: OffLoop = off_loop) -> Message:
-        """Raises `CallRefused` for what is no message of its type."""
+        """The decoded request. Raises `CallRefused` if it cannot be decoded."""
         self._check_size(self._data)
         if isinstance(self._data, Deflated) or (self.is_json and len(self._data) > TEXT_BYTES_MAX):
             decoded: Message = await run(self._decoded)
@@ -153,7 +153,7 @@ def unknown_field(error: str) -> CallRefused | None:
     closest = get_close_matches(found["name"].casefold(), map(str.casefold, known), 1, 0.0)
     names = [name for name in known if name.casefold() in closest] or known
     field = ".".join(part for part in (found["path"], found["name"]) if part)
-    return invalid_argument(quoted(field), f"there is no such field; did you mean {names[0]!r}?")
+    return invalid_argument(quoted(field), f"unknown field; did you mean {names[0]!r}?")
 
 
 class Ready:
@@ -174,7 +174,7 @@ async def ready(
 
 
 async def json_text(message: Message, run: OffLoop = off_loop) -> str:
-    """`json_of`, off the loop for what is large."""
+    """`json_of`, in the thread for large messages."""
     is_small = message.ByteSize() <= MESSAGE_BYTES_MAX
     text: str = json_of(message) if is_small else await run(partial(json_of, message))
     return text

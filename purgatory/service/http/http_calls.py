@@ -97,7 +97,7 @@ class HttpCall:
         self._call = Call(as_grpc, account, partial(gate.queue.turn, caller, method.work), recheck)
 
     async def run(self, decode: Callable[[], Awaitable[Message]]) -> Message | None:
-        """The answer to a request that has come; None: it has been written. Raises `CallRefused`."""
+        """Serve the request. Returns the answer, or None if it was written as a stream. Raises `CallRefused`."""
         call, caller = self._call, self._caller
         assert call is not None, "a call is served that did not enter"
         assert caller is not None, "as above"

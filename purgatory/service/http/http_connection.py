@@ -1,8 +1,8 @@
 """One HTTP/1.1 connection: an ASGI server on h11, for one request at a time.
 
-h11 is a pull parser, so nothing of a request is parsed before the request in front of it has been answered. The socket
-is read only while somebody waits for what it brings: the next request, the rest of a body, or the end of the
-connection. See `http_limits` for what a connection may hold and how long it may take.
+h11 is a pull parser, so a pipelined request is not parsed before the request in front of it has been answered. The
+socket is read only while the connection waits for the next request, for the rest of a body, or for the client to
+disconnect. `http_limits` limits the memory and the time that a connection may take.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class HttpConnection(asyncio.Protocol):
         self._parser: Final = h11.Connection(h11.SERVER, HEADER_BYTES_MAX)
         self.transport: asyncio.Transport | None = None
         self.abort_connecting: Callable[[], object] = bool
-        """Ends a TLS handshake, before whose end there is no transport."""
+        """Ends a TLS handshake. The transport is set when the handshake is complete."""
         self.state = ARRIVING
         self.held_bytes = 0
         self.is_extra = False
@@ -115,7 +115,7 @@ class HttpConnection(asyncio.Protocol):
                 self._limits.enter(self, ARRIVING)
             self._begin_soon()
             return
-        self._transport.pause_reading()  # until somebody waits for more
+        self._transport.pause_reading()  # until the application asks for more
         if not self._is_whole:
             wake(self._readable)
 
@@ -349,8 +349,8 @@ class HttpConnection(asyncio.Protocol):
         self._close()
 
     def _close(self) -> None:
-        """Close the connection once the client has read the answer. What it still sends is discarded: if it were left
-        unread, the system would reset the connection, and the client could lose the answer.
+        """Close the connection once the client has read the answer. Until then its data is read and discarded: with
+        unread data, the system would reset the connection, and the client could lose the answer.
         """
         self._over = True
         self._hold(0, 0)

@@ -15,7 +15,7 @@ Write = Callable[[Message | bytes], Awaitable[None]]
 """Writes an answer, which may be encoded already."""
 
 HEADERS: Final = ("authorization", "traceparent", "tracestate")
-"""Those that calls look at."""
+"""The headers that calls use."""
 
 
 class HttpContext:
@@ -30,8 +30,8 @@ class HttpContext:
         self.write: Final = write
 
     def peer(self) -> str:
-        """As gRPC writes it, but for the port: over HTTP/1.1 each call has a connection of its own. Without principals
-        who calls from one address is one caller.
+        """As gRPC writes it, without the port: over HTTP/1.1 each call has a connection of its own. Without principals,
+        all calls from one address belong to one caller.
         """
         client = self._scope["client"]
         if client is None:
@@ -43,7 +43,7 @@ class HttpContext:
         self._at_end.append(callback)
 
     def done(self) -> None:
-        """What was to be done at the end, once: the answer has been sent, or will not be."""
+        """Call the done callbacks, each once: the answer has been sent, or will not be."""
         while self._at_end:
             self._at_end.pop()(self)
 

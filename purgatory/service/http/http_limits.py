@@ -54,7 +54,7 @@ answer; answered before the whole request had arrived, and about to be closed.
 
 
 class Connection(Protocol):
-    """What the limits need to know of a connection."""
+    """The part of a connection that the limits use."""
 
     state: int
     held_bytes: int

@@ -29,7 +29,7 @@ class MetricsPage:
         return [Route("/metrics", self._answer)]
 
     async def _answer(self, request: Request) -> Response:
-        # One of two formats: the library would make one of whatever version a caller names, each computed anew.
+        # One of two formats: the library would compute a page for each version that callers name.
         accepted = OPEN_METRICS if prefers_open_metrics(request.headers.get("Accept", "")) else ""
         encode, content_type = choose_encoder(accepted)
         now_s = time.monotonic()

@@ -14,6 +14,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from purgatory.service.budget.memory_budget import MemoryBudget
 from purgatory.service.http.browser_guard import FOREIGN_PAGE, WRONG_HOST, is_dns_rebinding, is_foreign_page
 from purgatory.service.http.http_acceptor import HttpAcceptor
 from purgatory.service.http.http_connection import HttpConnection
@@ -25,7 +26,7 @@ from purgatory.service.settings import HttpSettings
 from purgatory.service.transport.tls import Tls
 
 STOP_S: Final = 1.0
-"""What is still being served when the site stops has so long to end."""
+"""Time for requests in progress to end when the site stops."""
 MEMORY_BYTES_MAX: Final = 536_870_912
 
 HTTP_STATUSES: Final = {
@@ -33,7 +34,7 @@ HTTP_STATUSES: Final = {
     code_pb2.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
     code_pb2.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
 }
-"""Of a page that is refused."""
+"""The status of a refused page, by code."""
 
 CheckPage = Callable[[str, str, str | None, str], None]
 """Given path, peer, authorization header and the principal of the client's certificate: raises `CallRefused` for who
@@ -56,11 +57,11 @@ class HttpSite:
         tls: Tls | None = None,
         check_page: CheckPage | None = None,
         verifies_tokens: bool = False,
-        memory_bytes_max: int = MEMORY_BYTES_MAX,
+        budget: MemoryBudget | None = None,
         grpc_connections_max: int = 0,
     ) -> None:
         self._settings: Final = settings
-        self._allowed_hosts: Final = settings.allowed_hosts.lower().split()
+        self._allowed_hosts: Final = settings.allowed_hosts.lower().replace(":*", "").split()
         self._tls: Final = tls
         self._check_page: Final = check_page
         self._calls: Final = {} if calls is None else calls
@@ -68,7 +69,10 @@ class HttpSite:
         self._pages: Final = Starlette(routes=routes)
         self._tasks: Final[set[asyncio.Task[None]]] = set()
         """Each serves a request."""
+        memory_bytes_max = MEMORY_BYTES_MAX if budget is None else budget.bytes_max
         self.limits: Final = HttpLimits(settings, memory_bytes_max, grpc_connections_max)
+        if budget is not None:
+            budget.http = lambda: self.limits.held_bytes
         self._acceptor: Final = HttpAcceptor(
             lambda: HttpConnection(self._serve, self.limits, self._tasks),
             self.limits,
@@ -81,7 +85,7 @@ class HttpSite:
         return self._acceptor.start(host, port)
 
     async def end_requests(self, timeout_s: float) -> None:
-        """What is being served has so long to end; then its connection is closed. Further requests are served."""
+        """Wait for the requests in progress; after the timeout, close their connections. New requests are served."""
         tasks = set(self._tasks)
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)
