@@ -273,7 +273,6 @@ class Daemon:
         servicer = PurgatoryServicer(self._host, self._webhooks, message_bytes)
         methods = self._http_methods = HttpMethods(servicer, self._gate, identify)
         page = LivePage(self._host, self._metrics, methods)
-        on_loopback = is_loopback(settings.http.address)
         return HttpSite(
             settings.http,
             [*routes, *page.routes()],
@@ -283,9 +282,10 @@ class Daemon:
                 **page.applications(),
             },
             tls=self._tls,
-            check_page=None if on_loopback else access.check_page,
-            local_names_only=on_loopback and self._tls is None,
-            message_bytes_max=message_bytes,
+            check_page=None if is_loopback(settings.http.address) else access.check_page,
+            verifies_tokens=settings.access.policy_file is not None,
+            budget=self._host.shares.budget,
+            grpc_connections_max=settings.grpc.connections_max,
         )
 
     def _check_http_certificate(self, context: Context) -> None:

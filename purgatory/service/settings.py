@@ -167,11 +167,17 @@ class HttpSettings(SettingsGroup):
     """HTTP site: metrics and probes."""
 
     address: Address = setting("127.0.0.1:7441", "Where to serve HTTP, host:port. Port 0: any free one.")
-    connections_max: Count = setting(
-        256,
-        "Connections at one time, and at most a quarter of the files the process may open. More are closed at once.",
+    allowed_hosts: Annotated[str, BeforeValidator(_as_words), AfterValidator(_checked_hosts)] = setting(
+        "",
+        "Names of this daemon that requests without TLS may have in the Host header, separated by spaces: host, "
+        "host:port, *.example.org for all names below. localhost and addresses are always allowed.",
     )
-    read_timeout_ms: DurationMs = setting(10_000, "Close a connection that takes longer than this to send a request.")
+    connections_max: Count = setting(
+        16_384,
+        "Connections at one time, and at most as many as the limit on open files leaves room for beside gRPC. A "
+        "further one replaces an idle one; if none is idle, its requests are answered with 503, except probes.",
+    )
+    read_timeout_ms: DurationMs = setting(10_000, "Answer with 408 if a request takes longer than this to arrive.")
     keepalive_timeout_ms: DurationMs = setting(75_000, "Close a connection this long after its last request.")
     metrics_interval_ms: int = setting(
         1_000, "Metrics are computed at most this often. 0: each time.", ge=0, le=DURATION_MS_MAX

@@ -19,6 +19,7 @@ from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.fuzz.raw_bytes import PREFACE, SETTINGS
 from tests.hostile import raw_http2
+from tests.hostile.http_attackers import HTTP_ATTACKS
 
 TOPIC: Final = "attack"
 CHANNELS: Final = 4
@@ -273,6 +274,7 @@ ATTACKS: Final[dict[str, Attack]] = {
     "half-open-http": half_open_http,
     "metrics": metrics_readers,
     "compressed": compressed,
+    **HTTP_ATTACKS,
 }
 
 

@@ -43,6 +43,8 @@ class MemoryBudget:
         """Written, and not read yet."""
         self.queues: Callable[[], int] = lambda: 0
         """What journal and archive hold in memory."""
+        self.http: Callable[[], int] = lambda: 0
+        """Bytes of HTTP requests that are arriving, and of answers that clients have not read."""
         self.calls: Callable[[], int] = lambda: 0
         """How many calls are in flight."""
         self.resident_bytes = 0
@@ -64,6 +66,7 @@ class MemoryBudget:
             "sessions": self._accounts.sessions * SESSION_BYTES,
             "calls": self.calls() * CALL_BYTES,
             "answers": self.answers_bytes,
+            "http": self.http(),
             "queues": self.queues(),
         }
 
