@@ -148,14 +148,18 @@ class GrpcSettings(SettingsGroup):
     keepalive_timeout_ms: DurationMs = setting(
         20_000, "Close a connection that leaves a ping unanswered for this long."
     )
-    connections_max: Count = setting(4_096, "Connections at one time. A further one is closed before it is read.")
-    streams_per_connection_max: Count = setting(
-        100,
-        "Calls in flight on one connection. Clients hold further ones back until one ends: whoever keeps more single "
-        "`Wait` calls in flight uses a session, or several connections.",
+    connections_max: Count = setting(
+        4_096,
+        "Connections at one time, and at most half of the files that the process may open. A further one is closed "
+        "before it is read.",
     )
     connection_age_max_ms: int = setting(
-        0, "Ask clients to reconnect after this long, to spread load. 0: never.", ge=0, le=DURATION_MS_MAX
+        0,
+        "Ask clients to reconnect after this long, to spread load. 0: never. `shutdown.grace_ms` later, calls that are "
+        "still open are cut: `Session`, `StreamResults`, `AdvanceStream`, `TailResults`, `AttachSource`, long calls of "
+        "`Wait`. The Python client and the command line resume them. Sources that the daemon runs itself are exempt.",
+        ge=0,
+        le=DURATION_MS_MAX,
     )
 
 
@@ -282,13 +286,19 @@ class LimitsSettings(EngineLimitsSettings):
     memory_bytes_max: Annotated[int, AfterValidator(_checked_budget)] = setting(
         0, "Memory for all that is held, in bytes. 0: 60 % of what the machine or the container has.", ge=0
     )
-    unary_waits_max: Count = setting(10_000, "Calls of Wait at one time.")
-    calls_max: Count = setting(20_000, "Calls in flight, of all callers: streams, unary ones, and refused ones.")
+    unary_waits_max: Count = setting(100_000, "Calls of `Wait` at one time, over gRPC and HTTP.")
+    calls_max: Count = setting(
+        200_000,
+        "Calls in flight, of all callers: streams, unary calls and refused calls; at most as many as fit into half of "
+        "the memory budget. A sixteenth is reserved for events.",
+    )
     calls_per_caller_max: Count = setting(
-        10_000, "Calls in flight of one caller: a principal, or a connection where nobody is asked."
+        11_000,
+        "Calls in flight of one caller: a principal or, without a policy, a gRPC connection or an HTTP client's "
+        "address. Also the number of streams on one gRPC connection. A sixteenth is reserved for events.",
     )
     calls_queued_per_caller_max: Count = setting(
-        1_000, "Calls of one caller that may wait for their turn. Further ones are refused before they are read."
+        20_000, "Calls of one caller that may wait for their turn. Further ones are refused before they are read."
     )
     calls_per_second_max: int = setting(0, "Calls a second of one principal. 0: any number.", ge=0, le=1_000_000)
     sessions_max: Count = setting(10_000, "Sessions at one time.")

@@ -88,7 +88,7 @@ class HttpCall:
             if self._methods.is_ending:
                 raise unavailable("the daemon is shutting down")
             account = method.account_of(as_grpc)
-            caller = self._caller = gate.enter(as_grpc, account, is_unary=method.is_unary)
+            caller = self._caller = gate.enter(as_grpc, account, method.work, is_unary=method.is_unary)
         except CallRefused as refused:
             self._counts.add_ended(refused.code)
             await gate.refusal_turn()

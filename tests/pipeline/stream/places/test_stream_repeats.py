@@ -10,15 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 from purgatory_pipeline.cli import main
 from purgatory_pipeline.stream.stream_outputs import write_part
-from purgatory_pipeline.stream.stream_query import LOCAL_FILES
 from pyspark.sql import SparkSession
 
 from tests.pipeline.conftest import worker_environment
 from tests.pipeline.stream.simulated_history import SimulatedHistory, outcomes_of
 from tests.pipeline.stream.stream_folders import StreamFolders
-from tests.pipeline.stream.test_stream_query import DELAY_MS, run, settings
-
-__all__ = ["settings"]
+from tests.pipeline.stream.test_stream_query import DELAY_MS, run
 
 OLD_S = 1_600_000_000
 
@@ -26,7 +23,7 @@ OLD_S = 1_600_000_000
 @pytest.mark.slow  # asks Spark
 @pytest.mark.parametrize("on_driver", [False, True])
 def test_old_files_are_read_and_rows_from_the_future_set_aside(
-    settings: SparkSession, tmp_path: Path, on_driver: bool
+    spark: SparkSession, tmp_path: Path, on_driver: bool
 ) -> None:
     """A file modified years before the newest counts like any other. A row dated far ahead of the clock is set aside
     with the reason, and time does not move because of it: nothing expires, and nothing that comes later is late.
@@ -40,7 +37,7 @@ def test_old_files_are_read_and_rows_from_the_future_set_aside(
     folders.write([{"at_ms": history.end_ms + DELAY_MS}])
     for path in (folders.registrations / "00000.parquet", folders.events / "00000.parquet"):
         os.utime(path, (OLD_S, OLD_S))
-    run(settings, folders, on_driver=on_driver)
+    run(spark, folders, on_driver=on_driver)
     assert sorted(map(repr, folders.outcomes())) == sorted(map(repr, history.outcomes))
     assert folders.rows("late").num_rows == 0
     (ahead,) = [row for row in folders.rows("set_aside").to_pylist() if row["at_ms"] == future_ms]
@@ -50,7 +47,7 @@ def test_old_files_are_read_and_rows_from_the_future_set_aside(
 @pytest.mark.slow  # asks Spark
 @pytest.mark.parametrize(("on_driver", "table"), [(False, ""), (True, ""), (False, "killed"), (True, "killed_driver")])
 def test_a_batch_done_again_with_another_delay_replaces_all_of_itself(
-    settings: SparkSession, tmp_path: Path, on_driver: bool, table: str
+    spark: SparkSession, tmp_path: Path, on_driver: bool, table: str
 ) -> None:
     """A run was killed after it had written a batch and before the commit. The next run has a longer delay, so the same
     batch has fewer outcomes and they come later: each is there once.
@@ -61,21 +58,20 @@ def test_a_batch_done_again_with_another_delay_replaces_all_of_itself(
     for part in folders.slices(history.rows, 2):
         folders.write(part)
     if table:
-        settings.sql(f"DROP TABLE IF EXISTS {table}")
-    run(settings, folders, on_driver=on_driver, results=results)
+        spark.sql(f"DROP TABLE IF EXISTS {table}")
+    run(spark, folders, on_driver=on_driver, results=results)
     for log in ("commits/1", "commits/.1.crc"):
         (folders.results / "_checkpoint" / log).unlink(missing_ok=True)
     write_part(str(folders.results / "late"), 1, 9, pa.table({"of": ["the run that was killed"]}))
-    settings.conf.unset(LOCAL_FILES[0])  # as in a process of its own
     long_ms = 10 * (history.end_ms - history.rows[0]["at_ms"])
-    run(settings, folders, on_driver=on_driver, results=results, delay_ms=long_ms)
+    run(spark, folders, on_driver=on_driver, results=results, delay_ms=long_ms)
     folders.write([{"at_ms": history.end_ms + long_ms}])
-    run(settings, folders, on_driver=on_driver, results=results, delay_ms=DELAY_MS)
-    found = outcomes_of(settings.table(table).toArrow()) if table else folders.outcomes()
+    run(spark, folders, on_driver=on_driver, results=results, delay_ms=DELAY_MS)
+    found = outcomes_of(spark.table(table).toArrow()) if table else folders.outcomes()
     assert sorted(map(repr, found)) == sorted(map(repr, history.outcomes))
     assert folders.rows("late").num_rows == 0
     if table:
-        settings.sql(f"DROP TABLE {table}")
+        spark.sql(f"DROP TABLE {table}")
 
 
 def test_a_table_of_a_catalog_in_memory_is_refused(
