@@ -149,9 +149,7 @@ class GrpcSettings(SettingsGroup):
         20_000, "Close a connection that leaves a ping unanswered for this long."
     )
     connections_max: Count = setting(
-        4_096,
-        "Connections at one time, and at most half of the files that the process may open. A further one is closed "
-        "before it is read.",
+        4_096, "Connections at one time, at most half of the open-file limit. A further one is closed unread."
     )
     connection_age_max_ms: int = setting(
         0,
@@ -375,13 +373,9 @@ class WebhooksSettings(SettingsGroup):
     give_up_ms: DurationMs = setting(
         86_400_000, "A result that was not delivered for this long becomes a dead letter. A restart begins it anew."
     )
-    posts_max: Count = setting(
-        64, "POSTs in flight at one time; at most half of them to hosts that are new, slow or silent."
-    )
+    posts_max: Count = setting(64, "POSTs in flight at one time; at most half to new, slow or silent hosts.")
     posts_per_host_max: Count = setting(4, "The same to one host; one that is new or does not answer gets 1.")
-    dead_letters_max: Count = setting(
-        1_000, "Dead letters that are kept; then whoever has most of them loses the oldest, with an error in the log."
-    )
+    dead_letters_max: Count = setting(1_000, "Dead letters kept. At the limit whoever has the most loses the oldest.")
 
     @model_validator(mode="after")
     def _signed(self) -> Self:
