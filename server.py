@@ -2,7 +2,10 @@
 
 import sys
 
-from purgatory.daemon import main
+from purgatory.startup_signals import handle_startup_signals
 
 if __name__ == "__main__":
+    handle_startup_signals()
+    from purgatory.daemon import main
+
     sys.exit(main())

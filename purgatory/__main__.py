@@ -1,6 +1,18 @@
-"""`python -m purgatory` is the command line `purgatory`, for where its script is not on the path."""
+"""The command line `purgatory`, also as `python -m purgatory` where its script is not on the path."""
 
-from purgatory_client.cli import main
+import sys
+
+from purgatory.startup_signals import handle_startup_signals
+
+
+def main() -> None:
+    """The entry point of the console script."""
+    if sys.argv[1:2] == ["serve"]:
+        handle_startup_signals()
+    from purgatory_client.cli import main as run  # noqa: PLC0415 - slow to import, and signals may come meanwhile
+
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -1,13 +1,19 @@
-"""What the embedded purgatory and the timer share: a thread that advances time, and no use after a fork."""
+"""Threads: for the embedded purgatory and the timer, one that advances time, and no use after a fork; for the daemon,
+blocking calls that may hang.
+"""
 
+import asyncio
 import logging
 import os
 import threading
 from collections.abc import Callable
-from typing import Final, NoReturn, Protocol
+from concurrent.futures import Future
+from typing import Final, NoReturn, Protocol, TypeVar
 from weakref import WeakSet
 
-__all__ = ["ClockThread", "RefusedAfterFork", "UsedAfterFork", "refuse_after_fork"]
+__all__ = ["ClockThread", "RefusedAfterFork", "UsedAfterFork", "on_daemon_thread", "refuse_after_fork"]
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -112,3 +118,31 @@ class ClockThread(threading.Thread):
         self._wake.set()
         if threading.current_thread() is not self:
             self.join(STOP_TIMEOUT_S)
+
+
+BLOCKING_CALLS_MAX: Final = 64
+_blocking_calls: Final[set[threading.Thread]] = set()
+
+
+async def on_daemon_thread(call: Callable[[], T]) -> T:
+    """Run a blocking call that may hang. Once this is cancelled nothing waits for it: the end of the process does not
+    wait for daemon threads, but does for those of an executor.
+
+    Raises OSError while `BLOCKING_CALLS_MAX` others run, and whatever the call raises.
+    """
+    _blocking_calls.difference_update([thread for thread in _blocking_calls if not thread.is_alive()])
+    if len(_blocking_calls) >= BLOCKING_CALLS_MAX:
+        raise OSError(f"{BLOCKING_CALLS_MAX} other blocking calls are running; try again later")
+    result: Future[T] = Future()
+    result.set_running_or_notify_cancel()  # from here on it cannot be cancelled, only left alone
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            result.set_exception(error)
+
+    thread = threading.Thread(target=run, name="blocking call", daemon=True)
+    thread.start()
+    _blocking_calls.add(thread)
+    return await asyncio.wrap_future(result)

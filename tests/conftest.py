@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +14,10 @@ from tests.daemon_process import DaemonProcess
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 """Otherwise gRPC starts threads in a process forked while a test has a channel, before it executes its program."""
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As in the background of a shell. Processes that tests start would inherit it, and would not end by Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("house", deadline=None)  # a test never asserts an absolute time
 settings.load_profile("house")

@@ -4,20 +4,23 @@ It runs the very package that the tests import, with the environment passed on, 
 and the uncompiled engine.
 """
 
+import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import purgatory
 
 PACKAGE_PARENT: Final = Path(purgatory.__file__).resolve().parent.parent
-DEADLINE_S: Final = 30.0
+DEADLINE_S: Final = 60.0
+"""For a real process to start or end, on a machine that has much else to do."""
 
 
 class DaemonProcess:
@@ -72,13 +75,24 @@ class DaemonProcess:
         self.process.wait(DEADLINE_S)
 
     def _wait_ready(self, ready_path: Path) -> dict[str, str]:
-        deadline = time.monotonic() + DEADLINE_S
-        while not ready_path.exists():
+        def is_ready() -> bool:
             assert self.process.poll() is None, f"the daemon ended with {self.process.returncode}:\n{self.log}"
-            assert time.monotonic() < deadline, f"the daemon was not ready in {DEADLINE_S} s:\n{self.log}"
-            time.sleep(0.01)
+            return ready_path.exists()
+
+        wait_until(is_ready, f"the daemon is ready; its log is {self.log_path}")
         ready: dict[str, str] = json.loads(ready_path.read_text("utf-8"))
         return ready
+
+
+@contextlib.contextmanager
+def open_files_max(count: int) -> Iterator[None]:
+    """Processes started in the block may open so many files."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def run_to_end(
@@ -100,6 +114,14 @@ def daemon_environment(extra: dict[str, str] | None = None) -> dict[str, str]:
     """The environment of the tests, with the package under test first on the path, and `extra` on top."""
     path = os.pathsep.join(filter(None, [str(PACKAGE_PARENT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path, **(extra or {})}
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Polls until the condition holds. Raises AssertionError with `what` after `DEADLINE_S`."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {DEADLINE_S} s: {what}"
+        time.sleep(0.01)
 
 
 def children_of(process_id: int) -> list[int]:

@@ -12,7 +12,6 @@ ROOT = Path(__file__).resolve().parent.parent
 ENTRY_POINTS = {
     "server",  # python server.py
     "setup",  # the build
-    "purgatory_client.cli",  # the console script
     "purgatory.embedded",  # public: for a program with threads and no daemon
     "purgatory.timer",  # public: the same program's timer
     "purgatory.testing",  # public: a clock and a daemon for others' tests

@@ -88,7 +88,7 @@ class Client:
     """A blocking client of one daemon. Arguments and errors are those of `AsyncClient`.
 
     Use it in `with`, or `close` it; clients that are open when the interpreter ends are closed then. It does not
-    survive a fork: in the child its calls raise ClientClosed, so make a new one there.
+    survive a fork: in the child its calls raise ClientClosed (docs/client.md, "Closing").
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class Client:
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if os.getpid() != self._pid:
             coroutine.close()
-            raise ClientClosed("this client was made before a fork; make a new one in the child process")
+            raise ClientClosed("this client was made before a fork, in another process")
         return self._loop.run(coroutine)
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from purgatory.v1 import webhook_pb2
 from purgatory_client.results import Outcome
@@ -19,6 +20,13 @@ class DeadLetter:
     attempts: int
     last_error: str
     given_up_time: datetime
+
+
+class ResentLetters(NamedTuple):
+    """How many letters are being sent again, and which of the ids that were named are not dead letters (any more)."""
+
+    resent: int
+    unknown_ids: tuple[str, ...] = ()
 
 
 def dead_letter(message: webhook_pb2.DeadLetter) -> DeadLetter:

@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from purgatory.archive import checksums
 from purgatory.archive.layout import (
     FILE_NUMBER_KEY,
     RUN_KEY,
@@ -85,7 +86,7 @@ class TableFile:
         self.folder: Final = folder(table, datetime.fromtimestamp(hour * HOUR_MS / 1_000, UTC))
         self.unfinished_path: Final = unfinished_path(table, run_id, number)
         self.rows = 0
-        self.content: pa.Buffer
+        self.content: bytes
         self.is_written = False
         """Whether all of it lies aside."""
         self._waiting: list[pa.RecordBatch] = []
@@ -96,6 +97,7 @@ class TableFile:
             TABLE_KEY: table.encode(),
             RUN_KEY: run_id.encode(),
             FILE_NUMBER_KEY: str(number).encode(),
+            checksums.KEY: checksums.UNSEALED,
         }
         columns = TABLE_COLUMNS[table]
         fields = zip(SCHEMAS[table], columns, strict=True)
@@ -105,6 +107,7 @@ class TableFile:
             self._schema,
             compression=COMPRESSION,
             use_dictionary=[one.name for one in columns if one.type_name == WORD or one.encoding == FEW_VALUES],
+            write_page_checksum=True,
             write_statistics=[one.name for one in columns if one.has_statistics],
             column_encoding={one.name: "DELTA_BINARY_PACKED" for one in columns if one.encoding == DELTA},
         )
@@ -129,7 +132,7 @@ class TableFile:
         if self._waiting:
             self._encode()
         self._writer.close()
-        self.content = self._sink.getvalue()
+        self.content = checksums.sealed(self._sink.getvalue().to_pybytes())
 
     def _joined(self) -> pa.Table:
         # Unified: pyarrow would write batches with different dictionaries as plain strings.

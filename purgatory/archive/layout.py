@@ -4,6 +4,7 @@ A file is written under `_writing/` (which Spark and DuckDB pass over) and moved
 lies under a table is never half a file. Date and hour are those of the file's first row, in UTC.
 """
 
+import re
 from datetime import datetime
 from typing import Final
 
@@ -19,6 +20,10 @@ TABLE_KEY: Final = b"purgatory.table"
 RUN_KEY: Final = b"purgatory.run_id"
 FILE_NUMBER_KEY: Final = b"purgatory.file_number"
 """Rises within a table of a run from 1. Two files with the same run, table and number are one file and its copy."""
+
+
+FILE_NUMBER: Final = re.compile(r"-([0-9]+)\.parquet$")
+"""The number in a file's name."""
 
 
 def file_name(run_id: str, file_number: int) -> str:

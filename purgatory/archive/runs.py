@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +40,8 @@ class RunState:
     time_ms: int = 0
     at_ms: int = 0
     renewed_ms: int = 0
+    files: dict[str, int] = field(default_factory=dict)
+    """By table, the number of its last file that is in its place."""
 
     @property
     def last_call(self) -> CallStamp:
@@ -48,7 +50,7 @@ class RunState:
 
     def encoded(self) -> bytes:
         """As it stands in the file: padded, so that it can be written over in place."""
-        return json.dumps(asdict(self)).encode().ljust(512) + b"\n"
+        return json.dumps(asdict(self)).encode().ljust(1_024) + b"\n"
 
     @classmethod
     def decoded(cls, content: bytes) -> RunState:

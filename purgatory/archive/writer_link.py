@@ -29,6 +29,8 @@ PIPE_BYTES: Final = 1024 * 1024
 """Room for a whole frame: the loop is woken for each part that it has to write later."""
 LINE_BYTES_MAX: Final = 1024 * 1024
 RETRY_S: Final = 1.0
+OPEN_S: Final = 15.0
+"""An object store that does not answer is given up then: the store's client by itself tries for three minutes."""
 PROGRAM: Final = "purgatory.archive.writer_process"
 
 
@@ -62,7 +64,11 @@ class WriterLink:
         return self._has_process.is_set()
 
     async def start(self) -> None:
-        """Starts the process, which opens the archive. Raises `CannotArchive` where that cannot be written to."""
+        """Start the process, which opens the archive.
+
+        Raises:
+            CannotArchive: The archive cannot be written to, or its store did not answer within `OPEN_S`.
+        """
         await self._start_process(self._config)
         self._task = asyncio.create_task(self._listen(), name="archive writer")
 
@@ -119,7 +125,12 @@ class WriterLink:
         loop = asyncio.get_running_loop()
         transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(frames, "wb", 0))
         transport.write(encode_frame(config))
-        line = await self._read_line()
+        try:
+            async with asyncio.timeout(OPEN_S):
+                line = await self._read_line()
+        except TimeoutError:
+            self._process.kill()
+            line = {"unusable": f"the store of the archive {config.place} did not answer within {OPEN_S:g} s"}
         if line is None or "statistics" not in line:
             transport.close()
             await self._process.wait()

@@ -91,6 +91,8 @@ class HistoryWriter:
     def keep(self, names: Sequence[PartitionName], records: Sequence[Record]) -> None:
         """Keeps a frame: the records of some more calls, in order. After it, `maintain`."""
         for table, some in records_by_table(records).items():
+            if table == MARKERS:
+                some = [self._with_files(record) for record in some]  # noqa: PLW2901 - the last table: all files are begun
             try:
                 self._files.write(table, make_rows(table, some, names))
             except Exception:
@@ -104,6 +106,12 @@ class HistoryWriter:
             if record.table == MARKERS:
                 self._has_ended = record.extra["marker"] == ENDED
         self._report(self.statistics)
+
+    def _with_files(self, record: Record) -> Record:
+        """A marker; one that ends the run says how many files it has, so that a missing one is noticed."""
+        if record.extra["marker"] != ENDED:
+            return record
+        return record._replace(extra={**record.extra, "detail": json.dumps({"files": self.statistics.file_numbers})})
 
     def _lose(self, table: str, records: Sequence[Record]) -> None:
         """Rows that cannot be made, through no fault of the disk: the archive says so, and the rest goes on."""
@@ -153,6 +161,7 @@ class HistoryWriter:
                 state, done = self._run.state, self.statistics
                 _, state.call_number, state.time_ms, state.at_ms = self._last_call
                 _, done.call_number, done.time_ms, done.at_ms = self._last_call
+                state.files = dict(done.file_numbers)
                 self._run.renew()
                 break
             except CANNOT_WRITE as error:
@@ -189,7 +198,10 @@ class HistoryWriter:
                 dead.release()
 
     def _write_crashed(self, state: RunState, leftovers: int) -> None:
-        detail = {"host": state.host, "pid": state.pid, "found_by": self._files.run_id, "leftovers": leftovers}
+        detail = {
+            "host": state.host, "pid": state.pid, "found_by": self._files.run_id, "leftovers": leftovers,
+            "files": state.files,
+        }  # fmt: skip
         crashed = row_record(MARKERS, state.last_call, marker=CRASHED, detail=json.dumps(detail))
         self._files.write(MARKERS, make_rows(MARKERS, [crashed]))
         LOGGER.warning(
@@ -271,7 +283,8 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     gc.set_threshold(YOUNG_MAX)
-    output = LineOutput(sys.stdout.buffer)
+    output = LineOutput(os.fdopen(os.dup(sys.stdout.fileno()), "wb"))
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the object store's client logs to stdout
     logger = logging.getLogger("purgatory.archive")
     logger.setLevel(logging.DEBUG)
     logger.addHandler(output)

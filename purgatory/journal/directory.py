@@ -16,7 +16,10 @@ HOLDER_BYTES: Final = 20
 
 
 class Directory:
-    """A locked folder. The lock ends with the process, however that ends, or with `release`."""
+    """A locked folder. The lock ends with the process, however that ends, or with `release`.
+
+    The folder itself is locked: a lock on a file in it would end when somebody removes the file.
+    """
 
     def __init__(self, path: Path) -> None:
         """Creates the folder if need be. Raises `JournalLocked`, or `JournalError` when it cannot be used."""
@@ -24,23 +27,47 @@ class Directory:
         self.database: Final = path / DATABASE
         try:
             path.mkdir(parents=True, exist_ok=True)
+            self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise JournalError(f"cannot use {path} as data folder: {error.strerror or error}") from None
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             holder = os.pread(self._lock, HOLDER_BYTES, 0).decode("ascii", "replace").strip() or "unknown"
-            os.close(self._lock)
+            self.release()
             raise JournalLocked(
                 f"{path} is in use by process {holder}: stop it first, or choose another folder"
             ) from None
         with contextlib.suppress(OSError):  # a full disk: the process id is only for error messages
             os.pwrite(self._lock, f"{os.getpid():<{HOLDER_BYTES - 1}}\n".encode(), 0)
+        self._files: list[tuple[int, int]] = []
 
     def release(self) -> None:
-        lock, self._lock = self._lock, -1  # a thread of the journal that does not end must not write to a later file
-        os.close(lock)
+        descriptors = self._lock, self._folder
+        self._lock = self._folder = -1  # a thread of the journal that does not end must not write to a later file
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def note_files(self) -> None:
+        """The database is open: from now on `check_files` finds what becomes of the files."""
+        self._files = self._identities()
+
+    def check_files(self) -> None:
+        """Raises `JournalError` if the folder or one of its files is no longer the one that was opened.
+
+        Writing to a removed file succeeds, and nothing of it is there after a restart.
+        """
+        try:
+            if self._identities() == self._files:
+                return
+        except FileNotFoundError:
+            pass
+        raise JournalError(f"{self.path}, or a file in it, was removed or replaced: restart the daemon")
+
+    def _identities(self) -> list[tuple[int, int]]:
+        paths = (self.path, self.path / LOCK, self.database, self.path / f"{DATABASE}-wal")
+        return [(status.st_dev, status.st_ino) for status in map(os.stat, paths)]
 
     def note_group(self, number: int) -> None:
         """Notes that all groups up to this one are in the journal; 0: none need be.
@@ -59,8 +86,4 @@ class Directory:
     def sync(self) -> None:
         """Makes the folder's entries durable, which an fsync of a file does not, and the note."""
         os.fsync(self._lock)
-        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        os.fsync(self._folder)

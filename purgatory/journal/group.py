@@ -50,14 +50,10 @@ class SessionChanges:
         """Operations that waited before and still do, but for fewer partitions."""
         self.uncertain_after = -1
         """The session awaits its client: results above this number may differ from those it has. -1: it does not."""
-        self.principal = ""
-        """Whose session it is; empty: nobody was asked."""
         self.refused_ids = b""
         """Packed ranges of ids whose batches were refused as a whole."""
-        self.incarnation = ""
-        """Name of the session's present life; empty: not known."""
-        self.callback: tuple[str, str] | None = None
-        """Where its results are sent, and the token of their ids."""
+        self.constants: Final[dict[str, tuple[str, ...]]] = {}
+        """What never changes in the life of a session: its row in each table of `statements.CONSTANT_OF_SESSION`."""
         self.dropped = False
 
 

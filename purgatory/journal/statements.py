@@ -3,6 +3,7 @@
 Every statement may run twice with the same outcome: a commit that reported an error may turn out to have been done.
 """
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from purgatory.engine.batches import PartitionName
@@ -59,7 +60,7 @@ CONSTANT_OF_SESSION: Final = {
     "callbacks": (UPSERT_CALLBACK, DELETE_CALLBACK),
     "incarnations": (UPSERT_INCARNATION, DELETE_INCARNATION),
 }
-"""Tables with at most one row for each session, which never changes: written once, deleted with the session."""
+"""Tables with at most one row for each session, which is written once and deleted with the session."""
 
 CHANGE_ROWS_MAX: Final = 64
 """Rows of changes that are kept before they are merged into `partitions`."""
@@ -112,8 +113,8 @@ class StatementBuilder:
     def add_existing_awaiting_resume(self, session: int) -> None:
         self._awaiting_resume.add(session)
 
-    def add_existing_constant(self, table: str, session: int) -> None:
-        self._with_constant[table].add(session)
+    def add_existing_constants(self, table: str, sessions: Iterable[int]) -> None:
+        self._with_constant[table].update(sessions)
 
     def add_existing_refused_ids(self, session: int, ranges: bytes) -> None:
         self._refused_ids[session] = ranges
@@ -205,13 +206,8 @@ class StatementBuilder:
         _put(out, UPSERT_SESSION, *state)
         self._update_awaiting_resume(state.session, part.uncertain_after, out)
         self._update_refused_ids(state.session, part.refused_ids, out)
-        constants: dict[str, tuple[str, ...]] = {
-            "principals": (part.principal,) if part.principal else (),
-            "callbacks": part.callback or (),
-            "incarnations": (part.incarnation,) if part.incarnation else (),
-        }
-        for table, constant in constants.items():
-            if constant and state.session not in self._with_constant[table]:
+        for table, constant in part.constants.items():
+            if state.session not in self._with_constant[table]:
                 self._with_constant[table].add(state.session)
                 _put(out, CONSTANT_OF_SESSION[table][0], state.session, *constant)
 

@@ -66,6 +66,7 @@ class Store:
             try:
                 _prepare(database, str(path))
                 self._directory.sync()
+                self._directory.note_files()
             except BaseException:
                 database.close()
                 raise
@@ -120,6 +121,7 @@ class Store:
     def commit(self, statements: Statements) -> None:
         """One transaction. It is durable when this returns."""
         self._crash.reached(BEFORE_BEGIN)
+        self.check_files()
         database = self._database
         database.execute("BEGIN IMMEDIATE")
         try:
@@ -135,6 +137,10 @@ class Store:
         *_, number, _, _ = statements[UPSERT_MOMENT][0]
         self._directory.note_group(number)
         self._crash.reached(AFTER_COMMIT)
+
+    def check_files(self) -> None:
+        """Raises `JournalError` if what is written would go to files that are not in the folder."""
+        self._directory.check_files()
 
     def maintain(self, *, idle: bool) -> bool:
         """A bounded step of keeping the files small; whether there is more to do. `idle`: no commit waits for it."""

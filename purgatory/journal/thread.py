@@ -47,6 +47,8 @@ class JournalThread:
         self._closing: Final = threading.Event()
         self._must_reopen = False
         self._must_rewrite = False
+        self._is_lost = False
+        """The files of the journal were found to be gone."""
         self._groups_unmaintained = 0
         """Groups since the last maintenance; looking at the files costs more than writing a small group."""
         self._thread: Final = threading.Thread(target=self._run, name="journal", daemon=True)
@@ -83,6 +85,7 @@ class JournalThread:
         try:
             group = self._groups.get(timeout=IDLE_S)
         except queue.Empty:
+            self._check_files()
             more = self._maintain(idle=True)
             while more and self._groups.empty():
                 more = self._maintain(idle=True)
@@ -134,6 +137,15 @@ class JournalThread:
             failure = WriteFailure(is_full=False, reason=str(error))
         LOGGER.warning("%s; trying again", failure.reason)
         self._report(failure)
+
+    def _check_files(self) -> None:
+        """While no group is committed, which would find the same. Reports a loss once."""
+        try:
+            self._store.check_files()
+        except (JournalError, OSError) as error:
+            if not self._is_lost:
+                self._is_lost = True
+                self._on_failure(error)
 
     def _maintain(self, *, idle: bool) -> bool:
         """Does a step of maintenance. Its failure only counts once a commit fails too."""

@@ -58,7 +58,7 @@ async def _wait_until(condition: Callable[[], bool], deadline_s: float) -> None:
 
 def _is_flushed(host: Host) -> bool:
     """Whether each connected session has its results, as far as its client is still reading them."""
-    now_ms = host.clock.now_ms()
+    now_ms = host.time.now_ms()
     for stream in host.sessions.streams():
         outbox = stream.session.outbox
         if stream.closing or not outbox.unacknowledged:

@@ -3,6 +3,9 @@
 A wait is registered as of the end of the current millisecond and expires as of the beginning of one, so its whole
 timeout has passed on a clock of any resolution. From a registration to the end of its millisecond the engine is ahead
 of the clock, and nothing expires.
+
+The service uses this time for everything, sessions and streams included. A time read from the clock itself may be a
+millisecond behind the engine, which rejects it.
 """
 
 from typing import Final
@@ -11,7 +14,7 @@ from purgatory.clock import Clock
 
 
 class EngineTime:
-    """The source of every `now_ms` that one engine is given."""
+    """The source of every `now_ms` that is passed to one engine."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock: Final = clock

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from purgatory.service.access.watched_file import read_regular_file
 from purgatory.service.settings import ENVIRONMENT_PREFIX, Settings, SettingsGroup
 
 CLIENT_VARIABLES: Final = frozenset(("PURGATORY_TLS_CA", "PURGATORY_TLS_CERTIFICATE", "PURGATORY_TLS_KEY"))
@@ -82,7 +83,7 @@ def unknown_variables() -> list[str]:
 def _check_file(path: Path) -> None:
     """Raises `SettingsError` unless the file can be read and contains only settings."""
     try:
-        tables = tomllib.loads(path.read_text("utf-8"))
+        tables = tomllib.loads(read_regular_file(path).decode())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"config: cannot read {path}: {error}") from None
     known = set(setting_names()) - {"config"}

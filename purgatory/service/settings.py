@@ -55,6 +55,12 @@ def _checked_address(address: str) -> str:
     return address
 
 
+def _checked_path(given: object) -> object:
+    if given == "":
+        raise ValueError("should be a path; leave the setting out where there is none")
+    return given
+
+
 def _checked_folder(path: Path) -> Path:
     if not path.parent.is_dir():
         raise ValueError("should be a file in a folder that exists")
@@ -103,6 +109,9 @@ def _checked_sources(uris: tuple[str, ...]) -> tuple[str, ...]:
     return uris
 
 
+FilePath = Annotated[Path, BeforeValidator(_checked_path)]
+"""An empty path would be the working folder."""
+
 Address = Annotated[str, AfterValidator(_checked_address)]
 Count = Annotated[int, Field(ge=1)]
 DurationMs = Annotated[int, Field(ge=1, le=DURATION_MS_MAX)]
@@ -139,14 +148,18 @@ class GrpcSettings(SettingsGroup):
     keepalive_timeout_ms: DurationMs = setting(
         20_000, "Close a connection that leaves a ping unanswered for this long."
     )
-    connections_max: Count = setting(4_096, "Connections at one time. A further one is closed before it is read.")
-    streams_per_connection_max: Count = setting(
-        100,
-        "Calls in flight on one connection. Clients hold further ones back until one ends: whoever keeps more single "
-        "`Wait` calls in flight uses a session, or several connections.",
+    connections_max: Count = setting(
+        4_096,
+        "Connections at one time, and at most half of the files that the process may open. A further one is closed "
+        "before it is read.",
     )
     connection_age_max_ms: int = setting(
-        0, "Ask clients to reconnect after this long, to spread load. 0: never.", ge=0, le=DURATION_MS_MAX
+        0,
+        "Ask clients to reconnect after this long, to spread load. 0: never. `shutdown.grace_ms` later, calls that are "
+        "still open are cut: `Session`, `StreamResults`, `AdvanceStream`, `TailResults`, `AttachSource`, long calls of "
+        "`Wait`. The Python client and the command line resume them. Sources that the daemon runs itself are exempt.",
+        ge=0,
+        le=DURATION_MS_MAX,
     )
 
 
@@ -168,15 +181,15 @@ class HttpSettings(SettingsGroup):
 class TlsSettings(SettingsGroup):
     """TLS, for gRPC and HTTP alike (docs/security.md)."""
 
-    certificate_file: Path | None = setting(
+    certificate_file: FilePath | None = setting(
         None, "The server's certificate and those between it and its authority (PEM). Given: serve TLS only."
     )
-    key_file: Path | None = setting(None, "The certificate's private key (PEM, without a passphrase).")
-    client_ca_file: Path | None = setting(None, "Authorities whose certificates clients may present (PEM).")
+    key_file: FilePath | None = setting(None, "The certificate's private key (PEM, without a passphrase).")
+    client_ca_file: FilePath | None = setting(None, "Authorities whose certificates clients may present (PEM).")
     client_auth: Literal["none", "required"] = setting(
         "none", "required: clients must present a certificate, except to /healthz and /readyz."
     )
-    crl_file: Path | None = setting(
+    crl_file: FilePath | None = setting(
         None, "Revocation lists of those authorities (PEM): callers with a revoked certificate are refused."
     )
     reload_interval_ms: DurationMs = setting(5_000, "Look this often whether the files have changed.")
@@ -235,8 +248,8 @@ class EngineLimitsSettings(SettingsGroup):
 class AccessSettings(SettingsGroup):
     """Access: who calls, and what they may do (docs/security.md). Without a policy nobody is asked."""
 
-    policy_file: Path | None = setting(None, "Principals, roles and names, as TOML. Read again when it changes.")
-    tokens_file: Path | None = setting(
+    policy_file: FilePath | None = setting(None, "Principals, roles and names, as TOML. Read again when it changes.")
+    tokens_file: FilePath | None = setting(
         None, "Hashes of bearer tokens, made by `purgatory token new`. Read again when it changes."
     )
     jwt_keys: str | None = setting(
@@ -267,13 +280,19 @@ class LimitsSettings(EngineLimitsSettings):
     memory_bytes_max: Annotated[int, AfterValidator(_checked_budget)] = setting(
         0, "Memory for all that is held, in bytes. 0: 60 % of what the machine or the container has.", ge=0
     )
-    unary_waits_max: Count = setting(10_000, "Calls of Wait at one time.")
-    calls_max: Count = setting(20_000, "Calls in flight, of all callers: streams, unary ones, and refused ones.")
+    unary_waits_max: Count = setting(100_000, "Calls of `Wait` at one time, over gRPC and HTTP.")
+    calls_max: Count = setting(
+        200_000,
+        "Calls in flight, of all callers: streams, unary calls and refused calls; at most as many as fit into half of "
+        "the memory budget. A sixteenth is reserved for events.",
+    )
     calls_per_caller_max: Count = setting(
-        10_000, "Calls in flight of one caller: a principal, or a connection where nobody is asked."
+        11_000,
+        "Calls in flight of one caller: a principal or, without a policy, a gRPC connection or an HTTP client's "
+        "address. Also the number of streams on one gRPC connection. A sixteenth is reserved for events.",
     )
     calls_queued_per_caller_max: Count = setting(
-        1_000, "Calls of one caller that may wait for their turn. Further ones are refused before they are read."
+        20_000, "Calls of one caller that may wait for their turn. Further ones are refused before they are read."
     )
     calls_per_second_max: int = setting(0, "Calls a second of one principal. 0: any number.", ge=0, le=1_000_000)
     sessions_max: Count = setting(10_000, "Sessions at one time.")
@@ -318,7 +337,7 @@ class ArchiveSettings(SettingsGroup):
 class JournalSettings(SettingsGroup):
     """Journal: what is pending or unacknowledged survives a restart (docs/durability.md)."""
 
-    dir: Path | None = setting(None, "Keep everything that was receipted in this folder. Short flag: --data-dir.")
+    dir: FilePath | None = setting(None, "Keep everything that was receipted in this folder. Short flag: --data-dir.")
     mode: Literal["sync", "async"] = setting(
         "sync", "sync: answer once it is on disk. async: answer before; faster, but a crash loses the latest."
     )
@@ -336,10 +355,10 @@ class WebhooksSettings(SettingsGroup):
     allow_private: bool = setting(
         False, "Connect to private, loopback and link-local addresses too, if an allowed host has such a one."
     )
-    secret_file: Path | None = setting(
+    secret_file: FilePath | None = setting(
         None, "Secrets that webhooks are signed with, whsec_..., one a line. Read again when it changes."
     )
-    ca_file: Path | None = setting(
+    ca_file: FilePath | None = setting(
         None, "Authorities whose certificates receivers may present (PEM). Without: those of the system."
     )
     timeout_ms: DurationMs = setting(10_000, "A receiver that has not answered for this long has failed.")
@@ -350,9 +369,13 @@ class WebhooksSettings(SettingsGroup):
     give_up_ms: DurationMs = setting(
         86_400_000, "A result that was not delivered for this long becomes a dead letter. A restart begins it anew."
     )
-    posts_max: Count = setting(64, "POSTs in flight at one time.")
-    posts_per_host_max: Count = setting(4, "The same to one host; one that does not answer gets 1.")
-    dead_letters_max: Count = setting(1_000, "Dead letters that are kept; the oldest go, with an error in the log.")
+    posts_max: Count = setting(
+        64, "POSTs in flight at one time; at most half of them to hosts that are new, slow or silent."
+    )
+    posts_per_host_max: Count = setting(4, "The same to one host; one that is new or does not answer gets 1.")
+    dead_letters_max: Count = setting(
+        1_000, "Dead letters that are kept; then whoever has most of them loses the oldest, with an error in the log."
+    )
 
     @model_validator(mode="after")
     def _signed(self) -> Self:
@@ -417,8 +440,8 @@ class Settings(BaseSettings):
         extra="ignore",
     )
 
-    config: Path | None = setting(None, "Read settings from this TOML file too.")
-    ready_file: Annotated[Path, AfterValidator(_checked_folder)] | None = setting(
+    config: FilePath | None = setting(None, "Read settings from this TOML file too.")
+    ready_file: Annotated[FilePath, AfterValidator(_checked_folder)] | None = setting(
         None, "Write a line of JSON with pid, grpc_address and http_address here once serving."
     )
     insecure: bool = setting(

@@ -14,7 +14,7 @@ from purgatory.clock import SystemClock
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.access.access import Access
-from purgatory.service.access.tokens import add_token
+from purgatory.service.access.tokens import HEAD, add_token
 from purgatory.service.host import Host
 from purgatory.service.settings import AccessSettings, HostSettings
 from purgatory.v1 import purgatory_service_pb2_grpc
@@ -106,7 +106,7 @@ async def guarding(
     """Serves a new host under a policy until the block ends. `prepare` comes before, when everything is allowed."""
     policy_file, tokens_file = folder / "policy.toml", folder / "tokens"
     policy_file.write_text(policy, "utf-8")
-    tokens_file.touch()
+    tokens_file.write_text(HEAD, "utf-8")
     clock = SystemClock()
     host = Host(Engine(EngineLimits(), clock.now_ms()), clock, HostSettings())
     prepare(host)

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from purgatory.service.access.roles import PERMISSION_DENIED
-from purgatory.service.access.tokens import add_token, hash_of
+from purgatory.service.access.tokens import HEAD, add_token, hash_of
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
@@ -27,9 +27,10 @@ from tests.transport.conftest import TlsFolder
 
 
 def access_flags(folder: Path, policy: str = POLICY) -> list[str]:
-    """A policy and an empty file of tokens."""
+    """A policy, and a file with those tokens that have been added to it, if any."""
     (folder / "policy.toml").write_text(policy, "utf-8")
-    (folder / "tokens").touch()
+    with (folder / "tokens").open("a", encoding="utf-8") as tokens:
+        tokens.write(HEAD)
     return ["--access-policy-file", str(folder / "policy.toml"), "--access-tokens-file", str(folder / "tokens")]
 
 
@@ -77,21 +78,28 @@ async def test_a_sighup_reads_the_files_again(start_daemon: StartDaemon, tmp_pat
     assert daemon.stop() == 0
 
 
-@pytest.mark.parametrize("fault", ["policy", "no policy", "tokens", "keys"])
+@pytest.mark.parametrize("fault", ["policy", "empty policy", "no policy", "tokens", "empty tokens", "keys"])
 def test_a_daemon_does_not_start_half_guarded(tmp_path: Path, fault: str) -> None:
     """With files that cannot be used it ends with a line that names the place, and does not serve without them."""
     flags = access_flags(tmp_path)
     if fault == "policy":
         (tmp_path / "policy.toml").write_text('[[grant]]\nto = ["a"]\nroles = ["wiat"]\ntopics = ["*"]', "utf-8")
+    elif fault == "empty policy":
+        (tmp_path / "policy.toml").write_text('loopback_principal = "root"\n', "utf-8")
     elif fault == "no policy":
         flags = flags[2:]
     elif fault == "tokens":
         (tmp_path / "tokens").write_text("nonsense\n", "utf-8")
+    elif fault == "empty tokens":
+        (tmp_path / "tokens").write_text("\n", "utf-8")
     else:
         flags += ["--access-jwt-keys", str(tmp_path / "absent")]
         flags += ["--access-jwt-issuer", "issuer", "--access-jwt-audience", "audience"]
     ended = run_to_end(tmp_path, [*flags, "--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"])
-    said = {"policy": "grant 1, roles 1", "no policy": "set policy_file", "tokens": "line 1", "keys": "no key set"}
+    said = {
+        "policy": "grant 1, roles 1", "empty policy": "contains no [[grant]]", "no policy": "set policy_file",
+        "tokens": "line 1", "empty tokens": "is empty", "keys": "no key set",
+    }  # fmt: skip
     assert ended.returncode in (1, 2)
     assert said[fault] in ended.stderr + ended.stdout
 

@@ -44,7 +44,7 @@ def populate(host: Host) -> None:
     accounts = host.sessions.accounts
     for principal in (*CALLERS, OTHER):
         for session_id in ("s", "theirs") if principal == OTHER else ("s",):
-            session, _ = host.sessions.open(session_id, host.clock.now_ms(), accounts.of(principal))
+            session, _ = host.sessions.open(session_id, host.time.now_ms(), accounts.of(principal))
             batch = OperationBatch(
                 [1, 2, 3],
                 partitions=[("mine-1", 0), ("yours-1", 0)],

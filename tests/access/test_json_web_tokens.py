@@ -169,9 +169,9 @@ async def test_a_key_set_comes_over_https_only(tmp_path: Path) -> None:
     ) as served:
         with refused(grpc.StatusCode.UNAVAILABLE, "could not be fetched yet"):
             await asks(served, signed(claims()))
-    plain = JsonWebTokens("http://127.0.0.1:1/keys", ISSUER, AUDIENCE, "sub")
-    with pytest.raises(KeySetError, match="must be https"):
-        await plain.load()
+    for url in ("http://127.0.0.1:1/keys", "file:///etc/keys", "https:///keys"):
+        with pytest.raises(KeySetError, match="not an https URL"):
+            JsonWebTokens(url, ISSUER, AUDIENCE, "sub")
 
 
 async def asks(served: Guarded, token: str) -> None:

@@ -106,7 +106,7 @@ sessions_max = 5
 def test_the_nearest_shares_hold_as_a_whole(tmp_path: Path, principal: str, sessions_max: int) -> None:
     """Those of the name, else those of its longest prefix; what they do not set is not taken from others."""
     path = tmp_path / "policy.toml"
-    path.write_text(SHARES)
+    path.write_text(POLICY + SHARES)
     shares = read_policy(path).shares_of(principal)
     assert shares.sessions_max == sessions_max
     assert shares.times_free == (7 if sessions_max == 2 else None)
@@ -134,12 +134,12 @@ async def denied(served: Guarded, topic: str) -> bool:
 
 
 async def test_a_broken_policy_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The one that was in force stays, whether the new one is broken or gone; that is logged and counted, and a good
-    one is taken again.
+    """The one that was in force stays, whether the new one is broken, empty or gone; that is logged and counted, and a
+    good one is taken again.
     """
     async with guarding(tmp_path) as served:
         assert not await denied(served, "mine-1")
-        for count, broken in enumerate(("[[grant]", '[[grant]]\nto = ["advance"]', "\xff"), 1):
+        for count, broken in enumerate(("[[grant]", '[[grant]]\nto = ["advance"]', "\xff", "", "# no grant\n"), 1):
             served.policy_file.write_bytes(broken.encode("latin-1"))
             served.access.reload()
             assert served.audit.reloads["policy", "refused"] == count

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from purgatory.service.access.tokens import PREFIX, TokensError, add_token, hash_of, read_tokens
+from purgatory.service.access.tokens import HEAD, PREFIX, TokensError, add_token, hash_of, read_tokens
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import Caller, Guarded, guarding
 from tests.service.serving import PATIENCE_S, refused
@@ -110,6 +110,25 @@ async def test_only_valid_tokens_are_taken(tmp_path: Path, caplog: pytest.LogCap
         assert not [one for one in secrets if one in caplog.text or hash_of(one) in caplog.text]
 
 
+async def test_an_empty_file_revokes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A truncated file leaves the tokens in force, which is logged and counted; without the last token's line, but with
+    its comment, it has none.
+    """
+    async with guarding(tmp_path) as served:
+        token = add_token(served.tokens_file, "root")
+        served.access.reload()
+        for count, empty in enumerate(("", "\n \n"), 1):
+            served.tokens_file.write_text(empty, "utf-8")
+            served.access.reload()
+            assert served.audit.reloads["tokens", "refused"] == count
+            await asks(served, f"Bearer {token}")
+        assert "is empty" in caplog.text
+        served.tokens_file.write_text(HEAD, "utf-8")
+        served.access.reload()
+        with refused(UNAUTHENTICATED):
+            await asks(served, f"Bearer {token}")
+
+
 @pytest.mark.slow  # silent streams are asked again every second or two
 async def test_a_token_that_is_taken_away_ends_streams(tmp_path: Path) -> None:
     """Once its line is gone, an open session stream ends at its next message, and one that says nothing soon after."""
@@ -120,7 +139,7 @@ async def test_a_token_that_is_taken_away_ends_streams(tmp_path: Path) -> None:
             for number, stream in enumerate(streams):
                 await stream.write(wire.SessionRequest(open=wire.OpenSession(session_id=f"s{number}")))
                 assert (await stream.read()).HasField("opened")
-            served.tokens_file.write_text("", "utf-8")
+            served.tokens_file.write_text(HEAD, "utf-8")
             served.access.reload()
             await streams[0].write(wire.SessionRequest(heartbeat=wire.Heartbeat()))
             for stream in streams:

@@ -104,6 +104,78 @@ def test_a_client_from_before_a_fork_says_so(shared_daemon: DaemonProcess) -> No
         client._pid -= 1
 
 
+FORKING = """
+import asyncio, os, sys
+from purgatory_client import AsyncClient, Client
+from purgatory_client.errors import ClientClosed
+
+def in_child(check):
+    child = os.fork()
+    if not child:
+        try:
+            check()
+        except BaseException as error:
+            print(repr(error), file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+def is_refused(call):
+    try:
+        call()
+    except ClientClosed:
+        return True
+    return False
+
+def works():
+    with Client(sys.argv[1]) as new:
+        assert new.signal(["k"], timeout=0).outcome
+        new.status()
+
+async def refused_calls(client):
+    for call in (client.status, lambda: client.signal(["k"], timeout=0)):
+        try:
+            await call()
+        except ClientClosed:
+            continue
+        raise AssertionError(call)
+
+def refuses():
+    new = Client(sys.argv[1])
+    for client in (old, new):
+        assert is_refused(client.status)
+        assert is_refused(lambda: client.signal(["k"], timeout=0))
+    asyncio.run(refused_calls(old_async))
+    asyncio.run(refused_calls(AsyncClient(sys.argv[1])))
+
+old = Client(sys.argv[1])
+in_child(works)
+old.status()
+old.signal(["k"], timeout=0)
+old_async = old._client
+for _ in range(5):
+    in_child(refuses)
+old.close()
+in_child(works)
+"""
+
+
+@pytest.mark.slow
+def test_clients_after_a_fork(shared_daemon: DaemonProcess) -> None:
+    """In a child that was forked while a client was connected every call raises ClientClosed at once. In others a new
+    client works.
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", FORKING, shared_daemon.address],
+        env={**environment(), "GRPC_ENABLE_FORK_SUPPORT": "false"},  # as docs/client.md says
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
 def environment() -> dict[str, str]:
     """The environment in which a subprocess finds the package under test."""
     found = daemon_environment()

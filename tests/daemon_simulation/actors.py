@@ -6,14 +6,17 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, Final
 
+import grpc
 from purgatory_client import AsyncClient, Event, OperationKind, Result, ResultColumns, events, waits
 from purgatory_client.errors import ClientClosed, NotFound, PurgatoryClientError, Unavailable
 from purgatory_client.many import Entry
 
 from purgatory.engine import codes
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import purgatory_service_pb2_grpc
 from tests.daemon_simulation.call_log import CallLog, SimulatedCall, now_ms
 from tests.daemon_simulation.faulty_proxy import FaultyProxy
-from tests.daemon_simulation.plan import Batch, Close, EventPlan, OperatorCancel, Plan, PlannedWait, Push, Step
+from tests.daemon_simulation.plan import Batch, Close, EventPlan, OperatorCancel, Passer, Plan, PlannedWait, Push, Step
 
 CALL: Final[ContextVar[SimulatedCall]] = ContextVar("call")
 
@@ -226,3 +229,17 @@ async def operate(
                     await client.cancel(partition=cancel.target)
             except (NotFound, Unavailable):
                 continue  # the session has not been opened, or the daemon is away
+
+
+async def pass_by(day: Day, passers: list[Passer], address: Callable[[], str], ledger: CallLog) -> None:
+    """Opens one session after the other and leaves each at once. Only a daemon that ends may refuse to open one."""
+    for passer in passers:
+        await day.until(passer.at_ms)
+        async with grpc.aio.insecure_channel(address()) as channel:
+            stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
+            opening = wire.SessionRequest(open=wire.OpenSession(session_id=passer.session_id))
+            try:
+                await anext(aiter(stub.Session(iter([opening]))), None)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    ledger.complaints.append(f"no session for {passer}: {error.code().name}: {error.details()}")

@@ -20,6 +20,9 @@ KEYS = ("build", "deploy", "index", "report")
 TOP = 1_000_000
 """Marks at the end of the day."""
 OFFSETS_A_DAY = 400
+SESSIONS_SPARE = 4
+"""More sessions than the clients need: one for the passer-by, and some that have not been left yet."""
+PASSER_INTERVAL_MS = 4
 NEVER = 10**9
 """An offset or count that is never reached: such waits expire."""
 
@@ -111,6 +114,14 @@ class Restart:
     away_ms: int
 
 
+@dataclass(frozen=True)
+class Passer:
+    """Someone opens a session under a new id, and leaves without having registered anything."""
+
+    at_ms: int
+    session_id: str
+
+
 @dataclass
 class Plan:
     """One day. Actors 0 to `clients` - 1 are clients; advancers have the numbers after."""
@@ -124,6 +135,7 @@ class Plan:
     heartbeat_interval_ms: int = 200
     session_ttl_ms: int = 60_000
     finished_ttl_ms: int = 5_000
+    sessions_max: int = 10_000
     unacknowledged_results_max: int = 1_000_000
     operations_per_batch_max: int = 100_000
     give_up_after: float | None = None
@@ -132,6 +144,7 @@ class Plan:
     faults: list[PlannedFault] = field(default_factory=list)
     cancels: list[OperatorCancel] = field(default_factory=list)
     restarts: list[Restart] = field(default_factory=list)
+    passers: list[Passer] = field(default_factory=list)
 
     @property
     def operations(self) -> int:
@@ -175,7 +188,16 @@ class Drawing:
         if rng.random() < 0.3:
             at_ms = rng.randint(plan.day_ms // 4, plan.day_ms)
             plan.restarts = [Restart(at_ms, rng.random() < 0.5, rng.choice((0, 100, 500)))]
+        if plan.seed % 2:
+            self._fill_sessions()
         return plan
+
+    def _fill_sessions(self) -> None:
+        """So many passers-by that each new one evicts a finished session, while clients keep registering."""
+        plan = self._plan
+        replaced = sum(isinstance(step.what, Close) for steps in plan.steps for step in steps)
+        plan.sessions_max = plan.clients + replaced + SESSIONS_SPARE
+        plan.passers = [Passer(at_ms, f"passer-{at_ms}") for at_ms in range(0, plan.day_ms, PASSER_INTERVAL_MS)]
 
     # What clients do.
 

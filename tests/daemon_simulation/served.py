@@ -58,6 +58,7 @@ class Served:
             limits=LimitsSettings(
                 unacknowledged_results_max=plan.unacknowledged_results_max,
                 operations_per_batch_max=plan.operations_per_batch_max,
+                sessions_max=plan.sessions_max,
             ),
             session=SessionSettings(
                 heartbeat_interval_ms=plan.heartbeat_interval_ms,

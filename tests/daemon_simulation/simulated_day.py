@@ -15,7 +15,7 @@ from purgatory_client.many import WaitColumns
 from purgatory_client.waits import Wait
 
 from purgatory.engine import codes
-from tests.daemon_simulation.actors import Advancer, ClientActor, Day, event_of, operate
+from tests.daemon_simulation.actors import Advancer, ClientActor, Day, event_of, operate, pass_by
 from tests.daemon_simulation.call_log import CallLog, SimulatedCall, now_ms
 from tests.daemon_simulation.checker import Checker
 from tests.daemon_simulation.faulty_proxy import FaultyProxy
@@ -24,7 +24,7 @@ from tests.daemon_simulation.plan import Plan, draw_plan, waking_events
 from tests.daemon_simulation.served import Served
 from tests.engine import plain
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 """How long something may take that must come, on a machine that has much else to do."""
 POLL_S = 0.01
 WAKE_AGAIN_S = 0.2
@@ -114,6 +114,7 @@ class SimulatedDay:
         lives = [actor.live(day, plan.steps[actor.number]) for actor in self.actors]
         lives += [advancer.live(day, plan.pushes[n]) for n, advancer in enumerate(self.advancers)]
         lives += [operate(day, plan.cancels, self.actors, lambda: self.served.address)]
+        lives += [pass_by(day, plan.passers, lambda: self.served.address, self.ledger)]
         lives += [self._restart(day), self._inflict(day)]
         await asyncio.gather(*lives)
         for proxy in self.proxies:

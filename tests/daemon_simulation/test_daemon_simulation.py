@@ -54,6 +54,7 @@ def test_the_seeds_of_the_suite_try_everything() -> None:
     assert any(plan.restarts for plan in plans)
     assert any(plan.session_ttl_ms < 1_000 for plan in plans)
     assert any(plan.finished_ttl_ms < 100 for plan in plans)
+    assert any(plan.passers for plan in plans)
 
 
 # The model and the checker, by hand.

@@ -1,5 +1,6 @@
 """The manifests for Kubernetes: that they fit its schemas and each other, and run the daemon as its image wants."""
 
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,26 @@ def test_manifests_fit_each_other() -> None:
     assert {endpoint["port"] for endpoint in spec["ServiceMonitor"]["endpoints"]} <= set(ports)
     allowed = {port["port"] for rule in spec["NetworkPolicy"]["ingress"] for port in rule["ports"]}
     assert allowed == set(ports)
+
+
+def test_the_daemon_may_call_what_it_can_be_configured_to() -> None:
+    """Names are resolved, servers on the internet reached by HTTPS, and labelled pods by the ports of what the daemon
+    reads from or writes to. No rule opens the network of the cluster or the cloud's metadata to it.
+    """
+    egress = MANIFESTS["NetworkPolicy"]["spec"]["egress"]
+    assert all(rule["to"] and rule["ports"] for rule in egress)
+    by_ports = [{(port["protocol"], port["port"]) for port in rule["ports"]} for rule in egress]
+    assert by_ports[0] == {("UDP", 53), ("TCP", 53)}
+    assert by_ports[1] == {("TCP", 443)}
+    assert by_ports[2] >= {("TCP", 443), ("TCP", 4318), ("TCP", 5432), ("TCP", 9092)}
+    for block in (peer["ipBlock"] for rule in egress for peer in rule["to"] if "ipBlock" in peer):
+        allowed, closed = ip_network(block["cidr"]), [ip_network(one) for one in block.get("except", [])]
+        for address in map(
+            ip_address, ("10.1.2.3", "172.20.0.1", "192.168.1.1", "169.254.169.254", "fd00::1", "fe80::1")
+        ):
+            assert address not in allowed or any(address in one for one in closed), address
+    for peer in (peer for rule in egress for peer in rule["to"] if "namespaceSelector" in peer):
+        assert peer["podSelector"]["matchLabels"], "only labelled pods"
 
 
 def test_the_container_is_confined() -> None:

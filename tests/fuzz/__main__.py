@@ -4,10 +4,13 @@ import argparse
 import asyncio
 import secrets
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from purgatory.engine import COMPILED
+from tests.fuzz.crowd import fuzz_crowd
 from tests.fuzz.tally import Tally
 from tests.fuzz.targets import fuzz_daemon, fuzz_servicer
 from tests.fuzz.without_network import fuzz_direct
@@ -16,7 +19,10 @@ WARM_UP_SHARE = 0.3
 SERVICER_SHARE = 0.2
 """Of the requests, where both targets are fuzzed: the daemon uses two cores, the servicer one."""
 
-TARGETS = ("servicer", "daemon", "direct")
+CROWD_SHARE = 0.1
+REQUESTS_PER_LIFE = 5_000
+
+TARGETS = ("servicer", "daemon", "direct", "crowd")
 
 
 def fuzz_over_grpc(seed: int, requests: int, targets: Sequence[str]) -> Tally:
@@ -30,6 +36,16 @@ def fuzz_over_grpc(seed: int, requests: int, targets: Sequence[str]) -> Tally:
         warm_up = round((requests - of_servicer) * WARM_UP_SHARE)
         memory = asyncio.run(fuzz_daemon(seed, requests - of_servicer - warm_up, tally, warm_up=warm_up))
         print(f"memory of the daemon: {memory}")
+    return tally
+
+
+def fuzz_crowds(seed: int, requests: int) -> Tally:
+    """Ten callers at once, over many lives of daemons at tiny limits: in memory, and with both modes of the journal."""
+    tally = Tally()
+    lives = max(1, requests // REQUESTS_PER_LIFE // 3)
+    for journal in (None, "sync", "async"):
+        with tempfile.TemporaryDirectory() as folder:
+            asyncio.run(fuzz_crowd(Path(folder), seed, lives, REQUESTS_PER_LIFE, tally, journal))
     return tally
 
 
@@ -49,13 +65,19 @@ def main() -> int:
         tried = fuzz_direct(seed, given.requests)
         seconds = time.monotonic() - began
         print(f"host called directly: {tried.total():,} cases in {seconds:.1f} s, {tried.total() / seconds:,.0f}/s")
-    if set(targets) - {"direct"}:
+    runs: list[Callable[[], Tally]] = []
+    if set(targets) & {"servicer", "daemon"}:
+        runs.append(lambda: fuzz_over_grpc(seed, given.requests, targets))
+    if "crowd" in targets:
+        crowd = given.requests if targets == ("crowd",) else round(given.requests * CROWD_SHARE)
+        runs.append(lambda: fuzz_crowds(seed, crowd))
+    for run in runs:
         began = time.monotonic()
-        tally = fuzz_over_grpc(seed, given.requests, targets)
+        tally = run()
         seconds = time.monotonic() - began
         print(tally.table())
         print(f"{tally.total:,} requests in {seconds:.1f} s, {tally.total / seconds:,.0f}/s")
-        findings = tally.findings
+        findings += tally.findings
     for finding in findings:
         print(f"FOUND: {finding}\n")
     print(f"{len(findings)} findings; again with: python -m tests.fuzz --seed {seed} --requests {given.requests}")

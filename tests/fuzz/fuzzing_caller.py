@@ -105,6 +105,10 @@ class FuzzingCaller:
         request: Message = self._shaper.message(method.request_type)
         if isinstance(request, wire.AdvanceRequest) and rng.random() < 0.1:
             request = wire.AdvanceRequest(rows=event_pb2.EventRows(events=self._removals()))
+        if isinstance(request, wire.RegisterRequest) and rng.random() < 0.9:
+            request.ClearField("callback_url")  # refused: nobody listens there
+        if "incarnation" in request.DESCRIPTOR.fields_by_name and rng.random() < 0.9:
+            request.ClearField("incarnation")  # a random one names no session
         if isinstance(request, wire.SessionRequest) and request.HasField("open") and rng.random() < 0.9:
             request = wire.SessionRequest(heartbeat=wire.Heartbeat())
         if isinstance(request, wire.GetOperationRequest | wire.CancelRequest) and self.world.pending:

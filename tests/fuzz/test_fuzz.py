@@ -1,9 +1,12 @@
 """A small seeded share of `make fuzz`, and that the fuzzer finds what is planted."""
 
+from pathlib import Path
+
 import pytest
 from google.protobuf.message_factory import GetMessageClass
 
 from purgatory.service.rpc.inspection_calls import InspectionCalls
+from tests.fuzz.crowd import fuzz_crowd
 from tests.fuzz.fuzzing_caller import SERVICE
 from tests.fuzz.message_maker import MessageMaker
 from tests.fuzz.plausible import PlausibleValues
@@ -30,6 +33,16 @@ async def test_daemon_survives_fuzzed_requests_and_bytes() -> None:
     await fuzz_daemon(3, 2_000, tally, warm_up=0)
     assert tally.findings == [], "\n".join(tally.findings)
     assert {"bytes at the gRPC port", "bytes at the HTTP port"} < {rpc for rpc, _ in tally.requests}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("journal", [None, "sync"])
+async def test_daemon_survives_a_crowd_at_tiny_limits(tmp_path: Path, journal: str | None) -> None:
+    """Ten callers at once meet every limit over restarts: no error is the daemon's fault, and its counts agree."""
+    tally = Tally()
+    await fuzz_crowd(tmp_path, 1, 2, 800, tally, journal)
+    assert tally.findings == [], "\n".join(tally.findings)
+    assert {method.name for method in SERVICE.methods} == {rpc for rpc, _ in tally.requests}
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from tests.daemon_process import DaemonProcess
 from tests.service.serving import check_counts, eventually
 from tests.service.test_daemon import fetch_page, sums_by_kind
 
-PATIENCE_S: Final = 20.0
+PATIENCE_S: Final = 60.0
 FAULTS: Final = re.compile(r"Traceback|\b(?:ERROR|CRITICAL)\b|^E\d{4} ", re.MULTILINE)
 """Python's, the daemon's own, and gRPC's core: E and the date."""
 ENTRY: Final = re.compile(r"^(?=\d{4}-\d\d-\d\dT)", re.MULTILINE)

@@ -9,10 +9,12 @@ import argparse
 import json
 import sys
 import tempfile
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tests.daemon_process import open_files_max
 from tests.hostile.arena import Arena, AttackReport, attack, flooder, saturation
 from tests.hostile.floods.flood_calls import FLOODS
 
@@ -32,11 +34,15 @@ class Line(NamedTuple):
     """Of the calls of a flood, in `floods.flood_calls.FLOODS`."""
     times: float = 0.0
     """How many of them are started for each that the daemon serves alone."""
+    files: int = 0
+    """Files that the attacked daemon may open; 0: as many as this process."""
 
 
 LINES: Final = (
     Line("rapid-reset", "79 MB to over 5,000 MB in 7 s", 7),
     Line("unary-waits", "1.2 GB; honest p50 2.1 s", 8),
+    Line("burst", "two thirds UNAVAILABLE", 4),
+    Line("idle-connections", "no new gRPC caller, no probe", 4, files=1_024),
     Line("unread-listings", "+1.7 GB; a third of the honest waits timed out", 6),
     Line("unfinished-messages", "1.6 GB held", 6),
     Line("unfinished-smaller", "not measured", 6),
@@ -48,6 +54,8 @@ LINES: Final = (
     Line("half-open-http", "no new gRPC caller; lives over 100 s", 4),
     Line("metrics", "honest p50 2.5 s", 5, is_flood=True),
     Line("compressed", "300 MB; 3.6 s", 5),
+    Line("endless-receivers", "honest p99 10 s; 314 of 450 failed", 8),
+    Line("silent-receivers", "one honest webhook in 10 s", 8),
 )
 
 FLOOD_S: Final = 4.0
@@ -71,6 +79,8 @@ def verdict(line: Line, report: AttackReport) -> list[str]:
     faults = []
     if report.faults:
         faults.append(f"{len(report.faults)} honest waits failed: {report.faults[0]}")
+    if report.undelivered:
+        faults.append(f"{report.undelivered} honest webhooks not delivered")
     if report.memory_peak_mb > MEMORY_MB_MAX:
         faults.append(f"{report.memory_peak_mb} MB")
     if line.is_flood and report.ratio > RATIO_MAX:
@@ -120,7 +130,9 @@ def row(line: Line, report: AttackReport, faults: list[str]) -> str:
 
 def run_line(line: Line, folder: Path) -> AttackReport:
     """One attack on a new daemon; for a flood, on another one first."""
-    with Arena(folder / "attacked") as arena:
+    with open_files_max(line.files) if line.files else nullcontext():
+        attacked = Arena(folder / "attacked")
+    with attacked as arena:
         if not line.is_flood:
             return attack(arena, line.attack, line.seconds)
         with Arena(folder / "elsewhere") as elsewhere:

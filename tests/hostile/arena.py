@@ -14,6 +14,7 @@ from typing import Final, Self
 from purgatory.service.access.tokens import add_token
 from tests.daemon_process import DaemonProcess, daemon_environment
 from tests.hostile.honest import percentile
+from tests.webhooks.callbacks import webhook_flags
 
 BUDGET_BYTES: Final = 512 * 1024 * 1024
 POLICY: Final = """
@@ -30,7 +31,7 @@ roles = ["wait", "advance", "observe"]
 topics = ["attack*", "f*"]
 keys = ["attack*"]
 """
-NO_REFUSALS: Final = frozenset({"OK", "resets", "pages", "held", "due", "started", "closed"})
+NO_REFUSALS: Final = frozenset({"OK", "resets", "pages", "held", "due", "started", "closed", "undelivered"})
 """What tallies count besides refused calls."""
 WATCH_INTERVAL_S: Final = 0.05
 SETTLE_S: Final = 6.0
@@ -69,6 +70,11 @@ class AttackReport:
     recovery_s: float = 0.0
 
     @property
+    def undelivered(self) -> int:
+        """Honest webhooks that did not arrive."""
+        return self.tally.get("undelivered", 0)
+
+    @property
     def refused(self) -> int:
         return sum(count for status, count in self.tally.items() if status not in NO_REFUSALS)
 
@@ -84,7 +90,9 @@ class AttackReport:
 
 
 class Arena:
-    """A daemon with a policy, an honest caller from loopback, and a token for the attacker."""
+    """A daemon with a policy, an honest caller from loopback, and a token for the attacker. Webhooks may go to
+    127.0.0.1 to 127.0.0.99.
+    """
 
     def __init__(self, folder: Path, settings: Sequence[str] = ()) -> None:
         folder.mkdir(parents=True)
@@ -94,7 +102,9 @@ class Arena:
         access = ["--access-policy-file", str(policy), "--access-tokens-file", str(tokens)]
         scrapes = ["--http-metrics-interval-ms", "1000"]  # the default: other tests read each moment
         budget = ["--limits-memory-bytes-max", str(BUDGET_BYTES)]
-        self.daemon: Final = DaemonProcess(folder, [*access, *budget, *scrapes, *settings])
+        hosts = " ".join(f"127.0.0.{number}:*" for number in range(1, 100))
+        webhooks = webhook_flags(folder, hosts=hosts, retry_ms=5_000)  # the default: other tests retry at once
+        self.daemon: Final = DaemonProcess(folder, [*access, *budget, *scrapes, *webhooks, *settings])
 
     def __enter__(self) -> Self:
         return self
@@ -126,9 +136,10 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 
 def attacker(name: str) -> Command:
-    """One of `attackers.ATTACKS`."""
+    """One of `attackers.ATTACKS` or `receiver_attackers.ATTACKS`."""
+    module = "receiver_attackers" if name.endswith("-receivers") else "attackers"
     return lambda arena, seconds: [
-        "tests.hostile.attackers", name, arena.daemon.address, arena.daemon.http_address, str(seconds), arena.token
+        f"tests.hostile.{module}", name, arena.daemon.address, arena.daemon.http_address, str(seconds), arena.token
     ]  # fmt: skip
 
 

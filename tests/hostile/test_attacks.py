@@ -19,8 +19,9 @@ FILES_MAX = 1_200
 @pytest.mark.parametrize(
     "name",
     [
-        "unary-waits", "unread-listings", "unfinished-messages", "unfinished-smaller", "unfinished-on-streams",
-        "large-messages", "fat-names", "many-items", "compressed", "half-open-http",
+        "rapid-reset", "unary-waits", "burst", "unread-listings", "unfinished-messages", "unfinished-smaller",
+        "unfinished-on-streams", "large-messages", "fat-names", "many-items", "compressed", "half-open-http",
+        "endless-receivers", "silent-receivers",
     ],
 )  # fmt: skip
 def test_honest_callers_lose_nothing(tmp_path: Path, name: str) -> None:
@@ -41,5 +42,6 @@ def test_honest_callers_lose_nothing_to_floods(tmp_path: Path, method: str) -> N
 def check(report: AttackReport) -> None:
     assert report.waits
     assert not report.faults
+    assert not report.undelivered
     assert report.memory_peak_mb <= MEMORY_MB_MAX
     assert report.files_peak <= FILES_MAX

@@ -17,7 +17,7 @@ from tests.service.serving import eventually
 FILES = 1_024
 HALF_OPEN = 1_000
 HALF_A_REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: "
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @contextmanager

@@ -37,7 +37,7 @@ ITEM_COLUMNS: Final = (
 )  # fmt: skip
 
 BOOT: Final = "boot-1"
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 60.0
 
 
 def clocks_of(clock: ManualClock) -> ReadClocks:

@@ -42,7 +42,7 @@ async def test_lesson_46_and_54_a_wait_over_a_restart_has_the_time_that_is_left(
         return host, opened
 
     host, opened = await open_at(ClockReading(LAST.wall_ms, LAST.boot_ms, "one"))
-    session, _ = host.sessions.open("a", host.clock.now_ms())
+    session, _ = host.sessions.open("a", host.time.now_ms())
     register(host, session, {1: 5}, TIMEOUT_MS)
     (due_ms,) = host.engine.snapshots.save_above(session.owner, 0).deadlines_ms
     assert await opened.close(PATIENCE_S)

@@ -50,7 +50,7 @@ async def test_no_connection_stays_open(is_cancelled: bool) -> None:
     with pytest.raises(asyncio.CancelledError if is_cancelled else SourceBlind):
         await asking
     await poller.close()
-    async with asyncio.timeout(20), silent.changed:
+    async with asyncio.timeout(60), silent.changed:
         await silent.changed.wait_for(lambda: silent.open_count == 0)
     server.close()
     await server.wait_closed()

@@ -25,8 +25,8 @@ THREADS = {"threading", "multiprocessing", "concurrent.futures", "_thread"}
 
 
 def test_lesson_58_there_is_no_lock_to_take_in_the_wrong_order() -> None:
-    """Neither engine nor service makes a lock or a thread, but for pools of threads to which two modules hand work that
-    shares nothing: large texts of JSON, and names to be resolved.
+    """Neither engine nor service makes a lock or a thread, except for a pool of threads to which one module hands large
+    texts of JSON, which share nothing; `purgatory.threads` runs calls that may hang, which share nothing either.
 
     The locks there are belong to the embedded purgatory and the timer, one each.
     """
@@ -37,7 +37,7 @@ def test_lesson_58_there_is_no_lock_to_take_in_the_wrong_order() -> None:
         for node in ast.walk(tree):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            pooled = {"concurrent.futures"} if path.name in {"connect_codecs.py", "pinned_network.py"} else set()
+            pooled = {"concurrent.futures"} if path.name == "connect_codecs.py" else set()
             assert not THREADS & set(names) - pooled, f"{path.name} imports {names}"
             if isinstance(node, ast.Call):
                 made = ast.unparse(node.func).rpartition(".")[2]

@@ -19,7 +19,7 @@ from tests.service.serving import ServedHost, refused, serving
 
 def watch(served: ServedHost, counts: dict[tuple[str, int], int]) -> None:
     """So many wait for each partition, and key (key, -1)."""
-    session, _ = served.host.sessions.open("s", served.host.clock.now_ms())
+    session, _ = served.host.sessions.open("s", served.host.time.now_ms())
     partitions = [name for name, count in counts.items() if name[1] >= 0 for _ in range(count)]
     keys = [name[0] for name, count in counts.items() if name[1] < 0 for _ in range(count)]
     first = 1

@@ -147,31 +147,51 @@ def test_spark_submit_takes_its_own_settings(monkeypatch: pytest.MonkeyPatch) ->
         spark_session.pass_settings("local[1]", [])
 
 
+def listening_addresses(pid: int) -> set[str]:
+    """The addresses on which a process listens, in hexadecimal as in /proc/net/tcp."""
+    sockets = {str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    tables = [Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    lines = [line.split() for table in tables for line in table]
+    return {line[1].partition(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets}
+
+
 @pytest.mark.slow  # starts Spark
 def test_settings_of_the_user_win_over_ours(java: int) -> None:
-    """A session has our settings only where neither the command line nor the environment says otherwise."""
+    """A session has our settings only where neither the command line nor the environment says otherwise. On one machine
+    it serves no page and listens on loopback only, and starts without a line on stderr.
+    """
     program = (
         "import json; from purgatory_pipeline.spark.spark_session import pass_settings, spark_session, stop_session;"
-        "pass_settings('local[1]', ['spark.ui.enabled=false', 'spark.sql.session.timeZone=Asia/Tokyo']);"
-        "spark = spark_session('settings'); read = spark.conf.get;"
-        "print(json.dumps([spark.sparkContext.master, read('spark.sql.session.timeZone'),"
-        " read('spark.sql.execution.arrow.pyspark.enabled'), spark.sparkContext.appName])); stop_session()"
+        "pass_settings('local[1]', ['spark.driver.host=localhost', 'spark.sql.session.timeZone=Asia/Tokyo']);"
+        "spark = spark_session('settings'); context = spark.sparkContext; read = spark.conf.get;"
+        "print(json.dumps([context.master, read('spark.sql.session.timeZone'), read('spark.driver.host'),"
+        " read('spark.sql.execution.arrow.pyspark.enabled'), context.appName, context.uiWebUrl,"
+        " context._gateway.proc.pid]), flush=True);"
+        "input(); stop_session()"
     )
     environment = {**os.environ, **worker_environment()}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
-    assert json.loads(done.stdout) == ["local[1]", "Asia/Tokyo", "true", "settings"], done.stderr
-    assert done.stderr == ""
+    del environment["SPARK_LOCAL_IP"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", program], text=True, env=environment, **pipes) as process:  # type: ignore[call-overload]
+        line = process.stdout.readline()
+        addresses = listening_addresses(json.loads(line)[-1]) if line and sys.platform == "linux" else {"0100007F"}
+        _, stderr = process.communicate("\n")
+    assert json.loads(line)[:-1] == ["local[1]", "Asia/Tokyo", "localhost", "true", "settings", None], stderr
+    assert stderr == ""
+    assert {address[-8:] for address in addresses} == {"0100007F"}, addresses
 
 
 def test_only_what_java_begins_with_is_left_out(capfd: pytest.CaptureFixture[str]) -> None:
-    """A process started meanwhile writes to stderr unhindered, also afterwards, but for the two lines."""
-    left_out = b"".join(spark_session.DROPPED_LINES).decode()
-    said = f"echo first; printf '{left_out}'; read line; echo $line; printf 'no end'"
+    """A process started meanwhile writes to stderr unhindered, also afterwards, except for lines that are known, with
+    the empty line after them; other empty lines stay.
+    """
+    left_out = "".join(f"{start.decode()} and more.\\n\\n" for start in spark_session.DROPPED_LINES)
+    said = f"echo first; echo; printf '{left_out}'; read line; echo $line; printf 'no end'"
     with spark_session.without_startup_lines() as passing:
         process = subprocess.Popen(["/bin/sh", "-c", f"({said}) >&2"], stdin=subprocess.PIPE)
     process.communicate(b"WARNING: last\n")
     passing.join()
-    assert capfd.readouterr().err == "first\nWARNING: last\nno end"
+    assert capfd.readouterr().err == "first\n\nWARNING: last\nno end"
 
 
 @pytest.mark.parametrize(("master", "cores", "partitions"), [("local[*]", 2, 8), ("yarn", 2, 200), ("yarn", 96, 384)])
@@ -186,7 +206,10 @@ def test_shuffle_partitions_follow_the_cores(master: str, cores: int, partitions
 def test_command_uses_the_session_that_runs(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Called from a program with its own session, a command uses it and leaves it running."""
+    """Called from a program with its own session, a command uses that Spark and leaves it running. The session keeps
+    its settings, although the command has others.
+    """
+    before = spark.conf.getAll
     small_history().write(tmp_path)
     (tmp_path / "notes.txt").write_text("x")
     until = f"{START:%Y-%m-%dT%H:%M:%S}.100Z"
@@ -195,6 +218,7 @@ def test_command_uses_the_session_that_runs(
     assert "in 62 rows = used 29 + set aside 33" in shown
     assert f"set aside {tmp_path}/notes.txt: in no table's folder" in shown
     assert spark.range(3).count() == 3
+    assert spark.conf.getAll == before
 
 
 @pytest.mark.slow  # asks Spark

@@ -1,7 +1,9 @@
 """The archive of a daemon with a journal that was restarted: one history in several runs."""
 
+import time
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from purgatory_client import Client
 from purgatory_client.many import partition_columns
@@ -10,6 +12,7 @@ from purgatory_pipeline.archive import intake_account
 from purgatory_pipeline.archive.accounting import account
 from purgatory_pipeline.archive.catalog import find_archive
 from purgatory_pipeline.cli import main
+from purgatory_pipeline.notebook import report
 from pyspark.sql import SparkSession
 
 from purgatory.archive import schema
@@ -19,9 +22,9 @@ WAITS = 30
 PER_RUN = 10
 
 
-def record_run(folder: Path, first_id: int, mark: int) -> None:
+def record_run(folder: Path, first_id: int, mark: int, *, killed: bool = False) -> None:
     """One run with as many waits as every other; its marks reach those up to `mark` of all runs so far."""
-    arguments = ["--data-dir", str(folder / "data"), "--archive", str(folder / "archive")]
+    arguments = ["--data-dir", str(folder / "data"), "--archive", str(folder / "archive"), "--archive-roll-ms", "1000"]
     daemon = DaemonProcess(folder, arguments)
     try:
         with Client(daemon.address) as client:
@@ -29,9 +32,45 @@ def record_run(folder: Path, first_id: int, mark: int) -> None:
             batch = partition_columns(OperationKind.PRODUCE, ["orders-0"], None, offsets, [600_000], None)
             client.register("desk", first_id, batch)
             client.advance("orders-0", high_watermark=mark)
-        assert daemon.stop() == 0
+        if killed:  # once its history is in files
+            deadline = time.monotonic() + 120
+            while rows_in(folder / "archive" / schema.OUTCOMES) < PER_RUN:
+                assert time.monotonic() < deadline, "no outcomes in the archive"
+                time.sleep(0.1)
+        else:
+            assert daemon.stop() == 0
     finally:
         daemon.kill()
+
+
+def rows_in(folder: Path) -> int:
+    return sum(pq.read_metadata(path).num_rows for path in folder.rglob("*.parquet"))
+
+
+@pytest.mark.slow  # two daemons, and two passes of Spark
+def test_waits_that_go_on_after_a_kill_count_once(spark: SparkSession, tmp_path: Path) -> None:
+    """A real daemon with a journal is killed, and the next one ends what waited: no wait is lost, and none counts
+    twice.
+    """
+    record_run(tmp_path, 1, PER_RUN, killed=True)
+    record_run(tmp_path, WAITS + 1, 2 * WAITS)
+    archive = str(tmp_path / "archive")
+    kept = WAITS - PER_RUN
+    assert {finding.name: finding.count for finding in account(spark, find_archive(archive)).findings} == {
+        intake_account.CRASHES: 1,
+        intake_account.KEPT: kept,
+        intake_account.EARLIER_RUN: kept,
+    }
+    made = report(spark, archive)
+    assert {name: made.totals[name] for name in ("registered", "ended", "unfinished", "carried_in")} == {
+        "registered": 2 * WAITS,
+        "ended": 2 * WAITS,
+        "unfinished": 0,
+        "carried_in": 0,
+    }
+    (advice,) = made.tables["advice"].where("topic is null").collect()
+    assert advice["operations"] == 2 * WAITS
+    made.release()
 
 
 @pytest.mark.slow  # two daemons, and three commands on Spark

@@ -18,7 +18,7 @@ from purgatory_client.sources.log_positions import lsn_of_offset
 from examples.local_postgres import ROLE, LocalPostgres, LocalServer
 from tests.daemon_process import DaemonProcess, daemon_environment
 
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 60.0
 
 
 def until(condition: Callable[[], object], what: str) -> None:

@@ -30,7 +30,7 @@ from purgatory.service.translate.events import IncomingEvents
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 def check_counts(status: wire.GetStatusResponse) -> None:
@@ -109,9 +109,11 @@ class DaemonChannel:
 class ServedHost(DaemonChannel):
     """A host that is being served."""
 
-    def __init__(self, host: Host, server: grpc.aio.Server, port: int) -> None:
+    def __init__(self, host: Host, server: grpc.aio.Server, port: int, clock: Clock | None = None) -> None:
         super().__init__(f"127.0.0.1:{port}")
         self.host = host
+        self.clock = clock
+        """The clock by which the host's time goes."""
         self.server = server
 
     async def high_watermark(self, topic: str, offset: int, partition: int = 0) -> wire.AdvanceReceipt:
@@ -143,7 +145,7 @@ async def serving(
     engine = Engine(engine_limits or EngineLimits(), clock.now_ms())
     host = Host(engine, clock, settings or HostSettings(), *([listener] if listener else []))
     server, port = await start_server(host, options)
-    served = ServedHost(host, server, port)
+    served = ServedHost(host, server, port, clock)
     try:
         yield served
     finally:

@@ -202,7 +202,7 @@ def test_sigterm_answers_pending_waits_and_exits_0(daemon: DaemonProcess, channe
 @pytest.mark.slow
 async def test_burst_of_unary_waits_loses_none(start_daemon: StartDaemon) -> None:
     """Of 4,000 calls that come at once each is registered, and each is answered when the daemon ends."""
-    daemon = start_daemon("--grpc-streams-per-connection-max", "1000")
+    daemon = start_daemon()
     request = wait_request("orders", 42, timeout_ms=600_000)
     async with AsyncExitStack() as opened:
         calls = []
@@ -217,11 +217,9 @@ async def test_burst_of_unary_waits_loses_none(start_daemon: StartDaemon) -> Non
     assert outcomes == {result_pb2.OUTCOME_SHUTTING_DOWN}
 
 
-def test_sigint_ends_an_idle_daemon_at_once(daemon: DaemonProcess) -> None:
-    """Ctrl-C with nothing to wait for does not use up the grace period."""
-    began = time.monotonic()
-    assert daemon.stop(signal.SIGINT) == 0
-    assert time.monotonic() - began < 10.0, "the whole grace period went by"
+def test_sigint_ends_an_idle_daemon_at_once(start_daemon: StartDaemon) -> None:
+    """Ctrl-C with nothing to wait for does not use up the grace period, which is far longer than the test waits."""
+    assert start_daemon("--shutdown-grace-ms", "600000").stop(signal.SIGINT) == 0
 
 
 def test_health_watchers_see_the_shutdown_first(daemon: DaemonProcess, channel: grpc.Channel) -> None:

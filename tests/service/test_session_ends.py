@@ -13,12 +13,11 @@ from tests.service.serving import Peer, ServedHost, eventually, produce, refused
 from tests.service.test_sessions import ids_and_sequences
 
 
-async def left_after(served: ServedHost, ahead_ms: int, expected: set[str]) -> None:
-    """Waits until, at a later time, just these of the sessions below are left."""
+async def left_after(served: ServedHost, clock: ManualClock, ahead_ms: int, expected: set[str]) -> None:
+    """Moves the clock, after which exactly these of the sessions below are left."""
     host = served.host
-    assert isinstance(host.clock, ManualClock)
-    host.clock.jump(ahead_ms)
-    host.sessions.drop_expired(host.clock.now_ms())
+    clock.jump(ahead_ms)
+    host.sessions.drop_expired(host.time.now_ms())
     assert {name for name in ("blank", "done", "unary", "pending", "unread") if host.sessions.find(name)} == expected
 
 
@@ -27,7 +26,8 @@ async def test_finished_sessions_go_within_seconds() -> None:
     stays for the whole time to live.
     """
     settings = HostSettings(session=SessionSettings(ttl_ms=60_000, finished_ttl_ms=500))
-    async with serving(settings, clock=ManualClock()) as served:
+    clock = ManualClock()
+    async with serving(settings, clock=clock) as served:
         await served.high_watermark("orders", 1)
         peers = {name: await Peer(served, name).open() for name in ("blank", "done", "pending", "unread")}
         for name in ("done", "unread"):
@@ -39,14 +39,14 @@ async def test_finished_sessions_go_within_seconds() -> None:
         rows = operation_pb2.OperationRows(operations=[produce(1, "orders", 1)])
         await served.stub.Register(wire.RegisterRequest(session_id="unary", batch=wire.RegisterBatch(rows=rows)))
         await served.stub.Acknowledge(wire.AcknowledgeRequest(session_id="unary", sequence=1))
-        await left_after(served, 1_000, {"blank", "done", "unary", "pending", "unread"})
+        await left_after(served, clock, 1_000, {"blank", "done", "unary", "pending", "unread"})
         for peer in peers.values():
             peer.cancel()
         await eventually(lambda: served.host.sessions.connected == 0, "all have left")
-        await left_after(served, 499, {"blank", "done", "unary", "pending", "unread"})
-        await left_after(served, 1, {"unary", "pending", "unread"})
-        await left_after(served, 58_500, {"pending", "unread"})
-        await left_after(served, 1_000, set())
+        await left_after(served, clock, 499, {"blank", "done", "unary", "pending", "unread"})
+        await left_after(served, clock, 1, {"unary", "pending", "unread"})
+        await left_after(served, clock, 58_500, {"pending", "unread"})
+        await left_after(served, clock, 1_000, set())
 
 
 async def test_who_returns_to_a_finished_session_is_told_that_it_is_new() -> None:
@@ -105,12 +105,12 @@ async def test_a_session_without_a_stream_can_be_closed() -> None:
 async def test_who_finds_no_room_is_told_when_there_will_be() -> None:
     """The delay of the advice is the time until the next session expires."""
     settings = HostSettings(LimitsSettings(sessions_max=1), SessionSettings(ttl_ms=60_000))
-    async with serving(settings, clock=ManualClock()) as served:
+    clock = ManualClock()
+    async with serving(settings, clock=clock) as served:
         rows = operation_pb2.OperationRows(operations=[produce(1, "orders", 1)])
         batch = wire.RegisterBatch(rows=rows)
         await served.stub.Register(wire.RegisterRequest(session_id="a", batch=batch))
-        assert isinstance(served.host.clock, ManualClock)
-        served.host.clock.jump(20_000)
+        clock.jump(20_000)
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await served.stub.Register(wire.RegisterRequest(session_id="b", batch=batch))
         status = rpc_status.from_call(failed.value)
@@ -118,3 +118,39 @@ async def test_who_finds_no_room_is_told_when_there_will_be() -> None:
         advice = error_details_pb2.RetryInfo()
         assert status.details[1].Unpack(advice)
         assert advice.retry_delay.ToMilliseconds() == 40_000
+
+
+class WithinAMillisecond(ManualClock):
+    """A clock that stands between two milliseconds, so that each registration moves the engine ahead of it."""
+
+    def ceiling_ms(self) -> int:
+        return self.now_ms() + 1
+
+
+@pytest.mark.parametrize("call", ["Session", "Register", "StreamResults", "CloseSession"])
+async def test_a_session_ends_in_the_millisecond_of_a_registration(call: str) -> None:
+    """A session is evicted or closed while the engine is ahead of the clock; the call succeeds."""
+    settings = HostSettings(limits=LimitsSettings(sessions_max=1))
+    rows = operation_pb2.OperationRows(operations=[signal(1, "k")])
+    registration = wire.RegisterRequest(session_id="s", batch=wire.RegisterBatch(rows=rows))
+    async with serving(settings, clock=WithinAMillisecond(1_000)) as served:
+        await served.high_watermark("orders", 1)
+        if call == "CloseSession":
+            await served.stub.Register(registration)
+        else:
+            (await Peer(served, "finished").open()).cancel()
+            await eventually(lambda: served.host.sessions.connected == 0, "the first caller has left")
+        finished = next(iter(served.host.sessions))
+        await served.stub.Wait(wire.WaitRequest(operation=produce(1, "orders", 1)))
+        if call == "Session":
+            await Peer(served, "s").open()
+        elif call == "Register":
+            await served.stub.Register(registration)
+        elif call == "StreamResults":
+            stream = served.stub.StreamResults(wire.StreamResultsRequest(session_id="s"))
+            await eventually(lambda: served.host.sessions.connected == 1, "the stream is attached")
+            stream.cancel()
+        else:
+            await served.stub.CloseSession(wire.CloseSessionRequest(session_id="s"))
+        assert finished.dropped
+        assert served.host.sessions.of_owner(finished.owner.owner_id) is not finished

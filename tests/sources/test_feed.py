@@ -49,7 +49,7 @@ def start_source(tmp_path: Path, positions: Path) -> Iterator[StartSource]:
 async def until_mark(client: AsyncClient, topic: str, epoch: int, offset: int) -> None:
     """Returns once the daemon has the mark."""
     found = None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while found != (epoch, offset):
             try:
                 partition = await client.partition((topic, 0))
@@ -60,7 +60,7 @@ async def until_mark(client: AsyncClient, topic: str, epoch: int, offset: int) -
 
 
 async def until_watched(client: AsyncClient, topic: str, count: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (await client.partition((topic, 0))).watched != count:  # noqa: ASYNC110 - a daemon's state
             await asyncio.sleep(0.01)
 
@@ -97,7 +97,7 @@ async def test_marks_arrive_and_breaks_end_waits_with_an_epoch(
         assert (await loose).outcome is Outcome.SATISFIED
         await until_mark(second, "t/orders", 1, 20)
         write_positions(positions, {})
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while [one async for one in second.partitions(prefix="t/")]:  # noqa: ASYNC110 - a daemon's state
                 await asyncio.sleep(0.01)
 
@@ -190,7 +190,7 @@ async def test_nothing_is_lost_nor_early_while_source_and_daemons_are_killed(
         busy.append(tasks.create_task(world.move()))
         for kill in range(3):
             seen = world.answered
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while world.answered < seen + 150:  # noqa: ASYNC110 - a daemon's state
                     await asyncio.sleep(0.02)
             if kill % 3 == 2:
@@ -208,7 +208,7 @@ async def test_nothing_is_lost_nor_early_while_source_and_daemons_are_killed(
     world.write()
     async with clients(*daemons) as (first, second):
         for topic, (offset, _) in world.positions.items():
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 for client in (first, second):
                     while await high_watermark(client, topic) != offset:  # noqa: ASYNC110 - a daemon's state
                         await asyncio.sleep(0.02)
@@ -242,7 +242,7 @@ async def test_who_keeps_a_partition_reaches_the_daemon(start_daemon: StartDaemo
 
     async def until_kept(client: AsyncClient, in_sync: list[int], others: dict[int, bool]) -> None:
         found: object = None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while found != (in_sync, others, 10, 0):
                 await asyncio.sleep(0.01)
                 try:

@@ -1,6 +1,7 @@
 """Spans of waits, sent to a receiver that speaks OpenTelemetry's protocol."""
 
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -162,6 +163,66 @@ def test_a_receiver_that_is_away_slows_nobody(start_daemon: StartDaemon) -> None
 
         assert len(list(pool.map(wait, range(50)))) == 50
     assert daemon.stop() == 0
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port where connections are accepted by the system, and nothing is read."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.mark.slow  # the last spans have two seconds
+def test_a_receiver_that_does_not_answer_does_not_keep_the_daemon(start_daemon: StartDaemon, silent_port: int) -> None:
+    """Its answer would be waited for a minute by OpenTelemetry's settings: the daemon gives the last spans up."""
+    daemon = start_daemon(
+        environment={
+            "PURGATORY_TRACING_ENABLED": "true",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{silent_port}",
+            "OTEL_EXPORTER_OTLP_TIMEOUT": "60",
+        }
+    )
+    with grpc.insecure_channel(daemon.address) as channel:
+        request = wire.WaitRequest(operation=operation(timeout_ms=0))
+        PurgatoryServiceStub(channel).Wait(request, timeout=WAIT_S, metadata=[RECORDED])
+    assert daemon.stop() == 0
+    assert "the last spans were not delivered" in daemon.log
+
+
+def test_an_answer_without_end_is_not_read(start_daemon: StartDaemon) -> None:
+    """The daemon closes the connection of a receiver that sends more than a status; the next spans arrive."""
+    written, ended = [0], threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.end_headers()
+            try:
+                for _ in range(256):  # megabytes
+                    self.wfile.write(b"x" * 1024 * 1024)
+                    written[0] += 1
+            except OSError:
+                ended.set()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        daemon = start_daemon(
+            environment={
+                "PURGATORY_TRACING_ENABLED": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
+                "OTEL_BSP_SCHEDULE_DELAY": "50",
+            }
+        )  # fmt: skip
+        with grpc.insecure_channel(daemon.address) as channel:
+            request = wire.WaitRequest(operation=operation(timeout_ms=0))
+            PurgatoryServiceStub(channel).Wait(request, timeout=WAIT_S, metadata=[RECORDED])
+        assert ended.wait(WAIT_S)
+        server.shutdown()
+    assert written[0] < 64
 
 
 def test_without_opentelemetry_the_daemon_says_what_to_install(

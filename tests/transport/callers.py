@@ -18,7 +18,7 @@ from examples.secure_demo.authority import Authority, Issued
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 def client_context(authority: Authority, client: Issued | None = None) -> ssl.SSLContext:

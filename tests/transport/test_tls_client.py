@@ -16,7 +16,7 @@ from purgatory_client.errors import InvalidRequest, PermissionDenied, Unauthenti
 from purgatory_client.session.channel import ChannelSecurity, Token, open_channel
 
 from examples.secure_demo.authority import Authority
-from purgatory.service.access.tokens import add_token
+from purgatory.service.access.tokens import HEAD, add_token
 from tests.conftest import StartDaemon
 from tests.daemon_process import daemon_environment
 from tests.service.serving import eventually
@@ -34,7 +34,7 @@ topics = ["orders"]
 def access(tmp_path: Path) -> list[str]:
     """Flags of a policy by which the principal "orders" may use its topic, with no tokens yet."""
     (tmp_path / "policy.toml").write_text(POLICY)
-    (tmp_path / "tokens").touch()
+    (tmp_path / "tokens").write_text(HEAD)
     return ["--access-policy-file", str(tmp_path / "policy.toml"), "--access-tokens-file", str(tmp_path / "tokens")]
 
 

@@ -13,7 +13,7 @@ from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc, webhook_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.webhooks.receiver import SECRET
 
-DEADLINE_S: Final = 30.0
+DEADLINE_S: Final = 60.0
 NEVER_MS: Final = 3_600_000
 
 

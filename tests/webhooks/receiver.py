@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Self
 from standardwebhooks import Webhook
 
 SECRET: Final = "whsec_" + "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
-DEADLINE_S: Final = 30.0
+DEADLINE_S: Final = 60.0
 HANG, DROP = 0, -1
 """Answers that are none: the connection stays silent until the server ends, or is closed at once."""
 

@@ -72,6 +72,9 @@ def test_http_needs_leave() -> None:
         "127.0.0.1", "10.1.2.3", "192.168.0.1", "172.16.0.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1",
         "255.255.255.255", "240.0.0.1", "::", "::1", "fe80::1%eth0", "fc00::1", "ff02::1", "::ffff:127.0.0.1",
         "::ffff:10.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a00:1", "2002:7f00:1::", "2002:a9fe:a9fe::1",
+        "fec0::1", "feff:ffff::1", "3fff::1", "3fff:fff:ffff::1", "192.88.99.1", "192.88.99.255", "2002:c058:6301::1",
+        "64:ff9b:1::1", "100::1", "5f00::1", "2001::1", "2001:20::1", "2001:db8::1", "192.0.0.9", "192.0.2.1",
+        "198.18.0.1", "198.51.100.1", "203.0.113.1", "4000::1", "::127.0.0.1", "0.1.2.3",
     ],
 )  # fmt: skip
 def test_addresses_that_are_not_public(address: str) -> None:
@@ -82,7 +85,10 @@ def test_addresses_that_are_not_public(address: str) -> None:
     assert rules(allow_private=True).allowed_addresses("a.example", [address]) == [address]
 
 
-@pytest.mark.parametrize("address", ["1.1.1.1", "2606:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101"])
+@pytest.mark.parametrize(
+    "address",
+    ["1.1.1.1", "192.88.98.1", "2606:4700::1111", "2001:4860::1", "3ffe::1", "::ffff:1.1.1.1", "64:ff9b::101:101"],
+)
 def test_addresses_that_are_public(address: str) -> None:
     """Those of the internet, and IPv6 addresses that stand for them."""
     assert rules().allowed_addresses("a.example", [address]) == [address]

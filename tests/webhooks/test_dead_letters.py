@@ -1,5 +1,7 @@
 """The list of what was given up: bounded, in order, and told to the journal."""
 
+from collections import Counter
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -21,8 +23,8 @@ class KeptRows:
             del self.rows[number]
 
 
-def letter(webhook_id: str, error: str = "HTTP 500") -> webhook_pb2.DeadLetter:
-    return webhook_pb2.DeadLetter(webhook_id=webhook_id, last_error=error)
+def letter(webhook_id: str, error: str = "HTTP 500", principal: str = "") -> webhook_pb2.DeadLetter:
+    return webhook_pb2.DeadLetter(webhook_id=webhook_id, last_error=error, principal=principal)
 
 
 def listed(letters: DeadLetters) -> list[str]:
@@ -69,6 +71,35 @@ def test_large_letters_go_by_their_bytes() -> None:
     assert letters.dropped == 5
 
 
+@given(st.lists(st.sampled_from("abc"), min_size=20, max_size=60))
+@example(["a"] * 3 + ["b"] * 40)
+def test_no_principal_pushes_out_letters_of_one_with_fewer(principals: list[str]) -> None:
+    """With a room of six for three: each keeps its two latest letters whatever the others do, and what is dropped is
+    the oldest of whoever has most.
+    """
+    letters = DeadLetters(6, lambda _number, _content: None)
+    for number, principal in enumerate(principals):
+        before = Counter(one.split("/")[0] for one in listed(letters))
+        letters.add(letter(f"{principal}/{number}", principal=principal))
+        after = Counter(one.split("/")[0] for one in listed(letters))
+        for lost in before - after:
+            assert before[lost] > before[principal]
+    for principal in "abc":
+        added = [f"{principal}/{number}" for number, one in enumerate(principals) if one == principal]
+        kept = [one for one in listed(letters) if one.startswith(principal)]
+        assert kept == added[len(added) - len(kept) :]
+        assert len(kept) >= min(2, len(added))
+
+
+def test_bytes_are_shared_too() -> None:
+    """Large letters of one principal do not push out the small one of another."""
+    letters = DeadLetters(1_000, lambda _number, _content: None)
+    letters.add(letter("small", principal="a"))
+    for number in range(5):
+        letters.add(letter(f"{number}", "x" * (dead_letters.LETTERS_BYTES_MAX // 3), principal="b"))
+    assert listed(letters) == ["small", "3", "4"]
+
+
 def test_a_letter_that_fails_again_is_the_same_letter() -> None:
     """It keeps its place and its id, and says why it failed the last time."""
     letters = DeadLetters(10, lambda _number, _content: None)
@@ -76,6 +107,4 @@ def test_a_letter_that_fails_again_is_the_same_letter() -> None:
     letters.add(letter("b"))
     letters.add(letter("a", "no answer"))
     assert listed(letters) == ["a", "b"]
-    found = letters.find("a")
-    assert found is not None
-    assert found.last_error == "no answer"
+    assert next(found for _, found in letters.above(0)).last_error == "no answer"

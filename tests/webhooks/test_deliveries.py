@@ -21,6 +21,9 @@ class TriedPosts:
         self.ended: dict[str, str] = {}
         self.in_flight: Counter[str] = Counter()
         self.most: Counter[str] = Counter()
+        self.most_of_all = 0
+        self.took_s = 0.0
+        """How far each attempt moves the clock."""
         self.answer: Callable[[str], Attempt] = lambda _host: Attempt(DELIVERED)
         self.gates: dict[str, asyncio.Event] = {}
         """Attempts to these hosts end once theirs is set."""
@@ -45,7 +48,7 @@ class TriedPosts:
         return sent
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 - what it waits for tells nobody
                 await asyncio.sleep(0)
 
@@ -61,11 +64,13 @@ class Sent:
         world = self.world
         world.tried.append(self.name)
         world.in_flight[self.host] += 1
+        world.most_of_all = max(world.most_of_all, sum(world.in_flight.values()))
         world.most[self.host] = max(world.most[self.host], world.in_flight[self.host])
         try:
             await asyncio.sleep(0)
             if self.host in world.gates:
                 await world.gates[self.host].wait()
+            world.now_s += world.took_s
         finally:
             world.in_flight[self.host] -= 1
         return world.answer(self.host)
@@ -110,20 +115,22 @@ async def test_a_final_answer_is_given_up_at_once() -> None:
 async def test_hosts_have_places_and_senders_take_turns() -> None:
     """No host has more than its places, and one sender's hundred do not come before another's one."""
     world = TriedPosts(posts_per_host_max=2)
+    world.add("a", "first", "first")
+    await world.until(lambda: len(world.ended) == 1)
     world.gates["a"] = asyncio.Event()
     for number in range(100):
         world.add("a", "many", f"many {number}")
     world.add("a", "few", "few")
-    await world.until(lambda: len(world.tried) == 2)
+    await world.until(lambda: len(world.tried) == 3)
     world.gates["a"].set()
-    await world.until(lambda: len(world.ended) == 101)
+    await world.until(lambda: len(world.ended) == 102)
     assert world.most["a"] == 2
-    assert world.tried.index("few") <= 4
+    assert world.tried.index("few") <= 5
 
 
 async def test_a_silent_host_has_one_place_and_others_have_theirs() -> None:
-    """While 1,000 wait for a host that hangs, those for another one are delivered, with places to spare; once the first
-    attempts have failed the host is asked by one at a time.
+    """While 1,000 wait for a host that hangs, which has one place, those for another one are delivered with all of its
+    places.
     """
     world = TriedPosts(posts_max=8, posts_per_host_max=4, schedule=RetrySchedule(1_000, 8_000, 10**9))
     world.gates["hanging"] = asyncio.Event()
@@ -132,7 +139,7 @@ async def test_a_silent_host_has_one_place_and_others_have_theirs() -> None:
     for number in range(100):
         world.add("honest", "s", f"honest {number}")
     await world.until(lambda: len(world.ended) == 100)
-    assert (world.most["hanging"], world.most["honest"]) == (4, 4)
+    assert (world.most["hanging"], world.most["honest"]) == (1, 4)
     world.answer = lambda _host: Attempt(UNREACHABLE)
     world.gates["hanging"].set()
     await world.until(lambda: world.in_flight["hanging"] <= 1 and len(world.tried) > 110)
@@ -141,6 +148,65 @@ async def test_a_silent_host_has_one_place_and_others_have_theirs() -> None:
     await world.until(lambda: len(world.tried) > before + 50)
     assert world.most["hanging"] == 1
     await world.deliveries.close(0.0, start_more=False)
+
+
+async def test_silent_hosts_have_half_of_the_places() -> None:
+    """70 hosts that never answer hold half of 64 places; a host that has answered before is served at once, all of its
+    many, and a new one as soon as one of the others is given up on, before those that have been tried.
+    """
+    world = TriedPosts(posts_max=64, schedule=RetrySchedule(1_000, 8_000, 10**9))
+    world.add("known", "s", "known before")
+    await world.until(lambda: "known before" in world.ended)
+    silent = [f"silent {number}" for number in range(70)]
+    for host in silent:
+        world.gates[host] = asyncio.Event()
+        for number in range(3):
+            world.add(host, "h", f"{host}: {number}")
+    await world.until(lambda: sum(world.in_flight.values()) == 32)
+    for number in range(200):
+        world.add("known", "s", f"known {number}")
+    await world.until(lambda: sum(name.startswith("known") for name in world.ended) == 201)
+    assert world.most["known"] == 4
+    assert sum(world.in_flight[host] for host in silent) == 32
+    assert all(world.most[host] <= 1 for host in silent)
+    world.add("new", "s", "new")
+    world.answer = lambda host: Attempt(UNREACHABLE if host in silent else DELIVERED)
+    next(world.gates[host] for host in silent if world.in_flight[host]).set()
+    await world.until(lambda: "new" in world.ended)
+    assert world.deliveries.in_flight <= 32
+    await world.deliveries.close(0.0, start_more=False)
+
+
+async def test_a_slow_host_is_not_prompt_until_it_is() -> None:
+    """Answers that take longer than a second leave a host among those with half of the places, with all of its own."""
+    world = TriedPosts(posts_max=8, posts_per_host_max=4)
+    world.took_s = 2.0
+    for number in range(20):
+        for host in ("a", "b", "c"):
+            world.add(host, "s", f"{host} {number}")
+    await world.until(lambda: len(world.ended) == 60)
+    assert world.most_of_all == 4
+    world.took_s = 0.5
+    for number in range(20):
+        for host in ("a", "b", "c"):
+            world.add(host, "s", f"{host} {number} again")
+    await world.until(lambda: len(world.ended) == 120)
+    assert world.most_of_all == 8
+
+
+async def test_busy_prompt_hosts_do_not_starve_others() -> None:
+    """While more is sent to prompt hosts than there are places, a new host has its turn."""
+    world = TriedPosts(posts_max=4, posts_per_host_max=4)
+    for host in "abcd":
+        world.add(host, "s", f"{host} first")
+    await world.until(lambda: len(world.ended) == 4)
+    for number in range(50):
+        for host in "abcd":
+            world.add(host, "s", f"{host} {number}")
+    world.add("new", "s", "new")
+    await world.until(lambda: "new" in world.ended)
+    assert len(world.ended) < 100
+    await world.until(lambda: len(world.ended) == 205)
 
 
 async def test_what_is_not_wanted_any_more_is_not_sent() -> None:

@@ -8,9 +8,12 @@ import pytest
 
 from examples.secure_demo.authority import Authority
 from tests.conftest import StartDaemon
+from tests.daemon_process import run_to_end
 from tests.webhooks.callbacks import CallbackCaller, webhook_flags
 from tests.webhooks.receiver import SECRET, WebhookReceiver
 
+OF_URLS = "whsec_" + "_" * 43
+"""As `secrets.token_urlsafe(32)` may make it: receivers drop characters that are not of the standard alphabet."""
 OTHER_SECRET = "whsec_" + "Zm9ydHktdHdvIG9yZGVycyBhbmQgdGhyZWU="
 
 
@@ -70,7 +73,19 @@ def test_a_secret_is_replaced_while_the_daemon_runs(start_daemon: StartDaemon, t
         secret_file.write_text(OTHER_SECRET, "utf-8")
         daemon.process.send_signal(signal.SIGHUP)
         delivers("after", OTHER_SECRET)
-        secret_file.write_text("no secret", "utf-8")
-        daemon.process.send_signal(signal.SIGHUP)
-        caller.until(lambda: "the secrets read before are kept" in daemon.log)
-        delivers("later", OTHER_SECRET)
+        for count, broken in enumerate(("no secret", "", OF_URLS), 1):
+            secret_file.write_text(broken, "utf-8")
+            daemon.process.send_signal(signal.SIGHUP)
+            caller.until(lambda: daemon.log.count("the secrets read before are kept") >= count)  # noqa: B023
+            delivers(f"later-{count}", OTHER_SECRET)
+
+
+@pytest.mark.parametrize("content", ["", OF_URLS])
+def test_a_daemon_does_not_start_with_unusable_secrets(tmp_path: Path, content: str) -> None:
+    """It ends with one line that names the setting and says what a secret looks like."""
+    flags = webhook_flags(tmp_path)
+    (tmp_path / "webhook-secrets").write_text(content, "utf-8")
+    ended = run_to_end(tmp_path, [*flags, "--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"])
+    assert ended.returncode == 1
+    assert "webhooks.secret_file" in ended.stderr
+    assert "_____" not in ended.stderr

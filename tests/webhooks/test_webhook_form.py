@@ -1,10 +1,16 @@
 """Signatures by every secret in force, files of secrets that cannot be used, and whose dead letters are whose."""
 
 import base64
+import hmac
+import string
+import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from purgatory.service.access.account import Account
@@ -17,6 +23,7 @@ from purgatory.service.webhooks.webhooks import Webhooks
 from purgatory.v1 import result_pb2, webhook_pb2
 from tests.service.serving import serving
 
+NOW = datetime(2026, 11, 25, 12, tzinfo=UTC)
 OLD, NEW, OTHER = ("whsec_" + base64.b64encode(bytes([number]) * 24).decode() for number in (1, 2, 3))
 
 
@@ -50,6 +57,54 @@ def test_a_file_that_holds_anything_else_is_refused(tmp_path: Path, content: str
     with pytest.raises(CannotSendWebhooks, match=r"webhooks\.secret_file") as raised:
         WebhookSigner.from_file(path)
     assert "c2hvcnQ" not in str(raised.value)
+
+
+@given(
+    st.binary(max_size=40).map(lambda key: base64.b64encode(key).decode())
+    | st.binary(max_size=40).map(lambda key: base64.urlsafe_b64encode(key).decode())
+    | st.text(string.ascii_letters + string.digits + "+/-_=.*", max_size=50),
+    st.integers(0, 3),
+)
+@example("A" * 40 + "_", 0)
+@example("_" * 43, 0)
+@example("-" * 4 + "A" * 40, 0)
+@example("A" * 41 + "B", 0)
+@example("A" * 20 + "==" + "A" * 20, 0)
+def test_a_secret_means_one_key_or_is_refused(text: str, cut: int) -> None:
+    """Whatever follows the prefix: what is accepted signs with the key that strict decoding gives, padded or not, and
+    with the key that the receivers' package computes from the same text.
+    """
+    secret = "whsec_" + text[: len(text) - cut]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "secrets"
+        path.write_text(secret, "utf-8")
+        try:
+            headers = dict(WebhookSigner.from_file(path).headers("id", "{}", NOW))
+        except CannotSendWebhooks:
+            return
+    encoded = secret.removeprefix("whsec_")
+    key = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
+    assert len(key) >= 24
+    signed = f"id.{int(NOW.timestamp())}.{{}}".encode()
+    expected = "v1," + base64.b64encode(hmac.digest(key, signed, "sha256")).decode()
+    assert headers[b"webhook-signature"].decode() == expected == Webhook(secret).sign("id", NOW, "{}")
+
+
+@pytest.mark.parametrize("count", [24, 25, 26, 32])
+def test_secrets_of_any_random_bytes(tmp_path: Path, count: int) -> None:
+    """In the standard alphabet they are accepted, with or without padding; in the one of URLs the same bytes are
+    refused as soon as it makes a difference.
+    """
+    path = tmp_path / "secrets"
+    key = bytes(range(255, 255 - count, -1))
+    standard, of_urls = base64.b64encode(key).decode(), base64.urlsafe_b64encode(key).decode()
+    for text in (standard, standard.rstrip("=")):
+        path.write_text("whsec_" + text, "utf-8")
+        WebhookSigner.from_file(path)
+    for text in (of_urls, of_urls.rstrip("=")):
+        path.write_text("whsec_" + text, "utf-8")
+        with pytest.raises(CannotSendWebhooks, match="receivers cannot read - and _"):
+            WebhookSigner.from_file(path)
 
 
 def test_a_file_that_is_missing_is_refused(tmp_path: Path) -> None:

@@ -3,12 +3,27 @@
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 
+import h11
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from purgatory.service.transport.outbound import READ_BYTES
 from purgatory.service.webhooks.callback_rules import CallbackRules
 from purgatory.service.webhooks.webhook_form import WebhookSigner
-from purgatory.service.webhooks.webhook_poster import DELIVERED, NOT_ALLOWED, REFUSED, UNREACHABLE, WebhookPoster
+from purgatory.service.webhooks.webhook_poster import (
+    ANSWER_BYTES_MAX,
+    DELIVERED,
+    NOT_ALLOWED,
+    REFUSED,
+    UNREACHABLE,
+    WebhookPoster,
+    retry_after_s,
+)
 from tests.webhooks.receiver import DROP, HANG, SECRET, WebhookReceiver
 
 BODY = '{"type":"operation.ended","data":{"result":{"operationId":"1"}}}'
@@ -110,6 +125,116 @@ async def test_a_name_that_nobody_knows(make_poster: MakePoster) -> None:
 
     attempt = await make_poster(NoNames([])).post("http://a.example:1/", signed(), b"{}")
     assert (attempt.end, "has no address" in attempt.reason) == (UNREACHABLE, True)
+
+
+@pytest.mark.parametrize("status", [100, 102, 103, 199])
+async def test_interim_responses_without_end(
+    make_poster: MakePoster, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """A receiver that streams them is unreachable once their bytes exceed the limit, long before the deadline; the
+    parser is never given more than a little at a time, so that the event loop is free in between.
+    """
+    parts: list[int] = []
+    receive_data = h11.Connection.receive_data
+
+    def noted(connection: h11.Connection, data: bytes) -> None:
+        parts.append(len(data))
+        receive_data(connection, data)
+
+    monkeypatch.setattr(h11.Connection, "receive_data", noted)
+    interim = f"HTTP/1.1 {status} Wait\r\n\r\n".encode()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        with suppress(ConnectionError):
+            for _ in range(10_000):
+                writer.write(interim * 100)
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        poster = make_poster(ChangingNames(["127.0.0.1"]), timeout_ms=60_000)
+        attempt = await poster.post(f"http://a.example:{port}/", signed(), b"{}")
+    assert (attempt.end, f"more than {ANSWER_BYTES_MAX} bytes" in attempt.reason) == (UNREACHABLE, True)
+    assert sum(parts) <= ANSWER_BYTES_MAX + READ_BYTES
+    assert max(parts) <= READ_BYTES
+
+
+async def test_a_kept_connection_has_the_limit_for_each_answer(make_poster: MakePoster) -> None:
+    """Many answers on one connection together may have more bytes than one."""
+    body = b"x" * (ANSWER_BYTES_MAX // 2)
+    connections: list[int] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(1)
+        with suppress(asyncio.IncompleteReadError):
+            while await reader.readuntil(b"{}"):
+                writer.write(f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        poster = make_poster(ChangingNames(["127.0.0.1"]))
+        for _ in range(5):
+            attempt = await poster.post(f"http://a.example:{port}/", signed(), b"{}")
+            assert attempt.end == DELIVERED, attempt.reason
+        assert len(connections) == 1
+        await poster.close()
+
+
+NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (b"120", 120),
+        (b"0", 0),
+        (b"3601", 3_600),
+        (b"9" * 5_000, 3_600),
+        (b"Wed, 25 Nov 2026 12:02:00 GMT", 120),
+        (b"Wednesday, 25-Nov-26 12:02:00 GMT", 120),
+        (b"Wed Nov 25 12:02:00 2026", 120),
+        (b"Wed, 25 Nov 2026 13:02:00 +0100", 120),
+        (b"Wed, 25 Nov 2026 11:00:00 GMT", 0),
+        (b"Fri, 31 Dec 9999 23:59:59 GMT", 3_600),
+        (b"", 0),
+        (b"-5", 0),
+        (b"1.5", 0),
+        (b"soon", 0),
+        (b"\xff", 0),
+        (b"Wed, 99 Nov 2026 12:02:00 GMT", 0),
+    ],
+)
+def test_when_a_receiver_asks_to_be_called_again(value: bytes, seconds: int) -> None:
+    """In seconds or as a date in any of the three forms of HTTP, an hour at most; nothing else counts."""
+    assert retry_after_s(value, NOON) == seconds
+
+
+@given(st.binary(max_size=40) | st.text().map(lambda text: f"Wed, {text} GMT".encode()))
+def test_any_value_is_a_pause_or_none(value: bytes) -> None:
+    """Whatever a receiver writes there."""
+    assert 0 <= retry_after_s(value, NOON) <= 3_600
+
+
+async def test_a_date_after_which_to_try_again_is_honoured(make_poster: MakePoster) -> None:
+    """A 429 with an HTTP date in a minute asks for a pause of about a minute."""
+    date = format_datetime(datetime.now(UTC) + timedelta(seconds=600), usegmt=True)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 429 Slow\r\nRetry-After: {date}\r\ncontent-length: 0\r\n\r\n".encode())
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        attempt = await make_poster(ChangingNames(["127.0.0.1"])).post(f"http://a.example:{port}/", signed(), b"{}")
+    assert attempt.end == REFUSED
+    assert 300 < attempt.retry_after_s <= 600
 
 
 async def test_an_answer_without_end_is_not_read(make_poster: MakePoster) -> None:

@@ -223,7 +223,13 @@ def test_what_is_given_up_is_a_dead_letter_and_can_be_sent_again(start_daemon: S
             by_command = purgatory("dead-letters", address=second.address)
             assert by_command.returncode == 0, by_command.stderr
             assert all(letter.webhook_id in by_command.stdout for letter in letters)
+            some_by_command = ("dead-letters", "--resend", letters[0].webhook_id, "--resend", "nobody")
+            partly = purgatory(*some_by_command, address=second.address)
+            assert partly.returncode == 16
+            assert "not found: nobody" in partly.stderr
+            assert "sending 1 letter again" in partly.stdout
             receiver.answer = lambda _received: 200
+            caller.until(lambda: len(caller.dead_letters()) == 3)
             receiver.received.clear()
             some = webhook_pb2.ResendDeadLettersRequest(webhook_ids=[letters[0].webhook_id, "nobody"])
             answer = caller.stub.ResendDeadLetters(some)
@@ -232,7 +238,14 @@ def test_what_is_given_up_is_a_dead_letter_and_can_be_sent_again(start_daemon: S
             by_command = purgatory("dead-letters", "--resend-all", "--json", address=second.address)
             assert json.loads(by_command.stdout) == {"resent": 2}
             caller.until(lambda: not caller.dead_letters())
-            assert purgatory("dead-letters", "--resend", "nobody", address=second.address).returncode == 16
+            unknown = purgatory("dead-letters", "--resend", "no[b]ody", address=second.address)
+            assert (unknown.returncode, "not found: no[b]ody" in unknown.stderr) == (16, True)
+            assert "sending" not in unknown.stdout
+            unknown = purgatory("dead-letters", "--resend", "nobody", "--json", address=second.address)
+            assert unknown.returncode == 16
+            assert json.loads(unknown.stdout) == {"resent": 0, "unknown_webhook_ids": ["nobody"]}
+            none = purgatory("dead-letters", "--resend-all", address=second.address)
+            assert (none.returncode, none.stdout.strip()) == (16, "no letters to send")
         received = receiver.wait_for(lambda all_: len(all_) == 3)
     assert {one.webhook_id for one in received} == {letter.webhook_id for letter in letters}
     assert "is given up after" in first.log

@@ -20,7 +20,7 @@ def dead_letters(
 ) -> NoReturn:
     """List results that were not delivered to their callbacks, or send them again.
 
-    Exit code 16 when there is none of those to be sent.
+    Exit code 16 if one that is named does not exist, or there is none to send.
     """
 
     async def call(client: AsyncClient) -> Exit:
@@ -29,10 +29,13 @@ def dead_letters(
         if not resend and not resend_all:
             _print([letter async for letter in client.dead_letters()], as_json=as_json)
             return Exit.OK
-        count = await client.resend_dead_letters(resend or None)
-        document = {"resent": count} if as_json else None
-        render.print_either(document, f"sending {count} {render.plural('letter', count)} again")
-        return Exit.OK if count else Exit.NOT_FOUND
+        count, unknown = await client.resend_dead_letters(resend or None)
+        document: dict[str, object] = {"resent": count} | ({"unknown_webhook_ids": unknown} if unknown else {})
+        for one in unknown:
+            render.error_line(f"not found: {one} (it was delivered, or is not the id of a dead letter)")
+        text = f"sending {count} {render.plural('letter', count)} again" if count else "no letters to send"
+        render.print_either(document if as_json else None, text)
+        return Exit.OK if count and not unknown else Exit.NOT_FOUND
 
     raise typer.Exit(run(address, call))
 

@@ -129,11 +129,6 @@ class OutboxFile:
             self._next_operation_id += secrets.randbelow(IDS_SKIPPED_MAX)
 
     @property
-    def incarnation(self) -> str:
-        """Of the session when it was last opened; empty: not known."""
-        return self._incarnation
-
-    @property
     def session_id(self) -> str:
         """The one session that everything in it belongs to."""
         return self._session_id
@@ -167,12 +162,12 @@ class OutboxFile:
                     self._keep(database, item)
                 elif isinstance(item, OpeningRecord):
                     self._check_opening(item)
-                    self._incarnation = item.incarnation
+                    self.incarnation = item.incarnation
                 else:
                     self._forget(database, item.first_operation_id)
             database.execute(
                 "UPDATE session SET next_operation_id = ?, removed_operation_id = ?, incarnation = ?",
-                (self._next_operation_id, self._removed_operation_id, self._incarnation),
+                (self._next_operation_id, self._removed_operation_id, self.incarnation),
             )
             database.execute("COMMIT")
 
@@ -211,7 +206,7 @@ class OutboxFile:
         if len(sessions) != 1:
             raise OutboxDamaged(f"{self.path} has {len(sessions)} sessions, where there must be one")
         session_id, next_operation_id, removed_operation_id, incarnation = sessions[0]
-        self._session_id, self._incarnation = str(session_id), str(incarnation)
+        self._session_id, self.incarnation = str(session_id), str(incarnation)
         self._next_operation_id, self._removed_operation_id = int(next_operation_id), int(removed_operation_id)
         self._rows.clear()
         self._batch_ids.clear()
@@ -289,7 +284,7 @@ class OutboxFile:
         if not highest:
             return
         is_ours = highest <= self._removed_operation_id or self._registration_with(highest) is not None
-        if not is_ours or self._incarnation not in ("", opening.incarnation):
+        if not is_ours or self.incarnation not in ("", opening.incarnation):
             raise OutboxCopied(
                 f"the daemon knows operation {highest} of session {self._session_id}, which {self.path} never "
                 "registered: it is an older copy of the file, or another program uses a copy. Give each program an "

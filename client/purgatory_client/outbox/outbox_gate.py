@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory_client.errors import InvalidRequest, OutboxCopied, OutboxUnwritable, PurgatoryClientError
+from purgatory_client.errors import InvalidRequest, OutboxUnwritable, PurgatoryClientError
 from purgatory_client.many import Entry, WaitColumns
 from purgatory_client.outbox.outbox_file import (
     ConfirmationRecord,
@@ -153,6 +153,7 @@ class OutboxGate:
         """Write an opening or results to the file; the session gets the message after that.
 
         Once the connection has failed nothing more of it is written: the daemon sends it again over the next one.
+        Raises OutboxCopied for results of others.
         """
         assert self._failure is not None, "a message without a connection"
         if self._failure.done():
@@ -160,11 +161,7 @@ class OutboxGate:
         if message.HasField("opened"):
             record: Record = OpeningRecord(message.opened.incarnation, message.opened.highest_operation_id)
         elif message.HasField("results"):
-            try:
-                self._core.check_names(message.results)
-            except OutboxCopied as error:
-                self._failure.set_exception(error)
-                return
+            self._core.check_names(message.results)
             record = ResultsRecord(message.results.SerializeToString())
         else:
             record = ResultsRecord(self._core.refused_results(message.receipt).SerializeToString())

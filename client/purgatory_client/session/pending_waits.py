@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 
-from purgatory_client.errors import PurgatoryClientError, Unavailable
+from purgatory_client.errors import OutboxCopied, PurgatoryClientError, Unavailable
 from purgatory_client.many import Entry, WaitColumns
 from purgatory_client.results import Outcome, Result, ResultColumns
 from purgatory_client.waits import Wait
@@ -129,8 +129,8 @@ class PendingWaits:
         )
         return count
 
-    def find_foreign(self, arrived: ResultsArrived) -> int | None:
-        """The id of the first result whose names are not those of the wait with its id; None: all are."""
+    def check_names(self, arrived: ResultsArrived) -> None:
+        """Raise OutboxCopied if a result is of other partitions or keys than the wait with its id."""
         columns, starts = arrived.columns, arrived.starts
         for place, operation_id in enumerate(arrived.operation_ids):
             entry = self._entries.get(operation_id) or self._find_batch(operation_id)
@@ -139,8 +139,10 @@ class PendingWaits:
             names = [columns.names[index] for index in columns.item_indexes[starts[place] : starts[place + 1]]]
             own = entry.names if isinstance(entry, Wait) else entry.names_of(operation_id - entry.operation_id)
             if names != own:
-                return operation_id
-        return None
+                raise OutboxCopied(
+                    f"the result of operation {operation_id} has other partitions or keys than the wait: another "
+                    "program uses a copy of this outbox. Give each program an outbox of its own"
+                )
 
     def refuse(self, operation_id: int, error: PurgatoryClientError, ended: list[Ended]) -> None:
         """End an operation that the daemon has refused; ignored when it has ended."""

@@ -29,7 +29,7 @@ from itertools import chain, islice
 from typing import Final
 
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory_client.errors import LimitExceeded, OperationIdInUse, OutboxCopied
+from purgatory_client.errors import LimitExceeded, OperationIdInUse
 from purgatory_client.many import Entry, WaitColumns
 from purgatory_client.results import Outcome
 from purgatory_client.session.overdue_waits import GRACE, OverdueWaits, due_after, no_answer
@@ -234,12 +234,7 @@ class SessionCore:
     def check_names(self, batch: wire.ResultBatch) -> None:
         """Raise OutboxCopied if a result is of other partitions or keys than the wait with its id."""
         for arrived in _arrived(batch):
-            operation_id = self._table.find_foreign(arrived)
-            if operation_id is not None:
-                raise OutboxCopied(
-                    f"the result of operation {operation_id} of session {self.session_id} has other partitions or keys "
-                    "than the wait: another program uses a copy of this outbox. Give each program an outbox of its own"
-                )
+            self._table.check_names(arrived)
 
     def stage(self) -> list[Entry]:
         """Give ids to everything unsent and return it in the order of ids, to be written to the outbox."""

@@ -36,7 +36,7 @@ from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.plain_errors import from_rpc_error
 from purgatory_client.results import Result, ResultColumns
 from purgatory_client.session.backoff import Backoff
-from purgatory_client.session.channel import UNPROTECTED, ChannelSecurity, open_channel
+from purgatory_client.session.channel import UNPROTECTED, ChannelSecurity, check_process, open_channel
 from purgatory_client.session.overdue_waits import TURN
 from purgatory_client.session.pending_waits import Ended, settle
 from purgatory_client.session.session_core import SessionCore
@@ -178,6 +178,7 @@ class SessionDriver:
         return SessionCore(f"{self._name}-{unique}" if self._name else unique, self._pending_max)
 
     def _submit(self, wait: Entry) -> None:
+        check_process()
         if self._closed is not None:
             raise self._closed
         if self._outbox is not None:

@@ -1,7 +1,8 @@
 """Accounts for an archive: combines its files, its runs and the survey of its rows."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -52,23 +53,13 @@ def account(
         *unmatched_findings(unmatched, runs, archive),
         *loss_findings(runs, archive, survey.earlier),
     ]
+    archive = replace(archive, doubled=frozenset(survey.doubled))
     twice = {
         table: archive.duplicate_rows(spark, table, since=since, until=until, topics=topics) for table in schema.TABLES
     }
     lines = _lines(archive, survey, files, twice)
     is_matched = since is None and until is None and not differing.any()
-    return IntakeAccount(archive.uri, tuple(lines), tuple(findings), tuple(runs), is_matched)
-
-
-def account_of_files(spark: SparkSession, archive: ArchiveCatalog) -> IntakeAccount:
-    """The account of a whole archive without a pass over its rows: footers have the counts of rows, markers what was
-    lost. Missing ends and steps of clocks are not looked for.
-    """
-    runs = read_runs(archive)
-    twice = {table: archive.duplicate_rows(spark, table) for table in schema.TABLES}
-    survey = Survey(Counter({(table, USED): archive.rows(table) for table in schema.TABLES}))
-    lines = _lines(archive, survey, archive.used, twice)
-    return IntakeAccount(archive.uri, tuple(lines), tuple(loss_findings(runs, archive, 0)), tuple(runs))
+    return IntakeAccount(archive.uri, tuple(lines), tuple(findings), tuple(runs), archive.doubled, is_matched)
 
 
 def chunked(files: Sequence[ArchiveFile], tasks_min: int, tasks_max: int) -> list[list[ArchiveFile]]:

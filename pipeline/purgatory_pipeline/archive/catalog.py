@@ -40,6 +40,8 @@ class ArchiveCatalog:
     set_aside: tuple[SetAside, ...]
     leftovers: int
     """Unfinished files under `_writing/`: a file is moved out of there only when it is complete."""
+    doubled: frozenset[str] = frozenset()
+    """Paths of files in which rows occur twice; `account` finds them."""
 
     def files(self, table: str, *, since: datetime | None = None, until: datetime | None = None) -> list[ArchiveFile]:
         """The files of a table by run and number; with a window, those that may have rows in it."""
@@ -63,12 +65,24 @@ class ArchiveCatalog:
             if file.table == table and not file.is_copy and run_id in file.path.rpartition("/")[2]
         ]
 
+    def missing_files(self, table: str, run_id: str, *, first: int | None, last: int) -> list[int]:
+        """Numbers of a run's files that are neither used nor set aside. `first`: None where earlier ones may have been
+        rolled away.
+        """
+        numbers = {file.file_number for file in self.files(table) if file.run_id == run_id}
+        paths = (file.path for file in self.set_aside if file.table == table and run_id in file.path)
+        numbers |= {int(found[1]) for path in paths if (found := layout.FILE_NUMBER.search(path))}
+        start = first if first is not None else min(numbers, default=last + 1)
+        return [number for number in range(start, max([*numbers, last]) + 1) if number not in numbers]
+
     def run_ids(self) -> list[str]:
         return sorted({file.run_id for file in self.used})
 
     def overlapping(self, table: str) -> list[ArchiveFile]:
-        """Files of one run whose ranges of calls overlap, so that some rows may be duplicated. Usually none."""
-        found: dict[str, ArchiveFile] = {}
+        """Files with rows that may be duplicated: those of one run whose ranges of calls overlap, and those in which
+        rows were found twice. Usually none.
+        """
+        found = {file.path: file for file in self.files(table) if file.path in self.doubled}
         widest: ArchiveFile | None = None
         known = [file for file in self.files(table) if file.first_call is not None]
         for file in sorted(known, key=lambda file: (file.run_id, file.first_call, file.last_call)):
@@ -127,19 +141,13 @@ def spark_schema(table: str) -> StructType:
     return from_arrow_schema(schema.SCHEMAS[table], prefer_timestamp_ntz=False)
 
 
-def find_archive(uri: str, known: Iterable[ArchiveFile] = ()) -> ArchiveCatalog:
-    """Lists an archive and reads the footer of each file but those that are `known`.
-
-    Raises `ArchiveUnusable` when no file can be used.
-    """
-    by_path = {file.path: file for file in known}
+def find_archive(uri: str) -> ArchiveCatalog:
+    """Lists an archive and reads the footer of each file. Raises `ArchiveUnusable` when no file can be used."""
     place = open_location(uri)
     found = place.list_files()
     candidates, set_aside, leftovers = _sort_paths(place, found)
     with ThreadPoolExecutor(_THREADS) as pool:
-        judged = list(
-            pool.map(lambda candidate: by_path.get(candidate[0]) or footer.read_footer(place, *candidate), candidates)
-        )
+        judged = list(pool.map(lambda candidate: footer.read_footer(place, *candidate), candidates))
     usable = [file for file in judged if isinstance(file, ArchiveFile)]
     set_aside += [file for file in judged if isinstance(file, SetAside)]
     used, copies = _drop_copies(usable)
@@ -201,7 +209,8 @@ def _nothing_usable(uri: str, set_aside: list[SetAside], leftovers: int) -> str:
 def _read_files(spark: SparkSession, table: str, files: list[ArchiveFile]) -> DataFrame:
     if not files:
         return spark.createDataFrame([], spark_schema(table))
-    return spark.read.schema(spark_schema(table)).parquet(*(file.spark_path for file in files))
+    reader = spark.read.schema(spark_schema(table)).option("parquet.page.verify-checksum.enabled", "true")
+    return reader.parquet(*(file.spark_path for file in files))
 
 
 def _within(

@@ -1,5 +1,6 @@
 """The runs of an archive from its markers: how each began and ended, and what the disk was too slow for."""
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -8,12 +9,11 @@ from datetime import datetime
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from purgatory.archive import schema
 from purgatory.archive.run_details import RunDetails
 from purgatory_pipeline.archive.catalog import ArchiveCatalog
-from purgatory_pipeline.archive.footer import ArchiveFile
+from purgatory_pipeline.archive.footer import ArchiveFile, open_parquet
 from purgatory_pipeline.archive.location import first_line, open_location
 from purgatory_pipeline.errors import ArchiveUnusable
 
@@ -38,6 +38,8 @@ class DaemonRun:
     """It continues the journal of an earlier run."""
     dropped_rows: dict[str, int] = field(default_factory=dict)
     """By table: rows dropped because the disk was too slow."""
+    last_files: dict[str, int] = field(default_factory=dict)
+    """By table: the number of the last file; empty if it is not known."""
 
 
 def read_runs(archive: ArchiveCatalog) -> list[DaemonRun]:
@@ -48,11 +50,11 @@ def read_runs(archive: ArchiveCatalog) -> list[DaemonRun]:
 
 def read_markers(archive: ArchiveCatalog) -> dict[str, list[dict[str, Any]]]:
     """The markers of each run, read here and not on the executors: they are few. Raises `ArchiveUnusable`."""
-    filesystem = open_location(archive.uri).filesystem
+    place = open_location(archive.uri)
 
     def read(file: ArchiveFile) -> list[dict[str, Any]]:
         try:
-            return list(pq.ParquetFile(file.path, filesystem=filesystem).read(columns=_COLUMNS).to_pylist())
+            return list(open_parquet(place.read(file.path)).read(columns=_COLUMNS).to_pylist())
         except (OSError, ValueError, pa.ArrowException) as error:
             message = f"cannot read {file.path}: {first_line(error)}; move it out of the archive"
             raise ArchiveUnusable(message) from error
@@ -76,8 +78,16 @@ def _run(run_id: str, markers: Iterable[Mapping[str, Any]]) -> DaemonRun:
         elif row["marker"] == schema.DROPPED:
             dropped[row["table"]] += row["rows"] or 0
         elif row["marker"] == schema.ENDED or run.state != schema.ENDED:  # it may have ended after it was given up
-            run = replace(run, state=row["marker"])
+            run = replace(run, state=row["marker"], last_files=last_files(row))
     return replace(run, dropped_rows=dict(dropped))
+
+
+def last_files(ended: Mapping[str, Any]) -> dict[str, int]:
+    """By table, the number of the last file of a run, as its ENDED or CRASHED marker has it; empty: not known."""
+    try:
+        return {table: int(number) for table, number in json.loads(ended["detail"] or "{}").get("files", {}).items()}
+    except (ValueError, AttributeError):
+        return {}
 
 
 def details_of(started: Mapping[str, Any]) -> RunDetails | None:

@@ -10,6 +10,7 @@ from purgatory_pipeline.archive.catalog import ArchiveCatalog
 from purgatory_pipeline.archive.clocks import FileClock
 from purgatory_pipeline.archive.daemon_runs import OPEN, DaemonRun
 from purgatory_pipeline.archive.intake_account import MEANINGS, IntakeFinding
+from purgatory_pipeline.archive.survey import SIDES
 from purgatory_pipeline.archive.unmatched_operations import NO_OUTCOME, NO_REGISTRATION, UnmatchedCount
 
 _SHOWN: int = 3
@@ -67,14 +68,29 @@ def loss_findings(runs: Sequence[DaemonRun], archive: ArchiveCatalog, earlier: i
             names.DROPPED, dropped.total(), f"{tables}; lost, as counted by the daemon that wrote the archive"
         ),
         IntakeFinding(names.CRASHES, len(crashed), f"{some_runs(crashed)}; rows in files not yet complete are lost"),
+        missing_files(runs, archive),
         IntakeFinding(names.EARLIER, earlier, MEANINGS[names.EARLIER]),
         IntakeFinding(names.UNFINISHED, archive.leftovers, MEANINGS[names.UNFINISHED]),
     ]
     return [finding for finding in findings if finding.count]
 
 
+def missing_files(runs: Sequence[DaemonRun], archive: ArchiveCatalog) -> IntakeFinding:
+    """Gaps in the numbers of files. Where rows were dropped, numbers may have been given and not used.
+
+    The first registrations and outcomes may be rolled away: that shows in operations with one end.
+    """
+    found = []
+    for run in runs:
+        for table in set(schema.TABLES) - {schema.MARKERS, *run.dropped_rows}:
+            first = 1 if run.started_at is not None and table not in SIDES else None
+            missing = archive.missing_files(table, run.run_id, first=first, last=run.last_files.get(table, 0))
+            found += [f"{table} {number} of {run.run_id}" for number in missing]
+    return IntakeFinding(names.FILES_MISSING, len(found), f"{some_runs(found)}; their rows are not in any figure")
+
+
 def some_runs(run_ids: Iterable[str]) -> str:
-    """A few runs by name, and how many more there are."""
+    """A few names, and how many more there are."""
     known = sorted(run_ids)
     more = f" and {len(known) - _SHOWN:,} more" if len(known) > _SHOWN else ""
     return ", ".join(known[:_SHOWN]) + more
@@ -82,6 +98,8 @@ def some_runs(run_ids: Iterable[str]) -> str:
 
 def _reason(one: UnmatchedCount, run: DaemonRun, archive: ArchiveCatalog) -> str:
     if one.what == NO_OUTCOME:
+        if one.continued and run.has_journal:
+            return names.KEPT
         if archive.lost_files(schema.OUTCOMES, run.run_id):
             return names.OUTCOME_SET_ASIDE
         # A run that ended has written every outcome that it had; what is then missing was dropped, or waits on in the
@@ -95,7 +113,7 @@ def _reason(one: UnmatchedCount, run: DaemonRun, archive: ArchiveCatalog) -> str
         if archive.lost_files(schema.REGISTRATIONS, run.run_id):
             return names.REGISTRATION_SET_ASIDE
         # Registered before this run began: the registration is among the rows of the run that it continues.
-        if one.before_run and run.is_continued:
+        if (one.before_run or one.continued) and run.is_continued:
             return names.EARLIER_RUN
         if one.early:
             return names.ROLLED_AWAY

@@ -1,5 +1,6 @@
 """Judges a file of an archive by its footer: its table, run and rows, or why it is set aside."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -7,7 +8,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from purgatory.archive import layout, schema
+from purgatory.archive import checksums, layout, schema
 from purgatory_pipeline.archive.location import Location, first_line
 from purgatory_pipeline.errors import ArchiveUnusable
 
@@ -28,6 +29,19 @@ ALWAYS: Final = frozenset(
 
 
 _BOUNDED: Final = frozenset({"call_number", "time_ms", "at", "operation_id", "item", "row", "timeout_ms"})
+
+
+_TAIL_BYTES: Final = 64 * 1024
+"""Read at once: more than any footer of the archive."""
+
+
+def open_parquet(octets: bytes, read_dictionary: Sequence[str] = ()) -> pq.ParquetFile:
+    """A whole file, once its checksums have been verified. Raises OSError or ArrowException."""
+    found = pq.ParquetFile(
+        pa.BufferReader(octets), read_dictionary=list(read_dictionary), page_checksum_verification=True
+    )
+    checksums.check_file(octets, found.metadata.metadata or {})
+    return found
 
 
 @dataclass(frozen=True)
@@ -70,7 +84,13 @@ class SetAside:
 def read_footer(place: Location, path: str, table: str) -> ArchiveFile | SetAside:
     """Reads only the end of one file. Raises `ArchiveUnusable` for a version that is too new."""
     try:
-        metadata = pq.read_metadata(path, filesystem=place.filesystem)
+        with place.filesystem.open_input_file(path) as file:
+            size = file.size()
+            tail = file.read_at(min(_TAIL_BYTES, size), max(size - _TAIL_BYTES, 0))
+            if checksums.footer_bytes(tail) > len(tail):
+                tail = file.read_at(size, 0)
+        metadata = pq.read_metadata(pa.BufferReader(tail))
+        checksums.check_footer(tail, metadata.metadata or {})
         return judge(metadata, path, place.spark_path(path), table)
     except (OSError, ValueError, pa.ArrowException) as error:
         return SetAside(path, table, UNREADABLE, first_line(error))

@@ -33,17 +33,20 @@ REGISTRATION_MISSING: Final = "outcomes without registration, for no known reaso
 REPEATED: Final = "operations with more than one registration or outcome"
 DROPPED: Final = "rows dropped because the disk was too slow"
 CRASHES: Final = "runs that crashed"
+FILES_MISSING: Final = "missing files"
 UNFINISHED: Final = "unfinished files"
 
 MEANINGS: Final = {
     PENDING: "of runs that have not ended; they count as waiting until the last row",
-    CRASHED: "their outcomes may be among the rows lost; they count as waiting until the last row of their run",
+    CRASHED: "their outcomes may be among the rows lost, or a journal kept them for a run that has not ended them; "
+    "they count as waiting until the last row of their run",
     OUTCOME_DROPPED: "their outcomes are among the dropped rows",
     OUTCOME_SET_ASIDE: "their outcomes are probably in that file",
-    KEPT: "they go on waiting in the daemon's next run; they count as waiting until the last row of their own",
+    KEPT: "where their outcome is in the daemon's next run, they count once; others as waiting until the last row of "
+    "their own run",
     OUTCOME_MISSING: "their run ended, and no marker says that rows were lost",
     EARLIER: "they count as ended, not as registered",
-    EARLIER_RUN: "the daemon's journal kept them over a restart; they count as ended, not as registered",
+    EARLIER_RUN: "the daemon's journal kept them over a restart; they count once where the earlier run is there",
     ROLLED_AWAY: "they count as ended, not as registered",
     REGISTRATION_DROPPED: "their registrations are among the dropped rows",
     REGISTRATION_SET_ASIDE: "their registrations are probably in that file",
@@ -95,6 +98,8 @@ class IntakeAccount:
     lines: tuple[IntakeLine, ...]
     findings: tuple[IntakeFinding, ...]
     runs: tuple[DaemonRun, ...]
+    doubled: frozenset[str] = frozenset()
+    """Files in which rows occur twice: `ArchiveCatalog.doubled`."""
     is_matched: bool = False
     """Nothing was left out, and every accepted registration has exactly its outcome, and vice versa."""
 

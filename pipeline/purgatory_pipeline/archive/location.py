@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -29,10 +29,39 @@ class Location:
     root: str
     spark_prefix: str
 
+    def child(self, name: str) -> "Location":
+        """The folder or file `name` below this one. A query in the URI (`?endpoint_override=...`) is kept."""
+        before, mark, query = self.uri.partition("?") if "://" in self.uri else (self.uri, "", "")
+        return replace(self, uri=f"{before.rstrip('/')}/{name}{mark}{query}", root=f"{self.root}/{name}")
+
+    @property
+    def spark_uri(self) -> str:
+        """Spark's name for this place, where Spark does not take it for a pattern: a checkpoint, a folder to write."""
+        return f"{self.spark_prefix}{self.root}"
+
     def spark_path(self, path: str) -> str:
-        """Spark's name for the file that pyarrow calls `path`."""
+        """Spark's name for the file that pyarrow calls `path`, as a pattern that matches only this file."""
         escaped = "".join(f"\\{letter}" if letter in _GLOB else letter for letter in path)
         return f"{self.spark_prefix}{escaped}"
+
+    def path_of(self, spark_name: str) -> str:
+        """Pyarrow's name for a file that Spark has listed below this location: the inverse of `spark_uri`."""
+        scheme, _, rest = spark_name.partition(":")
+        rest = rest.lstrip("/")
+        if scheme == "file":  # Hadoop writes file:/path
+            return f"/{rest}"
+        return rest if self.spark_prefix.endswith("://") else f"/{rest.partition('/')[2]}"
+
+    def read(self, path: str = "") -> bytes:
+        """The content of the file that pyarrow calls `path`; without one, of this location. Raises OSError."""
+        with self.filesystem.open_input_stream(path or self.root) as stream:
+            octets: bytes = stream.read()
+            return octets
+
+    def names(self) -> list[str]:
+        """The names of the files and folders in this folder, sorted; none where it does not exist."""
+        infos = self.filesystem.get_file_info(fs.FileSelector(self.root, allow_not_found=True))
+        return sorted(info.base_name for info in infos)
 
     def list_files(self) -> list[str]:
         """Paths of all files below the root, sorted. Raises `ArchiveUnusable` when the folder cannot be listed."""

@@ -18,13 +18,12 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from purgatory.archive import schema
 from purgatory_pipeline.archive.catalog import to_utc
 from purgatory_pipeline.archive.clocks import FileClock, instants_of, numbers_of
-from purgatory_pipeline.archive.footer import ArchiveFile
-from purgatory_pipeline.archive.integers import Flags, Integers, hash_operations, mix
+from purgatory_pipeline.archive.footer import ArchiveFile, open_parquet
+from purgatory_pipeline.archive.integers import Flags, Hashes, Integers, hash_operations, mix
 from purgatory_pipeline.archive.location import first_line, open_location
 from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.spark.malloc import keep_freed_memory
@@ -83,6 +82,8 @@ class Survey:
     earlier: int = 0
     """Operations that ended in the window and were registered before it."""
     clocks: list[FileClock] = field(default_factory=list)
+    doubled: list[str] = field(default_factory=list)
+    """Paths of files in which a row occurs twice."""
     sums: Integers = field(default_factory=lambda: np.zeros((len(SIDES), 3, BUCKETS), np.int64))
 
     def add(self, other: Survey) -> Survey:
@@ -90,6 +91,7 @@ class Survey:
         self.rows.update(other.rows)
         self.earlier += other.earlier
         self.clocks += other.clocks
+        self.doubled += other.doubled
         self.sums += other.sums
         return self
 
@@ -109,6 +111,8 @@ class Operations:
     call: Integers
     at_ms: Integers
     registered_at_ms: Integers
+    registered_ms: Integers
+    """On the engine's clock, which goes on over restarts with a journal."""
     inside: Flags
     """Registered in the window."""
 
@@ -125,9 +129,11 @@ def survey_files(uri: str, files: Sequence[ArchiveFile], window: Selection) -> S
     survey = Survey()
     for file in files:
         clock = FileClock(file.run_id, file.table)
+        rows: list[Hashes] = []
         for part in parts_of(uri, file, columns_of(file.table, window)):
             _count(survey, file.table, part, window)
             clock.read(part)
+            rows.append(_row_hashes(file.table, part))
             if file.table in SIDES:
                 operations = operations_of(file, part, window)
                 side = SIDES.index(file.table)
@@ -135,6 +141,9 @@ def survey_files(uri: str, files: Sequence[ArchiveFile], window: Selection) -> S
                 if side:
                     survey.earlier += int(np.count_nonzero(_before(operations, window)))
         survey.clocks.append(clock)
+        every = np.concatenate(rows) if rows else np.empty(0, np.uint64)
+        if len(np.unique(every)) < len(every):
+            survey.doubled.append(file.path)
     return survey
 
 
@@ -143,7 +152,7 @@ def parts_of(uri: str, file: ArchiveFile, columns: Sequence[str]) -> Iterator[pa
     place = open_location(uri)
     try:
         words = [name for name in columns if name == "topic"]
-        parquet = pq.ParquetFile(file.path, filesystem=place.filesystem, read_dictionary=words)
+        parquet = open_parquet(place.read(file.path), words)
         for group in range(parquet.num_row_groups):
             yield parquet.read_row_group(group, columns=list(columns), use_threads=False)
     except (OSError, ValueError, pa.ArrowException) as error:
@@ -158,10 +167,12 @@ def operations_of(file: ArchiveFile, part: pa.Table, window: Selection) -> Opera
     item = numbers_of(part, "item")
     chosen = np.ones(part.num_rows, bool)
     registered_at_ms = at_ms
+    registered_ms = numbers_of(part, "time_ms")
     if file.table == schema.REGISTRATIONS:
         chosen &= numbers_of(part, "refusal_code") == schema.ACCEPTED
     else:
         registered_at_ms = at_ms - numbers_of(part, "waited_ms")
+        registered_ms = registered_ms - numbers_of(part, "waited_ms")
         if window.since_ms is not None:
             chosen &= at_ms >= window.since_ms
     if window.topics is not None:
@@ -170,12 +181,15 @@ def operations_of(file: ArchiveFile, part: pa.Table, window: Selection) -> Opera
     registered_at_ms = registered_at_ms[chosen]
     calls = numbers_of(part, "call_number")[chosen]
     inside = window.holds(registered_at_ms)
-    return Operations(item[chosen], session, operation, calls, at_ms[chosen], registered_at_ms, inside)
+    return Operations(
+        item[chosen], session, operation, calls, at_ms[chosen], registered_at_ms, registered_ms[chosen], inside
+    )
 
 
 def columns_of(table: str, window: Selection) -> list[str]:
     """The columns of a table that the survey needs."""
     own = {schema.REGISTRATIONS: [*_KEY, "refusal_code"], schema.OUTCOMES: [*_KEY, "waited_ms"]}.get(table, [])
+    own += ["row"] if table == schema.EVENTS else []
     topic = ["topic"] if window.topics is not None and "topic" in schema.SCHEMAS[table].names else []
     return [*_CLOCKS, *own, *topic]
 
@@ -189,6 +203,17 @@ def _count(survey: Survey, table: str, part: pa.Table, window: Selection) -> Non
     survey.rows[table, USED] += int(np.count_nonzero(wanted))
     survey.rows[table, OUTSIDE] += int(np.count_nonzero(~inside))
     survey.rows[table, OTHER_TOPIC] += int(np.count_nonzero(inside & ~wanted))
+
+
+def _row_hashes(table: str, part: pa.Table) -> Hashes:
+    """A hash of what identifies each row; none of tables with few rows."""
+    calls = numbers_of(part, "call_number")
+    if table == schema.EVENTS:
+        return hash_operations(calls, numbers_of(part, "row"))
+    if table not in SIDES:
+        return np.empty(0, np.uint64)
+    hashes = hash_operations(numbers_of(part, "session_number"), numbers_of(part, "operation_id"))
+    return mix(hashes ^ hash_operations(calls, numbers_of(part, "item")))
 
 
 def _has_topic(part: pa.Table, topics: frozenset[str]) -> Flags:

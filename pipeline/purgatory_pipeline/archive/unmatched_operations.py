@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column, SparkSession, Window
 from pyspark.sql import functions as F
 
 from purgatory.archive import schema
@@ -24,14 +24,15 @@ MARGIN_MS: Final = 60_000
 _KEY: Final = ["run_id", "session_number", "operation_id"]
 _ROWS: Final = (
     "run_id string, session_number bigint, operation_id bigint, call_number bigint, registered_at_ms bigint, "
-    "ended boolean, inside boolean"
+    "registered_ms bigint, ended boolean, inside boolean"
 )
 _NEVER: Final = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class UnmatchedCount:
-    """How many operations of a run do not have exactly one registration and one outcome.
+    """How many operations of a run do not have exactly one registration and one outcome. `continued`: the other one is
+    in another run, as a journal kept the operation over a restart.
 
     `early`: registered before the run's first registration that is in the archive. `before_run`: before the run began.
     """
@@ -40,6 +41,7 @@ class UnmatchedCount:
     what: str
     early: bool
     before_run: bool
+    continued: bool
     operations: int
 
 
@@ -75,6 +77,7 @@ class CandidateReader:
                     "operation_id": operations.operation[kept],
                     "call_number": operations.call[kept],
                     "registered_at_ms": operations.registered_at_ms[kept],
+                    "registered_ms": operations.registered_ms[kept],
                     "ended": pa.repeat(ended, count),
                     "inside": operations.inside[kept],
                 }
@@ -99,15 +102,20 @@ def find_unmatched(
             F.max(F.col("inside") & ~ended).alias("registered_inside"),
             F.max(F.col("inside") & ended).alias("ended_inside"),
             F.min("registered_at_ms").alias("registered_at_ms"),
+            F.min("registered_ms").alias("registered_ms"),
         )
     )
     early = F.col("registered_at_ms") < F.coalesce("first_ms", F.lit(_NEVER))
     before_run = F.col("registered_at_ms") < F.coalesce("started_ms", F.lit(0))
+    # Sessions keep their numbers over a restart with a journal, unary waits (session 0) end with their daemon.
+    others = F.collect_set("what").over(Window.partitionBy("session_number", "operation_id", "registered_ms"))
+    is_pair = F.array_contains(others, NO_OUTCOME) & F.array_contains(others, NO_REGISTRATION)
     counted = (
         operations.withColumn("what", _what())
         .where("what is not null")
+        .withColumn("continued", (F.col("session_number") > 0) & is_pair)
         .join(F.broadcast(firsts), "run_id", "left")
-        .groupBy("run_id", "what", early.alias("early"), before_run.alias("before_run"))
+        .groupBy("run_id", "what", early.alias("early"), before_run.alias("before_run"), "continued")
         .count()
     )
     return [UnmatchedCount(*row) for row in sorted(counted.collect())]

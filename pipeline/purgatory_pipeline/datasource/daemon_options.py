@@ -23,14 +23,15 @@ class DaemonOptionInvalid(PipelineError):
 
 @dataclass(frozen=True)
 class DaemonOptions:
-    """Plain values, which travel to Spark's processes; each connects for itself, on first use.
+    """Plain values that are pickled to Spark's processes. Each process opens its own connection, on first use.
 
     Attributes:
         address: The daemon's gRPC address.
-        sessions: `session`: to be read, by comma; each is read by a task of its own.
-        rows_max: `maxRows`: of each session in one micro-batch.
-        topic_prefix: `topicPrefix`: of pending waits, only those that have such a partition or key.
-        security: `tlsCa`, `tlsCertificate`, `tlsKey`, `tls`: paths of PEM files; `tokenFile`: the path of a token.
+        sessions: `session`: the sessions to read, separated by commas. Each is read by its own task.
+        rows_max: `maxRows`: most results of each session in one micro-batch.
+        topic_prefix: `topicPrefix`: only pending operations with a topic or key that starts with this.
+        security: `tls` (true or false); `tlsCa`, `tlsCertificate`, `tlsKey`: paths of PEM files; `tokenFile`: path of a
+            file with the token.
     """
 
     address: str
@@ -44,7 +45,7 @@ class DaemonOptions:
         """Raises `DaemonOptionInvalid`."""
         rows_max = options.get("maxRows", "100000")
         if not rows_max.isdigit() or not int(rows_max):
-            raise DaemonOptionInvalid(f"maxRows {rows_max}: give a number above 0")
+            raise DaemonOptionInvalid(f"maxRows: {rows_max}; give a number above 0")
         token = options.get("tokenFile")
         return DaemonOptions(
             options.get("address", ADDRESS),
@@ -66,7 +67,7 @@ class DaemonOptions:
 
 
 class DaemonConnection:
-    """Calls to the daemon that block. Not to be pickled, and not to be used after a fork."""
+    """Blocking calls to the daemon. Do not pickle it, and do not use it after a fork."""
 
     def __init__(self, options: DaemonOptions) -> None:
         security = options.security
@@ -79,9 +80,9 @@ class DaemonConnection:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """To be given with each call."""
+        """Pass it to each call."""
         return self._security.metadata()
 
     def close(self) -> None:
-        """Ends what is running on it."""
+        """Close the channel; calls that are running fail."""
         self._channel.close()

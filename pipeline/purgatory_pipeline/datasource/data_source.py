@@ -22,7 +22,7 @@ class PurgatoryDataSource(DataSource):
 
     - `spark.readStream.format("purgatory").option("session", NAMES)`: results (`RESULT_ROWS`), exactly once.
     - `frame.writeStream.format("purgatory")`: events and registrations, with the archive's columns.
-    - `spark.read.format("purgatory")`: what is pending (`PENDING_ROWS`).
+    - `spark.read.format("purgatory")`: pending operations (`PENDING_ROWS`).
 
     The options are those of `DaemonOptions`.
     """
@@ -33,11 +33,11 @@ class PurgatoryDataSource(DataSource):
         return "purgatory"
 
     def schema(self) -> StructType:
-        """Of results where sessions are named, else of what is pending."""
+        """The columns of results if sessions are named, else those of pending operations."""
         return from_arrow_schema(RESULT_ROWS if self.options.get(SESSION) else PENDING_ROWS)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """What is pending now."""
+        """The operations that are pending now."""
         del schema
         return PendingReader(DaemonOptions.of(self.options))
 
@@ -47,6 +47,6 @@ class PurgatoryDataSource(DataSource):
         return ResultReader(DaemonOptions.of(self.options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's
-        """Tells a daemon of events, or registers operations."""
+        """Sends events, or registers operations."""
         del overwrite
-        return DaemonWriter(DaemonOptions.of(self.options), schema.fieldNames())
+        return DaemonWriter(DaemonOptions.of(self.options), schema)

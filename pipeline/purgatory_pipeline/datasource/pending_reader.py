@@ -1,4 +1,4 @@
-"""What is pending, as a table for ad-hoc questions."""
+"""Pending operations as a table, for ad-hoc queries."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ PENDING_ROWS: Final = pa.schema(
         ("items", pa.list_(PENDING_ITEM)),
     ]
 )
-"""What a read of pending waits has."""
+"""The columns of a read of pending operations."""
 
 
 class PendingReader(DataSourceReader):
-    """Pages through the daemon's listing, in one task: what ends meanwhile may be there or not."""
+    """Pages through the daemon's listing in one task. Operations that end during the read may be missing."""
 
     def __init__(self, options: DaemonOptions) -> None:
         self._options: Final = options

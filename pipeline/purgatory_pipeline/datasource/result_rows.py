@@ -30,6 +30,7 @@ RESULT_ITEM: Final = pa.struct(
 RESULT_ROWS: Final = pa.schema(
     [
         ("session", pa.string()),
+        ("incarnation", pa.string()),  # of the session; sequence numbers are unique within it
         ("sequence", pa.int64()),
         ("operation_id", pa.int64()),
         ("kind", pa.string()),
@@ -40,13 +41,13 @@ RESULT_ROWS: Final = pa.schema(
         ("refusal", pa.string()),
     ]
 )
-"""What a stream of results has."""
+"""The columns of a stream of results."""
 
 _FETCHED: Final = ("available_bytes", "high_watermark", "last_stable_offset", "diverging_epoch", "diverging_end_offset")
 _OR_ABSENT: Final = ("estimated_remaining_ms", "pace_per_second")
 
 
-def rows_of(session: str, first_sequence: int, columns: result_pb2.ResultColumns) -> pa.Table:
+def rows_of(session: str, incarnation: str, first_sequence: int, columns: result_pb2.ResultColumns) -> pa.Table:
     """The rows of one message."""
     count = len(columns.operation_id)
     outcomes = _values(columns.outcome, count, np.int64)
@@ -60,6 +61,7 @@ def rows_of(session: str, first_sequence: int, columns: result_pb2.ResultColumns
     return pa.table(
         {
             "session": pa.repeat(pa.scalar(session), count),
+            "incarnation": pa.repeat(pa.scalar(incarnation), count),
             "sequence": np.arange(first_sequence, first_sequence + count),
             "operation_id": np.array(columns.operation_id, np.uint64).astype(np.int64),
             "kind": pa.repeat(pa.scalar(KIND_NAMES.get(columns.kind), pa.string()), count),
@@ -95,7 +97,7 @@ def _items(columns: result_pb2.ResultColumns, count: int) -> pa.StructArray:
 
 
 def _values(given: Any, count: int, kind: Any) -> np.ndarray[Any, Any]:  # noqa: ANN401 - a packed column, numpy's types
-    """A column of the wire: none stands for zeros, one for all."""
+    """A column of the wire. It may be empty (all zeros), or have one value for all rows."""
     if len(given) == count:
         return np.array(given, kind)
     return np.full(count, given[0] if given else 0, kind)

@@ -6,6 +6,7 @@ A mark is always exclusive, as Kafka's are: at 43, everything up to record 42 is
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -14,8 +15,12 @@ from pyarrow import fs
 
 from purgatory_pipeline.archive.location import open_location
 
+SEQUENCE: Final = "sequence"
+"""In an offset of the format `purgatory`: the last result that was read from a session."""
 NO_OFFSET: Final = "-"
 """In the log: a source that has given nothing yet."""
+
+_logger = logging.getLogger("purgatory_pipeline.listener")
 
 Marks = dict[tuple[str, int], int]
 """By topic, without the query's prefix, and partition."""
@@ -45,21 +50,22 @@ def _marks_of_source(place: int, said: str | None) -> Marks:
         return {}
     if "logOffset" in end:  # files: the number of the last set of files that was taken, itself included
         return {whole: int(end["logOffset"]) + 1}
-    if all(isinstance(partitions, Mapping) for partitions in end.values()):
+    if all(isinstance(partitions, Mapping) and SEQUENCE not in partitions for partitions in end.values()):
         return {
             (topic, int(partition)): offset
             for topic, partitions in end.items()
             for partition, offset in partitions.items()
             if isinstance(offset, int) and offset >= 0
         }
-    numbers = [value for value in end.values() if isinstance(value, int)]
+    parts = [value.get(SEQUENCE) if isinstance(value, Mapping) else value for value in end.values()]
+    numbers = [value for value in parts if isinstance(value, int)]
     return {whole: numbers[0]} if len(numbers) == 1 else {}
 
 
 def committed_marks(checkpoint: str) -> Marks:
-    """The marks that a checkpoint's last commit stands for; none, if it has none or cannot be read.
+    """The marks of the last commit in a checkpoint. None if there is no commit, or it cannot be read (logged).
 
-    A query that is started again with nothing new to do says nothing of its progress: its log does.
+    A query that is restarted with nothing new to do reports no progress, but its log has it.
     """
     place = open_location(checkpoint)
     try:
@@ -69,7 +75,8 @@ def committed_marks(checkpoint: str) -> Marks:
             return {}
         with place.filesystem.open_input_stream(f"{place.root}/offsets/{max(batches)}") as stream:
             return marks_of(ends_of_log(stream.read().decode()))
-    except (OSError, ValueError, pa.ArrowException):
+    except (OSError, ValueError, pa.ArrowException) as error:
+        _logger.warning("cannot read the checkpoint %s: %s; its marks come with the next batch", checkpoint, error)
         return {}
 
 

@@ -25,6 +25,7 @@ from pyspark.sql.streaming.listener import (
 
 from purgatory_pipeline.listener.end_offsets import Marks, committed_marks, marks_of
 from purgatory_pipeline.listener.query_source import QuerySource
+from purgatory_pipeline.spark.failures import root_cause
 
 CLOSE_S: Final = 5.0
 
@@ -96,7 +97,8 @@ class PurgatoryListener(StreamingQueryListener):
         """A query has ended, or failed."""
         name = self._names.pop(str(event.id), None)
         if name is not None:
-            why = "the query has stopped" if event.exception is None else f"the query failed: {event.exception[:200]}"
+            stopped = "the query has stopped"
+            why = stopped if event.exception is None else f"the query failed: {root_cause(event.exception)}"
             self._on_loop(self._stopped, name, why)
 
     def close(self) -> None:

@@ -45,17 +45,18 @@ def report(
         list[str] | None, typer.Option(metavar="SPAN", help="A timeout to judge: 800ms; may be repeated.")
     ] = None,
     top: Annotated[int, typer.Option(metavar="N", help="How many hot keys are listed, of each kind.")] = 20,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Keep the report current over an archive that grows.")
-    ] = False,
-    every: Annotated[str, typer.Option(metavar="SPAN", help="With --follow: look for new files so often.")] = "30s",
-    until_idle: Annotated[
-        bool, typer.Option("--until-idle", help="With --follow: end once everything there is has been counted.")
-    ] = False,
 ) -> None:
     """Reports on a purgatory: rates, waits, backlog, hot keys, stragglers, advice on timeouts, anomalies."""
-    from purgatory_pipeline.errors import PolicyInvalid
-    from purgatory_pipeline.report.report_builder import ReportOptions
+    import pyarrow as pa
+
+    from purgatory_pipeline.archive.accounting import account
+    from purgatory_pipeline.archive.catalog import find_archive
+    from purgatory_pipeline.archive.location import open_output
+    from purgatory_pipeline.report import outputs
+    from purgatory_pipeline.report.report_builder import ReportOptions, make_report
+    from purgatory_pipeline.report.report_tables import INTAKE
+    from purgatory_pipeline.spark.failures import unwrapped_errors
+    from purgatory_pipeline.spark.spark_session import spark_session
     from purgatory_pipeline.time_arguments import parse_span_ms, parse_window
 
     start, end = parse_window(since, until)
@@ -67,45 +68,14 @@ def report(
         top=top,
         timeouts_ms=tuple(parse_span_ms("--timeout", text) for text in timeout or []),
     )
-    if until_idle and not follow:
-        raise PolicyInvalid("--until-idle says when --follow ends: give --follow too")
-    if follow:
-        if since or until or topic:
-            raise PolicyInvalid("--follow reports on the whole archive: leave out --since, --until and --topic")
-        every_ms = parse_span_ms("--every", every)
-        _keep_current(archive, out, options, every_ms, chooses_window=not window, until_idle=until_idle)
-    else:
-        _report_once(archive, out, options, start, end, topic, chooses_window=not window)
-
-
-def _report_once(
-    archive: str,
-    out: str,
-    options: ReportOptions,
-    start: datetime | None,
-    end: datetime | None,
-    topic: list[str] | None,
-    *,
-    chooses_window: bool,
-) -> None:
-    import pyarrow as pa
-
-    from purgatory_pipeline.archive.accounting import account
-    from purgatory_pipeline.archive.catalog import find_archive
-    from purgatory_pipeline.archive.location import open_output
-    from purgatory_pipeline.report import outputs
-    from purgatory_pipeline.report.report_builder import make_report
-    from purgatory_pipeline.report.report_tables import INTAKE
-    from purgatory_pipeline.spark.failures import unwrapped_errors
-    from purgatory_pipeline.spark.spark_session import spark_session
-
     found = find_archive(archive)
-    if chooses_window:
+    if not window:
         options = replace(options, window_ms=window_for(*_bounds(found, start, end)))
     place = open_output(out)
     spark = spark_session("report")
     intake = account(spark, found, since=start, until=end, topics=topic)
     intake.print()
+    found = replace(found, doubled=intake.doubled)
     read = partial(found.read, spark, since=start, until=end, topics=topic)
     registrations, outcomes, events = (read(table) for table in ("registrations", "outcomes", "events"))
     with unwrapped_errors():
@@ -117,29 +87,6 @@ def _report_once(
         typer.echo(line)
     page = _write_page(found, intake.notes(), made, options, written, place)
     typer.echo(f"tables in {out}/tables and {out}/csv; the page: {page}")
-
-
-def _keep_current(
-    archive: str, out: str, options: ReportOptions, every_ms: int, *, chooses_window: bool, until_idle: bool
-) -> None:
-    from purgatory_pipeline.archive.catalog import find_archive
-    from purgatory_pipeline.archive.location import open_output
-    from purgatory_pipeline.report.follow import FollowedReport, ReportFollower, follow
-    from purgatory_pipeline.spark.failures import unwrapped_errors
-    from purgatory_pipeline.spark.spark_session import spark_session
-
-    def window_of(found: ArchiveCatalog) -> int:
-        return window_for(*_bounds(found))
-
-    def show(current: FollowedReport) -> str:
-        return _write_page(current.found, current.notes, current.made, current.options, current.written, place)
-
-    find_archive(archive)
-    place = open_output(out)
-    with unwrapped_errors():
-        session = spark_session("report")
-        follower = ReportFollower(session, archive, place, options, window_of if chooses_window else None)
-        follow(follower, show, every_ms, until_idle=until_idle)
 
 
 def advised(advice: pd.DataFrame) -> list[str]:

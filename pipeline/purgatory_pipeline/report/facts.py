@@ -41,6 +41,10 @@ LATENESS_MAX_MS: Final = 60_000
 """An operation without an end so long after its deadline has lost it."""
 
 _ROW: Final = ("run_id", "session_number", "operation_id", "item")
+_ACROSS: Final = ("session_id", "session_number", "operation_id", "item", "registered_ms")
+"""Columns that identify a wait over all runs of a daemon with a journal."""
+WALL_STEP_MAX_MS: Final = 600_000
+"""How far the wall clock may have been set while a wait went on."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +52,22 @@ class UnmatchedRows:
     """Rows without a partner; None: every row has one.
 
     `unfinished` are registrations, with `waited_ms` up to the end of what is known of their run; null if their end
-    must have come before that, but is lost. `carried_in` are outcomes.
+    must have come before that, but is lost. `carried_in` are outcomes. A wait that a journal kept over a restart has
+    its partner in another run. `open` are all registrations without an end in their own run. `again` are outcomes of
+    waits that had ended in an earlier run: the journal had not recorded that when its daemon was killed.
     """
 
-    unfinished: DataFrame | None
-    carried_in: DataFrame | None
+    unfinished: DataFrame | None = None
+    carried_in: DataFrame | None = None
+    open: DataFrame | None = None
+    again: DataFrame | None = None
 
 
 def find_unmatched(registrations: DataFrame, outcomes: DataFrame) -> UnmatchedRows:
     """Compares the two tables and reads both. Refused registrations never end and are left out."""
-    begun = registrations.where(F.col("refusal_code") == ACCEPTED).withColumn("slot", _slot(F.col("time_ms")))
-    ended = outcomes.withColumn("slot", _slot(F.col("time_ms") - F.col("waited_ms")))
+    begun = registrations.where(F.col("refusal_code") == ACCEPTED).withColumn("registered_ms", F.col("time_ms"))
+    ended = outcomes.withColumn("registered_ms", F.col("time_ms") - F.col("waited_ms"))
+    begun, ended = (rows.withColumn("slot", _slot(F.col("registered_ms"))) for rows in (begun, ended))
     sums = (
         _digests(begun, 1)
         .unionAll(_digests(ended, -1))
@@ -68,20 +77,46 @@ def find_unmatched(registrations: DataFrame, outcomes: DataFrame) -> UnmatchedRo
     )
     differing = sums.where("rows <> 0 or digest <> 0").select("run_id", "slot")
     if differing.isEmpty():
-        return UnmatchedRows(None, None)
+        return UnmatchedRows()
     run_ends = sums.groupBy("run_id").agg(F.max("last_ms").alias("run_end_ms"))
     suspects = begun.join(F.broadcast(differing), ["run_id", "slot"], "left_semi")
     partners = ended.join(F.broadcast(differing), ["run_id", "slot"], "left_semi")
-    unfinished = waiting_until(suspects.join(partners, [*_ROW], "left_anti"), run_ends)
-    return UnmatchedRows(unfinished.localCheckpoint(), partners.join(suspects, [*_ROW], "left_anti").localCheckpoint())
-
-
-def waiting_until(unfinished: DataFrame, run_ends: DataFrame) -> DataFrame:
-    """Adds `waited_ms`, as in `UnmatchedRows`, to registrations without an end; `run_ends` has `run_end_ms` by run."""
     waited_ms = F.col("run_end_ms") - F.col("time_ms")
     is_lost = waited_ms > F.col("timeout_ms") + LATENESS_MAX_MS
-    with_ends = unfinished.join(F.broadcast(run_ends), "run_id")
-    return with_ends.withColumn("waited_ms", F.when(~is_lost, waited_ms))
+    unfinished = suspects.join(partners, [*_ROW], "left_anti").join(F.broadcast(run_ends), "run_id")
+    unfinished = unfinished.withColumn("waited_ms", F.when(~is_lost, waited_ms)).localCheckpoint()
+    carried_in = partners.join(suspects, [*_ROW], "left_anti").localCheckpoint()
+    if carried_in.isEmpty():
+        return UnmatchedRows(unfinished, None, unfinished)
+    return _across_runs(begun, unfinished, carried_in)
+
+
+def _across_runs(begun: DataFrame, unfinished: DataFrame, carried_in: DataFrame) -> UnmatchedRows:
+    """Match what has no partner in its own run. With a journal, sessions keep their numbers over a restart and the
+    engine's clock goes on; unary waits (session 0) end with their daemon.
+    """
+    left = _join_waits(carried_in, unfinished, "left_anti").localCheckpoint()
+    known = _join_waits(begun, F.broadcast(left), "left_semi")
+    again = _join_waits(left, known, "left_semi").localCheckpoint()
+    return UnmatchedRows(
+        _join_waits(unfinished, carried_in, "left_anti"), left.join(again, [*_ROW], "left_anti"), unfinished, again
+    )
+
+
+def _join_waits(rows: DataFrame, others: DataFrame, how: str) -> DataFrame:
+    """Join rows of the same waits in different runs. The clocks of unrelated runs may agree, but not the wall clock."""
+    named = others.select(
+        *(F.col(name).alias(f"other_{name}") for name in _ACROSS), _registered_at_ms().alias("other_at")
+    )
+    is_same = F.abs(_registered_at_ms() - F.col("other_at")) <= WALL_STEP_MAX_MS
+    for name in _ACROSS:
+        is_same &= F.col(name) == F.col(f"other_{name}")
+    return rows.join(named, is_same & (F.col("session_number") > 0), how)
+
+
+def _registered_at_ms() -> Column:
+    """By the wall clock; the rows have both clocks of the same call, and the registration on the engine's."""
+    return F.unix_millis("at") - F.col("time_ms") + F.col("registered_ms")
 
 
 def registered_counts(registrations: DataFrame, window_ms: int) -> DataFrame:

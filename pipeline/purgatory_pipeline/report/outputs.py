@@ -54,7 +54,7 @@ def write_known(rows: pa.Table, table: ResultTable, place: Location) -> tuple[pd
     path = f"{place.root}/tables/{table.name}"
     place.filesystem.create_dir(path, recursive=True)
     place.filesystem.delete_dir_contents(path)
-    parquet.write_table(written, f"{path}/part-0.parquet", filesystem=place.filesystem)
+    parquet.write_table(written, f"{path}/part-0.parquet", filesystem=place.filesystem, write_page_checksum=True)
     return _shown(written.slice(0, PAGE_ROWS_MAX), table, place), written.num_rows
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from purgatory.engine import codes
 from purgatory_pipeline.errors import PolicyInvalid
@@ -32,8 +33,6 @@ from purgatory_pipeline.report.facts import (
 PRODUCE: Final = codes.KIND_NAMES[codes.PRODUCE]
 WINDOW_MS_MIN: Final = 1_000
 TIMEOUT_MS_MAX: Final = 2**53
-FROM_ROWS: Final = ("backlog", "slow_produces", "stragglers")
-"""Tables for which rows are read again: they do not follow from counts."""
 TOTALS: Final = ("registered", "refused", "carried_in", "ended", *ENDS, "unfinished")
 
 
@@ -94,15 +93,6 @@ class Report:
             frame.unpersist()
 
 
-@dataclass(frozen=True)
-class HistoryCounts:
-    """A history, counted: from `registered_counts`, `ended_counts` and `find_unmatched`."""
-
-    registered: DataFrame
-    ended: DataFrame
-    unmatched: UnmatchedRows
-
-
 def make_report(
     registrations: DataFrame,
     outcomes: DataFrame,
@@ -117,41 +107,28 @@ def make_report(
     `is_matched`: the intake has found that each has the other, so they are not compared again.
     """
     options = options or ReportOptions()
-    unmatched = UnmatchedRows(None, None) if is_matched else find_unmatched(registrations, outcomes)
+    unmatched = UnmatchedRows() if is_matched else find_unmatched(registrations, outcomes)
+    if unmatched.again is not None:
+        row = ["run_id", "session_number", "operation_id", "item"]
+        outcomes = outcomes.join(F.broadcast(unmatched.again.select(row)), row, "left_anti")
     registered = registered_counts(registrations, options.window_ms)
     ended = ended_counts(outcomes, options.window_ms, approximate=options.approximate)
-    return report_of(HistoryCounts(registered, ended, unmatched), outcomes, events, options)
-
-
-def report_of(
-    counts: HistoryCounts, outcomes: DataFrame | None, events: DataFrame | None, options: ReportOptions
-) -> Report:
-    """The report of these counts. Without outcomes and events it lacks the tables of `FROM_ROWS`."""
     with ThreadPoolExecutor(2) as pool:  # while one side is planned, another has the cores
-        unfinished = counts.unmatched.unfinished
-        deepest = None
-        if outcomes is not None:
-            deepest = pool.submit(backlog.deepest_backlog, outcomes, unfinished, approximate=options.approximate)
-        registered = counts.registered.localCheckpoint()
-        facts = make_facts(
-            registered, counts.ended, counts.unmatched, options.window_ms, approximate=options.approximate
-        )
+        deepest = pool.submit(backlog.deepest_backlog, outcomes, unmatched.open, approximate=options.approximate)
+        registered = registered.localCheckpoint()
+        facts = make_facts(registered, ended, unmatched, options.window_ms, approximate=options.approximate)
         few = condensed(facts.persist()).localCheckpoint()
         levels = pool.submit(_of_levels, facts, few, options)
         largest = advice.largest_topics(few, options.topics_max)
         waited = advice.waited_counts(few, largest)
         slow_over_ms = _slow_over_ms(waited, options)
-        from_rows: dict[str, pa.Table] = {}
-        if outcomes is not None and events is not None:
-            slow = stragglers.slow_waits(outcomes, slow_over_ms or 0).localCheckpoint()
-            held = stragglers.held_counts(stragglers.held_back(slow, events))
-            from_rows = {"slow_produces": stragglers.slow_produces(held), "stragglers": stragglers.stragglers(held)}
+        slow = stragglers.slow_waits(outcomes, slow_over_ms or 0).localCheckpoint()
+        held = stragglers.held_counts(stragglers.held_back(slow, events))
         in_use = advice.timeouts_in_use(advice.timeout_counts(registered, largest))
         advised = advice.advise(waited, in_use, options.timeouts_ms)
         computed, known = levels.result()
-        if deepest is not None:
-            computed["backlog"] = deepest.result()
-    known |= {**from_rows, **advised}
+        computed["backlog"] = deepest.result()
+    known |= {"slow_produces": stragglers.slow_produces(held), "stragglers": stragglers.stragglers(held), **advised}
     totals = {name: sum(known["windows"].column(name).to_pylist()) for name in TOTALS}
     return Report(registered.sparkSession, computed, known, totals, slow_over_ms, (facts,))
 

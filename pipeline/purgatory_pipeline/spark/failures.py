@@ -28,8 +28,11 @@ def is_spark_error(error: BaseException) -> bool:
     return type(error).__module__.partition(".")[0] in {"pyspark", "py4j"}
 
 
-def root_cause(error: BaseException) -> str:
-    """The innermost cause: the last line of a Python traceback from an executor, else the last `Caused by` of Java."""
+def root_cause(error: BaseException | str) -> str:
+    """The innermost cause of a failure, or of its text, as one line.
+
+    That is the last line of a Python traceback from an executor, else Java's last `Caused by`.
+    """
     said = str(error).strip()
     if "Traceback (most recent call last)" in said:
         return _raised(said[said.rindex("Traceback (most recent call last)") :])

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from purgatory_pipeline.errors import JavaMissing, SettingInvalid
@@ -54,6 +55,13 @@ _JVM_DEFAULTS: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.defaultJavaOptions": " ".join(_JAVA_OPTIONS),
 }
+_LOCAL_DEFAULTS: Final = {
+    # One machine needs no network. By default Spark serves a page that can stop jobs on all interfaces, and its own
+    # protocol on the first external one, both without authentication.
+    "spark.ui.enabled": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+}
 _DEFAULTS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -69,9 +77,15 @@ SHUFFLE_PARTITIONS_PER_CORE: Final = 4
 those 200, since executors may join later; Spark coalesces small ones.
 """
 
-DROPPED_LINES: Final = (b"WARNING: Using incubator modules: jdk.incubator.vector\n", b"1 compiler directives added\n")
-"""Printed by the JVM itself whenever Spark starts it: for an incubator module that Spark asks for, and for DIRECTIVES.
-There is no option against them, and log4j does not see them.
+DROPPED_LINES: Final = (
+    b"WARNING: Using incubator modules: jdk.incubator.vector",
+    b"1 compiler directives added",
+    b"Starting Streaming TransformWithStateInPandas Python worker",
+    b"Streaming TransformWithStateInPandas Python worker",
+)
+"""Beginnings of lines that are printed whenever Spark or a stream starts: by the JVM, for an incubator module that it
+loads and for DIRECTIVES, and by PySpark's planning of a stateful step, with an empty line after each. There is no
+option against them, and log4j does not see them.
 """
 _STDERR: Final = 2
 
@@ -120,7 +134,8 @@ def started_by_spark() -> bool:
 
 
 def spark_session(name: str) -> SparkSession:
-    """The running session, or a new one. Settings given to Spark (spark-submit --conf, spark-defaults) override ours.
+    """A new session, in the Spark that is running or in a new one. A session that exists keeps its settings. Settings
+    given to Spark (spark-submit --conf, spark-defaults) override ours.
 
     Long work shows its progress on stderr from then on. Raises `JavaMissing`.
     """
@@ -132,9 +147,9 @@ def spark_session(name: str) -> SparkSession:
         ours = [word for key, value in _JVM_DEFAULTS.items() for word in ("--conf", f"{key}={value}")]
         os.environ[_SUBMIT_ARGS] = shlex.join([*ours, *_submit_words(), _SHELL])
         with without_startup_lines():
-            session = SparkSession.builder.appName(name).getOrCreate()
+            session = SparkSession.builder.config(conf=_started_conf()).appName(name).getOrCreate()
     else:
-        session = running or SparkSession.builder.appName(name).getOrCreate()
+        session = own_session(running) if running else SparkSession.builder.appName(name).getOrCreate()
     _started = _started or running is None
     given = session.sparkContext.getConf()
     for key, value in _DEFAULTS.items():
@@ -144,6 +159,31 @@ def spark_session(name: str) -> SparkSession:
         session.conf.set(_SHUFFLE_PARTITIONS, str(_shuffle_partitions(session)))
     progress.show(session.sparkContext, name)
     return session
+
+
+def own_session(session: SparkSession) -> SparkSession:
+    """A new session with the settings, the current schema and the listeners of this one."""
+    own = session.newSession()
+    known = own.conf.getAll
+    for name, value in session.conf.getAll.items():
+        if known.get(name) != value:
+            own.conf.set(name, value)
+    own.catalog.setCurrentCatalog(session.catalog.currentCatalog())
+    own.catalog.setCurrentDatabase(session.catalog.currentDatabase())
+    # PySpark cannot list listeners.
+    for listener in session._jsparkSession.streams().listListeners():  # noqa: SLF001
+        own._jsparkSession.streams().addListener(listener)  # noqa: SLF001
+    return own
+
+
+def _started_conf() -> SparkConf:
+    """Starts the JVM. Returns the user's settings, with `_LOCAL_DEFAULTS` where Spark runs on this machine only."""
+    SparkContext._ensure_initialized()  # noqa: SLF001 -- only a JVM reads spark-defaults.conf, which may name the master
+    conf = SparkConf()
+    if conf.get("spark.master", "local[*]").startswith("local"):
+        for key, value in _LOCAL_DEFAULTS.items():
+            conf.setIfMissing(key, value)
+    return conf
 
 
 def _shuffle_partitions(session: SparkSession) -> int:
@@ -170,9 +210,9 @@ def _submit_words() -> list[str]:
 
 @contextmanager
 def without_startup_lines() -> Iterator[threading.Thread]:
-    """Drops DROPPED_LINES from the stderr of a Java that is started meanwhile.
+    """Filters DROPPED_LINES from the stderr of a JVM that is started in this context.
 
-    Java gets a pipe as its stderr; a thread, which is yielded, copies all other lines until Java ends.
+    The JVM gets a pipe as its stderr. A thread, which is yielded, copies all other lines until the JVM ends.
     """
     sys.stderr.flush()
     ours = os.dup(_STDERR)
@@ -190,6 +230,8 @@ def without_startup_lines() -> Iterator[threading.Thread]:
 
 def _pass_on(reading: int, ours: int) -> None:
     with open(reading, "rb") as lines, open(ours, "wb", buffering=0) as stderr:
+        dropped = False
         for line in lines:
-            if line not in DROPPED_LINES:
+            dropped = line.startswith(DROPPED_LINES) or (dropped and line == b"\n")
+            if not dropped:
                 stderr.write(line)

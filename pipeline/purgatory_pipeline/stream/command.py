@@ -29,6 +29,9 @@ def stream(
     heartbeat: Annotated[
         int, typer.Option(metavar="SECONDS", min=0, help="Let time pass by this machine's clock; 0: by rows alone.")
     ] = 0,
+    max_ahead: Annotated[
+        str, typer.Option(metavar="SPAN", help="Set aside rows dated further ahead of this machine's clock.")
+    ] = "1h",
     once: Annotated[bool, typer.Option("--once", help="Take what is there, and end.")] = False,
     files_per_batch: Annotated[
         int, typer.Option(min=1, help="At most so many files of each input in a micro-batch.")
@@ -38,6 +41,7 @@ def stream(
     ] = 500_000,
 ) -> None:
     """Runs the purgatory as a stream: registrations and events in, one outcome for each operation out."""
+    from purgatory_pipeline.archive.location import open_location
     from purgatory_pipeline.spark.failures import unwrapped_errors
     from purgatory_pipeline.spark.spark_session import spark_session
     from purgatory_pipeline.stream.stream_inputs import KAFKA, StreamInput, StreamUnusable
@@ -49,19 +53,21 @@ def stream(
     if results.startswith((TABLE, f"{KAFKA}://")) and not (checkpoint and aside):
         raise StreamUnusable(f"--results {results}: say --checkpoint DIR and --aside DIR too")
     options = StreamOptions(
-        checkpoint=checkpoint or f"{results}/_checkpoint",
+        checkpoint=checkpoint or open_location(results).child("_checkpoint").uri,
         shards=shards,
         delay_ms=parse_span_ms("--delay", delay),
         on_driver=on_driver,
         once=once,
         heartbeat_s=heartbeat,
     )
+    ahead_ms = parse_span_ms("--max-ahead", max_ahead)
     inputs = [
-        StreamInput(OPERATION, registrations, form, files_per_batch, records_per_batch),
-        StreamInput(EVENT, events, form, files_per_batch, records_per_batch),
+        StreamInput(side, uri, form, files_per_batch, records_per_batch, ahead_ms)
+        for side, uri in ((OPERATION, registrations), (EVENT, events))
     ]
     output = StreamOutput(results, aside or results)
     session = spark_session("stream")
+    output.require_catalog(session)
     with unwrapped_errors():
         query = start_stream(session, inputs, output, options)
         try:

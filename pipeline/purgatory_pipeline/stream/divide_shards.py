@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from pyarrow import fs
 from pyspark.sql import SparkSession
 
 from purgatory_pipeline.archive.location import open_location
@@ -40,10 +39,10 @@ def last_batch(checkpoint: str) -> int:
 
 def saved_shards(session: SparkSession, division: Division) -> list[bytes]:
     """The bytes of all shards after the last micro-batch."""
-    spark_path = open_location(division.checkpoint).spark_path(open_location(division.checkpoint).root)
+    checkpoint = open_location(division.checkpoint).spark_uri
 
     def states(name: str) -> list[tuple[int, Any]]:
-        frame = session.read.format(STATES).option("stateVarName", name).load(spark_path)
+        frame = session.read.format(STATES).option("stateVarName", name).load(checkpoint)
         return [(row["key"]["shard"], row["value"]) for row in frame.collect()]
 
     played = {shard for shard, numbers in states("numbers") if numbers[-1] == division.number}
@@ -56,6 +55,4 @@ def saved_shards(session: SparkSession, division: Division) -> list[bytes]:
 
 def last_number(checkpoint: str, log: str) -> int | None:
     """The last micro-batch that one of Spark's logs names."""
-    place = open_location(checkpoint)
-    infos = place.filesystem.get_file_info(fs.FileSelector(f"{place.root}/{log}", allow_not_found=True))
-    return max((int(info.base_name) for info in infos if info.base_name.isdigit()), default=None)
+    return max((int(name) for name in open_location(checkpoint).child(log).names() if name.isdigit()), default=None)

@@ -14,10 +14,9 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import fs
 
-from purgatory_pipeline.archive.location import open_location, open_output
-from purgatory_pipeline.stream.file_rows import file_packer
+from purgatory_pipeline.archive.location import open_location, open_output, write_file
+from purgatory_pipeline.stream.file_rows import FILE_COLUMNS, file_packer
 from purgatory_pipeline.stream.payloads import PAYLOAD
 from purgatory_pipeline.stream.shard import shard_bytes
 from purgatory_pipeline.stream.shard.shard import Shard
@@ -25,6 +24,8 @@ from purgatory_pipeline.stream.shard_step import TABLES, PlayedBatch, play_paylo
 from purgatory_pipeline.stream.stream_inputs import StreamUnusable
 from purgatory_pipeline.stream.wire_records import EVENT, OPERATION
 
+STATES: Final = "shard"
+"""The folder of the states, in the checkpoint."""
 BEGIN: Final = "begin"
 """The state before the first batch, where load came from elsewhere."""
 ROWS_OF: Final = ".rows"
@@ -34,7 +35,7 @@ _COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", 1))
 
 
 class DriverShard:
-    """`folder`: where the states are."""
+    """`folder`: where the states are kept."""
 
     def __init__(self, folder: str, delay_ms: int) -> None:
         self._place: Final = open_output(folder)
@@ -73,10 +74,8 @@ class DriverShard:
         self._drop([name for number, name in states.files if number < needed])
 
     def _write(self, name: str, octets: bytes) -> None:
-        path = f"{self._place.root}/{name}"
-        with self._place.filesystem.open_output_stream(f"{path}.new") as stream:
-            stream.write(octets)
-        self._place.filesystem.move(f"{path}.new", path)
+        path = write_file(self._place, f"{name}.new", octets)
+        self._place.filesystem.move(path, path.removesuffix(".new"))
 
     def _load(self, batch: int) -> Shard:
         states = SavedStates(self._place.uri)
@@ -93,7 +92,7 @@ class DriverShard:
 
     def _drop(self, names: list[str]) -> None:
         for name in names:
-            self._place.filesystem.delete_file(f"{self._place.root}/{name}")
+            self._place.filesystem.delete_file(self._place.child(name).root)
 
 
 class SavedStates:
@@ -101,11 +100,10 @@ class SavedStates:
 
     def __init__(self, folder: str) -> None:
         self._place: Final = open_location(folder)
-        infos = self._place.filesystem.get_file_info(fs.FileSelector(self._place.root, allow_not_found=True))
-        names = sorted(info.base_name for info in infos)
-        self.snapshots: Final = {int(name): name for name in names if name.isdigit()}
+        self._names: Final = self._place.names()
+        self.snapshots: Final = {int(name): name for name in self._names if name.isdigit()}
         self.rows: Final = {
-            int(stem): name for name in names if (stem := name.removesuffix(ROWS_OF)) != name and stem.isdigit()
+            int(stem): name for name in self._names if (stem := name.removesuffix(ROWS_OF)) != name and stem.isdigit()
         }
 
     @property
@@ -124,11 +122,11 @@ class SavedStates:
             raise StreamUnusable(
                 f"there is no state of batch {batch} in {self._place.uri}: was the stream started without --on-driver?"
             )
-        snapshot = self._read(self.snapshots[start])
+        snapshot = self._place.child(self.snapshots[start]).read()
         shard = shard_bytes.from_bytes(snapshot, 0)
         rows_bytes = 0
         for one in since:
-            octets = self._read(self.rows[one])
+            octets = self._place.child(self.rows[one]).read()
             rows_bytes += len(octets)
             payloads = pa.ipc.open_stream(octets).read_all()
             shard.delay_ms = int(payloads.schema.metadata[_DELAY])
@@ -138,14 +136,7 @@ class SavedStates:
 
     def begin(self) -> bytes | None:
         """The state before the first batch; None: an empty shard."""
-        path = f"{self._place.root}/{BEGIN}"
-        is_there = self._place.filesystem.get_file_info(path).type == fs.FileType.File
-        return self._read(BEGIN) if is_there else None
-
-    def _read(self, name: str) -> bytes:
-        with self._place.filesystem.open_input_stream(f"{self._place.root}/{name}") as stream:
-            octets: bytes = stream.read()
-            return octets
+        return self._place.child(BEGIN).read() if BEGIN in self._names else None
 
 
 def bytes_of_rows(payloads: pa.Table, delay_ms: int) -> bytes:
@@ -165,6 +156,6 @@ def with_files(found: pa.Table) -> pa.Table:
     is_path = found.column("path").is_valid()
     packed = [found.filter(pc.invert(is_path)).select(PAYLOAD.names)] if "rows" in found.column_names else []
     for side in (OPERATION, EVENT):
-        files = found.filter(pc.equal(found.column("side"), side)).select(["path"])
+        files = found.filter(pc.equal(found.column("side"), side)).select(FILE_COLUMNS)
         packed += [pa.Table.from_batches([one]) for one in file_packer(1, side, is_json=False)(files.to_batches())]
     return pa.concat_tables([PAYLOAD.empty_table(), *packed])

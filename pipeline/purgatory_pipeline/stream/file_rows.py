@@ -11,15 +11,17 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from purgatory.archive.schema import ACCEPTED
 from purgatory.engine.codes import EVENT_NAMES, KIND_NAMES
+from purgatory_pipeline.archive.footer import open_parquet
 from purgatory_pipeline.archive.location import first_line, open_location
 from purgatory_pipeline.stream.payloads import Pack, payload
 from purgatory_pipeline.stream.shard.stream_rows import ROWS
 from purgatory_pipeline.stream.wire_records import MALFORMED, OPERATION, RecordRows
 
+FILE_COLUMNS: Final = ["path", "uri", "latest_ms"]
+"""Spark's name of a file, the URI of the input with which to open it, and the latest time that a row may have."""
 UNKNOWN_CODE: Final = 99
 """Of a word that names no kind or type: the shard sets its row aside."""
 _RENAMED: Final = {"at": "at_ms", "call_number": "place", "session_id": "caller"}
@@ -27,13 +29,22 @@ _WORDS: Final = {"kind": KIND_NAMES, "type": EVENT_NAMES}
 
 
 def file_packer(shards: int, side: str, *, is_json: bool) -> Pack:
-    """For a column `path` of files, each of which is read whole. One that cannot be read is malformed."""
+    """Pack the rows of files, given FILE_COLUMNS. A file with broken content becomes a malformed record.
+
+    An I/O error says nothing about the content, so it fails the task: Spark retries it, and no micro-batch is committed
+    without the file.
+    """
 
     def pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         tables, malformed = [ROWS.empty_table().select(["at_ms"])], [MALFORMED.empty_table()]
-        for path in (path for batch in batches for path in batch.column("path").to_pylist()):
+        files = [file for batch in batches for file in batch.to_pylist()]
+        if not files:
+            return
+        place = open_location(files[0]["uri"])
+        for path in (file["path"] for file in files):
+            octets = place.read(place.path_of(path))
             try:
-                rows, wrong = json_rows(path, side) if is_json else parquet_rows(path, side)
+                rows, wrong = json_rows(octets, side) if is_json else parquet_rows(octets, path, side)
             except (OSError, ValueError, pa.ArrowException) as error:
                 wrong = pa.Table.from_pylist(
                     [{"side": side, "record": path.encode(), "reason": first_line(error)}], MALFORMED
@@ -41,16 +52,18 @@ def file_packer(shards: int, side: str, *, is_json: bool) -> Pack:
                 rows = tables[0]
             tables.append(rows)
             malformed.append(wrong)
-        if len(tables) > 1:
-            yield payload(pa.concat_tables(tables, promote_options="default"), pa.concat_tables(malformed), shards)
+        rows = pa.concat_tables(tables, promote_options="default")
+        yield payload(rows, pa.concat_tables(malformed), shards, files[0]["latest_ms"])
 
     return pack
 
 
-def parquet_rows(path: str, side: str) -> tuple[pa.Table, pa.Table]:
-    """The rows of a file, and those that are malformed. Rows that a daemon refused are left out."""
-    place = open_location(path)
-    file = pq.ParquetFile(place.root, filesystem=place.filesystem)
+def parquet_rows(octets: bytes, path: str, side: str) -> tuple[pa.Table, pa.Table]:
+    """The rows of a Parquet file, and those that are malformed. Rows that a daemon refused are left out.
+
+    Parsing raises OSError, too, but from memory that can only be due to the content.
+    """
+    file = open_parquet(octets)
     there = set(file.schema_arrow.names)
     known = {*ROWS.names, *_RENAMED, "refusal_code"} - {"at_ms", "place", "caller"}
     rows = file.read(columns=sorted(there & known), use_threads=False)
@@ -82,11 +95,8 @@ def codes_of(rows: pa.Table, word: str) -> pa.Array:
     return pc.if_else(words.is_null(), 0, pc.fill_null(found, UNKNOWN_CODE)).cast(pa.int8())
 
 
-def json_rows(path: str, side: str) -> tuple[pa.Table, pa.Table]:
+def json_rows(octets: bytes, side: str) -> tuple[pa.Table, pa.Table]:
     """The rows of a file of JSON lines, and those that are malformed."""
-    place = open_location(path)
-    with place.filesystem.open_input_stream(place.root) as stream:
-        octets: bytes = stream.read()
     rows = RecordRows(side, is_json=True)
     for line in octets.splitlines():
         if line.strip():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from mypy_extensions import i64
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.codes import NONE
 from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
 from purgatory.engine.snapshot.saved_operations import SavedOperations
 from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import DATABASE, Directory
@@ -142,27 +144,42 @@ def journal_of_shards(saved: Sequence[bytes], folder: Path) -> int:
     engines = [(shard, shard.engine) for shard in shards if shard.engine is not None]
     if not engines:
         raise LoadCannotMove("the stream has played nothing yet")
-    clock_ms = min(shard.clock_ms for shard, _ in engines)
-    group = Group(1, Moment(clock_ms, clock_ms, 0, ""))
+    # The daemon adds the time since this moment, by the wall clock. A stream's clock may be ahead of that; deadlines
+    # would then come early by as much.
+    now_ms = min(time.time_ns() // 1_000_000, *(shard.clock_ms for shard, _ in engines))
+    group = Group(1, Moment(now_ms, now_ms, 0, ""))
     group.is_last = True
     marks = engines[0][1]  # all shards have the same
     group.partitions.extend(
         (name, content) for name in marks.partition_names() if (content := marks.snapshots.save_partition(name))
     )
-    group.keys.extend(marks.snapshots.save_keys())
-    together = Engine(LIMITS, clock_ms)
+    group.keys.extend(keys_of([engine for _, engine in engines]))
+    together = Engine(LIMITS, now_ms)
     for name, content in group.partitions:
         together.snapshots.restore_partition(name, content)
     for key, count in group.keys:
         together.snapshots.restore_key(key, count)
-    group.sessions.extend(sessions_of(engines, together, dict(group.partitions), clock_ms))
+    group.sessions.extend(sessions_of(engines, together, dict(group.partitions), now_ms))
     with opened(folder) as store:
         store.commit(StatementBuilder().statements(group))
     return sum(shard.pending for shard in shards)
 
 
+def keys_of(engines: Sequence[Engine]) -> list[tuple[str, int]]:
+    """The counts that a daemon keeps, in the order in which it would forget them: waited for in any shard last.
+
+    Raises `LoadCannotMove` if operations wait for more keys than that.
+    """
+    keys_max = EngineLimits().signal_keys_max
+    waited = {key for engine in engines for key, known in engine.snapshots.keys.by_key.items() if known.references}
+    if len(waited) > keys_max:
+        raise LoadCannotMove(f"operations wait for {len(waited):,} keys; a daemon keeps the counts of {keys_max:,}")
+    keys = sorted(engines[0].snapshots.save_keys(), key=lambda counted: counted[0] in waited)
+    return keys[-keys_max:]
+
+
 def sessions_of(
-    engines: Sequence[tuple[Shard, Engine]], together: Engine, contents: dict[PartitionName, bytes], clock_ms: int
+    engines: Sequence[tuple[Shard, Engine]], together: Engine, contents: dict[PartitionName, bytes], now_ms: int
 ) -> Iterator[SessionChanges]:
     """What waits, as a daemon would write it: a session for each caller, its operations in the order of its own ids,
     which is not that of the shards. `together` has all marks and no operations.
@@ -182,11 +199,12 @@ def sessions_of(
             shard, engine = engines[int(place)]
             saved = engine.snapshots.save_some(shard.owner, own["engine_id"].tolist())
             saved.operation_ids = vec[i64](own["operation_id"].tolist())
+            saved.registered_ms = vec[i64](np.minimum(np.array(saved.registered_ms), now_ms).tolist())
             with mentioned(together, [saved], contents):
-                together.restore(owner, saved, b"", clock_ms)
+                together.restore(owner, saved, b"", now_ms)
         owner.put_in_order()
         part = SessionChanges(SessionState(number, str(caller), int(rows["operation_id"].max()), 0, 0, 0), 1)
-        part.incarnation = secrets.token_hex(8)
+        part.constants["incarnations"] = (secrets.token_hex(8),)
         part.registered = together.snapshots.save_above(owner, 0)
         yield part
 

@@ -1,8 +1,9 @@
-"""How many shards a stream has, and what they begin from when that has changed.
+"""How many shards a stream has, and the state that they start from when that number has changed.
 
-`CHECKPOINT/shards/N` is the Nth division, one file a shard, and is there whole or not at all. The files of the first
-one, 0, are empty. The checkpoint's own
-state names the division that it came from, so each shard takes its file once: in the first micro-batch afterwards.
+`CHECKPOINT/shards/NNNNNNNN` is a division of the stream: one file per shard, and `complete`, which is written last.
+A folder without it is ignored, and overwritten by the next attempt; so nothing has to be moved, which object stores
+cannot do with folders. The files of the first division, 0, are empty. The checkpoint's own state names the division
+that it came from, so each shard reads its file once, in its first micro-batch after the division.
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pyarrow import fs
-
-from purgatory_pipeline.archive.location import Location, open_location, open_output, write_file
+from purgatory_pipeline.archive.location import Location, open_location, write_file
 
 FOLDER: Final = "shards"
+COMPLETE: Final = "complete"
 _FILE: Final = "shard-{:05d}"
 
 
@@ -29,38 +29,37 @@ class Division:
 
     def read(self, shard: int) -> bytes:
         """The bytes that a shard begins from."""
-        place = open_location(self.checkpoint)
-        path = f"{place.root}/{FOLDER}/{self.number:08d}/{_FILE.format(shard)}"
-        with place.filesystem.open_input_stream(path) as stream:
-            octets: bytes = stream.read()
-            return octets
+        return _folder(open_location(self.checkpoint), self.number).child(_FILE.format(shard)).read()
 
 
 def newest_division(checkpoint: str) -> Division | None:
     """The division that a stream is in; None if it has none yet."""
     place = open_location(checkpoint)
-    numbers = _folders(place)
-    if not numbers:
-        return None
-    files = place.filesystem.get_file_info(fs.FileSelector(f"{place.root}/{FOLDER}/{max(numbers):08d}"))
-    return Division(checkpoint, max(numbers), len(files))
+    for number in sorted(_numbers(place), reverse=True):
+        names = _folder(place, number).names()
+        if COMPLETE in names:
+            return Division(checkpoint, number, len(names) - 1)
+    return None
 
 
 def write_division(checkpoint: str, number: int, shards: Sequence[bytes]) -> Division:
-    """Writes the bytes of each shard; those of divisions before are not needed any more."""
+    """Writes the bytes of each shard and removes earlier divisions."""
     place = open_location(checkpoint)
-    folder = f"{place.root}/{FOLDER}"
-    place.filesystem.delete_dir_contents(f"{folder}/_new", missing_dir_ok=True)
-    new = open_output(f"{checkpoint}/{FOLDER}/_new")
+    folder = _folder(place, number)
+    place.filesystem.create_dir(folder.root, recursive=True)
+    place.filesystem.delete_dir_contents(folder.root)  # of an attempt that did not complete
     for shard, octets in enumerate(shards):
-        write_file(new, _FILE.format(shard), octets)
-    place.filesystem.move(f"{folder}/_new", f"{folder}/{number:08d}")
-    for old in _folders(place):
+        write_file(folder, _FILE.format(shard), octets)
+    write_file(folder, COMPLETE, b"")
+    for old in _numbers(place):
         if old < number:
-            place.filesystem.delete_dir(f"{folder}/{old:08d}")
+            place.filesystem.delete_dir(_folder(place, old).root)
     return Division(checkpoint, number, len(shards))
 
 
-def _folders(place: Location) -> list[int]:
-    selector = fs.FileSelector(f"{place.root}/{FOLDER}", allow_not_found=True)
-    return [int(info.base_name) for info in place.filesystem.get_file_info(selector) if info.base_name.isdigit()]
+def _folder(place: Location, number: int) -> Location:
+    return place.child(f"{FOLDER}/{number:08d}")
+
+
+def _numbers(place: Location) -> list[int]:
+    return [int(name) for name in place.child(FOLDER).names() if name.isdigit()]

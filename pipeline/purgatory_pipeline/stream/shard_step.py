@@ -59,7 +59,8 @@ def play_payloads(shard: Shard, payloads: pa.Table) -> PlayedBatch:
     seen_ms = max(payloads.column("seen_ms").to_pylist())
     played = shard.play(unpacked(payloads.column("rows").to_pylist()), seen_ms)
     malformed = unpacked(payloads.column("malformed").to_pylist(), MALFORMED)
-    tables = (played.outcomes, played.late, played.malformed, malformed)
+    aside = pa.concat_tables([played.malformed, unpacked(payloads.column("set_aside").to_pylist(), SET_ASIDE)])
+    tables = (played.outcomes, played.late, aside, malformed)
     return PlayedBatch(dict(zip(TABLES, tables, strict=True)), shard.pending)
 
 

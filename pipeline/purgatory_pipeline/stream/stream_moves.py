@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from purgatory_pipeline.archive.location import open_output, write_file
+from purgatory_pipeline.archive.location import open_location, open_output, write_file
 from purgatory_pipeline.spark.spark_session import spark_session
 from purgatory_pipeline.stream.divide_shards import last_batch, saved_shards
-from purgatory_pipeline.stream.driver_shard import BEGIN, SavedStates
+from purgatory_pipeline.stream.driver_shard import BEGIN, STATES, SavedStates
 from purgatory_pipeline.stream.journal_moves import LoadCannotMove, journal_of_shards, shard_of_journal
 from purgatory_pipeline.stream.shard import shard_bytes
 from purgatory_pipeline.stream.shard_seeds import newest_division, write_division
@@ -18,13 +18,14 @@ def begin_from_journal(folder: Path, checkpoint: str, shards: int) -> int:
     """Writes what the stream of this checkpoint begins with, in so many shards (0: on the driver); returns how many
     operations wait. Raises `LoadCannotMove`.
     """
-    if newest_division(checkpoint) is not None or SavedStates(f"{checkpoint}/shard").snapshots:
+    states = open_location(checkpoint).child(STATES).uri
+    if newest_division(checkpoint) is not None or SavedStates(states).snapshots:
         raise LoadCannotMove(f"a stream has begun in {checkpoint} already: name another checkpoint")
     saved = shard_of_journal(folder)
     if shards:
         write_division(checkpoint, 1, shard_bytes.divided([saved], shards))
     else:
-        write_file(open_output(f"{checkpoint}/shard"), BEGIN, saved)
+        write_file(open_output(states), BEGIN, saved)
     return shard_bytes.from_bytes(saved, 0).pending
 
 
@@ -35,7 +36,7 @@ def end_in_journal(checkpoint: str, folder: Path) -> int:
     batch = last_batch(checkpoint)
     division = newest_division(checkpoint)
     if division is None:
-        shard, *_ = SavedStates(f"{checkpoint}/shard").load(batch)
+        shard, *_ = SavedStates(open_location(checkpoint).child(STATES).uri).load(batch)
         return journal_of_shards([shard_bytes.to_bytes(shard)], folder)
     session = spark_session("to journal")
     use_state_store(session)

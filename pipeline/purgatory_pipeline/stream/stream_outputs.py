@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.accumulators import Accumulator, AccumulatorParam
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -26,6 +26,8 @@ from purgatory_pipeline.stream.stream_inputs import KAFKA, StreamUnusable
 TABLE: Final = "table:"
 BATCH: Final = "batch"
 """The column, and the folder, with the number of the micro-batch."""
+
+IMPLEMENTATION: Final = "spark.sql.catalogImplementation"
 
 COUNTED: Final = pa.schema([("table", pa.string()), ("count", pa.int64()), ("pending", pa.int64())])
 COUNTED_DDL: Final = "table string, count long, pending long"
@@ -58,7 +60,7 @@ class StreamOutput:
         """Writes the outcomes of a batch where only Spark can."""
         self._counts: Accumulator[Counts] | None = None
         """One for all batches: Spark never forgets an accumulator."""
-        self._folders: Final = {name: f"{aside}/{name}" for name in TABLES}
+        self._folders: Final = {name: open_location(aside).child(name).uri for name in TABLES}
         if uri.startswith(TABLE):
             self._to_spark = self._to_table
         elif uri.startswith(f"{KAFKA}://"):
@@ -67,8 +69,28 @@ class StreamOutput:
                 raise StreamUnusable(f"{uri}: write kafka://BROKER:PORT/TOPIC")
             self._to_spark = self._to_topic
         else:
-            open_location(uri)
-            self._folders[OUTCOMES] = f"{uri}/{OUTCOMES}"
+            self._folders[OUTCOMES] = open_location(uri).child(OUTCOMES).uri
+
+    def require_catalog(self, session: SparkSession) -> None:
+        """Raise `StreamUnusable` for a table whose name the catalog forgets when the process ends."""
+        own_catalog = self.uri.removeprefix(TABLE).partition(".")[0]
+        names = [f"spark.sql.catalog.{name}" for name in (own_catalog, "spark_catalog")]
+        is_kept = any(session.conf.get(name, None) for name in names)
+        if self.uri.startswith(TABLE) and not is_kept and session.conf.get(IMPLEMENTATION) == "in-memory":
+            raise StreamUnusable(
+                f"--results {self.uri}: Spark's catalog is in memory and forgets the table when this command ends: "
+                f"give --conf {IMPLEMENTATION}=hive, or set up another catalog by --conf spark.sql.catalog.NAME"
+            )
+
+    def clear(self, batch: int) -> None:
+        """Remove the files that an earlier run wrote for a micro-batch that it did not commit.
+
+        With other options, such as another delay, other shards may have outcomes now, and would not replace them.
+        """
+        for folder in self._folders.values():
+            part = open_location(folder).child(f"{BATCH}={batch:08d}")
+            if part.names():
+                part.filesystem.delete_dir(part.root)
 
     def write_frame(self, played: DataFrame, batch: int) -> Counts:
         """Writes a micro-batch, given as records of `PLAYED_DDL`. Each shard writes files of its own, where it is."""
@@ -84,12 +106,15 @@ class StreamOutput:
         self._to_spark(played.mapInArrow(read, from_arrow_schema(TABLES[OUTCOMES])), batch)
         return self._counts.value
 
-    def write_tables(self, played: PlayedBatch, frame: DataFrame, batch: int) -> Counts:
-        """The same for what the driver has; `frame` is any frame of the session."""
+    def write_tables(self, played: PlayedBatch, frame: DataFrame, batch: int, *, is_first: bool) -> Counts:
+        """The same for what the driver has; `frame` is any frame of the session.
+
+        `is_first`: an earlier run may have written this batch.
+        """
         folders = self._folders
         if self._to_spark is not None:
             folders = {name: folder for name, folder in self._folders.items() if name != OUTCOMES}
-            if played.tables[OUTCOMES].num_rows:
+            if played.tables[OUTCOMES].num_rows or is_first:
                 self._to_spark(frame.sparkSession.createDataFrame(played.tables[OUTCOMES]), batch)
         for name, rows in played.tables.items():
             if rows.num_rows and name in folders:
@@ -105,12 +130,14 @@ class StreamOutput:
         writer.option("topic", parts.path.strip("/")).save()
 
     def _to_table(self, rows: DataFrame, batch: int) -> None:
-        name = self.uri.removeprefix(TABLE)
-        numbered = rows.withColumn(BATCH, F.lit(batch).cast("long"))
-        if rows.sparkSession.catalog.tableExists(name):
-            numbered.write.mode("overwrite").insertInto(name)
-        else:
-            numbered.write.partitionBy(BATCH).format("parquet").saveAsTable(name)
+        name, session = self.uri.removeprefix(TABLE), rows.sparkSession
+        columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in rows.schema)
+        session.sql(
+            f"CREATE TABLE IF NOT EXISTS {name} ({columns}, {BATCH} long) USING parquet PARTITIONED BY ({BATCH})"
+        )
+        # Replaces the partition even by nothing, where the batch is repeated and has no outcomes this time.
+        insert = f"INSERT OVERWRITE {name} PARTITION ({BATCH} = {batch}) SELECT * FROM {{rows}}"  # noqa: S608 - the user's own
+        session.sql(insert, rows=rows)
 
 
 def part_writer(folders: dict[str, str], batch: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -130,12 +157,12 @@ def part_writer(folders: dict[str, str], batch: int) -> Callable[[Iterable[pa.Re
 
 def write_part(folder: str, batch: int, shard: int, rows: pa.Table) -> None:
     """Writes what one shard has of a batch, whole or not at all; if it is there already, it is replaced by the same."""
-    place = open_location(folder)
-    parent = f"{place.root}/{BATCH}={batch:08d}"
-    place.filesystem.create_dir(parent, recursive=True)
+    place = open_location(folder).child(f"{BATCH}={batch:08d}")
+    place.filesystem.create_dir(place.root, recursive=True)
     name = f"shard-{shard:05d}.parquet"
-    pq.write_table(rows, f"{parent}/_{name}", filesystem=place.filesystem)
-    place.filesystem.move(f"{parent}/_{name}", f"{parent}/{name}")
+    unfinished = place.child(f"_{name}").root
+    pq.write_table(rows, unfinished, filesystem=place.filesystem, write_page_checksum=True)
+    place.filesystem.move(unfinished, place.child(name).root)
 
 
 def outcome_reader(

@@ -12,7 +12,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from purgatory_pipeline.archive.location import open_location
-from purgatory_pipeline.stream.driver_shard import DriverShard
+from purgatory_pipeline.spark.spark_session import own_session
+from purgatory_pipeline.stream.divide_shards import last_number
+from purgatory_pipeline.stream.driver_shard import STATES, DriverShard
 from purgatory_pipeline.stream.payloads import PAYLOAD_DDL, clock_packer
 from purgatory_pipeline.stream.shard_seeds import newest_division, write_division
 from purgatory_pipeline.stream.shard_step import OUTCOMES, PLAYED_DDL, TABLES, ShardProcessor
@@ -25,8 +27,6 @@ SETTINGS: Final = {
     f"{STATE_STORE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     # Writes what has changed instead of all files of the store: a fifth to two fifths less for a batch.
     f"{STATE_STORE}.rocksdb.changelogCheckpointing.enabled": "true",
-    # A batch that is done again replaces its own partition of a table, and no other.
-    "spark.sql.sources.partitionOverwriteMode": "dynamic",
     # A checkpoint knows its sources by name, so that a run may have a heartbeat where the one before had none.
     "spark.sql.streaming.queryEvolution.enableSourceEvolution": "true",
 }
@@ -36,7 +36,8 @@ LOCAL_FILES: Final = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
 )
 """For a checkpoint in a local folder, where Spark's own choice starts some thirty processes (chmod, readlink) in a
-micro-batch: 0.1 s and more. Elsewhere it is left to Spark, as this one cannot replace a file on HDFS."""
+micro-batch: 0.1 s and more. This one never replaces a file, silently: what was written for a batch that was
+not committed would stay. So it is not used while there is such a batch, nor elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,18 @@ class BatchWriter:
         self._output: Final = output
         self._driver: Final = driver
         self._quiet: Final = quiet
+        self._is_first = True
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         """One micro-batch, which may be done again."""
+        is_first, self._is_first = self._is_first, False
+        if is_first:
+            self._output.clear(batch)
         if self._driver is None:
             counts = self._output.write_frame(frame, batch)
         else:
-            counts = self._output.write_tables(self._driver.play(frame.toArrow(), batch), frame, batch)
+            played = self._driver.play(frame.toArrow(), batch)
+            counts = self._output.write_tables(played, frame, batch, is_first=is_first)
             self._driver.commit(batch)
         if counts and not self._quiet:
             said = [
@@ -83,9 +89,15 @@ def start_stream(
     *,
     quiet: bool = False,
 ) -> StreamingQuery:
-    """Starts the query. It goes on from its checkpoint, if there is one, with the number of shards of the first run."""
+    """Start the query. It continues from its checkpoint, if there is one, with the number of shards of the first run.
+
+    The query runs in a session of its own: the settings that it needs would break other queries of `session`.
+    """
+    session = own_session(session)
     use_state_store(session)
-    if open_location(options.checkpoint).spark_prefix == "file://":
+    checkpoint = open_location(options.checkpoint)
+    is_done = last_number(options.checkpoint, "offsets") == last_number(options.checkpoint, "commits")
+    if checkpoint.spark_prefix == "file://" and is_done:
         session.conf.set(*LOCAL_FILES)
     division = None
     if not options.on_driver:
@@ -103,7 +115,7 @@ def start_stream(
         payloads = payloads.unionByName(part, allowMissingColumns=True)
     driver = None
     if division is None:
-        driver = DriverShard(f"{options.checkpoint}/shard", options.delay_ms)
+        driver = DriverShard(checkpoint.child(STATES).uri, options.delay_ms)
     else:
         by_shard = payloads.groupBy("shard")
         processor = ShardProcessor(options.delay_ms, division)
@@ -111,7 +123,7 @@ def start_stream(
     writer = (
         payloads.writeStream.queryName(options.name)
         .foreachBatch(BatchWriter(output, driver, quiet=quiet))
-        .option("checkpointLocation", options.checkpoint)
+        .option("checkpointLocation", checkpoint.spark_uri)
     )
     triggered = writer.trigger(availableNow=True) if options.once else writer.trigger(processingTime=options.trigger)
     return triggered.start()

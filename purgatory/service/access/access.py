@@ -21,7 +21,7 @@ from purgatory.service.access.audit import AUDITED_CALL, NO_ROLE, UNAUTHENTICATE
 from purgatory.service.access.errors import AccessError
 from purgatory.service.access.json_web_tokens import BadToken, JsonWebTokens
 from purgatory.service.access.roles import CALLS, OBSERVE
-from purgatory.service.access.tokens import KnownToken, hash_of, is_expired, new_token, read_tokens
+from purgatory.service.access.tokens import KnownToken, TokensError, hash_of, is_expired, new_token, read_tokens
 from purgatory.service.access.watched_file import WatchedFile
 from purgatory.service.rpc.statuses import CallRefused, permission_denied, unauthenticated
 from purgatory.service.settings import AccessSettings
@@ -201,7 +201,15 @@ class Access:
             reloads[file.what, "taken"] += 1
 
     def _take_tokens(self, path: Path) -> None:
-        self._tokens = read_tokens(path)
+        """Raises `TokensError` for an empty file: it was truncated, or is not written yet. One whose last token was
+        deleted still has its comment.
+        """
+        tokens = read_tokens(path)
+        if not tokens and not path.read_bytes().strip():
+            raise TokensError(
+                f"{path}: the file is empty; make a token with `purgatory token new NAME --tokens {path}`"
+            )
+        self._tokens = tokens
 
     def _take_policy(self, path: Path) -> None:
         is_first = self._policy is None

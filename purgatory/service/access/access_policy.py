@@ -27,6 +27,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from purgatory.service.access.errors import AccessError
 from purgatory.service.access.own_shares import AS_FOR_ALL, OwnShares
 from purgatory.service.access.roles import NONE, ROLES, Grants, Names, Role
+from purgatory.service.access.watched_file import read_regular_file
 
 PRINCIPALS_KEPT: Final = 10_000
 """Principals whose grants are kept ready; those of others are worked out again."""
@@ -112,7 +113,7 @@ class AccessPolicy:
 def read_policy(path: Path) -> AccessPolicy:
     """The policy in a file. Raises `PolicyError`."""
     try:
-        document = tomllib.loads(path.read_text("utf-8"))
+        document = tomllib.loads(read_regular_file(path).decode())
         parsed = _PolicyFile.model_validate(document)
     except OSError as error:
         raise PolicyError(f"{path}: {error.strerror or error}") from None
@@ -128,6 +129,8 @@ def read_policy(path: Path) -> AccessPolicy:
     ]
     if useless:
         raise PolicyError("\n".join(useless))
+    if not parsed.grant:
+        raise PolicyError(f"{path}: contains no [[grant]], so every caller would be refused")
     return AccessPolicy(parsed.grant, parsed.loopback_principal, parsed.principals)
 
 

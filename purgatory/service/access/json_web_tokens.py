@@ -9,21 +9,27 @@ import base64
 import contextlib
 import json
 import logging
+import ssl
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, cast
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from joserfc import jwt
 from joserfc.errors import JoseError
-from joserfc.jwk import KeySet
+from joserfc.jwk import Key, KeySet
+from joserfc.jws import JWSRegistry
 from joserfc.jwt import JWTClaimsRegistry
 
 from purgatory.service.access.errors import AccessError
 from purgatory.service.access.tokens import PRINCIPAL_LENGTH_MAX
+from purgatory.service.access.watched_file import read_regular_file
 from purgatory.service.rpc.statuses import unavailable
+from purgatory.service.transport.outbound import NoAnswer, Outbound
 
 LOGGER: Final = logging.getLogger(__name__)
 ALGORITHMS: Final = [
@@ -39,9 +45,11 @@ ALGORITHMS: Final = [
     "Ed25519",
     "EdDSA",
 ]
+KEY_AGREEMENT_CURVES: Final = ("X25519", "X448")
 LEEWAY_S: Final = 30
 """How far the clocks of issuer and daemon may be apart."""
-FETCH_TIMEOUT_S: Final = 10.0
+FETCH_TIMEOUT_S: Final = 5.0
+"""For the whole exchange. The start of the daemon waits this long for an issuer that does not answer."""
 FETCH_INTERVAL_S: Final = 60.0
 FETCH_AGAIN_S: Final = 5.0
 """While there are no keys at all; and a token signed with an unknown key has them fetched no sooner after the last
@@ -70,7 +78,7 @@ class JsonWebTokens:
     ) -> None:
         """`key_set` is a file or an https URL."""
         self._source: Final = key_set
-        self._is_fetched: Final = "://" in key_set
+        self._outbound: Final = _outbound(key_set) if "://" in key_set else None
         self._claim: Final = principal_claim
         self._claims: Final = JWTClaimsRegistry(
             leeway=LEEWAY_S,
@@ -89,14 +97,30 @@ class JsonWebTokens:
         """Reads or fetches the key set; whether it is another one. Raises `KeySetError`, and keeps the keys it had."""
         self._loaded_s = self._now_s()
         try:
-            content = await asyncio.to_thread(_content_of, self._source)
+            content = await self._read()
             if content == self._content:
                 return False
-            self.keys = _parsed(content)
-        except (OSError, ValueError, KeyError, TypeError, JoseError) as error:
+            self.keys = await asyncio.to_thread(_parsed, content)
+        except (
+            NoAnswer, JoseError, OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
+            RecursionError,
+        ) as error:  # fmt: skip
+            # What an issuer sends is a stranger's, and the library's errors do not cover all of it.
             raise KeySetError(f"no key set from {self._source}: {error}") from None
         self._content = content
         return True
+
+    async def _read(self) -> bytes:
+        if self._outbound is None:
+            return await asyncio.to_thread(read_regular_file, Path(self._source))
+        answer = await self._outbound.exchange("GET", self._source, [(b"connection", b"close")])
+        if 300 <= answer.status < 400:
+            raise ValueError(f"HTTP {answer.status}: redirects are not followed; set access.jwt_keys to the final URL")
+        if answer.status != HTTPStatus.OK:
+            raise ValueError(f"HTTP {answer.status}")
+        if not answer.is_whole:
+            raise ValueError(f"the answer has more than {KEY_SET_BYTES_MAX} bytes")
+        return answer.body
 
     def load_soon(self) -> None:
         """Does not wait until the minute is over."""
@@ -109,7 +133,7 @@ class JsonWebTokens:
         try:
             await self.load()
         except KeySetError as error:
-            if not self._is_fetched:
+            if self._outbound is None:
                 raise
             LOGGER.error("%s; it is tried again", error)  # noqa: TRY400 - the message says it all
 
@@ -125,6 +149,9 @@ class JsonWebTokens:
             except KeySetError as error:
                 reloads["keys", "refused"] += 1
                 LOGGER.error("%s; the keys of before are kept", error)  # noqa: TRY400 - the message says it all
+            except Exception:
+                reloads["keys", "refused"] += 1
+                LOGGER.exception("the key set cannot be read; the keys of before are kept")
 
     def verify(self, token: str) -> tuple[str, float]:
         """The principal of a token, and when it expires (Unix seconds).
@@ -167,18 +194,32 @@ def _key_id(token: str) -> str:
     return key_id if isinstance(key_id, str) else ""
 
 
-def _content_of(source: str) -> bytes:
-    if "://" not in source:
-        return Path(source).read_bytes()
-    if not source.startswith("https://"):
-        raise ValueError("the URL of a key set must be https")
-    with urllib.request.urlopen(source, timeout=FETCH_TIMEOUT_S) as answer:  # noqa: S310 - https only, see above
-        content: bytes = answer.read(KEY_SET_BYTES_MAX)
-        return content
+def _outbound(url: str) -> Outbound:
+    """Through the proxy of the environment, where there is one. Raises `KeySetError` unless the URL is https."""
+    parts = urlsplit(url)
+    if parts.scheme != "https" or not parts.hostname:
+        raise KeySetError(f"access.jwt_keys: not an https URL: {url}")
+    return Outbound(
+        timeout_s=FETCH_TIMEOUT_S,
+        answer_bytes_max=KEY_SET_BYTES_MAX,
+        ssl_context=ssl.create_default_context(),
+        proxy_url=None if proxy_bypass(parts.hostname) else getproxies().get("https"),
+    )
 
 
 def _parsed(content: bytes) -> KeySet:
+    """The keys in a key set that can verify a token; the others would only lock their users out."""
     document: Any = json.loads(content)
     if not isinstance(document, dict) or not isinstance(document.get("keys"), list):
-        raise ValueError("is not a JSON web key set")  # noqa: TRY004 - of a file, not of an argument
-    return KeySet.import_key_set(cast("Any", document))
+        raise ValueError("not a JSON web key set")  # noqa: TRY004 - of a file, not of an argument
+    keys = KeySet.import_key_set(cast("Any", document)).keys
+    usable = [key for key in keys if _can_verify(key)]
+    if not usable:
+        raise ValueError(f"none of its {len(keys)} keys can verify a signature by any of {', '.join(ALGORITHMS)}")
+    return KeySet(usable)
+
+
+def _can_verify(key: Key) -> bool:
+    if key.get("crv") in KEY_AGREEMENT_CURVES:  # the library takes these for keys of EdDSA
+        return False
+    return bool(JWSRegistry.filter_algorithms(key, ALGORITHMS)) and "verify" in (key.get("key_ops") or ["verify"])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from purgatory.service.access.errors import AccessError
+from purgatory.service.access.watched_file import read_regular_file
 
 PREFIX: Final = "pgt_"
 """So that people and scanners of leaked secrets recognize one."""
@@ -64,7 +65,7 @@ def read_tokens(path: Path) -> dict[str, KnownToken]:
     """The tokens in a file, by hash. Raises `TokensError`."""
     tokens: dict[str, KnownToken] = {}
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = read_regular_file(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise TokensError(f"{path}: {error}") from None
     for number, line in enumerate(lines, 1):

@@ -1,10 +1,22 @@
-"""A file that is read again once it has changed and is written to the end."""
+"""Files that settings name: how they are read, and one that is read again once it has changed and is complete."""
 
+import errno
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 Fingerprint = tuple[int, ...]
+
+
+def read_regular_file(path: Path) -> bytes:
+    """The content of a regular file; links are followed.
+
+    Raises OSError for anything else: opening a FIFO would block until another process writes to it.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "not a regular file")
+    return path.read_bytes()
 
 
 class WatchedFile:

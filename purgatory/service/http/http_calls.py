@@ -86,7 +86,7 @@ class HttpCall:
             if self._methods.is_ending:
                 raise unavailable("the daemon is shutting down")
             account = method.account_of(as_grpc)
-            caller = self._caller = gate.enter(as_grpc, account, is_unary=method.is_unary)
+            caller = self._caller = gate.enter(as_grpc, account, method.work, is_unary=method.is_unary)
         except CallRefused as refused:
             self._counts.add_ended(refused.code)
             await gate.refusal_turn()
@@ -120,9 +120,7 @@ class HttpCall:
         return answer
 
     def check(self) -> Account:
-        """For a call that `run` may never serve, as another one's answer will do: on whose account it is. Raises
-        `CallRefused` once this caller could not make the call any more.
-        """
+        """The account of a call that another call may answer. Raises `CallRefused` if it is no longer allowed."""
         assert self._call is not None, "a call is checked that did not enter"
         self._arrived()
         self._call.recheck()

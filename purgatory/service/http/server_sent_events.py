@@ -8,10 +8,10 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, cast
 from urllib.parse import parse_qs
 
 from google.protobuf.message import Message
@@ -27,7 +27,6 @@ from purgatory.service.http.http_context import HttpContext
 from purgatory.service.http.http_peer import header_of
 from purgatory.service.http.written_answers import WrittenAnswers
 from purgatory.service.rpc.statuses import CallRefused, invalid_argument, quoted
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 WATCH_INTERVAL_S: Final = 1.0
 """A listing is made again at most this often, however many clients watch it."""
@@ -51,9 +50,8 @@ ListingKey = tuple[Account, str, int, str]
 """For whom, topic prefix, page size and page token."""
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """A listing of partitions as an event, and until when it is sent to others who watch the same (loop time)."""
+class Listing(NamedTuple):
+    """A listing of partitions, encoded, and until when others who watch the same are sent it (loop time)."""
 
     event: bytes
     until_s: float
@@ -84,16 +82,13 @@ class ServerSentEvents:
     async def _result_events(self, scope: Scope) -> Events:
         """`opened`, then an event for each result; their ids are the session's incarnation and the sequence number."""
         call, answers = HttpCall(self._methods, self._results), WrittenAnswers[Message | bytes]()
-        decode = wire.StreamResultsResponse.FromString
+        decode = self._results.answer_type.FromString
         parameters = parameters_of(scope, "session", "last_sequence")
         if "last_sequence" in parameters:
-            raise invalid_argument(
-                "last_sequence",
-                "an address acknowledges nothing, as any page may link to it: send the id of the last event in the "
-                "header Last-Event-ID, or call Acknowledge",
-            )
+            remedy = "send the id of the last event in the header Last-Event-ID, or call Acknowledge"
+            raise invalid_argument("last_sequence", f"an address acknowledges nothing: {remedy}")
         incarnation, sequence = _cursor(header_of(scope, b"last-event-id") or "")
-        request = wire.StreamResultsRequest(
+        request = self._results.request_type(
             session_id=parameters.get("session", ""), last_sequence=sequence, incarnation=incarnation
         )
         try:
@@ -109,13 +104,13 @@ class ServerSentEvents:
         finally:
             call.leave()
 
-    async def _result_event(self, message: wire.StreamResultsResponse, incarnation: str) -> bytes:
+    async def _result_event(self, message: Any, incarnation: str) -> bytes:  # noqa: ANN401 - of the method's own type
         if message.HasField("heartbeat"):
             return COMMENT
         if message.HasField("going_away"):
-            is_taken_over = message.going_away.reason == wire.GoingAway.REASON_TAKEN_OVER
-            event_id = TAKEN_OVER_ID if is_taken_over else ""
-            return event_bytes(json_of(message.going_away), name="going_away", event_id=event_id)
+            leaving = message.going_away
+            event_id = TAKEN_OVER_ID if leaving.reason == leaving.REASON_TAKEN_OVER else ""
+            return event_bytes(json_of(leaving), name="going_away", event_id=event_id)
 
         def events() -> bytes:
             numbered = enumerate(message.results.rows.results, message.results.first_sequence)
@@ -129,7 +124,7 @@ class ServerSentEvents:
         """A page of the listing, and again each time that it has changed."""
         call = HttpCall(self._methods, self._partitions)
         parameters = parameters_of(scope, "topic_prefix", "page_size", "page_token")
-        request = wire.ListPartitionsRequest(
+        request: Any = self._partitions.request_type(
             topic_prefix=parameters.get("topic_prefix", ""),
             page_size=_number(parameters.get("page_size", ""), "page_size", PAGE_SIZE_MAX),
             page_token=parameters.get("page_token", ""),
@@ -159,18 +154,17 @@ class ServerSentEvents:
         """The present listing; one of all who watch the same makes it, and ends making it when its own call ends."""
         while True:
             task = self._listings.get(key)
-            if task is None or _is_over(task):
+            if task is None or _is_outdated(task):
                 task = self._listings[key] = asyncio.create_task(make(), name="listing for watchers")
                 return await task
             try:
                 return await asyncio.shield(task)
             except asyncio.CancelledError:
-                watching = asyncio.current_task()
-                if not task.cancelled() or (watching is not None and watching.cancelling()):
+                if not task.cancelled() or cast("asyncio.Task[Any]", asyncio.current_task()).cancelling():
                     raise
 
 
-async def _list_once(call: HttpCall, context: HttpContext, request: wire.ListPartitionsRequest) -> Listing:
+async def _list_once(call: HttpCall, context: HttpContext, request: Message) -> Listing:
     try:
         answer = await call.run(_known(request))
         assert answer is not None, "a unary call has an answer"
@@ -180,29 +174,24 @@ async def _list_once(call: HttpCall, context: HttpContext, request: wire.ListPar
     return Listing(event, asyncio.get_running_loop().time() + WATCH_INTERVAL_S)
 
 
-def _is_over(task: asyncio.Task[Listing]) -> bool:
-    """Whether a listing is outdated, or could not be made."""
-    if not task.done():
-        return False
-    failed = task.cancelled() or task.exception() is not None
-    return failed or task.result().until_s <= asyncio.get_running_loop().time()
+def _is_outdated(task: asyncio.Task[Listing]) -> bool:
+    """Also true of a listing that could not be made."""
+    if not task.done() or task.cancelled() or task.exception() is not None:
+        return task.done()
+    return task.result().until_s <= asyncio.get_running_loop().time()
 
 
-def _opened_event(opened: wire.SessionOpened, sequence: int) -> bytes:
-    """Its id acknowledges what the client has acknowledged already: so each reconnect names the incarnation, also when
-    no result has come.
-    """
-    told = {"resumed": opened.resumed, "pending": opened.pending, "incarnation": opened.incarnation}
+def _opened_event(opened: Any, sequence: int) -> bytes:  # noqa: ANN401 - `SessionOpened`
+    """Its id acknowledges nothing new, but names the incarnation if the client reconnects before it has a result."""
+    data = {"resumed": opened.resumed, "pending": opened.pending, "incarnation": opened.incarnation}
     event_id = f"{opened.incarnation}-{sequence if opened.resumed else 0}"
-    return event_bytes(json.dumps(told), name="opened", event_id=event_id)
+    return event_bytes(json.dumps(data), name="opened", event_id=event_id)
 
 
 def _cursor(event_id: str) -> tuple[str, int]:
     """Incarnation and sequence number of an event id; empty and 0: none was sent. Raises `CallRefused`."""
     incarnation, _, sequence = event_id.rpartition("-")
-    if event_id and not incarnation:
-        incarnation = NO_INCARNATION
-    return incarnation, _number(sequence, "Last-Event-ID", SEQUENCE_MAX)
+    return incarnation or (event_id and NO_INCARNATION), _number(sequence, "Last-Event-ID", SEQUENCE_MAX)
 
 
 async def serve_events(events_of: Callable[[Scope], Events], scope: Scope, receive: Receive, send: Send) -> None:

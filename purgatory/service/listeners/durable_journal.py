@@ -366,10 +366,12 @@ class DurableJournal(Journal):
         sealed.dropped = changes.dropped
         if changes.dropped:
             return sealed
-        sealed.principal = session.account.principal
+        sealed.constants["incarnations"] = (session.incarnation,)
+        if session.account.principal:
+            sealed.constants["principals"] = (session.account.principal,)
+        if session.callback is not None:
+            sealed.constants["callbacks"] = session.callback
         sealed.refused_ids = session.refused_ids.to_bytes()
-        sealed.callback = session.callback
-        sealed.incarnation = session.incarnation
         sealed.results.extend(changes.results)
         sealed.registered = self._engine.snapshots.save_above(session.owner, changes.known)
         # What was registered since the last group is in `registered` already, as far as it has come by now.

@@ -32,7 +32,7 @@ def make_registry(host: Host, metrics: Metrics, pauses: PauseWatch) -> Collector
     registry = CollectorRegistry(auto_describe=False)
     registry.register(HostCollector(host, metrics, pauses))
     registry.register(host.sessions.accounts.audit)
-    registry.register(SourceMetrics(host.source_links, host.clock.now_ms))
+    registry.register(SourceMetrics(host.source_links, host.time.now_ms))
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)

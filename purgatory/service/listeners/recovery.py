@@ -119,17 +119,16 @@ class OpenJournal:
             principal = principals.get(state.session, NOBODY)
             session = self._restore_session(host, state, principal, awaiting_resume.get(state.session, -1))
             self._sessions[state.session] = session
-        for number in principals:
-            self._builder.add_existing_constant("principals", number)
         for number, ranges in self._store.rows("refused_ids"):
             self._sessions[number].refused_ids = RefusedIds(ranges)
             self._builder.add_existing_refused_ids(number, ranges)
-        for number, url, token in self._store.rows("callbacks"):
-            self._sessions[number].callback = Callback(url, token)
-            self._builder.add_existing_constant("callbacks", number)
-        for number, incarnation in self._store.rows("incarnations"):
-            self._sessions[number].incarnation = incarnation
-            self._builder.add_existing_constant("incarnations", number)
+        callbacks = {number: Callback(url, token) for number, url, token in self._store.rows("callbacks")}
+        incarnations: dict[int, str] = dict(self._store.rows("incarnations"))
+        for number, session in self._sessions.items():
+            session.callback = callbacks.get(number)
+            session.incarnation = incarnations.get(number, session.incarnation)
+        for table, numbers in (("principals", principals), ("callbacks", callbacks), ("incarnations", incarnations)):
+            self._builder.add_existing_constants(table, numbers)
         with_results = self._restore_results()
         for state in states:
             session = self._sessions[state.session]
@@ -142,7 +141,7 @@ class OpenJournal:
                 session.outbox.release(session.uncertain_after)
 
     def _restore_session(self, host: Host, state: SessionState, principal: str, uncertain_after: int) -> Session:
-        session = host.sessions.restore(state.session_id, state.session, host.clock.now_ms(), principal)
+        session = host.sessions.restore(state.session_id, state.session, host.time.now_ms(), principal)
         session.owner.highest_operation_id = state.highest_operation_id
         session.journaled_operation_id = state.highest_operation_id
         session.sequence_shift = state.sequence_shift

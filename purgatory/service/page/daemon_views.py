@@ -50,7 +50,7 @@ class DaemonViews:
             "version": __version__,
             "compiled": COMPILED,
             "up_ms": round((time.time() - host.started_time) * 1_000),
-            "now_ms": host.clock.now_ms(),
+            "now_ms": host.time.now_ms(),
             "draining": host.draining,
             "pending": host.engine.pending,
             "partitions": host.engine.partition_count,
@@ -75,7 +75,7 @@ class DaemonViews:
         folded = -(-size // SECTORS_MAX)
         return {
             "run": self._run,
-            "now_ms": self._host.clock.now_ms(),
+            "now_ms": self._host.time.now_ms(),
             "pending": engine.pending,
             "moved": engine.wheel_moves,
             "expired": sum(engine.counts(kind).expired for kind in KINDS),

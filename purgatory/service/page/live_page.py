@@ -98,7 +98,7 @@ class LivePage:
         self._host: Final = host
         self._methods: Final = methods
         self._run: Final = secrets.token_hex(8)
-        self._ends: Final = RecentEnds(host.clock.now_ms)
+        self._ends: Final = RecentEnds(host.time.now_ms)
         host.listeners.append(self._ends)
         self._daemon: Final = DaemonViews(host, metrics, self._run)
         self._ranked: Final = RankedWaits(host)
@@ -229,7 +229,7 @@ class LivePage:
 
     async def _recent(self, _parameters: dict[str, str], account: Account) -> dict[str, Any]:
         ends = self._ends.visible_to(account, sees_all=account.grants.is_everywhere(ADMIN))
-        now_ms = self._host.clock.now_ms()
+        now_ms = self._host.time.now_ms()
         return {"ends": [ended_fields(end, now_ms) for end in ends[:ENDS_SHOWN]]}
 
     async def _operation(self, parameters: dict[str, str], account: Account) -> dict[str, Any]:
@@ -251,7 +251,7 @@ class LivePage:
                 return {"state": "pending", **detailed_fields(host, view, slot)}
         end = self._ends.outcome_of((principal, session_id, operation_id))
         if end is not None and (account.principal == principal or account.grants.is_everywhere(ADMIN)):
-            return {"state": "ended", **ended_fields(end, host.clock.now_ms())}
+            return {"state": "ended", **ended_fields(end, host.time.now_ms())}
         raise not_found("operation", f"{session_id}/{operation_id}")
 
     # Files.

@@ -264,7 +264,7 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         if not known:
             return absent
         stale_partitions = await self._stale_partitions.get()
-        now_ms = host.clock.now_ms()
+        now_ms = host.time.now_ms()
         return absent + [
             source_status(source, now_ms, stale_partitions.get(source, 0), host.source_links.restarts.get(source.name))
             for source in host.sources
@@ -274,7 +274,7 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
     async def _count_stale(self) -> dict[KnownSource, int]:
         """For each source, how many known partitions are stale that it feeds or fed, counted in slices."""
         host, counts, watched = self._host, Counter[KnownSource](), self._host.holds.of("GetStatus")
-        names, now_ms = host.engine.partition_names(), host.clock.now_ms()
+        names, now_ms = host.engine.partition_names(), host.time.now_ms()
         for first in range(0, len(names), STALE_PER_SLICE):
             with watched:
                 for name in names[first : first + STALE_PER_SLICE]:

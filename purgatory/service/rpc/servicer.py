@@ -33,6 +33,7 @@ from purgatory.service.webhooks.webhooks import Webhooks
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import source_pb2 as source_wire
 from purgatory.v1 import webhook_pb2 as webhook_wire
+from purgatory.v1.operation_pb2 import Operation
 
 # ruff: noqa: N802 - methods have the names of the calls
 
@@ -55,15 +56,15 @@ class PurgatoryServicer(InspectionCalls):
         watched = self._host.holds.of("Wait")
         with self._host.unary_wait(call.account) as (operation_id, future):
             with watched:
-                run = run_from_row(request.operation, operation_id, self._host.engine.limits.timeout_ms_default)
-                if run is None:
-                    raise invalid_argument("operation.condition", NO_CONDITION)
-                self._host.register_unary_wait(run, call.account)
+                self._register_unary_wait(request.operation, operation_id, call)
+            self._host.waiting_callers.add(future, call.recheck)
+            callers_id = request.operation.operation_id
+            del request  # thousands of calls wait here: each keeps what its variables refer to
             part = await future
         with watched:
             response = wire.WaitResponse()
             fill_row(response.result, part, part.start, part.item_start, part.fetched_start)
-            response.result.operation_id = request.operation.operation_id
+            response.result.operation_id = callers_id
         return response
 
     async def Session(self, requests: Requests, call: Call) -> None:
@@ -102,7 +103,7 @@ class PurgatoryServicer(InspectionCalls):
         session = self._host.sessions.get(request.session_id, call.account, request.incarnation)
         _check_read_by_clients(session)
         session.has_unary_callers = True
-        self._host.sessions.touch(session, self._host.clock.now_ms())
+        self._host.sessions.touch(session, self._host.time.now_ms())
         self._host.acknowledge(session, request.sequence)
         self._host.journal.changed(session)  # this call has an answer that waits, so it gets a commit of its own
         await self._host.journal.durable()
@@ -194,6 +195,12 @@ class PurgatoryServicer(InspectionCalls):
 
     # Inside.
 
+    def _register_unary_wait(self, row: Operation, operation_id: int, call: Call) -> None:
+        run = run_from_row(row, operation_id, self._host.engine.limits.timeout_ms_default)
+        if run is None:
+            raise invalid_argument("operation.condition", NO_CONDITION)
+        self._host.register_unary_wait(run, call.account)
+
     def _check_admin(self, call: Call, may: bool, name: str) -> None:
         """An act on what others wait for: written down where there is a policy, and refused without the role."""
         if not may:
@@ -207,7 +214,7 @@ class PurgatoryServicer(InspectionCalls):
             raise unavailable("the daemon is shutting down")
         if incarnation:
             self._host.sessions.get(session_id, call.account, incarnation)
-        return self._host.sessions.open(session_id, self._host.clock.now_ms(), call.account)
+        return self._host.sessions.open(session_id, self._host.time.now_ms(), call.account)
 
     def _connect(
         self,
@@ -228,7 +235,7 @@ class PurgatoryServicer(InspectionCalls):
             last_sequence=opening.last_sequence if resumed else 0,
             columns=opening.columns,
             expects_heartbeats=expects_heartbeats,
-            now_ms=self._host.clock.now_ms(),
+            now_ms=self._host.time.now_ms(),
         )
         stream.recheck = call.recheck
         self._host.journal.changed(session)
@@ -243,6 +250,7 @@ class PurgatoryServicer(InspectionCalls):
             incarnation=session.incarnation,
             message_bytes_max=self._message_bytes_max,
             pending=session.owner.pending,
+            newest_sequence=session.outbox.last_sequence,
         )
         # Not held back until it is durable: it must come before all results, and the next opening corrects it after a
         # crash.
@@ -252,9 +260,9 @@ class PurgatoryServicer(InspectionCalls):
     async def _write(self, stream: ResultStream, call: Call) -> None:
         """Writes what the stream has until it ends, and detaches it from its session."""
         try:
-            await stream.run_writer(call.context.write, self._host.clock.now_ms, call.turn)
+            await stream.run_writer(call.context.write, self._host.time.now_ms, call.turn)
         finally:
-            self._host.sessions.detach(stream, self._host.clock.now_ms())
+            self._host.sessions.detach(stream, self._host.time.now_ms())
 
 
 def _check_read_by_clients(session: sessions.Session) -> None:

@@ -141,7 +141,7 @@ async def serve_requests(host: Host, requests: Requests, stream: ResultStream, t
     try:
         stream.waiting_for_peer()
         while (request := await requests.read()) is not None:
-            stream.message_received(host.clock.now_ms())
+            stream.message_received(host.time.now_ms())
             await stream.wait_for_space()
             if stream.closing:
                 return

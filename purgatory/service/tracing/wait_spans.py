@@ -7,11 +7,13 @@ into a table that is empty. Spans are sent from a thread of OpenTelemetry's own.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections import defaultdict
 from typing import Final, NamedTuple
 
+import requests
 from opentelemetry.context import Context as TraceContext
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
@@ -26,10 +28,14 @@ from purgatory.engine.completions import Completions
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.sessions.session import Session
 from purgatory.service.tracing.call_trace import CALL_TRACE, TRACEPARENT, TRACESTATE
+from purgatory.threads import on_daemon_thread
+
+LOGGER: Final = logging.getLogger(__name__)
 
 PENDING_MAX: Final = 100_000
 """Traced waits at one time; further ones have no span."""
 WAIT_BYTES: Final = 400
+CLOSE_S: Final = 2.0
 
 Whose = Session | str
 """A session, or the principal of unary waits."""
@@ -50,7 +56,7 @@ class WaitSpans(Listener):
         self._provider: Final = TracerProvider(
             resource=Resource.create({SERVICE_NAME: name, SERVICE_VERSION: version}), shutdown_on_exit=False
         )
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(session=_session())))
         self._tracer: Final = self._provider.get_tracer("purgatory", version)
         self._propagator: Final = TraceContextTextMapPropagator()
         self._waits: Final[defaultdict[Whose, dict[int, TracedWait]]] = defaultdict(dict)
@@ -60,8 +66,12 @@ class WaitSpans(Listener):
         return self._count * WAIT_BYTES
 
     async def close(self) -> None:
-        """Sends what is left, as far as the receiver takes it."""
-        await asyncio.to_thread(self._provider.shutdown)
+        """Send the remaining spans, as far as the receiver takes them within `CLOSE_S`: the library waits for 30 s."""
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await on_daemon_thread(self._provider.shutdown)
+        except TimeoutError:
+            LOGGER.warning("the last spans were not delivered: the receiver did not answer within %g s", CLOSE_S)
 
     def registered(
         self,
@@ -141,3 +151,12 @@ class WaitSpans(Listener):
             code = completions.error_codes[item] if completions.item_counts[place] else 0
             span.set_status(Status(StatusCode.ERROR, f"error code {code}"))
         span.end(wait.started_ns + completions.waited_ms[place] * 1_000_000)
+
+
+def _session() -> requests.Session | None:
+    """A session that does not read the bodies of answers, which are of any length; None: a plugin supplies one."""
+    if any(name.endswith("_CREDENTIAL_PROVIDER") for name in os.environ):
+        return None
+    session = requests.Session()
+    session.stream = True
+    return session

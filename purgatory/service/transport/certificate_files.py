@@ -14,6 +14,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from purgatory.service.access.watched_file import read_regular_file
 from purgatory.service.settings import TlsSettings
 
 RevokedSerials = frozenset[tuple[bytes, int]]
@@ -85,7 +86,7 @@ def read_tls_material(settings: TlsSettings, now: datetime) -> TlsMaterial:
 
 def _read(setting: str, path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular_file(path)
     except OSError as error:
         raise CannotUseCertificates(f"{setting}: cannot read {path}: {error.strerror or error}") from None
 

@@ -5,7 +5,7 @@ name may come to mean another address, and the settings may have changed.
 """
 
 from collections.abc import Sequence
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -14,6 +14,14 @@ ANY_PORT: Final = "*"
 PORTS: Final = {"https": 443, "http": 80}
 NAT64: Final = IPv6Network("64:ff9b::/96")
 """IPv6 addresses that stand for IPv4 ones: a gateway on the way connects to these."""
+GLOBAL_UNICAST: Final = IPv6Network("2000::/3")
+"""All IPv6 addresses that have been allocated for the internet; the rest is reserved, local, or multicast."""
+SPECIAL: Final = tuple(
+    ip_network(text) for text in ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2001:db8::/32", "3fff::/20")
+)
+"""Special-purpose blocks (IANA's registries) that are not for servers, and that `is_global` of some Python versions
+takes for public: protocol assignments (with Teredo), the 6to4 relay, documentation.
+"""
 
 
 class CallbackNotAllowed(Exception):
@@ -98,11 +106,14 @@ def _parse(url: str) -> CallbackTarget:
 
 
 def _is_public(text: str) -> bool:
-    """Whether an address is one of the public internet's, by itself and by what it stands for."""
+    """Whether an address belongs to the public internet, by itself or by the IPv4 address that it stands for."""
     address = ip_address(text.partition("%")[0])
     if isinstance(address, IPv6Address):
         address = _meant_by(address)
-    return address.is_global and not address.is_multicast and not address.is_reserved
+    if isinstance(address, IPv6Address) and address not in GLOBAL_UNICAST:
+        return False
+    is_special = any(address in network for network in SPECIAL)
+    return address.is_global and not (is_special or address.is_multicast or address.is_reserved)
 
 
 def _meant_by(address: IPv6Address) -> IPv4Address | IPv6Address:

@@ -1,4 +1,4 @@
-"""Results that were given up, the oldest first: a bounded list, kept in the journal where there is one."""
+"""Results that were given up: a bounded list, kept in the journal where there is one."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -9,12 +9,15 @@ from purgatory.v1 import webhook_pb2
 LOGGER: Final = logging.getLogger(__name__)
 
 LETTERS_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Of all letters together."""
+"""Total size of all letters."""
 
 
 class DeadLetters:
     """The list, by number; numbers rise. `changed(number, content)` is called for each change, without content when a
-    letter goes.
+    letter is removed.
+
+    When the list is full, the principal that uses most of what is exceeded (letters or bytes) loses its oldest letter,
+    so nobody can push out the letters of a principal that has fewer.
     """
 
     def __init__(self, letters_max: int, changed: Callable[[int, bytes], None]) -> None:
@@ -22,11 +25,12 @@ class DeadLetters:
         self._changed: Final = changed
         self._letters: Final[dict[int, webhook_pb2.DeadLetter]] = {}
         self._number_of: Final[dict[str, int]] = {}
-        self._bytes: Final[dict[int, int]] = {}
+        self._bytes_of: Final[dict[str, dict[int, int]]] = {}
+        """The size of each letter, by principal and number."""
         self._last_number = 0
         self.held_bytes = 0
         self.given_up = 0
-        """Letters so far, of this daemon's life."""
+        """Letters added since this daemon started."""
         self.dropped = 0
         """Letters that made room for newer ones."""
 
@@ -38,7 +42,7 @@ class DeadLetters:
         self._keep(number, webhook_pb2.DeadLetter.FromString(content), len(content))
 
     def add(self, letter: webhook_pb2.DeadLetter) -> None:
-        """Keeps a letter; one of the same id takes its place. The oldest go when there are too many."""
+        """Keep a letter, in place of one with the same id; drop others if there are too many."""
         content = letter.SerializeToString()
         self.given_up += 1
         number = self._number_of.get(letter.webhook_id)
@@ -48,25 +52,17 @@ class DeadLetters:
             self._forget(number)
         self._keep(number, letter, len(content))
         self._changed(number, content)
-        while len(self._letters) > self._letters_max or (
-            self.held_bytes > LETTERS_BYTES_MAX and len(self._letters) > 1
-        ):
-            oldest = min(self._letters)
-            gone = self._letters[oldest]
-            LOGGER.error("webhook %s to %s is lost: too many dead letters", gone.webhook_id, gone.callback_url)
-            self.dropped += 1
-            self.remove(gone.webhook_id)
+        while len(self._letters) > self._letters_max:
+            self._drop_one_of_the_largest(letter.principal, len)
+        while self.held_bytes > LETTERS_BYTES_MAX and len(self._letters) > 1:
+            self._drop_one_of_the_largest(letter.principal, lambda sizes: sum(sizes.values()))
 
     def remove(self, webhook_id: str) -> None:
-        """A letter goes, if it is still there."""
+        """Remove a letter, if it is still there."""
         number = self._number_of.get(webhook_id)
         if number is not None:
             self._forget(number)
             self._changed(number, b"")
-
-    def find(self, webhook_id: str) -> webhook_pb2.DeadLetter | None:
-        number = self._number_of.get(webhook_id)
-        return None if number is None else self._letters[number]
 
     def above(self, number: int) -> Iterator[tuple[int, webhook_pb2.DeadLetter]]:
         """Letters of higher numbers, in order."""
@@ -74,14 +70,25 @@ class DeadLetters:
             if candidate > number:
                 yield candidate, self._letters[candidate]
 
+    def _drop_one_of_the_largest(self, newest: str, size: Callable[[dict[int, int]], int]) -> None:
+        """`newest` is the principal that needs the room: of two with equal use, it is the one that loses a letter."""
+        principal = max(self._bytes_of, key=lambda one: (size(self._bytes_of[one]), one == newest))
+        lost = self._letters[min(self._bytes_of[principal])]
+        LOGGER.error("webhook %s to %s is lost: too many dead letters", lost.webhook_id, lost.callback_url)
+        self.dropped += 1
+        self.remove(lost.webhook_id)
+
     def _keep(self, number: int, letter: webhook_pb2.DeadLetter, size: int) -> None:
         self._last_number = max(self._last_number, number)
         self._letters[number] = letter
         self._number_of[letter.webhook_id] = number
-        self._bytes[number] = size
+        self._bytes_of.setdefault(letter.principal, {})[number] = size
         self.held_bytes += size
 
     def _forget(self, number: int) -> None:
         letter = self._letters.pop(number)
         del self._number_of[letter.webhook_id]
-        self.held_bytes -= self._bytes.pop(number)
+        sizes = self._bytes_of[letter.principal]
+        self.held_bytes -= sizes.pop(number)
+        if not sizes:
+            del self._bytes_of[letter.principal]

@@ -1,6 +1,6 @@
 """What a webhook looks like: the body, and the headers of Standard Webhooks, signed with each secret in force."""
 
-import binascii
+import base64
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from google.protobuf.json_format import MessageToDict
-from standardwebhooks.webhooks import EmptyWebhookSecretError, Webhook
+from standardwebhooks.webhooks import Webhook
 
+from purgatory.service.access.watched_file import read_regular_file
 from purgatory.v1 import result_pb2, webhook_pb2
 
 OPERATION_ENDED: Final = "operation.ended"
@@ -30,23 +31,21 @@ class WebhookSigner:
 
     @classmethod
     def from_file(cls, path: Path) -> "WebhookSigner":
-        """Raises `CannotSendWebhooks` for a file that cannot be read, or that holds anything else than secrets."""
+        """Raises `CannotSendWebhooks` for a file that cannot be read, or that contains anything other than secrets."""
         try:
-            lines = path.read_text("utf-8").split()
+            lines = read_regular_file(path).decode().split()
         except (OSError, UnicodeDecodeError) as error:
             raise CannotSendWebhooks(f"cannot read {path} (webhooks.secret_file): {error}") from None
         for number, line in enumerate(lines, 1):
-            if not line.startswith(SECRET_PREFIX) or _secret_bytes(line) < SECRET_BYTES_MIN:
+            if not _is_secret(line):
                 raise CannotSendWebhooks(
                     f"{path} (webhooks.secret_file): secret {number} should be {SECRET_PREFIX} and at least "
-                    f"{SECRET_BYTES_MIN} random bytes in base64, such as from `openssl rand -base64 32`"
+                    f"{SECRET_BYTES_MIN} random bytes in base64 (with + and /; receivers cannot read - and _), such as "
+                    "from `openssl rand -base64 32`"
                 )
         if not lines:
-            raise CannotSendWebhooks(f"{path} (webhooks.secret_file) holds no secret")
-        try:
-            return cls(lines)
-        except (ValueError, EmptyWebhookSecretError) as error:
-            raise CannotSendWebhooks(f"{path} (webhooks.secret_file): {error}") from None
+            raise CannotSendWebhooks(f"{path} (webhooks.secret_file) contains no secret")
+        return cls(lines)
 
     def headers(self, webhook_id: str, body: str, now: datetime | None = None) -> list[tuple[bytes, bytes]]:
         """The headers of one attempt."""
@@ -68,8 +67,18 @@ def body_of(session_id: str, result: result_pb2.Result) -> str:
     return json.dumps(MessageToDict(payload), separators=(",", ":"), ensure_ascii=False)
 
 
-def _secret_bytes(line: str) -> int:
+def _is_secret(line: str) -> bool:
+    """Whether every receiver decodes the secret to the same key: decoders differ in what they do about characters of
+    another alphabet (the package drops them), incomplete padding and stray bits, so none of these is accepted.
+    """
+    encoded = line.removeprefix(SECRET_PREFIX)
     try:
-        return len(binascii.a2b_base64(line.removeprefix(SECRET_PREFIX) + "=="))
-    except binascii.Error:
-        return 0
+        key = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
+    except ValueError:
+        return False
+    canonical = base64.b64encode(key).decode()
+    return (
+        line.startswith(SECRET_PREFIX)
+        and encoded in (canonical, canonical.rstrip("="))
+        and len(key) >= SECRET_BYTES_MIN
+    )

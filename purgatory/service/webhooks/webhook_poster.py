@@ -1,22 +1,23 @@
 """One attempt to deliver a webhook: a POST to an allowed host, and what became of it."""
 
-import asyncio
 import logging
+import math
 import ssl
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Final, NamedTuple
 
-import httpcore
-
+from purgatory.service.fair_queue import Turn, next_loop_turn
+from purgatory.service.transport.outbound import Answer, NoAnswer, Outbound, Resolve
 from purgatory.service.webhooks.callback_rules import CallbackNotAllowed, CallbackRules
-from purgatory.service.webhooks.pinned_network import PinnedNetwork, Resolve
 
 LOGGER: Final = logging.getLogger(__name__)
 
 ANSWER_BYTES_MAX: Final = 16_384
-"""What is read of an answer, so that its connection can be used again; a longer one's is closed."""
-KEPT_S: Final = 5.0
-"""How long an unused connection is kept."""
+"""The status decides; the rest of an answer is read so that its connection can be used again."""
 RETRY_AFTER_S_MAX: Final = 3_600
+DIGITS_MAX: Final = 9
+"""Leading digits of `Retry-After` that are read: far more seconds than the maximum, yet cheap to parse."""
 GONE: Final = 410
 
 DELIVERED, REFUSED, UNREACHABLE, NOT_ALLOWED = "delivered", "refused", "unreachable", "not_allowed"
@@ -34,57 +35,69 @@ class Attempt(NamedTuple):
 
 
 class WebhookPoster:
-    """Sends POSTs over connections that are kept for a while, follows no redirects, and asks no proxy."""
+    """Sends POSTs over connections that are kept for a while, follows no redirects, and uses no proxy."""
 
     def __init__(
-        self, rules: CallbackRules, resolve: Resolve, *, timeout_ms: int, posts_max: int, ssl_context: ssl.SSLContext
+        self,
+        rules: CallbackRules,
+        resolve: Resolve,
+        *,
+        timeout_ms: int,
+        posts_max: int,
+        ssl_context: ssl.SSLContext,
+        turn: Turn = next_loop_turn,
     ) -> None:
         self._rules: Final = rules
-        self._timeout_s: Final = timeout_ms / 1_000
-        self._pool: Final = httpcore.AsyncConnectionPool(
-            ssl_context,
-            max_connections=posts_max,
-            keepalive_expiry=KEPT_S,
-            network_backend=PinnedNetwork(rules, resolve),
+        self._outbound: Final = Outbound(
+            timeout_s=timeout_ms / 1_000,
+            answer_bytes_max=ANSWER_BYTES_MAX,
+            ssl_context=ssl_context,
+            resolve=resolve,
+            choose=rules.allowed_addresses,
+            connections_max=posts_max,
+            turn=turn,
         )
 
     async def post(self, url: str, headers: list[tuple[bytes, bytes]], body: bytes) -> Attempt:
-        """Raises nothing: whatever goes wrong is what became of the attempt."""
+        """Raises nothing: every error is an outcome of the attempt."""
         try:
             target = self._rules.check_url(url)
             host = f"[{target.host}]" if ":" in target.host else target.host
             address = f"{target.scheme}://{host}:{target.port}{target.target}"
-            async with asyncio.timeout(self._timeout_s):
-                return await self._post(address, headers, body)
+            whole = [*headers, (b"user-agent", b"purgatory")]
+            return _attempt_of(await self._outbound.exchange("POST", address, whole, body))
         except CallbackNotAllowed as error:
             return Attempt(NOT_ALLOWED, str(error))
-        except TimeoutError:
-            return Attempt(UNREACHABLE, f"no answer within {self._timeout_s:g} s")
-        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError) as error:
-            return Attempt(UNREACHABLE, f"{type(error).__name__}: {error}")
+        except NoAnswer as error:
+            return Attempt(UNREACHABLE, str(error))
         except Exception as error:
-            LOGGER.exception("a webhook could not be sent; it is tried again")
+            LOGGER.exception("a webhook could not be sent; it will be retried")
             return Attempt(UNREACHABLE, f"{type(error).__name__}: {error}")
-
-    async def _post(self, address: str, headers: list[tuple[bytes, bytes]], body: bytes) -> Attempt:
-        whole = [*headers, (b"content-length", str(len(body)).encode()), (b"user-agent", b"purgatory")]
-        async with self._pool.stream("POST", address, headers=whole, content=body) as response:
-            read = 0
-            async for part in response.aiter_stream():
-                read += len(part)
-                if read > ANSWER_BYTES_MAX:
-                    break
-            return _attempt_of(response)
 
     async def close(self) -> None:
-        await self._pool.aclose()
+        await self._outbound.close()
 
 
-def _attempt_of(response: httpcore.Response) -> Attempt:
-    status = response.status
+def _attempt_of(answer: Answer) -> Attempt:
+    status = answer.status
     if 200 <= status < 300:
         return Attempt(DELIVERED)
-    asked = next((value for name, value in response.headers if name.lower() == b"retry-after"), b"")
-    retry_after_s = min(int(asked), RETRY_AFTER_S_MAX) if asked.isdigit() else 0
+    asked = next((value for name, value in answer.headers if name.lower() == b"retry-after"), b"")
     reason = f"HTTP {status}" + (", and redirects are not followed" if 300 <= status < 400 else "")
-    return Attempt(REFUSED, reason, retry_after_s, is_final=status == GONE)
+    return Attempt(REFUSED, reason, retry_after_s(asked, datetime.now(UTC)), is_final=status == GONE)
+
+
+def retry_after_s(value: bytes, now: datetime) -> int:
+    """The pause that a `Retry-After` header asks for, in seconds or until an HTTP date (RFC 9110, 10.2.3), at most
+    `RETRY_AFTER_S_MAX`. 0 for a date in the past or a value that is neither.
+    """
+    if value.isdigit():
+        return min(int(value[:DIGITS_MAX]), RETRY_AFTER_S_MAX)
+    try:
+        until = parsedate_to_datetime(value.decode("ascii"))
+        if until.tzinfo is None:  # written as "-0000"; HTTP dates are in UTC
+            until = until.replace(tzinfo=UTC)
+        left_s = (until - now).total_seconds()
+    except (ValueError, TypeError, IndexError, OverflowError):  # the values come from strangers
+        return 0
+    return min(max(0, math.ceil(left_s)), RETRY_AFTER_S_MAX)

@@ -13,18 +13,18 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
-from purgatory.service.access.watched_file import WatchedFile
+from purgatory.service.access.watched_file import WatchedFile, read_regular_file
 from purgatory.service.fair_queue import REGISTRATIONS
 from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.statuses import invalid_argument
 from purgatory.service.sessions.session import Callback, Session
 from purgatory.service.settings import WebhooksSettings
+from purgatory.service.transport.outbound import Resolve, system_addresses
 from purgatory.service.webhooks.callback_rules import CallbackNotAllowed, CallbackRules
 from purgatory.service.webhooks.callback_stream import CallbackStream
 from purgatory.service.webhooks.dead_letters import DeadLetters
 from purgatory.service.webhooks.deliveries import Deliveries, RetrySchedule
-from purgatory.service.webhooks.pinned_network import Resolve, SystemResolver
 from purgatory.service.webhooks.resent_letter import ResentLetter
 from purgatory.service.webhooks.webhook_form import CannotSendWebhooks, WebhookSigner, body_of
 from purgatory.service.webhooks.webhook_poster import (
@@ -50,19 +50,20 @@ QUEUE_KEY: Final = "\0webhooks"
 class Webhooks(Listener):
     """Sends the results of sessions with a callback. A listener of its host for its metrics and what it holds."""
 
-    def __init__(self, host: Host, settings: WebhooksSettings, resolve: Resolve | None = None) -> None:
+    def __init__(self, host: Host, settings: WebhooksSettings, resolve: Resolve = system_addresses) -> None:
         """Raises `CannotSendWebhooks`."""
         self._host: Final = host
         self._rules: Final = CallbackRules(
             settings.allowed_hosts.split(), allow_http=settings.allow_http, allow_private=settings.allow_private
         )
-        self._resolver: Final = SystemResolver()
+        self._caller: Final = host.fair_queue.join(QUEUE_KEY)
         self._poster: Final = WebhookPoster(
             self._rules,
-            resolve or self._resolver,
+            resolve,
             timeout_ms=settings.timeout_ms,
             posts_max=settings.posts_max,
             ssl_context=_ssl_context(settings),
+            turn=self._take_turn,
         )
         self._signer = WebhookSigner()
         self._secrets: WatchedFile | None = None
@@ -70,7 +71,6 @@ class Webhooks(Listener):
             self._secrets = WatchedFile("webhook secrets", settings.secret_file, self._take_secrets)
             self._secrets.take()
         schedule = RetrySchedule(settings.retry_first_ms, settings.retry_longest_ms, settings.give_up_ms)
-        self._caller: Final = host.fair_queue.join(QUEUE_KEY)
         self.deliveries: Final = Deliveries(
             schedule,
             posts_max=settings.posts_max,
@@ -104,7 +104,7 @@ class Webhooks(Listener):
     def detach_if_finished(self, session: Session) -> None:
         """Lets a session's time to live begin once nothing of it waits. To be called when that may have come about."""
         if isinstance(session.stream, CallbackStream) and session.is_finished and not session.dropped:
-            self._host.sessions.detach_callback(session, self._host.clock.now_ms())
+            self._host.sessions.detach_callback(session, self._host.time.now_ms())
 
     def _start(self, session: Session, callback: Callback) -> None:
         try:
@@ -139,7 +139,6 @@ class Webhooks(Listener):
         keeps = self._host.journal.keeps
         await self.deliveries.close(min(grace_s, KEPT_GRACE_S) if keeps else grace_s, start_more=not keeps)
         await self._poster.close()
-        self._resolver.close()
 
     def reload(self) -> None:
         """Reads the secrets again; what cannot be used is logged, and those in force stay so."""
@@ -254,8 +253,10 @@ def _ssl_context(settings: WebhooksSettings) -> ssl.SSLContext:
     if not settings.allowed_hosts:
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
-        return ssl.create_default_context(cafile=settings.ca_file)
-    except OSError as error:
+        if settings.ca_file is None:
+            return ssl.create_default_context()
+        return ssl.create_default_context(cadata=read_regular_file(settings.ca_file).decode("ascii"))
+    except (OSError, ValueError) as error:
         raise CannotSendWebhooks(f"cannot read {settings.ca_file} (webhooks.ca_file): {error}") from None
 
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from purgatory_client import AsyncClient, Client, many
@@ -27,7 +28,9 @@ Run = Callable[..., Answer]
 
 
 class Background:
-    """A command that is running."""
+    """A command that is running. One that a test leaves running is killed at its end: see conftest.py."""
+
+    started: ClassVar[list[subprocess.Popen[str]]] = []
 
     def __init__(self, address: str, *arguments: str) -> None:
         self.process = subprocess.Popen(
@@ -37,6 +40,7 @@ class Background:
             stderr=subprocess.PIPE,
             text=True,
         )
+        self.started.append(self.process)
 
     def end(self) -> tuple[int, str, str]:
         """Wait for its end; its exit code, stdout and stderr."""

@@ -18,7 +18,7 @@ from purgatory_pipeline.listener.query_source import QuerySource
 from purgatory_sources.feed.feed import Feed
 from purgatory_sources.feed.observation import Observation
 from purgatory_sources.feed.reports import SourceState
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.conftest import StartDaemon
@@ -100,6 +100,7 @@ def mark_of(client: Client, name: tuple[str, int] = LINES) -> tuple[int, int] | 
         (['{"logOffset":4}'], {("source0", 0): 5}),
         ([None, "12"], {("source1", 0): 12}),
         (['{"sequence":9}', "-"], {("source0", 0): 9}),
+        (['{"nightly":{"incarnation":"5e","sequence":9}}'], {("source0", 0): 9}),
         (['{"orders":{"0":-2}}', '"a word"'], {}),
     ],
 )
@@ -174,6 +175,28 @@ def test_a_wait_is_answered_when_the_batch_with_my_line_is_committed(
         blind = client.produce({LINES: 4}, timeout=WAIT_S, fail_when_blind=0.5)
         assert blind.outcome is Outcome.FAILED
         assert "has stopped" in blind.partitions["spark/lines/source0-0"].stale_reason
+
+
+def test_the_marks_of_a_query_that_failed_are_stale_with_the_cause(
+    spark: SparkSession, listen: Callable[..., PurgatoryListener], daemon: DaemonProcess, tmp_path: Path
+) -> None:
+    """The cause in one line, without the stack traces of two languages."""
+    listen(daemon.address)
+
+    def fail_on_second(_frame: DataFrame, batch: int) -> None:
+        if batch:
+            raise ValueError("no such customer: 7")
+
+    job = LinesJob(spark, tmp_path)
+    lines = spark.readStream.option("maxFilesPerTrigger", 1).text(str(tmp_path / "in"))
+    with Client(daemon.address) as client:
+        writer = lines.writeStream.foreachBatch(fail_on_second).queryName("lines")
+        writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        client.produce({LINES: job.write()}, timeout=WAIT_S)
+        job.write()
+        blind = client.produce({LINES: 2}, timeout=WAIT_S, fail_when_blind=0.1)
+        reason = blind.partitions["spark/lines/source0-0"].stale_reason
+        assert reason == "the query failed: ValueError: no such customer: 7"
 
 
 def test_a_restart_with_nothing_new_tells_what_was_committed(

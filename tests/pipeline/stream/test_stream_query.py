@@ -3,17 +3,18 @@
 import json
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from purgatory_pipeline.cli import main
+from purgatory_pipeline.spark.spark_session import own_session
 from purgatory_pipeline.stream.divide_shards import divide_stream
 from purgatory_pipeline.stream.stream_inputs import StreamInput, StreamUnusable
 from purgatory_pipeline.stream.stream_outputs import StreamOutput
-from purgatory_pipeline.stream.stream_query import LOCAL_FILES, SETTINGS, StreamOptions, start_stream
+from purgatory_pipeline.stream.stream_query import StreamOptions, start_stream
 from purgatory_pipeline.stream.wire_records import EVENT, OPERATION
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import QueryStartedEvent, StreamingQueryListener
 from pyspark.sql.streaming.query import StreamingQuery
 
 from purgatory.engine.codes import PRODUCE
@@ -22,17 +23,6 @@ from tests.pipeline.stream.stream_folders import StreamFolders
 
 WAIT_S = 300
 DELAY_MS = 100
-
-
-@pytest.fixture
-def settings(spark: SparkSession) -> Iterator[SparkSession]:
-    """The session; a stream sets how many shuffle partitions there are, and where state is kept."""
-    kept = {name: spark.conf.get(name) for name in ("spark.sql.shuffle.partitions",)}
-    yield spark
-    for name, value in kept.items():
-        spark.conf.set(name, str(value))
-    for name in (*SETTINGS, LOCAL_FILES[0]):
-        spark.conf.unset(name)
 
 
 def run(
@@ -74,9 +64,7 @@ def start(
 
 
 @pytest.mark.parametrize("on_driver", [False, True])
-def test_a_history_ends_as_by_the_engine_over_a_restart(
-    settings: SparkSession, tmp_path: Path, on_driver: bool
-) -> None:
+def test_a_history_ends_as_by_the_engine_over_a_restart(spark: SparkSession, tmp_path: Path, on_driver: bool) -> None:
     """All kinds of operation and event, in four micro-batches; the query ends between them and goes on from its
     checkpoint.
     """
@@ -85,19 +73,19 @@ def test_a_history_ends_as_by_the_engine_over_a_restart(
     parts = folders.slices(history.rows, 4)
     for part in parts[:2]:
         folders.write(part)
-    run(settings, folders, on_driver=on_driver)
+    run(spark, folders, on_driver=on_driver)
     first = len(folders.outcomes())
     for part in parts[2:]:
         folders.write(part)
     folders.write([{"at_ms": history.end_ms + DELAY_MS}])
-    run(settings, folders, on_driver=on_driver)
+    run(spark, folders, on_driver=on_driver)
     assert sorted(map(repr, folders.outcomes())) == sorted(map(repr, history.outcomes))
     assert 0 < first < len(history.outcomes)
     refused = folders.rows("set_aside").num_rows
     assert refused == history.refused_events
 
 
-def test_a_stream_goes_on_with_another_number_of_shards(settings: SparkSession, tmp_path: Path) -> None:
+def test_a_stream_goes_on_with_another_number_of_shards(spark: SparkSession, tmp_path: Path) -> None:
     """Two shards become three, then at once one, and all end as by the engine; not before the last micro-batch is done,
     and not where nothing has run.
     """
@@ -105,29 +93,29 @@ def test_a_stream_goes_on_with_another_number_of_shards(settings: SparkSession, 
     folders = StreamFolders(tmp_path)
     checkpoint = str(folders.results / "_checkpoint")
     with pytest.raises(StreamUnusable, match="no stream with shards"):
-        divide_stream(settings, checkpoint, 3)
+        divide_stream(spark, checkpoint, 3)
     parts = folders.slices(history.rows, 3)
     folders.write(parts[0])
-    run(settings, folders, on_driver=False)
+    run(spark, folders, on_driver=False)
     shards: list[int] = []
     end = {"at_ms": history.end_ms + DELAY_MS}
     for part, others in ((parts[1], [3]), ([*parts[2], end], [4, 1])):
         for count in others:
-            divide_stream(settings, checkpoint, count)
+            divide_stream(spark, checkpoint, count)
         folders.write(part)
-        run(settings, folders, on_driver=False)
+        run(spark, folders, on_driver=False)
         shards.append(len(list((folders.results / "_checkpoint" / "shards").glob("*/shard-*"))))
     assert sorted(map(repr, folders.outcomes())) == sorted(map(repr, history.outcomes))
     assert shards == [3, 1]
     last = max((folders.results / "_checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     last.unlink()
     with pytest.raises(StreamUnusable, match="is not done"):
-        divide_stream(settings, checkpoint, 2)
+        divide_stream(spark, checkpoint, 2)
 
 
 @pytest.mark.parametrize("on_driver", [False, True])
 def test_load_moves_to_a_daemon_and_back(
-    settings: SparkSession, tmp_path: Path, on_driver: bool, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, tmp_path: Path, on_driver: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A stream ends in a journal, and another goes on with it, from a checkpoint of its own."""
     history = SimulatedHistory.of_seed(1, 1_000)
@@ -135,7 +123,7 @@ def test_load_moves_to_a_daemon_and_back(
     first, second = stream.slices(history.rows, 2)
     stream.write(first)
     stream.write([{"at_ms": first[-1]["at_ms"] + DELAY_MS + 1}])  # what is kept back is played
-    run(settings, stream, on_driver=on_driver)
+    run(spark, stream, on_driver=on_driver)
     journal, checkpoint = str(tmp_path / "journal"), str(stream.results / "_checkpoint")
     flags = ["--on-driver"] if on_driver else ["--shards", "3"]
     assert main(["to-journal", checkpoint, journal]) == 0
@@ -145,11 +133,11 @@ def test_load_moves_to_a_daemon_and_back(
     assert capsys.readouterr().out.count("128 operations wait") == 2
     other.write(second)
     other.write([{"at_ms": history.end_ms + DELAY_MS}])
-    run(settings, other, on_driver=on_driver)
+    run(spark, other, on_driver=on_driver)
     assert sorted(map(repr, stream.outcomes() + other.outcomes())) == sorted(map(repr, history.outcomes))
 
 
-def test_lines_of_json_with_bad_ones_among_them(settings: SparkSession, tmp_path: Path) -> None:
+def test_lines_of_json_with_bad_ones_among_them(spark: SparkSession, tmp_path: Path) -> None:
     """Every good record counts; bad ones, a damaged file and late rows are set aside with the reason. The outcomes go
     to a table, and the same again replaces them.
     """
@@ -177,9 +165,9 @@ def test_lines_of_json_with_bad_ones_among_them(settings: SparkSession, tmp_path
     (folders.events / "3.json").write_text(json.dumps({"at": 1_250, "highWatermark": {"offset": "9"}} | name))
     for path in (*folders.registrations.glob("*"), *folders.events.glob("*")):
         os.utime(path, (1_700_000_000 + int(path.stem),) * 2)  # Spark takes the oldest first
-    settings.sql("DROP TABLE IF EXISTS stream_outcomes")
-    run(settings, folders, on_driver=False, form="json", results="table:stream_outcomes", delay_ms=0)
-    found = settings.table("stream_outcomes").orderBy("operation_id").collect()
+    spark.sql("DROP TABLE IF EXISTS stream_outcomes")
+    run(spark, folders, on_driver=False, form="json", results="table:stream_outcomes", delay_ms=0)
+    found = spark.table("stream_outcomes").orderBy("operation_id").collect()
     assert [(row["caller"], row["operation_id"], row["outcome"], row["waited_ms"]) for row in found] == [
         ("web", 1, "satisfied", 200), ("", 2, "satisfied", 300),
     ]  # fmt: skip
@@ -189,35 +177,67 @@ def test_lines_of_json_with_bad_ones_among_them(settings: SparkSession, tmp_path
     assert any("at: None" in reason for reason in reasons)
     late = folders.rows("late").to_pylist()
     assert [(row["at_ms"], row["offset"]) for row in late] == [(1_250, 9)]
-    settings.sql("DROP TABLE stream_outcomes")
+    spark.sql("DROP TABLE stream_outcomes")
 
 
-def test_a_damaged_file_is_set_aside(settings: SparkSession, tmp_path: Path) -> None:
+def test_the_session_of_the_user_keeps_its_settings(spark: SparkSession, tmp_path: Path) -> None:
+    """A stream needs a state store and shuffle partitions of its own; other queries of the session do not get them.
+    Listeners of the session see the stream, and apart from those settings it has the user's.
+    """
+    seen: list[str | None] = []
+
+    class Names(StreamingQueryListener):
+        def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
+            seen.append(event.name)
+
+        def onQueryProgress(self, event: object) -> None:  # noqa: N802 - Spark's name
+            pass
+
+        def onQueryIdle(self, event: object) -> None:  # noqa: N802 - Spark's name
+            pass
+
+        def onQueryTerminated(self, event: object) -> None:  # noqa: N802 - Spark's name
+            pass
+
+    names = Names()
+    before = spark.conf.getAll
+    spark.streams.addListener(names)
+    try:
+        run(spark, StreamFolders(tmp_path), on_driver=False)
+    finally:
+        spark.streams.removeListener(names)
+    assert spark.conf.getAll == before
+    assert seen == ["purgatory"]
+    own = own_session(spark)
+    assert {name: own.conf.get(name) for name in before} == before
+
+
+def test_a_damaged_file_is_set_aside(spark: SparkSession, tmp_path: Path) -> None:
     """It is named, and the query goes on with the others."""
     history = SimulatedHistory.of_seed(3, 200)
     folders = StreamFolders(tmp_path)
     (folders.registrations / "damaged.parquet").write_bytes(b"PAR1 and nothing else")
     folders.write(history.rows)
     folders.write([{"at_ms": history.end_ms + DELAY_MS}])
-    run(settings, folders, on_driver=True)
+    run(spark, folders, on_driver=True)
     assert sorted(map(repr, folders.outcomes())) == sorted(map(repr, history.outcomes))
     assert folders.rows("malformed").column("record")[0].as_py().endswith(b"damaged.parquet")
 
 
-def test_waits_expire_by_heartbeats_where_nothing_comes(settings: SparkSession, tmp_path: Path) -> None:
+def test_waits_expire_by_heartbeats_where_nothing_comes(spark: SparkSession, tmp_path: Path) -> None:
     """Of two empty folders nothing comes, and nothing is said of them. Then one registration comes and no event, ever:
     it waits on, until a run with a heartbeat goes on from the same checkpoint, and the clock of the machine ends it.
     What tells the time is asked before the registrations in each micro-batch.
     """
     folders = StreamFolders(tmp_path)
-    run(settings, folders, on_driver=True)
+    run(spark, folders, on_driver=True)
     assert folders.outcomes() == []
     now_ms = time.time_ns() // 1_000_000
     wait = {"kind": PRODUCE, "operation_id": 1, "timeout_ms": 500, "item": 0, "item_count": 1, "topic": "t"}
     folders.write([wait | {"at_ms": now_ms, "caller": "web", "partition": 0, "offset": 5}])
-    run(settings, folders, on_driver=True)
+    run(spark, folders, on_driver=True)
     assert folders.outcomes() == []
-    query = start(settings, folders, on_driver=True, heartbeat_s=1)
+    query = start(spark, folders, on_driver=True, heartbeat_s=1)
     try:
         deadline = time.monotonic() + WAIT_S
         while not (folders.outcomes() and query.lastProgress):

@@ -193,10 +193,11 @@ def test_nothing_is_kept_of_what_has_ended() -> None:
     assert len(shard_bytes.to_bytes(shard)) <= before + 16
 
 
-def test_a_shard_of_a_newer_version_is_refused() -> None:
+@pytest.mark.parametrize("version", [1, shard_bytes.VERSION + 1])
+def test_a_shard_in_another_format_is_refused(version: int) -> None:
     """The message says what to do."""
-    octets = bytes([shard_bytes.VERSION + 1]) + shard_bytes.to_bytes(Shard())[1:]
-    with pytest.raises(shard_bytes.SavedShardUnusable, match="use the newer program"):
+    octets = bytes([version]) + shard_bytes.to_bytes(Shard())[1:]
+    with pytest.raises(shard_bytes.SavedShardUnusable, match=f"in format {version}; .* use the one that saved it"):
         shard_bytes.from_bytes(octets, 0)
 
 
@@ -207,7 +208,7 @@ def test_a_shard_cut_short_is_refused(kept: int) -> None:
     play(shard, mark(1, 0), *[produce(2 + number, number + 1, 5) for number in range(50)])
     octets = shard_bytes.to_bytes(shard)
     assert len(octets) > kept
-    with pytest.raises(shard_bytes.SavedShardUnusable, match="not all of them"):
+    with pytest.raises(shard_bytes.SavedShardUnusable, match="corrupt or truncated"):
         shard_bytes.from_bytes(octets[:kept], 0)
 
 

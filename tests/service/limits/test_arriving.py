@@ -132,7 +132,7 @@ async def test_a_caller_that_never_sends_its_message_is_told(
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(5):
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(60):
             call: Any = channel.stream_stream(f"/purgatory.v1.PurgatoryService/{method}")()
             if first is not None:
                 await call.write(first.SerializeToString())

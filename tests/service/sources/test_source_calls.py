@@ -49,7 +49,7 @@ async def next_of(link: SourceLink) -> DemandChanged | EndsWanted:
 
 def staleness(served: ServedHost, topic: str, partition: int = 0) -> source_table.Staleness | None:
     """Since when a mark is stale."""
-    return served.host.sources.stale((topic, partition), served.host.clock.now_ms())
+    return served.host.sources.stale((topic, partition), served.host.time.now_ms())
 
 
 async def partition(served: ServedHost, topic: str) -> wire.Partition:
@@ -141,7 +141,7 @@ async def test_a_source_that_goes_leaves_questions_unanswered_and_marks_stale() 
         async with attached(served) as (_, link):
             await link.report(SourceState.LIVE)
             await eventually(
-                lambda: served.host.sources.stale(("kafka/orders", 0), served.host.clock.now_ms()) is None, "seen"
+                lambda: served.host.sources.stale(("kafka/orders", 0), served.host.time.now_ms()) is None, "seen"
             )
             asked = served.stub.GetSourceEnds(source_pb2.GetSourceEndsRequest(topics=["kafka/orders"]))
             assert isinstance(await next_of(link), EndsWanted)
@@ -155,7 +155,7 @@ async def test_a_source_that_goes_leaves_questions_unanswered_and_marks_stale() 
         async with attached(served) as (_, link):
             await link.report(SourceState.LIVE)
             await eventually(
-                lambda: served.host.sources.stale(("kafka/orders", 0), served.host.clock.now_ms()) is None, "seen"
+                lambda: served.host.sources.stale(("kafka/orders", 0), served.host.time.now_ms()) is None, "seen"
             )
             assert not (await partition(served, "kafka/orders")).HasField("stale_ms")
 
@@ -323,7 +323,7 @@ async def test_metrics_and_log_follow_a_source(caplog: pytest.LogCaptureFixture)
     async with serving() as served:
         host = served.host
         registry = CollectorRegistry()
-        registry.register(SourceMetrics(host.source_links, host.clock.now_ms))
+        registry.register(SourceMetrics(host.source_links, host.time.now_ms))
         labels = {"source": "a", "principal": ""}
         with caplog.at_level("INFO", logger="purgatory.service.sources.source_log"):
             async with attached(served) as (_, link):

@@ -31,7 +31,7 @@ async def a_source(served: ServedHost) -> AsyncIterator[tuple[AsyncClient, Sourc
 
 def stale_reason(served: ServedHost) -> str | None:
     """Why orders-3 cannot be seen."""
-    mark = served.host.sources.stale(("kafka/orders", 3), served.host.clock.now_ms())
+    mark = served.host.sources.stale(("kafka/orders", 3), served.host.time.now_ms())
     return None if mark is None else mark.reason
 
 

@@ -2,24 +2,22 @@
 missing.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from purgatory.archive.layout import FILE_NUMBER
 from purgatory.archive.run_details import RunDetails
 from purgatory.archive.schema import CALLS, CRASHED, DROPPED, ENDED, EVENTS, STARTED
 from purgatory_pipeline.archive.catalog import ArchiveCatalog
-from purgatory_pipeline.archive.daemon_runs import details_of, read_markers
+from purgatory_pipeline.archive.daemon_runs import details_of, last_files, read_markers
 from purgatory_pipeline.archive.footer import ArchiveFile
 from purgatory_pipeline.replay.load.row_chunk import TABLES
 
 NEVER: Final = 2**62
 DECISIVE: Final = (EVENTS, CALLS)
 """Tables of which a lost row may change how other operations end."""
-
-_NUMBER: Final = re.compile(r"-([0-9]+)\.parquet$")
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,9 @@ def facts_of(
     started = next((row for row in markers if row["marker"] == STARTED), None)
     known = None if started is None else details_of(started)
     details = known or RunDetails(version="")
-    doubts = [_first_missing(run_id, table, files, archive) for table in DECISIVE]
+    ends = [last_files(row) for row in markers if row["marker"] in (ENDED, CRASHED)]
+    last = {table: max((end.get(table, 0) for end in ends), default=0) for table in DECISIVE}
+    doubts = [_first_missing(run_id, table, files, archive, last[table]) for table in DECISIVE]
     doubts += [row["call_number"] for row in markers if row["marker"] == DROPPED and row["table"] in DECISIVE]
     doubts += _unfinished(markers, files)
     if details.continued:
@@ -92,14 +92,14 @@ def facts_of(
     )
 
 
-def _first_missing(run_id: str, table: str, files: Sequence[ArchiveFile], archive: ArchiveCatalog) -> int:
+def _first_missing(run_id: str, table: str, files: Sequence[ArchiveFile], archive: ArchiveCatalog, last: int) -> int:
     """The first call that may be in a file of a table that is missing or set aside. Files are numbered from 1."""
     own = {file.file_number: file for file in files if file.table == table}
-    named = [_NUMBER.search(path) for path in archive.lost_files(table, run_id)]
+    named = [FILE_NUMBER.search(path) for path in archive.lost_files(table, run_id)]
     aside = [int(found[1]) for found in named if found is not None]
     if len(aside) < len(named):
         return 0
-    missing = next((number for number in range(1, max([*own, *aside], default=0) + 1) if number not in own), None)
+    missing = next((number for number in range(1, max([*own, *aside, last]) + 1) if number not in own), None)
     if missing is None:
         return NEVER
     before = [file.last_call for number, file in own.items() if number < missing and file.last_call is not None]

@@ -7,11 +7,11 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from purgatory.archive.schema import ACCEPTED, CALL_NAMES, CALLS, EVENTS, NO_PARTITION, OUTCOMES, REGISTRATIONS
 from purgatory.engine import codes
 from purgatory.engine.kinds.operation_columns import default_of
+from purgatory_pipeline.archive.footer import open_parquet
 from purgatory_pipeline.archive.integers import distinct_places
 from purgatory_pipeline.archive.location import Location, first_line
 from purgatory_pipeline.errors import ArchiveUnusable
@@ -71,9 +71,7 @@ class TableReader:
     def __init__(self, place: Location, path: str, table: str) -> None:
         self.table: Final = table
         self._path: Final = path
-        self._parquet: Final = self._read(
-            lambda: pq.ParquetFile(path, filesystem=place.filesystem, read_dictionary=["topic", WORDS[table][0]])
-        )
+        self._parquet: Final = self._read(lambda: open_parquet(place.read(path), ["topic", WORDS[table][0]]))
 
     @property
     def groups(self) -> int:

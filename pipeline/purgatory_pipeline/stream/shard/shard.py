@@ -27,8 +27,17 @@ from purgatory_pipeline.stream.shard.shard_tape import TapeOfRows, tape_of
 from purgatory_pipeline.stream.shard.stream_rows import ROWS, conformed, hashes_of
 
 UNBOUNDED: Final = 2**60
-LIMITS: Final = EngineLimits(pending_operations_max=UNBOUNDED, pending_items_max=UNBOUNDED, partitions_max=UNBOUNDED)
-"""What a shard holds is bounded by its memory; all else as in the daemon."""
+LIMITS: Final = EngineLimits(
+    pending_operations_max=UNBOUNDED,
+    pending_items_max=UNBOUNDED,
+    partitions_max=UNBOUNDED,
+    signal_keys_max=UNBOUNDED,
+)
+"""What a shard holds is bounded by its memory; all else as in the daemon.
+
+Every shard has the counts of all keys. If it forgot some, which ones would depend on the operations that wait in it, so
+outcomes would depend on the number of shards.
+"""
 NOTHING: Final = np.empty(0, np.int64)
 NEVER: Final = -1
 """No row has come yet."""

@@ -27,8 +27,6 @@ from purgatory_pipeline.stream.shard.shard import NEVER, Shard, used_columns
 from purgatory_pipeline.stream.shard.stream_rows import hashes_of, shards_of
 
 VERSION: Final = 2
-_UNCOMPRESSED: Final = 1
-"""The version before."""
 _CODEC: Final = pa.Codec("zstd", 1)
 """Bytes to an eighth, for 0.04 s a million operations. Spark copies them from process to process, twice in a batch."""
 HEAD_NAMES: Final = ("seen_ms", "horizon_ms", "clock_ms", "late", "next_id")
@@ -38,7 +36,7 @@ KEYS: Final = pa.schema([("key", pa.string()), ("count", pa.int64())])
 
 
 class SavedShardUnusable(PipelineError):
-    """The bytes of a shard are of a newer version, or no shard's."""
+    """The state of a shard is in another format, corrupt or truncated."""
 
 
 def to_bytes(shard: Shard) -> bytes:
@@ -203,15 +201,13 @@ def _unpacked(octets: bytes) -> list[bytes]:
 
 def _body(octets: bytes) -> bytes:
     version = octets[0] if octets else "nothing"
-    if version == _UNCOMPRESSED:
-        return octets[1:]
     if version != VERSION:
         raise SavedShardUnusable(
-            f"a shard was saved as version {version}; this is version {VERSION}: use the newer program"
+            f"the shard was saved in format {version}; this program reads format {VERSION}: use the one that saved it"
         )
     try:
         (length,) = _LENGTH.unpack_from(octets, 1)
         body: bytes = _CODEC.decompress(memoryview(octets)[1 + _LENGTH.size :], length, asbytes=True)
     except (struct.error, OSError, MemoryError) as error:
-        raise SavedShardUnusable("these are not the bytes of a shard, or not all of them") from error
+        raise SavedShardUnusable("corrupt or truncated shard state") from error
     return body

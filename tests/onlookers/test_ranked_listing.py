@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
+from typing import Any
 
 import grpc
 import pytest
@@ -41,7 +42,7 @@ async def register(served: ServedHost, ids: range, topic: str, timeout_ms: int) 
         assert answer.receipt.accepted == len(part), answer
 
 
-async def ids_of(served: ServedHost, **request: object) -> tuple[list[int], int]:
+async def ids_of(served: ServedHost, **request: Any) -> tuple[list[int], int]:  # noqa: ANN401 - fields of a message
     answer = await served.stub.ListOperations(wire.ListOperationsRequest(**request))
     assert not answer.next_page_token
     return [one.operation_id for one in answer.operations], answer.matching
@@ -72,7 +73,7 @@ async def test_orders_rank_everything_that_is_pending(served: ServedHost) -> Non
     [
         (wire.ListOperationsRequest(search="x"), "search"),
         (wire.ListOperationsRequest(order=1, page_token="x"), "page_token"),
-        (wire.ListOperationsRequest(order=99), "order"),  # type: ignore[arg-type] - not known to this version
+        (wire.ListOperationsRequest(order=99), "order"),  # unknown to this version
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )
@@ -80,7 +81,7 @@ async def test_what_an_order_excludes(served: ServedHost, request_: wire.ListOpe
     """Pages and searches belong to one kind of listing each, and unknown orders are refused by name."""
     with refused(grpc.StatusCode.INVALID_ARGUMENT) as raised:
         await served.stub.ListOperations(request_)
-    assert f"{field}: " in raised.value.details()
+    assert f"{field}: " in (raised.value.details() or "")
 
 
 async def test_a_page_is_filled_wherever_the_matches_are(served: ServedHost) -> None:

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.journal.kit import keep, new_host
+from tests.service.incarnations.test_incarnations import batch_of
 from tests.service.serving import PATIENCE_S, Peer, ServedHost, eventually, refused, start_server
-from tests.service.test_incarnations import batch_of
 from tests.service.test_sessions import drained
 
 TTL_MS = 600_000
@@ -118,8 +118,8 @@ class Session:
     async def expire(self) -> None:
         """The session's time to live passes."""
         host = self.served.host
-        assert isinstance(host.clock, ManualClock)
-        host.clock.jump(TTL_MS)
+        assert isinstance(self.served.clock, ManualClock)
+        self.served.clock.jump(TTL_MS)
         await eventually(lambda: host.sessions.find("s") is None, "the session is dropped")
         self.life = None
 
@@ -158,7 +158,7 @@ async def serve(folder: Path, clock: ManualClock) -> tuple[ServedHost, AsyncExit
     stack.push_async_callback(host.stop)
     server, port = await start_server(host)
     stack.push_async_callback(server.stop, 0)
-    served = await stack.enter_async_context(ServedHost(host, server, port))
+    served = await stack.enter_async_context(ServedHost(host, server, port, clock))
     await served.high_watermark("orders", 1)
     return served, stack
 

@@ -39,8 +39,8 @@ async def close(served: ServedHost) -> None:
 
 async def run_out(served: ServedHost) -> None:
     """Let the session's time to live pass."""
-    assert isinstance(served.host.clock, ManualClock)
-    served.host.clock.jump(TTL_MS)
+    assert isinstance(served.clock, ManualClock)
+    served.clock.jump(TTL_MS)
     await eventually(lambda: served.host.sessions.find("s") is None, "the session is dropped")
 
 
@@ -69,7 +69,7 @@ async def test_a_cursor_of_an_earlier_incarnation_acknowledges_nothing(
         request = wire.StreamResultsRequest(session_id="s", last_sequence=3, incarnation=old)
         stream = served.stub.StreamResults(request)
         opened = (await stream.read()).opened
-        assert (opened.resumed, opened.incarnation) == (False, new)
+        assert (opened.resumed, opened.incarnation, opened.newest_sequence) == (False, new, 5)
         assert ids_and_sequences((await stream.read()).results)[0] == (1, 1)
         stream.cancel()
         with refused(grpc.StatusCode.NOT_FOUND, old):
@@ -88,7 +88,8 @@ async def test_a_cursor_of_this_incarnation_acknowledges() -> None:
         assert (await register(served, 4, incarnation=own)).incarnation == own
         for last_sequence, incarnation in ((1, own), (2, "")):
             peer = await Peer(served, "s").open(last_sequence, incarnation=incarnation)
-            assert (peer.opened.resumed, peer.opened.incarnation) == (True, own)
+            opened = peer.opened
+            assert (opened.resumed, opened.incarnation, opened.newest_sequence) == (True, own, 4)
             assert (await peer.results()).first_sequence == last_sequence + 1
             peer.cancel()
             await drained(served, "s")

@@ -1,0 +1,106 @@
+"""An object store that stops answering: it delays neither the start of the daemon nor its end for long."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from purgatory.archive import writer_link
+from purgatory.archive.vocabulary import CannotArchive
+from purgatory.archive.writer_link import WriterLink
+from tests.archive.archive_kit import NOWHERE
+from tests.conftest import StartDaemon
+from tests.daemon_process import run_to_end
+
+CREDENTIALS: Final = {
+    "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_EC2_METADATA_DISABLED": "true"
+}  # fmt: skip
+LISTING: Final = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
+UPLOAD: Final = b"<InitiateMultipartUploadResult><UploadId>one</UploadId></InitiateMultipartUploadResult>"
+PATIENCE_S: Final = 60.0
+
+
+class Store:
+    """As much of S3 as an archive that is only written to needs. Stops answering once `silent` is set."""
+
+    def __init__(self) -> None:
+        self.silent = threading.Event()
+        self.ended = threading.Event()
+        self.loses_objects = False
+        """Whether an object that was written is not found."""
+        store = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def answer(self) -> None:
+                self.rfile.read(int(self.headers.get("content-length") or 0))
+                if store.silent.is_set():
+                    store.ended.wait(PATIENCE_S)
+                body = LISTING if self.command == "GET" else UPLOAD if "uploads" in self.path else b""
+                is_lost = store.loses_objects and self.command == "HEAD" and self.path.count("/") > 1
+                self.send_response(404 if is_lost else 200)
+                self.send_header("etag", '"tag"')
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = answer  # noqa: N815 - as the base class calls them
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server: Final = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+    @property
+    def uri(self) -> str:
+        return f"s3://bucket/a?endpoint_override=127.0.0.1:{self.server.server_port}&scheme=http&region=x"
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    started = Store()
+    yield started
+    started.ended.set()
+    started.server.shutdown()
+    started.server.server_close()
+
+
+async def test_a_store_that_does_not_answer_at_the_start(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The archive is refused after a deadline, and its process has ended: the store's own client tries for minutes."""
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(writer_link, "OPEN_S", 0.5)
+    store.silent.set()
+    link = WriterLink(NOWHERE._replace(place=store.uri))
+    with pytest.raises(CannotArchive, match=r"did not answer within 0\.5 s"):
+        await link.start()
+    assert link._process.returncode is not None
+
+
+@pytest.mark.slow  # the archive has five seconds for its last files
+def test_a_store_that_falls_silent_does_not_keep_the_daemon(store: Store, start_daemon: StartDaemon) -> None:
+    """The end of the history is lost, which is logged, and the daemon ends well within its store's minutes."""
+    daemon = start_daemon("--archive-uri", store.uri, "--shutdown-grace-ms", "100", environment=CREDENTIALS)
+    store.silent.set()
+    assert daemon.stop() == 0
+    assert "the end of the history could not be written" in daemon.log
+
+
+@pytest.mark.slow  # starts a daemon that loads the store's client
+def test_what_the_stores_client_prints_is_not_taken_for_the_protocol(store: Store, tmp_path: Path) -> None:
+    """Its client logs to standard output, by which the process reports: the daemon still ends with one line."""
+    store.loses_objects = True
+    ended = run_to_end(
+        tmp_path,
+        ["--archive-uri", store.uri, "--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"],
+        CREDENTIALS,
+    )
+    assert ended.returncode == 1
+    assert "cannot write an archive to" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,49 @@
+"""Two pages of a real browser that read the results of one session by EventSource."""
+
+import grpc
+import pytest
+
+from purgatory.v1 import operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
+from tests.conftest import StartDaemon
+from tests.daemon_process import DaemonProcess
+from tests.pipeline.page.browser import chromium_path, running_browser
+from tests.service.serving import signal
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
+
+DEADLINE_MS = 60_000
+READ = """() => {
+  window.heard = [];
+  const source = window.source = new EventSource("/v1/results?session=s");
+  for (const name of ["opened", "message", "going_away"]) source.addEventListener(name, () => window.heard.push(name));
+}"""
+STOPPED = "() => window.source.readyState === EventSource.CLOSED"
+"""Unlike a connection that is lost: then the browser reconnects by itself."""
+
+
+def test_the_newer_tab_keeps_the_session(start_daemon: StartDaemon) -> None:
+    """The older one reconnects once by itself, is answered 204 and stops; results come to the newer one, which is not
+    interrupted.
+    """
+    daemon = start_daemon()
+    with running_browser(chromium_path()) as browser:
+        older, newer = browser.new_page(), browser.new_page()
+        for page in (older, newer):
+            page.goto(f"http://{daemon.http_address}/healthz")
+            page.evaluate(READ)
+            page.wait_for_function("() => window.heard.length === 1", timeout=DEADLINE_MS)
+        older.wait_for_function(STOPPED, timeout=DEADLINE_MS)
+        register_ended(daemon)
+        newer.wait_for_function("() => window.heard.length === 2", timeout=DEADLINE_MS)
+        assert older.evaluate("() => window.heard") == ["opened", "going_away"]
+        assert newer.evaluate("() => window.heard") == ["opened", "message"]
+
+
+def register_ended(daemon: DaemonProcess) -> None:
+    """An operation of the session that ends at once."""
+    rows = operation_pb2.OperationRows(operations=[signal(1, "k", timeout_ms=0)])
+    with grpc.insecure_channel(daemon.address) as channel:
+        request = wire.RegisterRequest(session_id="s", batch=wire.RegisterBatch(rows=rows))
+        PurgatoryServiceStub(channel).Register(request)

@@ -1,0 +1,99 @@
+"""The journal's folder, or a file in it, is removed or replaced under a running daemon."""
+
+import asyncio
+import resource
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+
+from purgatory.engine import codes
+from purgatory.journal.directory import Directory
+from purgatory.journal.errors import JournalLocked
+from purgatory.service.rpc.statuses import BatchRefused
+from purgatory.v1 import event_pb2, purgatory_service_pb2_grpc
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.conftest import StartDaemon
+from tests.daemon_process import wait_until
+from tests.journal.kit import PATIENCE_S, JournaledHost, register
+from tests.journal.test_disk import until_closed
+from tests.service.serving import high_watermark
+from tests.service.test_daemon import fetch_page
+
+
+def replace(folder: Path) -> None:
+    """As a backup that is copied back does: the same files, but others."""
+    shutil.copytree(folder, folder.with_name("copy"))
+    shutil.rmtree(folder)
+    folder.with_name("copy").rename(folder)
+
+
+LOSSES: dict[str, Callable[[Path], None]] = {
+    "folder": shutil.rmtree,
+    "replaced": replace,
+    "journal.db": lambda folder: (folder / "journal.db").unlink(),
+    "journal.db-wal": lambda folder: (folder / "journal.db-wal").unlink(),
+    "lock": lambda folder: (folder / "lock").unlink(),
+}
+
+
+@pytest.mark.parametrize("is_idle", [True, False], ids=["idle", "busy"])
+@pytest.mark.parametrize("loss", LOSSES)
+async def test_what_cannot_be_kept_is_refused(tmp_path: Path, loss: str, is_idle: bool) -> None:
+    """No change counts as durable any more, and registrations are refused with the reason, also on an idle daemon."""
+    daemon = await JournaledHost.start(tmp_path / "data")
+    host, session = daemon.host, daemon.session
+    register(host, session, {1: 5})
+    await host.journal.durable()
+    LOSSES[loss](tmp_path / "data")
+    answered: list[str] = []
+    if not is_idle:
+        register(host, session, {2: 5})
+        host.journal.when_durable(lambda: answered.append("registered"))
+    await until_closed(host, True)
+    with pytest.raises(BatchRefused, match="removed or replaced") as refused:
+        register(host, session, {3: 5})
+    assert refused.value.refusal.code == codes.UNAVAILABLE
+    assert not answered
+    await daemon.opened.close(PATIENCE_S)
+
+
+def test_a_folder_without_its_lock_file_is_still_locked(tmp_path: Path) -> None:
+    """A second daemon is refused."""
+    directory = Directory(tmp_path)
+    (tmp_path / "lock").unlink()
+    with pytest.raises(JournalLocked, match="in use by process"):
+        Directory(tmp_path)
+    directory.release()
+    Directory(tmp_path).release()
+
+
+@pytest.mark.slow
+def test_a_daemon_whose_folder_is_removed_is_not_ready(tmp_path: Path, start_daemon: StartDaemon) -> None:
+    """It logs an error and answers 503 to /readyz, but 200 to /healthz."""
+    daemon = start_daemon("--data-dir", str(tmp_path / "data"))
+    assert fetch_page(daemon, "/readyz")[0] == 200
+    shutil.rmtree(tmp_path / "data")
+    wait_until(lambda: fetch_page(daemon, "/readyz")[0] == 503, "the loss is found")
+    assert fetch_page(daemon, "/healthz")[0] == 200
+    assert f"ERROR purgatory.service.listeners.durable_journal: {tmp_path / 'data'}" in daemon.log
+
+
+@pytest.mark.slow
+async def test_a_daemon_on_a_full_disk_is_not_ready(tmp_path: Path, start_daemon: StartDaemon) -> None:
+    """/readyz answers 503 while the journal cannot be written, and 200 once it can again."""
+    daemon = start_daemon("--data-dir", str(tmp_path / "data"))
+    pid, (_, most) = daemon.process.pid, resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = 16 * 4_096
+    async with grpc.aio.insecure_channel(daemon.address) as channel:
+        stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
+        events = [high_watermark(f"topic-{number}", 1) for number in range(1_000)]
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, most))
+        advancing = asyncio.ensure_future(stub.Advance(wire.AdvanceRequest(rows=event_pb2.EventRows(events=events))))
+        await asyncio.to_thread(wait_until, lambda: fetch_page(daemon, "/readyz")[0] == 503, "the disk is full")
+        assert not advancing.done()
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, most))
+        await advancing
+    assert fetch_page(daemon, "/readyz")[0] == 200

@@ -1,0 +1,95 @@
+"""A flipped bit in a file of the archive: an error or the same values, on every way to read it."""
+
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from purgatory_pipeline.archive.catalog import find_archive
+from purgatory_pipeline.archive.footer import ArchiveFile, open_parquet, read_footer
+from purgatory_pipeline.archive.location import open_location
+from pyspark.sql import SparkSession
+
+from purgatory.archive import checksums, schema
+from purgatory.archive.files import ArchiveWriter
+from purgatory.archive.table_columns import TABLE_COLUMNS
+from tests.pipeline.archive.histories import small_history, table_of
+
+FLIPS = 300
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """A file of outcomes, as the daemon's archive writer writes it."""
+    rows = table_of(schema.OUTCOMES, small_history(operations=2_000).rows[schema.OUTCOMES])
+    columns = [
+        rows.column(one.name)
+        if one.has_nulls
+        else rows.column(one.name).fill_null(pa.scalar(7).cast(field.type))
+        if rows.column(one.name).null_count
+        else rows.column(one.name)
+        for one, field in zip(TABLE_COLUMNS[schema.OUTCOMES], rows.schema, strict=True)
+    ]
+    place = open_location(str(tmp_path / "archive"))
+    writer = ArchiveWriter(place.filesystem, place.root, "run-a")
+    for batch in pa.table(columns, schema=rows.schema).combine_chunks().to_batches():
+        writer.write(schema.OUTCOMES, batch)
+    writer.roll()
+    (path,) = (tmp_path / "archive").rglob("*.parquet")
+    return path
+
+
+def read(path: Path) -> tuple[ArchiveFile, pa.Table]:
+    """As intake, report and replay do. Raises OSError or ArrowException where the file cannot be used."""
+    place = open_location(str(path.parents[3]))
+    judged = read_footer(place, str(path), schema.OUTCOMES)
+    if not isinstance(judged, ArchiveFile):
+        raise OSError(judged.detail)
+    return judged, open_parquet(place.read(str(path)), ["topic"]).read()
+
+
+def test_a_flipped_bit_is_an_error_or_changes_nothing(written: Path) -> None:
+    """Anywhere in the file: in values, in headers of pages, in the footer and its statistics."""
+    whole = written.read_bytes()
+    judged, rows = read(written)
+    rng = random.Random(5)
+    errors = 0
+    for place in [*rng.choices(range(len(whole)), k=FLIPS), *range(len(whole) - 8, len(whole))]:
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << rng.randrange(8)
+        written.write_bytes(flipped)
+        try:
+            found, found_rows = read(written)
+        except (OSError, ValueError, pa.ArrowException):
+            errors += 1
+        else:
+            assert found == judged, f"byte {place}"
+            assert found_rows.equals(rows), f"byte {place}"
+    assert errors > 0.99 * FLIPS
+
+
+def test_a_cut_file_and_one_without_checksums(written: Path, tmp_path: Path) -> None:
+    """What is missing is noticed. Files of other programs have no checksums of their own, and can be read."""
+    whole = written.read_bytes()
+    for size in (0, 4, 7, 100, len(whole) - 1):
+        written.write_bytes(whole[:size])
+        with pytest.raises((OSError, pa.ArrowException)):
+            read(written)
+    other = tmp_path / "other.parquet"
+    pq.write_table(pa.table({"a": [1]}), other)
+    assert open_parquet(other.read_bytes()).read().num_rows == 1
+    assert checksums.KEY not in (pq.read_metadata(other).metadata or {})
+
+
+@pytest.mark.slow  # asks Spark
+def test_spark_verifies_pages_in_any_session(spark: SparkSession, written: Path) -> None:
+    """Values that are damaged under an intact footer are not read, though nothing was set in the session."""
+    archive = find_archive(str(written.parents[3]))
+    assert archive.read(spark, schema.OUTCOMES).count() == 2_000
+    whole = bytearray(written.read_bytes())
+    chunk = pq.read_metadata(written).row_group(0).column(schema.SCHEMAS[schema.OUTCOMES].names.index("waited_ms"))
+    whole[chunk.data_page_offset + chunk.total_compressed_size - 3] ^= 1
+    written.write_bytes(whole)
+    with pytest.raises(Exception, match="CRC checksum verification failed"):
+        archive.read(spark, schema.OUTCOMES).agg({"waited_ms": "sum"}).collect()

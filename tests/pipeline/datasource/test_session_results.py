@@ -1,0 +1,61 @@
+"""What one reader of a session receives, without Spark."""
+
+import pytest
+from purgatory_client import Client
+from purgatory_client.many import produce
+from purgatory_pipeline.datasource import session_results
+from purgatory_pipeline.datasource.daemon_options import DaemonOptions
+from purgatory_pipeline.datasource.session_results import BEGINNING, ResultsLost, SessionOffset, SessionResults
+
+from tests.conftest import StartDaemon
+
+
+def options(address: str, rows_max: int = 10) -> DaemonOptions:
+    """Options as Spark gives them."""
+    return DaemonOptions.of({"address": address, "session": "s", "maxRows": str(rows_max)})
+
+
+def end_some(client: Client, first_id: int, count: int) -> None:
+    """Registers waits that hold at once: each has a result."""
+    client.advance(("t", 0), high_watermark=1_000_000)
+    client.register("s", first_id, produce([("t", 0)], offsets=list(range(count))))
+
+
+def test_a_daemon_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the time that was waited and the status of the last call."""
+    monkeypatch.setattr(session_results, "WAIT_S", 2.0)
+    reader = SessionResults(options("127.0.0.1:1"), "s", BEGINNING)
+    with pytest.raises(ResultsLost, match=r"session s at 127\.0\.0\.1:1: not opened within 2 s \(UNAVAILABLE"):
+        reader.newest_at_opening()
+    reader.close()
+
+
+def test_a_session_has_one_reader(start_daemon: StartDaemon) -> None:
+    """The second one takes it over, and the first one fails with the reason."""
+    address = start_daemon().address
+    first = SessionResults(options(address), "s", BEGINNING)
+    assert first.newest_at_opening() == 0
+    second = SessionResults(options(address), "s", BEGINNING)
+    with pytest.raises(ResultsLost, match="another reader has opened it"):
+        first.rows(0, SessionOffset(incarnation=first.incarnation, sequence=1))
+    assert second.newest_at_opening() == 0
+    first.close()
+    second.close()
+
+
+def test_what_is_wanted_is_received_however_much_is_held(start_daemon: StartDaemon) -> None:
+    """Otherwise only two micro-batches are held. An offset of another incarnation acknowledges nothing."""
+    address = start_daemon().address
+    with Client(address) as client:
+        for first_id in range(1, 5_000, 100):
+            end_some(client, first_id, 100)
+        reader = SessionResults(options(address, rows_max=1), "s", BEGINNING)
+        assert reader.newest_at_opening() == 5_000
+        last = SessionOffset(incarnation=reader.incarnation, sequence=5_000)
+        assert reader.rows(100, last).column("sequence").to_pylist() == list(range(101, 5_001))
+        reader.acknowledge(SessionOffset(incarnation="another", sequence=5_000))
+        assert client.status().unacknowledged_results == 5_000
+        reader.acknowledge(SessionOffset(incarnation=reader.incarnation, sequence=4_990))
+        assert client.status().unacknowledged_results == 10
+        assert (reader.first, reader.newest) == (1, 5_000)
+        reader.close()

@@ -1,0 +1,121 @@
+"""Streams over old files, over rows from the future, and after a run that was killed before a commit."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from purgatory_pipeline.cli import main
+from purgatory_pipeline.stream.stream_outputs import write_part
+from pyspark.sql import SparkSession
+
+from tests.pipeline.conftest import worker_environment
+from tests.pipeline.stream.simulated_history import SimulatedHistory, outcomes_of
+from tests.pipeline.stream.stream_folders import StreamFolders
+from tests.pipeline.stream.test_stream_query import DELAY_MS, run
+
+OLD_S = 1_600_000_000
+
+
+@pytest.mark.slow  # asks Spark
+@pytest.mark.parametrize("on_driver", [False, True])
+def test_old_files_are_read_and_rows_from_the_future_set_aside(
+    spark: SparkSession, tmp_path: Path, on_driver: bool
+) -> None:
+    """A file modified years before the newest counts like any other. A row dated far ahead of the clock is set aside
+    with the reason, and time does not move because of it: nothing expires, and nothing that comes later is late.
+    """
+    history = SimulatedHistory.of_seed(7, 600)
+    folders = StreamFolders(tmp_path)
+    first, second = folders.slices(history.rows, 2)
+    future_ms = 4_102_444_800_000  # 2100
+    folders.write([*first, {"at_ms": future_ms}])
+    folders.write(second)
+    folders.write([{"at_ms": history.end_ms + DELAY_MS}])
+    for path in (folders.registrations / "00000.parquet", folders.events / "00000.parquet"):
+        os.utime(path, (OLD_S, OLD_S))
+    run(spark, folders, on_driver=on_driver)
+    assert sorted(map(repr, folders.outcomes())) == sorted(map(repr, history.outcomes))
+    assert folders.rows("late").num_rows == 0
+    (ahead,) = [row for row in folders.rows("set_aside").to_pylist() if row["at_ms"] == future_ms]
+    assert "more than --max-ahead later than the clock" in ahead["reason"]
+
+
+@pytest.mark.slow  # asks Spark
+@pytest.mark.parametrize(("on_driver", "table"), [(False, ""), (True, ""), (False, "killed"), (True, "killed_driver")])
+def test_a_batch_done_again_with_another_delay_replaces_all_of_itself(
+    spark: SparkSession, tmp_path: Path, on_driver: bool, table: str
+) -> None:
+    """A run was killed after it had written a batch and before the commit. The next run has a longer delay, so the same
+    batch has fewer outcomes and they come later: each is there once.
+    """
+    history = SimulatedHistory.of_seed(7, 600)
+    folders = StreamFolders(tmp_path)
+    results = f"table:{table}" if table else ""
+    for part in folders.slices(history.rows, 2):
+        folders.write(part)
+    if table:
+        spark.sql(f"DROP TABLE IF EXISTS {table}")
+    run(spark, folders, on_driver=on_driver, results=results)
+    for log in ("commits/1", "commits/.1.crc"):
+        (folders.results / "_checkpoint" / log).unlink(missing_ok=True)
+    write_part(str(folders.results / "late"), 1, 9, pa.table({"of": ["the run that was killed"]}))
+    long_ms = 10 * (history.end_ms - history.rows[0]["at_ms"])
+    run(spark, folders, on_driver=on_driver, results=results, delay_ms=long_ms)
+    folders.write([{"at_ms": history.end_ms + long_ms}])
+    run(spark, folders, on_driver=on_driver, results=results, delay_ms=DELAY_MS)
+    found = outcomes_of(spark.table(table).toArrow()) if table else folders.outcomes()
+    assert sorted(map(repr, found)) == sorted(map(repr, history.outcomes))
+    assert folders.rows("late").num_rows == 0
+    if table:
+        spark.sql(f"DROP TABLE {table}")
+
+
+def test_a_table_of_a_catalog_in_memory_is_refused(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line that says what to do, before anything is written: the next run would not find the table."""
+    del spark
+    places = [
+        word for side in ("registrations", "events", "checkpoint", "aside") for word in (f"--{side}", str(tmp_path))
+    ]
+    assert main(["stream", *places, "--results", "table:outcomes", "--once"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "catalog is in memory" in line
+    assert "--conf spark.sql.catalogImplementation=hive" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow  # two processes with a Spark each
+def test_a_table_of_a_persistent_catalog_grows_from_run_to_run(java: int, tmp_path: Path) -> None:
+    """The command runs twice, and the second run adds the outcomes of what came in between."""
+    del java
+    history = SimulatedHistory.of_seed(3, 200)
+    folders = StreamFolders(tmp_path)
+    warehouse = tmp_path / "warehouse"
+    derby = f"jdbc:derby:;databaseName={tmp_path / 'metastore'};create=true"
+    conf = {
+        "spark.sql.catalogImplementation": "hive", "spark.sql.warehouse.dir": warehouse, "spark.master": "local[1]",
+        "spark.hadoop.javax.jdo.option.ConnectionURL": derby, "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false",
+    }  # fmt: skip
+    command = [
+        sys.executable, "-m", "purgatory_pipeline.cli", "stream", "--registrations", str(folders.registrations),
+        "--events", str(folders.events), "--results", "table:outcomes", "--checkpoint", str(tmp_path / "checkpoint"),
+        "--aside", str(folders.results), "--delay", f"{DELAY_MS}ms", "--once", "--on-driver",
+        *(word for name, value in conf.items() for word in ("--conf", f"{name}={value}")),
+    ]  # fmt: skip
+    env = {**os.environ, **worker_environment()}
+    ends = [{"at_ms": history.end_ms + DELAY_MS}]
+    first, second = folders.slices(history.rows, 2)
+    for part in (first, [*second, *ends]):
+        folders.write(part)
+        ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr[-2_000:]
+    files = sorted(warehouse.rglob("batch=*/*.parquet"))
+    assert {file.parent.name for file in files} == {"batch=0", "batch=1"}
+    found = pa.concat_tables([pq.ParquetFile(file).read() for file in files])
+    assert sorted(map(repr, outcomes_of(found))) == sorted(map(repr, history.outcomes))

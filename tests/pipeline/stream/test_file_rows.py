@@ -1,0 +1,51 @@
+"""Files as rows of a stream: broken content is set aside, and an I/O error fails the task."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from purgatory_pipeline.stream.driver_shard import DriverShard
+from purgatory_pipeline.stream.file_rows import file_packer
+from purgatory_pipeline.stream.payloads import unpacked
+from purgatory_pipeline.stream.wire_records import EVENT, MALFORMED
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [("missing", FileNotFoundError), ("folder", OSError), ("/proc/self/mem", OSError)],
+)
+def test_an_io_error_fails_the_task(tmp_path: Path, path: str, error: type[OSError], *, is_json: bool) -> None:
+    """Spark retries it, and commits nothing without the file. /proc/self/mem can be opened, but reading it fails."""
+    (tmp_path / "folder").mkdir()
+    pack = file_packer(2, EVENT, is_json=is_json)
+    with pytest.raises(error, match=r"missing|folder|Input/output error"):
+        list(pack([pa.record_batch({"path": [str(tmp_path / path)]})]))
+
+
+def test_an_io_error_fails_a_micro_batch_on_the_driver(tmp_path: Path) -> None:
+    """The shard is as before, so that the same micro-batch can be played once the file can be read."""
+    files = pa.table({"side": [EVENT], "path": [str(tmp_path / "late.parquet")]})
+    shard = DriverShard(str(tmp_path / "shard"), 0)
+    with pytest.raises(FileNotFoundError):
+        shard.play(files, 0)
+    pa.parquet.write_table(pa.table({"at": pa.array([5], pa.timestamp("ms", tz="UTC"))}), tmp_path / "late.parquet")
+    assert shard.play(files, 0).pending == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "is_json"),
+    [(b"PAR1 and nothing else", False), (b"", False), (b"PAR1" + b"\xff" * 100 + b"PAR1", False), (b"\xff\xfe", True)],
+)
+def test_broken_content_is_malformed(tmp_path: Path, content: bytes, *, is_json: bool) -> None:
+    """With the reason; the other files of the micro-batch count."""
+    paths = [tmp_path / "broken", tmp_path / "whole"]
+    paths[0].write_bytes(content)
+    if is_json:
+        paths[1].write_bytes(b'{"at": 5}')
+    else:
+        pa.parquet.write_table(pa.table({"at": pa.array([5], pa.timestamp("ms", tz="UTC"))}), paths[1])
+    (batch,) = file_packer(1, EVENT, is_json=is_json)([pa.record_batch({"path": [str(path) for path in paths]})])
+    assert batch.column("seen_ms").to_pylist() == [5]
+    assert unpacked(batch.column("malformed").to_pylist(), MALFORMED).num_rows == 1

@@ -1,0 +1,54 @@
+"""Names of servers that the daemon calls: looked up on threads that nothing waits for."""
+
+import asyncio
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from purgatory import threads
+from purgatory.service.transport.outbound import system_addresses
+
+
+async def test_names_are_looked_up_by_the_system() -> None:
+    """Each address once; what is not a name is an OSError as an unknown one is."""
+    assert "127.0.0.1" in await system_addresses("localhost", 80)
+    for name in ("a..b", "x" * 64 + ".example", "no.such.name.invalid"):
+        with pytest.raises(OSError, match=r"\w"):
+            await system_addresses(name, 80)
+
+
+async def test_lookups_that_hang_are_limited_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lookup may be given up while it hangs; while as many hang as are allowed further ones are refused, and after
+    that they are not.
+    """
+    answered = threading.Event()
+    hanging = threading.Semaphore(0)
+
+    def hang(*_: object, **__: object) -> Any:  # noqa: ANN401 - as the function that it replaces
+        hanging.release()
+        answered.wait(30)
+        return []
+
+    monkeypatch.setattr(threads, "BLOCKING_CALLS_MAX", 2)
+    monkeypatch.setattr(threads, "_blocking_calls", set())
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    lookups = [asyncio.ensure_future(system_addresses("hangs.example", 80)) for _ in range(2)]
+    for _ in lookups:
+        assert await asyncio.to_thread(hanging.acquire, timeout=30)
+    for lookup in lookups:
+        lookup.cancel()
+    with pytest.raises(OSError, match="2 other blocking calls are running"):
+        await system_addresses("c.example", 80)
+    answered.set()
+
+    async def is_free() -> bool:
+        try:
+            return await system_addresses("d.example", 80) == []
+        except OSError:
+            return False
+
+    async with asyncio.timeout(30):
+        while not await is_free():  # noqa: ASYNC110 - what it waits for tells nobody
+            await asyncio.sleep(0.01)
