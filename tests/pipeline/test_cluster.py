@@ -22,11 +22,12 @@ from purgatory_pipeline.stream.shard.shard import Shard
 from purgatory_pipeline.stream.shard_step import OUTCOMES, play_payloads
 from purgatory_pipeline.stream.stream_inputs import StreamUnusable
 from purgatory_pipeline.stream.stream_query import require_python
-from purgatory_pipeline.stream.wire_records import AT_MS_MAX, EVENT, OPERATION
+from purgatory_pipeline.stream.wire_records import EVENT, OPERATION
 
 from purgatory.engine import COMPILED
 from tests.pipeline.conftest import worker_environment
 from tests.pipeline.standalone_cluster import HOME, StandaloneCluster
+from tests.pipeline.stream.stream_folders import listed
 
 pytestmark = pytest.mark.slow  # six Java processes
 
@@ -136,18 +137,13 @@ def test_stream_runs_unchanged_on_the_cluster(
     files = {path.name: pq.read_table(path) for path in (tmp_path / "outcomes").rglob("shard-*.parquet")}
     assert sorted(files) == ["shard-00000.parquet", "shard-00001.parquet"]
     assert {path.parent.name for path in cluster.folder.glob("work/*/app-*")} == {"worker-0", "worker-1"}
-    packed = [
-        pa.Table.from_batches(file_packer(1, side, is_json=False)([files_in(folder)])) for side, folder in sides.items()
-    ]
+    packed = []
+    for side, folder in sides.items():
+        files = listed(folder, *sorted(folder.rglob("*.parquet")))
+        packed.append(pa.Table.from_batches(file_packer(1, side, is_json=False)([files])))
     played = play_payloads(Shard(DELAY_MS), pa.concat_tables(packed)).tables[OUTCOMES]
     assert played.num_rows > 900
     assert as_words(pa.concat_tables(files.values())) == as_words(played)
-
-
-def files_in(folder: Path) -> pa.RecordBatch:
-    paths = [str(path) for path in sorted(folder.rglob("*.parquet"))]
-    rows = [{"path": f"file:{path}", "uri": str(folder), "latest_ms": AT_MS_MAX} for path in paths]
-    return pa.RecordBatch.from_pylist(rows)
 
 
 def as_words(outcomes: pa.Table) -> list[str]:

@@ -141,6 +141,8 @@ def spark_session(name: str) -> SparkSession:
     """
     global _started  # noqa: PLW0603 -- a program has one session
     running = SparkSession.getActiveSession()
+    if running is None and SparkContext._active_spark_context is not None:  # noqa: SLF001 - it has no active session now
+        running = SparkSession.builder.getOrCreate()
     if running is None and not started_by_spark():
         java_version()
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

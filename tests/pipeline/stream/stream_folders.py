@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from purgatory_pipeline.stream.shard.stream_rows import ROWS
+from purgatory_pipeline.stream.wire_records import AT_MS_MAX
 
 from purgatory.engine.codes import EVENT_NAMES, KIND_NAMES
 from tests.pipeline.stream.simulated_history import Outcome, Row, outcomes_of
@@ -34,6 +35,12 @@ def file_row(row: Row) -> dict[str, Any]:
         "kind": KIND_NAMES.get(row.get("kind", 0)),
         "type": EVENT_NAMES.get(row.get("type", 0)),
     }
+
+
+def listed(folder: Path, *paths: Path) -> pa.RecordBatch:
+    """Files of an input as Spark lists them: FILE_COLUMNS."""
+    rows = [{"path": f"file:{path}", "uri": str(folder), "latest_ms": AT_MS_MAX} for path in paths]
+    return pa.RecordBatch.from_pylist(rows)
 
 
 class StreamFolders:

@@ -10,20 +10,7 @@ from purgatory_pipeline.stream.file_rows import file_packer
 from purgatory_pipeline.stream.payloads import unpacked
 from purgatory_pipeline.stream.wire_records import EVENT, MALFORMED
 
-LATEST_MS = 1 << 50
-"""Rows after this would be ahead of the clock."""
-
-
-def files_of(*paths: Path) -> pa.Table:
-    """New files, as Spark lists them."""
-    return pa.table(
-        {
-            "side": [EVENT] * len(paths),
-            "path": [f"file:{path}" for path in paths],
-            "uri": [str(paths[0].parent)] * len(paths),
-            "latest_ms": [LATEST_MS] * len(paths),
-        }
-    )
+from tests.pipeline.stream.stream_folders import listed
 
 
 @pytest.mark.parametrize("is_json", [False, True])
@@ -36,12 +23,13 @@ def test_an_io_error_fails_the_task(tmp_path: Path, path: str, error: type[OSErr
     (tmp_path / "folder").mkdir()
     pack = file_packer(2, EVENT, is_json=is_json)
     with pytest.raises(error, match=r"missing|folder|Input/output error"):
-        list(pack(files_of(tmp_path / path).to_batches()))
+        list(pack([listed(tmp_path, tmp_path / path)]))
 
 
 def test_an_io_error_fails_a_micro_batch_on_the_driver(tmp_path: Path) -> None:
     """The shard is as before, so that the same micro-batch can be played once the file can be read."""
-    files = files_of(tmp_path / "late.parquet")
+    files = pa.Table.from_batches([listed(tmp_path, tmp_path / "late.parquet")])
+    files = files.append_column("side", pa.array([EVENT]))
     shard = DriverShard(str(tmp_path / "shard"), 0)
     with pytest.raises(FileNotFoundError):
         shard.play(files, 0)
@@ -61,6 +49,6 @@ def test_broken_content_is_malformed(tmp_path: Path, content: bytes, *, is_json:
         paths[1].write_bytes(b'{"at": 5}')
     else:
         pa.parquet.write_table(pa.table({"at": pa.array([5], pa.timestamp("ms", tz="UTC"))}), paths[1])
-    (batch,) = file_packer(1, EVENT, is_json=is_json)(files_of(*paths).to_batches())
+    (batch,) = file_packer(1, EVENT, is_json=is_json)([listed(tmp_path, *paths)])
     assert batch.column("seen_ms").to_pylist() == [5]
     assert unpacked(batch.column("malformed").to_pylist(), MALFORMED).num_rows == 1
