@@ -36,7 +36,7 @@ from purgatory.journal.errors import JournalError
 from purgatory.service import garbage
 from purgatory.service.access.access import Access
 from purgatory.service.access.errors import AccessError
-from purgatory.service.budget.memory_budget import budget_bytes, message_bytes_max
+from purgatory.service.budget.memory_budget import budget_bytes
 from purgatory.service.budget.memory_watch import MemoryWatch
 from purgatory.service.draining import drain
 from purgatory.service.flags import config_lines, read_command_line
@@ -66,15 +66,13 @@ from purgatory.service.sources.source_table import STATE_NAMES
 from purgatory.service.sources.supervised_sources import PRINCIPAL, SupervisedSources
 from purgatory.service.tracing.trace_waits import CannotTrace, trace_waits
 from purgatory.service.transport.certificate_files import CannotUseCertificates
+from purgatory.service.transport.grpc_options import largest_message_bytes, server_options, warn_of_few_files
 from purgatory.service.transport.peer import PeerCertificate
 from purgatory.service.transport.tls import Tls
 from purgatory.service.webhooks.webhook_form import CannotSendWebhooks
 from purgatory.service.webhooks.webhooks import Webhooks
 
 LOGGER: Final = logging.getLogger(__name__)
-CALLS_UNREAD_MAX: Final = 1_000_000
-"""Calls that have arrived and have not been started yet."""
-
 STREAMS_GRACE_S: Final = 0.5
 """Once all results are delivered: time for streams that would never end by themselves."""
 
@@ -119,9 +117,12 @@ class Daemon:
             settings.limits,
             self._host.listeners,
             next_expiry_ms=self._host.retry_advice.next_expiry_ms,
+            memory_bytes_max=self._host.shares.budget.bytes_max,
         )
         self._memory_watch: Final = MemoryWatch(self._host.shares.budget, end_late_calls=self._gate.arriving.end_late)
         self._server: Final = grpc.aio.server(options=server_options(settings))
+        self._servers: Final = [self._server]
+        """That one and, for the sources that this daemon runs, another, whose connections do not age."""
         self._serving = False
         self._opened = AsyncExitStack()
         """Closes what `start` opened, last opened first."""
@@ -150,8 +151,11 @@ class Daemon:
         fresh = asyncio.create_task(access.keep_fresh(), name="policy and tokens")
         opened.callback(fresh.cancel)
         identify = trace_waits(self.settings.tracing, __version__, self._host.listeners, opened, access.identify)
+        if self.settings.source:
+            self._servers.append(grpc.aio.server(options=server_options(self.settings, ages=False)))
         servicer = PurgatoryServicer(self._host, self._webhooks, largest_message_bytes(self.settings))
-        add_to_server(servicer, self._server, gate, identify, peer)
+        for server in self._servers:
+            add_to_server(servicer, server, gate, identify, peer)
         service = health_pb2.DESCRIPTOR.services_by_name["Health"]
         add_standard_service(self._health, self._server, gate, service, peer)
         if self.settings.grpc.reflection:
@@ -178,7 +182,8 @@ class Daemon:
         self._webhooks.start()
         opened.push_async_callback(self._host.stop)
         self._host.start()
-        await self._server.start()
+        for server in self._servers:
+            await server.start()
         for name in (health.OVERALL_HEALTH, SERVICE.full_name):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         self._pauses.start()
@@ -217,7 +222,8 @@ class Daemon:
             assert self._site is not None, "as above"
             self._http_methods.is_ending = True
             grace_s = min(STREAMS_GRACE_S, self._grace_left_s())
-            await asyncio.gather(self._site.end_requests(grace_s), self._server.stop(grace_s))
+            stopped = [server.stop(grace_s) for server in self._servers]
+            await asyncio.gather(self._site.end_requests(grace_s), *stopped)
 
     async def exit_at_once(self, code: int) -> None:
         """Ends the process, without waiting for anything but that what was receipted is on disk: in async mode it may
@@ -267,7 +273,6 @@ class Daemon:
         servicer = PurgatoryServicer(self._host, self._webhooks, message_bytes)
         methods = self._http_methods = HttpMethods(servicer, self._gate, identify)
         page = LivePage(self._host, self._metrics, methods)
-        on_loopback = is_loopback(settings.http.address)
         return HttpSite(
             settings.http,
             [*routes, *page.routes()],
@@ -277,9 +282,10 @@ class Daemon:
                 **page.applications(),
             },
             tls=self._tls,
-            check_page=None if on_loopback else access.check_page,
-            local_names_only=on_loopback and self._tls is None,
-            message_bytes_max=message_bytes,
+            check_page=None if is_loopback(settings.http.address) else access.check_page,
+            verifies_tokens=settings.access.policy_file is not None,
+            budget=self._host.shares.budget,
+            grpc_connections_max=settings.grpc.connections_max,
         )
 
     def _check_http_certificate(self, context: Context) -> None:
@@ -307,7 +313,7 @@ class Daemon:
             folder = Path(tempfile.mkdtemp(prefix="purgatory-"))  # for this user only
             opened.callback(shutil.rmtree, folder, ignore_errors=True)
             socket_address = f"unix:{folder / 'sources'}"
-            self._server.add_insecure_port(socket_address)
+            self._servers[-1].add_insecure_port(socket_address)
         except (OSError, RuntimeError) as error:
             raise CannotBind(f"cannot listen for the sources that this daemon runs: {error}") from None
         return SupervisedSources(
@@ -380,39 +386,6 @@ def make_host(settings: Settings, metrics: Metrics, clock: Clock, started_ms: in
     return Host(engine, clock, settings_of_host, metrics, RefusalLog(clock))
 
 
-def server_options(settings: Settings) -> list[tuple[str, int]]:
-    """Channel arguments of gRPC. Without so_reuseport=0 a second daemon would silently share the port.
-
-    By default a server drops calls at random, without any answer, once 1,000 have arrived that it has not started yet:
-    part of a burst of unary waits would hang until their deadlines. Hence max_pending_requests. Without
-    max_concurrent_streams a caller that opens and resets streams takes a gigabyte in four seconds. What a message may
-    take holds for what comes in as well as for what that is decompressed.
-    """
-    server = settings.grpc
-    options = [
-        ("grpc.so_reuseport", 0),
-        ("grpc.server.max_pending_requests", CALLS_UNREAD_MAX),
-        ("grpc.server.max_pending_requests_hard_limit", CALLS_UNREAD_MAX),
-        ("grpc.max_allowed_incoming_connections", server.connections_max),
-        ("grpc.max_concurrent_streams", server.streams_per_connection_max),
-        ("grpc.max_receive_message_length", largest_message_bytes(settings)),
-        ("grpc.max_send_message_length", server.message_bytes_max),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", server.ping_interval_min_ms),
-        ("grpc.keepalive_time_ms", server.keepalive_interval_ms),
-        ("grpc.keepalive_timeout_ms", server.keepalive_timeout_ms),
-        ("grpc.keepalive_permit_without_calls", 1),
-    ]
-    if server.connection_age_max_ms:
-        options.append(("grpc.max_connection_age_ms", server.connection_age_max_ms))
-        options.append(("grpc.max_connection_age_grace_ms", settings.shutdown.grace_ms))
-    return options
-
-
-def largest_message_bytes(settings: Settings) -> int:
-    """The largest message that is taken: `grpc.message_bytes_max`, or less where the memory budget is small."""
-    return message_bytes_max(settings.grpc.message_bytes_max, budget_bytes(settings.limits.memory_bytes_max))
-
-
 async def serve(settings: Settings) -> None:
     """Runs a daemon until SIGTERM or SIGINT, and shuts it down. Raises what `Daemon.start` raises."""
     loop = asyncio.get_running_loop()
@@ -467,6 +440,7 @@ def _announce(daemon: Daemon) -> None:
         budget_bytes(daemon.settings.limits.memory_bytes_max) >> 20,
         largest_message_bytes(daemon.settings) >> 10,
     )
+    warn_of_few_files(daemon.settings.grpc.connections_max)
     path = daemon.settings.ready_file
     if path is not None:
         ready = {"pid": os.getpid(), "grpc_address": daemon.grpc_address, "http_address": daemon.http_address}

@@ -4,13 +4,15 @@ It runs the very package that the tests import, with the environment passed on, 
 and the uncompiled engine.
 """
 
+import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -80,6 +82,17 @@ class DaemonProcess:
         wait_until(is_ready, f"the daemon is ready; its log is {self.log_path}")
         ready: dict[str, str] = json.loads(ready_path.read_text("utf-8"))
         return ready
+
+
+@contextlib.contextmanager
+def open_files_max(count: int) -> Iterator[None]:
+    """Processes started in the block may open so many files."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def run_to_end(

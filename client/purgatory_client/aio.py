@@ -11,7 +11,7 @@ from typing import Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
 from purgatory.v1 import purgatory_service_pb2
 from purgatory_client import many, waits
-from purgatory_client.errors import InvalidRequest
+from purgatory_client.errors import InvalidRequest, Unavailable
 from purgatory_client.events import AdvanceReceipt, Event, signalled
 from purgatory_client.many import Entry, WaitColumns
 from purgatory_client.marks import Marks, events_of
@@ -19,6 +19,7 @@ from purgatory_client.method_docs import described
 from purgatory_client.outbox.outbox_file import OutboxFile
 from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.results import Result, ResultColumns, already_satisfied
+from purgatory_client.session.backoff import Resumption
 from purgatory_client.session.channel import ChannelSecurity, Pem, Token
 from purgatory_client.session.event_sender import EventSender
 from purgatory_client.session.event_stream import EventStream
@@ -95,8 +96,7 @@ class AsyncClient(SingleCalls):
         tls_key: Pem | None = None,
         token: Token | None = None,
     ) -> None:
-        super().__init__(address, ChannelSecurity(tls, tls_ca, tls_certificate, tls_key, token))
-        self._give_up_after: Final = give_up_after
+        super().__init__(address, ChannelSecurity(tls, tls_ca, tls_certificate, tls_key, token), give_up_after)
         self._session: Final = SessionDriver(
             address,
             name=name,
@@ -225,6 +225,9 @@ class AsyncClient(SingleCalls):
     async def wait_once(self, wait: Wait) -> Result:
         """Wait by a single call with no session, for a program that waits once.
 
+        When the connection breaks, the wait is sent again with the time that is left of its timeout (without a timeout:
+        with the daemon's default again). A signal wait with `from_now` misses signals sent in between.
+
         Args:
             wait: Made by a function of `purgatory_client.waits`.
 
@@ -232,14 +235,24 @@ class AsyncClient(SingleCalls):
             How the wait ended.
 
         Raises:
-            Unavailable: The connection broke, or there was none; nothing is tried again.
+            Unavailable: There was no connection, or none for `give_up_after` seconds after it broke.
             InvalidRequest: The daemon refused it.
             LimitExceeded: A limit of the daemon is reached.
             ClientClosed: The client is closed, or was closed meanwhile.
         """
         request = purgatory_service_pb2.WaitRequest(operation=row_of_wait(wait))
-        limit = None if wait.timeout_ms is None else wait.timeout_ms / 1_000 + WAIT_GRACE
-        response = await self._answer(self._stub().Wait(request, timeout=limit))
+        resumption, began = Resumption(self._give_up_after), time.monotonic()
+        while True:
+            limit = None
+            if wait.timeout_ms is not None:
+                elapsed_ms = round((time.monotonic() - began) * 1_000)
+                request.operation.timeout_ms = max(0, wait.timeout_ms - elapsed_ms)
+                limit = request.operation.timeout_ms / 1_000 + WAIT_GRACE
+            try:
+                response = await self._answer(self._stub().Wait(request, timeout=limit))
+                break
+            except Unavailable as error:
+                await resumption.pause(error)
         arrived = arrived_row(response.result)
         if arrived.columns.refusals:
             raise arrived.columns.refusals[0]

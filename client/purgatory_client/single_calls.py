@@ -13,10 +13,11 @@ from purgatory.v1 import operation_pb2, purgatory_service_pb2, source_pb2, webho
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client import views
 from purgatory_client.dead_letter_views import DeadLetter, ResentLetters, dead_letter
-from purgatory_client.errors import ClientClosed, NotFound
+from purgatory_client.errors import ClientClosed, NotFound, Unavailable
 from purgatory_client.partition_names import partition_name
 from purgatory_client.plain_errors import from_rpc_error
 from purgatory_client.results import OperationKind, Outcome
+from purgatory_client.session.backoff import Resumption
 from purgatory_client.session.channel import ChannelSecurity, check_process, open_channel
 from purgatory_client.session.sessions_of_others import CALL_TIMEOUT, ClosedSession
 from purgatory_client.sources.position_tokens import Positions
@@ -29,9 +30,10 @@ T = TypeVar("T")
 class SingleCalls:
     """The base of `AsyncClient`. All calls raise Unavailable, InvalidRequest and ClientClosed, too."""
 
-    def __init__(self, address: str, security: ChannelSecurity) -> None:
+    def __init__(self, address: str, security: ChannelSecurity, give_up_after: float | None) -> None:
         self.address: Final = address
         self._security: Final = security
+        self._give_up_after: Final = give_up_after
         self._channel: grpc.aio.Channel | None = None
         self._closed = False
 
@@ -197,10 +199,12 @@ class SingleCalls:
     async def tail(
         self, *, outcomes: Collection[Outcome] = (), kind: OperationKind | None = None
     ) -> AsyncIterator[views.EndedTogether]:
-        """Iterate over what ends from now on, whoever waited: for looking on, not for getting results.
+        """Iterate over all operations as they end, to observe a daemon: not a way to receive one's results.
 
-        Sees this client's own operations, and those of others on whose partitions and keys it has the role admin. The
-        first item comes at once, and is empty; from then on nothing is missed, but what is left out and counted.
+        Includes this client's own operations and, of others, those on partitions and keys for which it has the role
+        admin. The first item arrives at once and is empty; from then on nothing is missed except what is left out and
+        counted. When the connection breaks it is opened again, for up to `give_up_after` seconds: another empty item
+        follows, and what ended in between is missing.
 
         Args:
             outcomes: Only these; none: all.
@@ -209,12 +213,17 @@ class SingleCalls:
         request = purgatory_service_pb2.TailResultsRequest(
             outcomes=[outcome.value for outcome in outcomes], kind=None if kind is None else kind.value
         )
-        call = self._stub().TailResults(request)
-        try:
-            while (response := await self._answer(call.read())) is not grpc.aio.EOF:
-                yield views.ended(response)
-        finally:
-            call.cancel()
+        resumption = Resumption(self._give_up_after)
+        while True:
+            call = self._stub().TailResults(request)
+            try:
+                while (response := await self._answer(call.read())) is not grpc.aio.EOF:
+                    yield views.ended(response)
+                return
+            except Unavailable as error:
+                await resumption.pause(error)
+            finally:
+                call.cancel()
 
     async def dead_letters(self, *, page_size: int = 100) -> AsyncIterator[DeadLetter]:
         """Iterate over the results that their callbacks did not take, oldest first, fetched `page_size` at a time."""

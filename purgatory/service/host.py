@@ -9,8 +9,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -36,13 +35,12 @@ from purgatory.service.loop_holds import LoopHolds
 from purgatory.service.reaper import EXPIRED_PER_SLICE, Reaper
 from purgatory.service.registrations import OpenBatch, Registrations, count_refused
 from purgatory.service.rpc.statuses import BatchRefused, from_refusal, unreadable_batch
-from purgatory.service.sessions.outbox import ResultSlice
 from purgatory.service.sessions.refused import (
     located,
 )
 from purgatory.service.sessions.session import Session
 from purgatory.service.sessions.session_table import Sessions
-from purgatory.service.sessions.unary_waits import UnaryWaits
+from purgatory.service.sessions.unary_waits import OpenWait, UnaryWaits
 from purgatory.service.sessions.waiting_callers import WaitingCallers
 from purgatory.service.settings import HostSettings
 from purgatory.service.slices import WORK_PER_SLICE
@@ -78,7 +76,7 @@ class Host:
         self._dropped: Final[deque[Session]] = deque()
         """Sessions that are gone but for their pending operations."""
         self.sessions: Final = Sessions(engine, settings, self.listeners, self.holds, self._end_dropped, self.shares)
-        self.unary_waits: Final = UnaryWaits(engine)
+        self.unary_waits: Final = UnaryWaits(engine, self.time.now_ms, self._cancel_unary_waits)
         self.waiting_callers: Final = WaitingCallers()
         self.retry_advice: Final = RetryAdvice(engine, self.time)
         self.admission: Final = Admission(settings.limits, self.listeners, self.shares, self.retry_advice)
@@ -88,7 +86,7 @@ class Host:
         """Which marks nobody can see, and why: `sources.stale(name, now_ms)`."""
         limits = settings.limits
         self.source_links: Final = SourceLinks(engine, self.sources, self.time.now_ms, limits.sources_max)
-        self.shares.budget.calls = lambda: len(self.unary_waits) + self.sessions.stream_count
+        self.shares.budget.calls = lambda: self.fair_queue.calls + self.fair_queue.refused
         self.shares.budget.queues = lambda: (
             self.source_links.held_bytes() + sum(listener.held_bytes() for listener in self.listeners)
         )
@@ -175,20 +173,14 @@ class Host:
 
     # Unary waits.
 
-    @contextmanager
-    def unary_wait(self, account: Account) -> Iterator[tuple[int, asyncio.Future[ResultSlice]]]:
-        """A unary wait's operation id and the future of its result; leaving the block cancels what is still pending.
+    def unary_wait(self, account: Account) -> OpenWait:
+        """A context manager for a unary wait: yields its operation id and the future of its result, and cancels what is
+        still pending when the block ends.
 
         Raises `CallRefused` when nothing may be registered now.
         """
         self.admission.check_unary_wait(account, len(self.unary_waits))
-        operation_id, future = self.unary_waits.add(account)
-        try:
-            yield operation_id, future
-        finally:
-            if self.unary_waits.end(operation_id):
-                self._cancel_unary_wait(operation_id, account)
-            self.unary_waits.forget(operation_id, self.time.now_ms())
+        return OpenWait(self.unary_waits, account)
 
     def register_unary_wait(self, run: OperationRun, account: Account) -> None:
         """Registers the one operation of a unary wait. Raises `CallRefused` if the operation is refused."""
@@ -199,11 +191,12 @@ class Host:
             retry_after_ms = self.retry_advice.for_operation(account, run)
             raise from_refusal(located(run, receipt.refusals[0]), "operation", retry_after_ms)
 
-    def _cancel_unary_wait(self, operation_id: int, account: Account) -> None:
+    def _cancel_unary_waits(self, operation_ids: list[int], account: Account) -> None:
         now_ms = self.time.now_ms()
-        if any(self.engine.cancel(self.unary_waits.owner_of(account), [operation_id], now_ms)):
+        cancelled = self.engine.cancel(self.unary_waits.owner_of(account), operation_ids, now_ms)
+        if any(cancelled):
             for listener in self.listeners:
-                listener.cancelled(None, [operation_id], 1, now_ms)
+                listener.cancelled(None, operation_ids, sum(cancelled), now_ms)
         self.deliver()
 
     # Events.

@@ -148,14 +148,16 @@ class GrpcSettings(SettingsGroup):
     keepalive_timeout_ms: DurationMs = setting(
         20_000, "Close a connection that leaves a ping unanswered for this long."
     )
-    connections_max: Count = setting(4_096, "Connections at one time. A further one is closed before it is read.")
-    streams_per_connection_max: Count = setting(
-        100,
-        "Calls in flight on one connection. Clients hold further ones back until one ends: whoever keeps more single "
-        "`Wait` calls in flight uses a session, or several connections.",
+    connections_max: Count = setting(
+        4_096, "Connections at one time, at most half of the open-file limit. A further one is closed unread."
     )
     connection_age_max_ms: int = setting(
-        0, "Ask clients to reconnect after this long, to spread load. 0: never.", ge=0, le=DURATION_MS_MAX
+        0,
+        "Ask clients to reconnect after this long, to spread load. 0: never. `shutdown.grace_ms` later, calls that are "
+        "still open are cut: `Session`, `StreamResults`, `AdvanceStream`, `TailResults`, `AttachSource`, long calls of "
+        "`Wait`. The Python client and the command line resume them. Sources that the daemon runs itself are exempt.",
+        ge=0,
+        le=DURATION_MS_MAX,
     )
 
 
@@ -163,11 +165,17 @@ class HttpSettings(SettingsGroup):
     """HTTP site: metrics and probes."""
 
     address: Address = setting("127.0.0.1:7441", "Where to serve HTTP, host:port. Port 0: any free one.")
-    connections_max: Count = setting(
-        256,
-        "Connections at one time, and at most a quarter of the files the process may open. More are closed at once.",
+    allowed_hosts: Annotated[str, BeforeValidator(_as_words), AfterValidator(_checked_hosts)] = setting(
+        "",
+        "Names of this daemon that requests without TLS may have in the Host header, separated by spaces: host, "
+        "host:port, *.example.org for all names below. localhost and addresses are always allowed.",
     )
-    read_timeout_ms: DurationMs = setting(10_000, "Close a connection that takes longer than this to send a request.")
+    connections_max: Count = setting(
+        16_384,
+        "Connections at one time, and at most as many as the limit on open files leaves room for beside gRPC. A "
+        "further one replaces an idle one; if none is idle, its requests are answered with 503, except probes.",
+    )
+    read_timeout_ms: DurationMs = setting(10_000, "Answer with 408 if a request takes longer than this to arrive.")
     keepalive_timeout_ms: DurationMs = setting(75_000, "Close a connection this long after its last request.")
     metrics_interval_ms: int = setting(
         1_000, "Metrics are computed at most this often. 0: each time.", ge=0, le=DURATION_MS_MAX
@@ -276,13 +284,19 @@ class LimitsSettings(EngineLimitsSettings):
     memory_bytes_max: Annotated[int, AfterValidator(_checked_budget)] = setting(
         0, "Memory for all that is held, in bytes. 0: 60 % of what the machine or the container has.", ge=0
     )
-    unary_waits_max: Count = setting(10_000, "Calls of Wait at one time.")
-    calls_max: Count = setting(20_000, "Calls in flight, of all callers: streams, unary ones, and refused ones.")
+    unary_waits_max: Count = setting(100_000, "Calls of `Wait` at one time, over gRPC and HTTP.")
+    calls_max: Count = setting(
+        200_000,
+        "Calls in flight, of all callers: streams, unary calls and refused calls; at most as many as fit into half of "
+        "the memory budget. A sixteenth is reserved for events.",
+    )
     calls_per_caller_max: Count = setting(
-        10_000, "Calls in flight of one caller: a principal, or a connection where nobody is asked."
+        11_000,
+        "Calls in flight of one caller: a principal or, without a policy, a gRPC connection or an HTTP client's "
+        "address. Also the number of streams on one gRPC connection. A sixteenth is reserved for events.",
     )
     calls_queued_per_caller_max: Count = setting(
-        1_000, "Calls of one caller that may wait for their turn. Further ones are refused before they are read."
+        20_000, "Calls of one caller that may wait for their turn. Further ones are refused before they are read."
     )
     calls_per_second_max: int = setting(0, "Calls a second of one principal. 0: any number.", ge=0, le=1_000_000)
     sessions_max: Count = setting(10_000, "Sessions at one time.")
@@ -359,13 +373,9 @@ class WebhooksSettings(SettingsGroup):
     give_up_ms: DurationMs = setting(
         86_400_000, "A result that was not delivered for this long becomes a dead letter. A restart begins it anew."
     )
-    posts_max: Count = setting(
-        64, "POSTs in flight at one time; at most half of them to hosts that are new, slow or silent."
-    )
+    posts_max: Count = setting(64, "POSTs in flight at one time; at most half to new, slow or silent hosts.")
     posts_per_host_max: Count = setting(4, "The same to one host; one that is new or does not answer gets 1.")
-    dead_letters_max: Count = setting(
-        1_000, "Dead letters that are kept; then whoever has most of them loses the oldest, with an error in the log."
-    )
+    dead_letters_max: Count = setting(1_000, "Dead letters kept. At the limit whoever has the most loses the oldest.")
 
     @model_validator(mode="after")
     def _signed(self) -> Self:

@@ -4,11 +4,8 @@ import asyncio
 import shutil
 
 import pytest
-from purgatory_client import AsyncClient, Outcome
 
 from bench.drivers import redis_load as redis_driver
-from bench.drivers import unary
-from bench.measure.processes import python_server
 from bench.peers import jvm
 from bench.peers.redis import RedisConnection, RedisServer, command, is_whole
 
@@ -93,22 +90,3 @@ def test_without_maven_there_is_a_line_that_says_so(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("shutil.which", lambda program: None if program == "mvn" else "/there")
     with pytest.raises(jvm.JvmMissing, match="mvn is not installed"):
         jvm.build()
-
-
-@pytest.mark.slow  # a server is started
-async def test_the_echo_server_answers_our_client() -> None:
-    """Waits, batches and events are all answered, as satisfied, and with results of the full size."""
-    with python_server("bench.peers.echo_server") as server:
-        async with AsyncClient(server.address) as client:
-            assert (await client.produce({("t", 0): 7}, timeout=60)).outcome == Outcome.SATISFIED
-            results = await client.produce_many([("t", 0)], offsets=range(1, 51), timeouts_ms=[60_000])
-            assert results.outcomes == [Outcome.SATISFIED] * 50
-            assert results.required_offsets == list(range(1, 51))
-            assert (await client.advance(("t", 0), high_watermark=3)).ended == [0]
-
-
-@pytest.mark.slow  # a server is started
-def test_the_conditions_server_completes_what_its_marks_pass() -> None:
-    """Unary waits end when their key's mark has come, all of them."""
-    with python_server("bench.peers.conditions_server") as server:
-        assert unary.conditions(server.address, batch=5, lanes=2, seconds=0.02)["operations"] >= 10

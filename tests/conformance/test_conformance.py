@@ -10,10 +10,10 @@ import pytest
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc
-from tests.client.until import eventually
 from tests.conformance import cases
 from tests.conformance.client_process import ClientProcess
 from tests.conftest import StartDaemon
+from tests.service.serving import eventually
 from tests.strangers.client_builds import BUILT, build_go, build_java, build_typescript
 
 pytestmark = [pytest.mark.xdist_group("strangers"), pytest.mark.slow]
@@ -62,7 +62,7 @@ async def test_a_client_keeps_to_the_message_size_of_the_real_daemon(
 
             async def all_registered() -> bool:
                 status = await stub.GetStatus(wire.GetStatusRequest())
-                return sum(kind.registered for kind in status.kinds) == 40
+                return bool(sum(kind.registered for kind in status.kinds) == 40)
 
             await eventually(all_registered, "40 registered operations")
         await client.close()

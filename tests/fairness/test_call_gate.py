@@ -73,7 +73,7 @@ async def test_calls_in_flight_are_limited(name: str) -> None:
         waits = await hold(served, served, 2)
         assert (await served.stub.Wait(MET)).result
         waits += await hold(served, served, 1)
-        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "the most allowed") as error:
+        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "allowed: 3") as error:
             await served.stub.Wait(MET)
         assert retry_ms(error.value) >= 1
         assert heard.reasons == {name.removesuffix("_max"): 1}
@@ -109,20 +109,20 @@ async def test_calls_that_wait_for_a_turn_are_limited(queued: int) -> None:
     """Below the limit of 2 a further call is taken; at it, it is refused before it is read, and so above it."""
     gate = CallGate(FairQueue(), LimitsSettings(calls_queued_per_caller_max=2))
     account, context = Accounts().nobody, Context()
-    others = [gate.enter(Context(peer="ipv4:2"), account, is_unary=True)]  # type: ignore[arg-type]
-    caller = gate.enter(context, account, is_unary=True)  # type: ignore[arg-type]
+    others = [gate.enter(Context(peer="ipv4:2"), account, REGISTRATIONS, is_unary=True)]  # type: ignore[arg-type]
+    caller = gate.enter(context, account, REGISTRATIONS, is_unary=True)  # type: ignore[arg-type]
     caller.recent_calls = 1_000
     turns = [asyncio.ensure_future(gate.call_turn(context, caller, REGISTRATIONS)) for _ in range(queued)]  # type: ignore[arg-type]
     await asyncio.sleep(0)
     assert caller.waiting == queued
     if queued < 2:
-        gate.leave(gate.enter(context, account, is_unary=True), is_unary=True)  # type: ignore[arg-type]
+        gate.leave(gate.enter(context, account, REGISTRATIONS, is_unary=True), is_unary=True)  # type: ignore[arg-type]
     else:
         with pytest.raises(CallRefused, match="wait for their turn"):
-            gate.enter(context, account, is_unary=True)  # type: ignore[arg-type]
-    gate.leave(gate.enter(Context(peer="ipv4:2"), account, is_unary=True), is_unary=True)  # type: ignore[arg-type]
+            gate.enter(context, account, REGISTRATIONS, is_unary=True)  # type: ignore[arg-type]
+    gate.leave(gate.enter(Context(peer="ipv4:2"), account, REGISTRATIONS, is_unary=True), is_unary=True)  # type: ignore[arg-type]
     await asyncio.gather(*turns)
-    gate.leave(gate.enter(context, account, is_unary=True), is_unary=True)  # type: ignore[arg-type]
+    gate.leave(gate.enter(context, account, REGISTRATIONS, is_unary=True), is_unary=True)  # type: ignore[arg-type]
     for one in [*others, caller]:
         gate.leave(one, is_unary=True)
 
@@ -134,7 +134,7 @@ async def test_the_rate_of_calls_is_limited() -> None:
     account, context = Accounts().nobody, Context()
 
     def call() -> None:
-        gate.leave(gate.enter(context, account, is_unary=True), is_unary=True)  # type: ignore[arg-type]
+        gate.leave(gate.enter(context, account, REGISTRATIONS, is_unary=True), is_unary=True)  # type: ignore[arg-type]
 
     for _ in range(10):
         call()
@@ -153,9 +153,9 @@ async def test_calls_past_their_deadline_are_not_served() -> None:
     gate = CallGate(FairQueue(), LimitsSettings(), [heard])
     account = Accounts().nobody
     with pytest.raises(CallRefused, match="deadline"):
-        gate.enter(Context(0.0), account, is_unary=True)  # type: ignore[arg-type]
+        gate.enter(Context(0.0), account, REGISTRATIONS, is_unary=True)  # type: ignore[arg-type]
     context = Context(1.0)
-    caller = gate.enter(context, account, is_unary=True)  # type: ignore[arg-type]
+    caller = gate.enter(context, account, REGISTRATIONS, is_unary=True)  # type: ignore[arg-type]
     await gate.call_turn(context, caller, REGISTRATIONS)  # type: ignore[arg-type]
     context.remaining_s = 0.0
     with pytest.raises(CallRefused, match="deadline"):

@@ -17,7 +17,9 @@ import grpc
 
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.fuzz.raw_bytes import PREFACE, SETTINGS
 from tests.hostile import raw_http2
+from tests.hostile.http_attackers import HTTP_ATTACKS
 
 TOPIC: Final = "attack"
 CHANNELS: Final = 4
@@ -83,7 +85,7 @@ def one_wait(timeout_ms: int = 60_000) -> wire.WaitRequest:
 
 
 async def rapid_reset(address: str, _http: str, seconds: float, token: str) -> Tally:
-    return Counter(resets=await asyncio.to_thread(raw_http2.rapid_reset, address, token, seconds))
+    return await asyncio.to_thread(raw_http2.rapid_reset, address, token, seconds)
 
 
 async def unary_waits(address: str, _http: str, seconds: float, token: str) -> Tally:
@@ -96,6 +98,22 @@ async def unary_waits(address: str, _http: str, seconds: float, token: str) -> T
     await asyncio.gather(*calls, return_exceptions=True)
     await attacker.close()
     return attacker.tally
+
+
+async def burst(address: str, _http: str, seconds: float, token: str) -> Tally:
+    """2,000 unary calls at once on one channel, again and again: no call may be reset."""
+    attacker = Attacker(address, token, channels=1)
+    deadline_s = time.monotonic() + seconds
+    while time.monotonic() < deadline_s:
+        await asyncio.gather(*(attacker.call("Wait", one_wait(timeout_ms=50)) for _ in range(2_000)))
+    await attacker.close()
+    assert not attacker.tally.keys() & {"UNAVAILABLE", "CANCELLED"}, attacker.tally
+    return attacker.tally
+
+
+async def idle_connections(address: str, _http: str, seconds: float, _token: str) -> Tally:
+    """1,300 gRPC connections that send nothing but HTTP/2's preface."""
+    return await connections_held(address, PREFACE + SETTINGS, 1_300, seconds)
 
 
 async def unread_listings(address: str, _http: str, seconds: float, token: str) -> Tally:
@@ -192,12 +210,17 @@ async def fill_up(address: str, _http: str, seconds: float, token: str) -> Tally
 
 async def half_open_http(_address: str, http: str, seconds: float, _token: str) -> Tally:
     """1,000 HTTP requests that are never finished."""
-    host, _, port = http.rpartition(":")
+    return await connections_held(http, b"GET /metrics HTTP/1.1\r\nHost: x\r\n", 1_000, seconds)
+
+
+async def connections_held(address: str, first: bytes, count: int, seconds: float) -> Tally:
+    """Opens connections, sends these bytes on each, and holds them."""
+    host, _, port = address.rpartition(":")
     held, refused = [], 0
-    for _ in range(1_000):
+    for _ in range(count):
         try:
             connection = socket.create_connection((host, int(port)), 2.0)
-            connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n")
+            connection.sendall(first)
             held.append(connection)
         except OSError:
             refused += 1
@@ -238,6 +261,8 @@ async def compressed(address: str, _http: str, seconds: float, token: str) -> Ta
 ATTACKS: Final[dict[str, Attack]] = {
     "rapid-reset": rapid_reset,
     "unary-waits": unary_waits,
+    "burst": burst,
+    "idle-connections": idle_connections,
     "unread-listings": unread_listings,
     "unfinished-messages": unfinished(50, 31 * MEGABYTE, lambda: [("Register", b"")]),
     "unfinished-smaller": unfinished(200, BELOW_LIMIT, lambda: [("Register", b"")]),
@@ -249,6 +274,7 @@ ATTACKS: Final[dict[str, Attack]] = {
     "half-open-http": half_open_http,
     "metrics": metrics_readers,
     "compressed": compressed,
+    **HTTP_ATTACKS,
 }
 
 

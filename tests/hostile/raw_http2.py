@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -81,18 +82,23 @@ def until(deadline_s: float) -> Iterator[None]:
         yield
 
 
-def rapid_reset(address: str, token: str, seconds: float) -> int:
-    """Opens streams and resets each at once, on one connection."""
-    connection, resets = RawConnection(address, token), 0
+def rapid_reset(address: str, token: str, seconds: float) -> Counter[str]:
+    """Opens streams and resets each at once, on one connection; on another one when it is closed."""
+    connection, done = RawConnection(address, token), Counter[str]()
     for _ in until(time.monotonic() + seconds):
         for _ in range(200):
             stream = connection.call("Wait")
             connection.http2.reset_stream(stream)
-            resets += 1
-        connection.flush()
-        connection.read(0.001)
+        done["resets"] += 200
+        try:
+            connection.flush()
+            connection.read(0.001)
+        except OSError:
+            connection.close()
+            connection = RawConnection(address, token)
+            done["closed"] += 1
     connection.close()
-    return resets
+    return done
 
 
 def unfinished_messages(

@@ -19,8 +19,8 @@ FILES_MAX = 1_200
 @pytest.mark.parametrize(
     "name",
     [
-        "unary-waits", "unread-listings", "unfinished-messages", "unfinished-smaller", "unfinished-on-streams",
-        "large-messages", "fat-names", "many-items", "compressed", "half-open-http",
+        "rapid-reset", "unary-waits", "burst", "unread-listings", "unfinished-messages", "unfinished-smaller",
+        "unfinished-on-streams", "large-messages", "fat-names", "many-items", "compressed", "half-open-http",
         "endless-receivers", "silent-receivers",
     ],
 )  # fmt: skip

@@ -121,7 +121,7 @@ async def serving_http(
             PurgatoryServicer(host), gate, lambda _method: lambda _context: host.sessions.accounts.nobody
         )
         calls = {**ConnectCalls(methods, message_bytes_max).applications(), **ServerSentEvents(methods).applications()}
-        site = HttpSite(HttpSettings(), [], calls=calls, local_names_only=True, message_bytes_max=message_bytes_max)
+        site = HttpSite(HttpSettings(), [], calls=calls)
         port = await site.start("127.0.0.1", 0)
         try:
             async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from purgatory.service.http.browser_guard import is_local_name
+from purgatory.service.access.tokens import add_token
+from purgatory.service.http.browser_guard import is_own_host
+from tests.conftest import StartDaemon
 from tests.http.http_serving import SERVICE, serving_http
+from tests.http.raw_http import RawConnection, request
 
 
 @pytest.mark.parametrize(
@@ -14,7 +19,9 @@ from tests.http.http_serving import SERVICE, serving_http
         ({}, 200),
         ({"Host": "localhost"}, 200),
         ({"Host": "evil.example"}, 421),
-        ({"Host": "evil.example", "Authorization": "Bearer x"}, 200),
+        ({"Host": "LOCALHOST"}, 200),
+        ({"Host": "evil.example", "Authorization": "Bearer x"}, 421),
+        ({"Host": "evil.example", "Authorization": ""}, 421),
         ({"Origin": "http://evil.example"}, 403),
         ({"Origin": "null"}, 403),
         ({"Host": "localhost:1", "Origin": "http://localhost:1"}, 200),
@@ -26,7 +33,7 @@ from tests.http.http_serving import SERVICE, serving_http
 )
 async def test_who_may_ask(headers: dict[str, str], status: int) -> None:
     """Programs, pages of the daemon itself, and what somebody types; no other pages, and no names of others, which may
-    point to this machine for an attack. Who shows a token is no such page.
+    point to this machine for an attack. A token that nobody verifies changes nothing.
     """
     sent = {"content-type": "application/json", **headers}
     async with serving_http() as caller:
@@ -47,6 +54,12 @@ async def test_who_may_ask(headers: dict[str, str], status: int) -> None:
         ("[::1]:7441", True),
         ("[::1]", True),
         (None, True),
+        ("LocalHost:7441", True),
+        ("purgatory.example.org:7441", True),
+        ("Purgatory.Example.org", True),
+        ("a.b.example.net", True),
+        ("example.net", False),
+        ("badexample.net", False),
         ("example.com", False),
         ("localhost.example.com:80", False),
         ("127.0.0.1.example.com", False),
@@ -54,6 +67,64 @@ async def test_who_may_ask(headers: dict[str, str], status: int) -> None:
         (":", False),
     ],
 )
-def test_local_names(host: str | None, is_local: bool) -> None:
-    """Those that nobody else's name server can answer for."""
-    assert is_local_name(host) == is_local
+def test_own_names(host: str | None, is_local: bool) -> None:
+    """Those that nobody else's name server can answer for, and those that the settings name."""
+    assert is_own_host(host, ["purgatory.example.org", "*.example.net"]) == is_local
+
+
+POLICY = """
+[[grant]]
+to = ["caller"]
+roles = ["observe", "wait"]
+topics = ["*"]
+"""
+
+
+@pytest.mark.parametrize("is_insecure", [False, True])
+def test_a_token_counts_where_a_policy_verifies_it(
+    start_daemon: StartDaemon, tmp_path: Path, is_insecure: bool
+) -> None:
+    """With a wrong Host, a call is served if it shows a token; a page is, if it checks tokens, which it does not on
+    loopback. A wrong token gets nothing.
+    """
+    (tmp_path / "policy.toml").write_text(POLICY)
+    token = add_token(tmp_path / "tokens", "caller")
+    access = ("--access-policy-file", tmp_path / "policy.toml", "--access-tokens-file", tmp_path / "tokens")
+    public = ("--http-address", "127.1:0", "--insecure") if is_insecure else ()
+    daemon = start_daemon(*map(str, access), *public)
+    call, headers = f"{SERVICE}/GetStatus", {"content-type": "application/json"}
+    for host, authorization, path, status in [
+        ("localhost", f"Bearer {token}", call, 200),
+        ("evil.example", f"Bearer {token}", call, 200),
+        ("evil.example", "Bearer wrong", call, 401),
+        ("evil.example", None, call, 421),
+        ("evil.example", f"Bearer {token}", "/metrics", 200 if is_insecure else 421),
+        ("evil.example", "", "/metrics", 401 if is_insecure else 421),
+        ("evil.example", None, "/healthz", 200),
+    ]:
+        given = headers | {"host": host} | ({} if authorization is None else {"authorization": authorization})
+        is_call = path == call
+        with RawConnection(daemon.http_address.replace("127.1:", "127.0.0.1:")) as connection:
+            connection.send(request("POST" if is_call else "GET", path, given, b"{}" if is_call else None))
+            assert connection.answer().status == status, (host, authorization, path)
+
+
+def test_names_of_the_daemon_behind_a_proxy(start_daemon: StartDaemon) -> None:
+    """Without TLS the guard also holds on an address that others reach; `http.allowed_hosts` opens it for names, in the
+    Host header and in that of a page's origin.
+    """
+    daemon = start_daemon(
+        "--http-address", "127.1:0", "--insecure", "--http-allowed-hosts", "purgatory.example.org *.internal"
+    )
+    for headers, status in [
+        ({"host": "evil.example"}, 421),
+        ({"host": "evil.example", "authorization": "Bearer x"}, 421),
+        ({"host": "purgatory.example.org"}, 200),
+        ({"host": "a.internal:80"}, 200),
+        ({"host": "127.0.0.1:7441", "origin": "https://purgatory.example.org"}, 200),
+        ({"host": "127.0.0.1:7441", "origin": "https://evil.example"}, 403),
+        ({"host": "a.internal", "origin": "http://localhost"}, 403),
+    ]:
+        with RawConnection(daemon.http_address.replace("127.1:", "127.0.0.1:")) as connection:
+            connection.send(request("GET", "/", headers))
+            assert connection.answer().status == status, headers

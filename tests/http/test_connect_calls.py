@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import re
 import struct
 
 import grpc
@@ -73,7 +74,7 @@ async def test_messages_have_a_size(codec: str) -> None:
         for sent, headers in ((body, {}), (gzip.compress(body), {"content-encoding": "gzip"})):
             ending = await caller.unary("Register", sent, wire.RegisterResponse, codec, **headers)
             assert ending.status.code == RESOURCE_EXHAUSTED
-            assert f"larger than configured max {MESSAGE_BYTES_MAX}" in ending.status.message
+            assert re.search(f"larger than .*{MESSAGE_BYTES_MAX}", ending.status.message)
         assert (await caller.unary("GetStatus", wire.GetStatusRequest(), wire.GetStatusResponse)).status.code == 0
 
 
@@ -120,22 +121,6 @@ async def test_a_refused_call_is_not_read() -> None:
         assert (await reader.readline()).startswith(b"HTTP/1.1 429")
         writer.close()
         waiting.cancel()
-
-
-async def test_a_late_body_is_not_waited_for_while_memory_is_short() -> None:
-    """The call is ended, as one over gRPC is, and says why."""
-    async with serving_http() as caller:
-        reader, writer = await asyncio.open_connection(caller.client._base_url.host, caller.client._base_url.port)  # type: ignore[union-attr]
-        writer.write(
-            f"POST {SERVICE}/Register HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-            "content-length: 1000\r\n\r\n{".encode()
-        )
-        await eventually(lambda: len(caller.gate.arriving) == 1, "the call waits for its body")
-        await eventually(lambda: caller.gate.arriving.end_late(is_short=True) == 1, "it is late")
-        assert (await reader.readline()).startswith(b"HTTP/1.1 429")
-        assert b"memory is short" in await reader.readuntil(b"later")
-        await eventually(lambda: caller.host.fair_queue.calls == 0, "the call has ended")
-        writer.close()
 
 
 async def test_a_stream_over_http_is_the_session_s_stream() -> None:

@@ -49,6 +49,29 @@ async def test_open_metrics_on_request(session: aiohttp.ClientSession) -> None:
         assert (await response.text()).endswith("# EOF\n")
 
 
+@pytest.mark.parametrize(
+    ("accept", "is_open_metrics"),
+    [
+        ("", False),
+        ("*/*", False),
+        ("application/openmetrics-text", True),
+        ("application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.5,*/*;q=0.1", True),
+        ("text/plain;q=1, application/openmetrics-text;q=0", False),
+        ("application/openmetrics-text;q=0", False),
+        ("text/plain, application/openmetrics-text; q=0.9", False),
+        ("text/plain;q=0.2, Application/OpenMetrics-Text; Q=0.3", True),
+        ("application/openmetrics-text;q=much", False),
+    ],
+)
+async def test_the_format_is_chosen_by_weight(
+    session: aiohttp.ClientSession, accept: str, is_open_metrics: bool
+) -> None:
+    """OpenMetrics where it is accepted with a weight above 0, and not less than the text format's."""
+    async with session.get("/metrics", headers={"Accept": accept}) as response:
+        kind = response.headers["Content-Type"].partition(";")[0]
+    assert kind == ("application/openmetrics-text" if is_open_metrics else "text/plain")
+
+
 @pytest.mark.parametrize(("interval_ms", "answers"), [(0, [1, 2, 3]), (60_000, [1, 1, 1])])
 async def test_metrics_are_computed_at_most_once_an_interval(interval_ms: int, answers: list[int]) -> None:
     """However often they are asked for, and in whatever version; an interval of 0 computes them each time."""

@@ -202,7 +202,7 @@ def test_sigterm_answers_pending_waits_and_exits_0(daemon: DaemonProcess, channe
 @pytest.mark.slow
 async def test_burst_of_unary_waits_loses_none(start_daemon: StartDaemon) -> None:
     """Of 4,000 calls that come at once each is registered, and each is answered when the daemon ends."""
-    daemon = start_daemon("--grpc-streams-per-connection-max", "1000")
+    daemon = start_daemon()
     request = wait_request("orders", 42, timeout_ms=600_000)
     async with AsyncExitStack() as opened:
         calls = []

@@ -75,6 +75,7 @@ def test_every_setting_can_be_given_as_a_variable(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PURGATORY_TLS_CLIENT_AUTH", "required")  # the default does not go with files, which are now set
     monkeypatch.setenv("PURGATORY_INSECURE", "false")
     monkeypatch.setenv("PURGATORY_WEBHOOKS_ALLOWED_HOSTS", "example.org")  # the default is empty, as if it were not set
+    monkeypatch.setenv("PURGATORY_HTTP_ALLOWED_HOSTS", "example.org")  # the same
     monkeypatch.setenv("PURGATORY_SOURCE", "kafka://127.0.0.1:9092")
     monkeypatch.setenv("PURGATORY_READY_FILE", str(tmp_path / "ready"))
     command_line = read()
@@ -105,6 +106,10 @@ def test_print_config_is_a_file_that_loads_to_the_same(tmp_path: Path) -> None:
         (["--engine-tick-ms", "fast"], ["engine.tick_ms", "integer", "'fast'"]),
         (["--grpc-address", "localhost"], ["grpc.address", "host:port", "'localhost'"]),
         (["--grpc-address", "localhost:70000"], ["grpc.address", "65535"]),
+        (
+            ["--http-allowed-hosts", "a.example http://b.example"],
+            ["http.allowed_hosts", "http://b.example"],
+        ),
         (["--log-level", "loud"], ["log.level", "'debug'", "'loud'"]),
         (["--limits-timeout-ms-max", "5"], ["timeout_ms_default", "30000", "timeout_ms_max", "5"]),
         (["--config", "missing.toml"], ["config", "missing.toml"]),

@@ -9,7 +9,10 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest
+from grpc_health.v1.health_pb2_grpc import HealthStub
 from purgatory_client import AsyncClient
 from purgatory_sources.source_program import NoRepetitions
 
@@ -70,6 +73,27 @@ async def test_a_stopped_daemon_stops_its_sources(start_daemon: StartDaemon) -> 
     child = await child_of(daemon)
     assert daemon.stop() == 0
     assert not is_running(child)
+
+
+async def test_the_daemons_own_source_outlives_the_age_of_connections(start_daemon: StartDaemon) -> None:
+    """While other connections are cut again and again, the source's stays: its call never ends."""
+    pytest.importorskip("confluent_kafka")
+    age = ("--grpc-connection-age-max-ms", "200", "--shutdown-grace-ms", "100")
+    daemon = start_daemon("--source", NOWHERE, *age)
+    await until(lambda: fetch_page(daemon, "/readyz") == (200, "ready\nsource 1: blind\n"))
+    cuts = 0
+    async with grpc.aio.insecure_channel(daemon.address) as channel:
+        while cuts < 3:
+            watch = HealthStub(channel).Watch(HealthCheckRequest(), wait_for_ready=True)
+            with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
+                async for _ in watch:
+                    pass
+            cuts += 1
+    _, page = fetch_page(daemon, "/metrics")
+    ended = [line for line in page.splitlines() if line.startswith("purgatory_calls_ended_total{code")]
+    of_source = [line for line in ended if 'method="AttachSource"' in line]
+    assert of_source
+    assert all(line.endswith(" 0.0") for line in of_source), of_source
 
 
 async def test_a_source_reaches_a_daemon_that_has_a_policy(start_daemon: StartDaemon, tmp_path: Path) -> None:

@@ -15,6 +15,12 @@ from purgatory_client.errors import Unavailable
 _RETRIED_CODES: Final = frozenset(
     (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 )
+_BROKEN_CODES: Final = frozenset((grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED))
+"""What a call ends with whose connection breaks, and one that the daemon resets unread."""
+NO_CONNECTION: Final = "failed to connect"
+"""How gRPC's message begins when nobody listens."""
+CONNECTED_MIN: Final = 1.0
+"""Seconds after which an attempt counts as connected."""
 
 
 class Backoff:
@@ -54,6 +60,30 @@ class Retry:
         if self._give_up_after is not None and elapsed + delay > self._give_up_after:
             raise Unavailable(f"no connection for {elapsed:.1f} s: {_text(error)}") from error
         await asyncio.sleep(delay)
+
+
+class Resumption:
+    """The attempts of a call that is resumed when its connection breaks. `give_up_after`: as for `Retry`, from the
+    moment that it broke.
+    """
+
+    def __init__(self, give_up_after: float | None) -> None:
+        self._give_up_after: Final = give_up_after
+        self._retry: Retry | None = None
+        self._attempted_at: float = asyncio.get_running_loop().time()
+
+    async def pause(self, error: Unavailable) -> None:
+        """Wait until the next attempt. Raises `error` if the daemon itself has answered, if the call took longer than
+        its deadline, and if there was no connection to begin with.
+        """
+        loop, cause = asyncio.get_running_loop(), error.__cause__
+        is_broken = isinstance(cause, grpc.aio.AioRpcError) and cause.code() in _BROKEN_CODES and not error.is_answer
+        if not is_broken or (self._retry is None and str(error).startswith(NO_CONNECTION)):
+            raise error
+        if self._retry is None or loop.time() - self._attempted_at > CONNECTED_MIN:
+            self._retry = Retry(self._give_up_after)
+        await self._retry.pause(error)
+        self._attempted_at = loop.time()
 
 
 def _text(error: Exception) -> str:

@@ -14,12 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Self, cast
 
 import grpc
 import grpc.aio
+from grpc_status import rpc_status
 
 from purgatory_client.plain_errors import ClientClosed, InvalidRequest
+from purgatory_client.session.backoff import Retry
 
 MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
 
@@ -30,6 +32,11 @@ OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_reconnect_backoff_ms", 5_000),
     ("grpc.enable_http_proxy", 0),
 )
+
+REFUSED_STREAM: Final = "RST_STREAM with error code 7"
+"""In gRPC's message for a call that a proxy or an older daemon refused before it was processed (RFC 9113, 8.7)."""
+REFUSED_GIVE_UP: Final = 10.0
+"""Seconds after which a call whose stream is still refused fails."""
 
 Pem = str | os.PathLike[str] | bytes
 """The path of a PEM file, or what is in one."""
@@ -122,18 +129,16 @@ def open_channel(address: str, security: ChannelSecurity = UNPROTECTED) -> grpc.
     else:
         channel = grpc.aio.insecure_channel(address, options=OPTIONS)
     _channels.add(channel)
-    if security.token is None:
-        return channel
-    if not security.is_encrypted and not _is_loopback(address):
+    if security.token is not None and not security.is_encrypted and not _is_loopback(address):
         _log.warning("the token for %s travels unencrypted; use TLS (tls_ca=...)", address)
-    return cast("grpc.aio.Channel", _TokenChannel(channel, security))
+    return cast("grpc.aio.Channel", _Channel(channel, security))
 
 
-class _TokenChannel:
-    """A channel whose calls all show the token.
+class _Channel:
+    """A channel whose calls all present the token, and whose unary calls are sent again if their stream was refused.
 
     gRPC's own call credentials are refused on a channel without TLS, loopback included, and its interceptors wrap each
-    stream in another that reads and writes through queues.
+    stream in another that reads and writes through queues. gRPC sends a refused call again only once, at once.
     """
 
     def __init__(self, channel: grpc.aio.Channel, security: ChannelSecurity) -> None:
@@ -141,7 +146,19 @@ class _TokenChannel:
         self._security: Final = security
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - gRPC's own arguments
-        return self._showing(self._channel.unary_unary(*args, **kwargs))
+        method = self._showing(self._channel.unary_unary(*args, **kwargs))
+
+        async def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - gRPC's own arguments and answer
+            retry = Retry(REFUSED_GIVE_UP)
+            while True:
+                try:
+                    return await method(*args, **kwargs)
+                except grpc.aio.AioRpcError as error:
+                    if not _was_unread(error):
+                        raise
+                    await retry.pause(error)
+
+        return call
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - gRPC's own arguments
         return self._showing(self._channel.unary_stream(*args, **kwargs))
@@ -152,6 +169,12 @@ class _TokenChannel:
     def stream_stream(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - gRPC's own arguments
         return self._showing(self._channel.stream_stream(*args, **kwargs))
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.close()
+
     async def close(self, grace: float | None = None) -> None:
         await self._channel.close(grace)
 
@@ -160,6 +183,16 @@ class _TokenChannel:
             return method(*args, metadata=self._security.metadata(), **kwargs)
 
         return call
+
+
+def _was_unread(error: grpc.aio.AioRpcError) -> bool:
+    """Whether nothing of a call was processed: its stream was refused, or the daemon reset it unread.
+
+    A cancelled call always means the latter: what this client cancels itself raises no `AioRpcError`.
+    """
+    if error.code() is grpc.StatusCode.CANCELLED:
+        return rpc_status.from_call(error) is None
+    return REFUSED_STREAM in (error.details() or "")
 
 
 def _pem(name: str, pem: Pem | None) -> bytes | None:

@@ -1,44 +1,59 @@
-"""Whether a browser asks on behalf of somebody else's page.
+"""Whether a request comes from a page of another site.
 
-On loopback nobody need show a credential, and whoever browses the web runs other people's programs on that machine.
-Browsers say where such a request comes from; one that is led astray by DNS (a name that resolves to this machine only
-for the attack) is known by the name that it asks for.
+On loopback no credential is needed, and a browser runs programs of other sites on that machine. Browsers state the
+origin of such a request. With DNS rebinding they do not: a name of the other site resolves to this machine for a
+moment, so the page and the daemon have the same origin. Such requests are known by the name in the Host header.
 """
 
 import ipaddress
+from collections.abc import Sequence
 from typing import Final
 
 from starlette.types import Scope
 
-from purgatory.service.http.http_peer import header_of
+from purgatory.service.http.http_context import header_of
 
 FOREIGN_SITES: Final = frozenset(("cross-site", "same-site"))
-FOREIGN_PAGE: Final = "a page of another site may not ask this daemon\n"
-FOREIGN_NAME: Final = "ask for localhost or an address, or show a token\n"
+FOREIGN_PAGE: Final = "requests from pages of other sites are refused; names of this daemon: see http.allowed_hosts\n"
+WRONG_HOST: Final = "the Host header must be localhost, an IP address, or one of http.allowed_hosts\n"
 
 
-def is_foreign_page(scope: Scope) -> bool:
-    """Whether a page of another origin asks. Other programs than browsers send none of these headers."""
+def is_foreign_page(scope: Scope, allowed_hosts: Sequence[str]) -> bool:
+    """Whether a page of another origin sent the request. Programs other than browsers send none of these headers."""
     if header_of(scope, b"sec-fetch-site") in FOREIGN_SITES:
         return True
     origin = header_of(scope, b"origin")
-    return origin is not None and origin.rpartition("//")[2] != header_of(scope, b"host")
+    if origin is None:
+        return False
+    host = origin.rpartition("//")[2].lower()
+    # A proxy may send its own name as Host, so that the two differ although the page is the daemon's own.
+    return host != (header_of(scope, b"host") or "").lower() and not _is_allowed(host, allowed_hosts)
 
 
-def is_led_astray(scope: Scope) -> bool:
-    """Whether somebody without a token asks for a name that is not this machine's own."""
-    return header_of(scope, b"authorization") is None and not is_local_name(header_of(scope, b"host"))
+def is_dns_rebinding(scope: Scope, allowed_hosts: Sequence[str]) -> bool:
+    """Whether the request names a host that somebody else's name server could resolve to this machine."""
+    return not is_own_host(header_of(scope, b"host"), allowed_hosts)
 
 
-def is_local_name(host: str | None) -> bool:
-    """Whether a Host header names this machine in a way that no other name server can."""
+def is_own_host(host: str | None, allowed_hosts: Sequence[str] = ()) -> bool:
+    """Whether a Host header is localhost, an address, or one of `allowed_hosts` (in lower case)."""
     if host is None:
         return True  # HTTP/1.0: no browser
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    if name == "localhost" or name.endswith(".localhost"):
+    name = _name_of(host.lower())
+    if name == "localhost" or name.endswith(".localhost") or _is_allowed(host.lower(), allowed_hosts):
         return True
     try:
         ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
     except ValueError:
         return False
     return True
+
+
+def _name_of(host: str) -> str:
+    """Without the port."""
+    return host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+
+
+def _is_allowed(host: str, allowed_hosts: Sequence[str]) -> bool:
+    name = _name_of(host)
+    return any(one in (host, name) or (one[:2] == "*." and name.endswith(one[1:])) for one in allowed_hosts)

@@ -4,7 +4,6 @@ The package reads requests and writes answers; who may call, when it is whose tu
 gRPC.
 """
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
@@ -21,12 +20,11 @@ from google.protobuf.message import Message
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from purgatory.service.http.connect_codecs import BinaryCodec, JsonCodec, Ready, Undecoded, ready
-from purgatory.service.http.connect_errors import connect_error
+from purgatory.service.http.connect_codecs import Gzip, MessageCodec, Ready, Undecoded, ready
+from purgatory.service.http.connect_errors import connect_error, retry_after
 from purgatory.service.http.http_calls import HttpCall, HttpMethod, HttpMethods
-from purgatory.service.http.http_connection import TRANSPORT
-from purgatory.service.http.http_context import HttpContext
-from purgatory.service.http.http_peer import header_of
+from purgatory.service.http.http_connection import CONNECTION
+from purgatory.service.http.http_context import HttpContext, header_of
 from purgatory.service.http.written_answers import WrittenAnswers
 from purgatory.service.rpc.handlers import SERVICE
 from purgatory.service.rpc.statuses import CallRefused
@@ -37,28 +35,38 @@ GRPC_ELSEWHERE: Final = "gRPC needs HTTP/2: it is served on the gRPC port; here 
 class ConnectRequest:
     """One request, from when it comes in. The package hands its own context around, which knows less."""
 
+    __slots__ = ("_is_json", "answers", "call", "context", "scope")
+
     def __init__(self, methods: HttpMethods, method: HttpMethod, scope: Scope) -> None:
         self.call: Final = HttpCall(methods, method)
         self.scope: Final = scope
-        self.answers: Final[WrittenAnswers[Ready]] = WrittenAnswers()
-        self.was_late = False
-        """Its body did not come, and memory was short: it was ended and answered."""
+        self.answers: WrittenAnswers[Ready] | None = None
+        """The written answers of a stream; None for a unary call."""
         self._is_json = False
         self.context: HttpContext | None = None
 
     async def run(self, request: Undecoded) -> Message | None:
         self._is_json = request.is_json
-        return await self.call.run(request.message)
+
+        async def decode() -> Message:
+            try:
+                return await request.message(self.call.off_loop)
+            finally:
+                request.forget()
+                self.scope["state"][CONNECTION].body_decoded()
+
+        return await self.call.run(decode)
 
     async def ready(self, answer: Message | bytes) -> Ready:
-        return await ready(answer, self.call.method.answer_type, is_json=self._is_json)
+        return await ready(answer, self.call.method.answer_type, is_json=self._is_json, run=self.call.off_loop)
 
     async def write(self, answer: Message | bytes) -> None:
+        assert self.answers is not None, "a unary call writes nothing"
         await self.answers.write(await self.ready(answer))
 
 
 REQUEST: ContextVar[ConnectRequest] = ContextVar("request")
-"""Of the task that serves it."""
+"""The request that the current task serves."""
 
 
 class LetIn:
@@ -68,7 +76,7 @@ class LetIn:
         request = REQUEST.get()
         left_ms = ctx.timeout_ms
         deadline_s = None if left_ms is None else time.monotonic() + left_ms / 1_000
-        with refusals_as_errors():
+        with refusals_as_errors(ctx):
             try:
                 request.context = HttpContext(request.scope, request.write, deadline_s)
                 await request.call.enter(request.context)
@@ -79,10 +87,9 @@ class LetIn:
 
     async def on_end(self, token: ConnectRequest, _ctx: RequestContext[Any, Any], error: Exception | None, /) -> None:
         token.call.leave()
-        late = None if error is None else token.call.late_refusal()
-        if late is not None:
-            token.was_late = True
-            raise connect_error(late)
+        if isinstance(error, ConnectError):
+            # The package keeps the error in a frame of its traceback: a cycle, which would hold the body.
+            error.__traceback__ = error.__cause__ = error.__context__ = None
 
 
 class ConnectService(ConnectASGIApplication[HttpMethods]):
@@ -103,7 +110,8 @@ class ConnectCalls:
             endpoints=_endpoints,
             interceptors=[LetIn()],
             read_max_bytes=message_bytes_max,
-            codecs=[BinaryCodec(), JsonCodec()],
+            compressions=[Gzip()],
+            codecs=[MessageCodec(message_bytes_max, is_json=is_json) for is_json in (False, True)],
         )
 
     def applications(self) -> dict[str, ASGIApp]:
@@ -114,14 +122,12 @@ class ConnectCalls:
         if content_type.startswith("application/grpc") and not content_type.startswith("application/grpc-web"):
             await PlainTextResponse(GRPC_ELSEWHERE, 415)(scope, receive, send)
             return
+        # Compressing an answer would hold the loop: the package is not told that the client would take one.
+        scope["headers"] = [header for header in scope["headers"] if not header[0].endswith(b"accept-encoding")]
         request = ConnectRequest(self._methods, method, scope)
         REQUEST.set(request)
         try:
             await self._service(scope, receive, send)
-        except asyncio.CancelledError:
-            # Nobody is above this. Other than late ones, only those are cancelled that the site stops.
-            if not request.was_late:
-                scope["state"][TRANSPORT].abort()
         finally:
             if request.context is not None:
                 request.context.done()
@@ -152,26 +158,30 @@ def _endpoint(method: HttpMethod) -> Any:  # noqa: ANN401 - of the package's own
     return Endpoint.unary(info, _answer_one) if method.is_unary else Endpoint.server_stream(info, _answer_many)
 
 
-async def _answer_one(undecoded: Undecoded, _ctx: object) -> Ready:
+async def _answer_one(undecoded: Undecoded, ctx: RequestContext[Any, Any]) -> Ready:
     request = REQUEST.get()
-    with refusals_as_errors():
+    with refusals_as_errors(ctx):
         answer = await request.run(undecoded)
     assert answer is not None, "a unary call has an answer"
     return await request.ready(answer)
 
 
-async def _answer_many(undecoded: Undecoded, _ctx: object) -> AsyncGenerator[Ready]:
+async def _answer_many(undecoded: Undecoded, ctx: RequestContext[Any, Any]) -> AsyncGenerator[Ready]:
     request = REQUEST.get()
-    with refusals_as_errors():
-        async with aclosing(request.answers.of(partial(request.run, undecoded))) as answers:
+    written = request.answers = WrittenAnswers()
+    with refusals_as_errors(ctx):
+        async with aclosing(written.of(partial(request.run, undecoded))) as answers:
             async for answer in answers:
                 yield answer
 
 
 @contextmanager
-def refusals_as_errors() -> Iterator[None]:
+def refusals_as_errors(ctx: RequestContext[Any, Any]) -> Iterator[None]:
     try:
         yield
     except CallRefused as refused:
+        retry_after_s = retry_after(refused)
+        if retry_after_s is not None:
+            ctx.response_headers["retry-after"] = str(retry_after_s)
         error: ConnectError = connect_error(refused)
         raise error from None

@@ -1,68 +1,162 @@
 """Messages over HTTP, as protobuf or as JSON.
 
-What comes in is decoded by the call, in its turn (`Undecoded`); what goes out has been encoded by it (`ready`). JSON is
-made and read by Python code, some fifty times as slow as protobuf: what is large is left to a thread, so that the event
-loop is free every few milliseconds.
+A request is inflated and decoded by its call, in the call's turn (`Undecoded`); an answer is encoded by the call too
+(`ready`). JSON is handled by Python code, about fifty times as slow as protobuf. Large JSON and gzip are processed in a
+thread, so that the event loop is free every few milliseconds, and callers take turns there too (`FairThread`).
 """
 
+import ast
 import asyncio
-from collections.abc import Callable
+import re
+import sys
+import zlib
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 from connectrpc.codec import Codec
+from connectrpc.compression import Compression
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
 from google.protobuf.message import DecodeError, Message
 
-from purgatory.service.rpc.statuses import invalid_argument
+from purgatory.service.rpc.statuses import CallRefused, invalid_argument, quoted, resource_exhausted
 
+JSON_BYTES_MAX: Final = 1_048_576
+"""Parsing JSON takes some twenty times its size in memory, and a second for a few megabytes."""
 TEXT_BYTES_MAX: Final = 16_384
 """JSON is read on the loop up to this size: a millisecond or two."""
+SWITCH_INTERVAL_S: Final = 0.000_2
+"""Set when the thread starts. With 5 ms, Python's default, each iteration of the event loop waits that long for it."""
 MESSAGE_BYTES_MAX: Final = 4_096
 """JSON is made on the loop of messages up to this size as protobuf."""
+UNKNOWN_FIELD: Final = re.compile(
+    r"""has no field named "(?P<name>.*)" at "\w+\.?(?P<path>.*)"\.\n Available.*: "(?P<known>\[.*\])\"""", re.DOTALL
+)
+"""How protobuf reports a field that the message type does not have."""
 
 Result = TypeVar("Result")
+OffLoop = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Does a piece of work in the thread."""
 
-# One thread: what one caller sends must not take more of the interpreter than what is served meanwhile.
-_THREAD: Final = ThreadPoolExecutor(1, "json")
+# One thread: it must not take more of the interpreter than the event loop gets.
+_THREAD: Final = ThreadPoolExecutor(1, "json", lambda: sys.setswitchinterval(SWITCH_INTERVAL_S))
 
 
 async def off_loop(work: Callable[[], Result]) -> Result:
     return await asyncio.get_running_loop().run_in_executor(_THREAD, work)
 
 
+class FairThread:
+    """The thread of `off_loop`, where callers take turns: each has one piece of work in its queue, or none."""
+
+    def __init__(self) -> None:
+        self._locks: Final[WeakValueDictionary[str, asyncio.Lock]] = WeakValueDictionary()
+
+    async def run(self, caller: str, work: Callable[[], Result]) -> Result:
+        lock = self._locks.setdefault(caller, asyncio.Lock())
+        async with lock:
+            return await off_loop(work)
+
+
+class Deflated(bytes):
+    """Bytes that are inflated in the call's turn."""
+
+
+class Gzip(Compression):
+    """For requests only. Answers are not compressed."""
+
+    def name(self) -> str:
+        return "gzip"
+
+    def compress(self, data: bytes | bytearray | memoryview) -> bytes:
+        raise AssertionError(f"answers are not compressed: {len(data)} bytes")
+
+    def decompress(self, data: bytes | bytearray | memoryview, read_max_bytes: int | None = None) -> bytes:
+        del read_max_bytes  # `Undecoded` has it
+        return Deflated(data)
+
+
+def inflated(data: bytes, bytes_max: int) -> bytes:
+    """One gzip member, of which at most one byte more than allowed is inflated. More members are refused: each may be
+    empty, and there can be 200,000 in 4 MB.
+    """
+    inflating = zlib.decompressobj(wbits=31)
+    try:
+        text = inflating.decompress(data, bytes_max + 1)
+    except zlib.error as error:
+        raise invalid_argument("request", f"not gzip: {error}") from None
+    if not inflating.eof and len(text) <= bytes_max:
+        raise invalid_argument("request", "only the beginning of a gzip member")
+    if inflating.unused_data:
+        raise invalid_argument("request", "bytes after the first gzip member; send one member")
+    return text
+
+
 class Undecoded:
-    """A request as it came."""
+    """A request as it was received."""
 
-    def __init__(self, data: bytes, message_type: type[Message], *, is_json: bool) -> None:
+    def __init__(
+        self, data: bytes, message_type: type[Message], *, is_json: bool, bytes_max: int = JSON_BYTES_MAX
+    ) -> None:
         self.is_json: Final = is_json
-        self._data: Final = data
+        self._data = data
         self._message_type: Final = message_type
+        self._bytes_max: Final = bytes_max
 
-    async def message(self) -> Message:
-        """Raises `CallRefused` for what is no message of its type."""
-        if not self.is_json:
-            return self._of_binary()
-        return self._of_json() if len(self._data) <= TEXT_BYTES_MAX else await off_loop(self._of_json)
+    def forget(self) -> None:
+        """The bytes are not needed any more."""
+        self._data = b""
 
-    def _of_binary(self) -> Message:
+    async def message(self, run: OffLoop = off_loop) -> Message:
+        """The decoded request. Raises `CallRefused` if it cannot be decoded."""
+        self._check_size(self._data)
+        if isinstance(self._data, Deflated) or (self.is_json and len(self._data) > TEXT_BYTES_MAX):
+            decoded: Message = await run(self._decoded)
+            return decoded
+        return self._decoded()
+
+    def _decoded(self) -> Message:
+        data = self._data
+        if isinstance(data, Deflated):
+            data = inflated(data, self._bytes_max)
+            self._check_size(data)
+        if self.is_json:
+            return self._of_json(data)
         try:
-            return self._message_type.FromString(self._data)
+            return self._message_type.FromString(data)
         except DecodeError as error:
             raise invalid_argument("request", str(error)) from None
 
-    def _of_json(self) -> Message:
-        """Fields that are not known are ignored, as they are in protobuf."""
+    def _check_size(self, data: bytes) -> None:
+        if len(data) > self._bytes_max:
+            remedy = "send smaller batches, or application/proto" if self.is_json else "send smaller batches"
+            raise resource_exhausted("request", f"larger than {self._bytes_max} bytes; {remedy}", None)
+
+    def _of_json(self, data: bytes) -> Message:
         message = self._message_type()
         try:
-            text = self._data.decode("utf-8")
+            text = data.decode("utf-8")
             if not text.lstrip().startswith("{"):
                 raise invalid_argument("request", "is not a JSON object")
-            Parse(text, message, ignore_unknown_fields=True)
+            Parse(text, message)
         except (ParseError, ValueError, RecursionError) as error:
-            raise invalid_argument("request", str(error)) from None
+            raise unknown_field(str(error)) or invalid_argument("request", str(error)) from None
         return message
+
+
+def unknown_field(error: str) -> CallRefused | None:
+    """The refusal of a field that does not exist, from protobuf's error; None: it is another error."""
+    found = UNKNOWN_FIELD.search(error)
+    if found is None:
+        return None
+    known = ast.literal_eval(found["known"])
+    closest = get_close_matches(found["name"].casefold(), map(str.casefold, known), 1, 0.0)
+    names = [name for name in known if name.casefold() in closest] or known
+    field = ".".join(part for part in (found["path"], found["name"]) if part)
+    return invalid_argument(quoted(field), f"unknown field; did you mean {names[0]!r}?")
 
 
 class Ready:
@@ -72,17 +166,21 @@ class Ready:
         self.data: Final = data
 
 
-async def ready(answer: Message | bytes, message_type: type[Message], *, is_json: bool) -> Ready:
+async def ready(
+    answer: Message | bytes, message_type: type[Message], *, is_json: bool, run: OffLoop = off_loop
+) -> Ready:
     """An answer as the client wants it. As bytes it is protobuf already."""
     if not is_json:
         return Ready(answer if isinstance(answer, bytes) else answer.SerializeToString())
     message = message_type.FromString(answer) if isinstance(answer, bytes) else answer
-    return Ready((await json_text(message)).encode())
+    return Ready((await json_text(message, run)).encode())
 
 
-async def json_text(message: Message) -> str:
-    """`json_of`, off the loop for what is large."""
-    return json_of(message) if message.ByteSize() <= MESSAGE_BYTES_MAX else await off_loop(partial(json_of, message))
+async def json_text(message: Message, run: OffLoop = off_loop) -> str:
+    """`json_of`, in the thread for large messages."""
+    is_small = message.ByteSize() <= MESSAGE_BYTES_MAX
+    text: str = json_of(message) if is_small else await run(partial(json_of, message))
+    return text
 
 
 def json_of(message: Message) -> str:
@@ -90,27 +188,19 @@ def json_of(message: Message) -> str:
     return MessageToJson(message, indent=None)
 
 
-class BinaryCodec(Codec[Ready, Undecoded]):
-    """Protobuf."""
+class MessageCodec(Codec[Ready, Undecoded]):
+    """Protobuf, or JSON as protobuf maps it."""
+
+    def __init__(self, bytes_max: int, *, is_json: bool) -> None:
+        self._bytes_max: Final = min(bytes_max, JSON_BYTES_MAX) if is_json else bytes_max
+        self._is_json: Final = is_json
 
     def name(self) -> str:
-        return "proto"
+        return "json" if self._is_json else "proto"
 
     def encode(self, message: Ready) -> bytes:
         return message.data
 
     def decode(self, data: bytes | bytearray, message_class: Any) -> Undecoded:  # noqa: ANN401 - the package's type is narrower
-        return Undecoded(bytes(data), message_class, is_json=False)
-
-
-class JsonCodec(Codec[Ready, Undecoded]):
-    """JSON as protobuf maps it."""
-
-    def name(self) -> str:
-        return "json"
-
-    def encode(self, message: Ready) -> bytes:
-        return message.data
-
-    def decode(self, data: bytes | bytearray, message_class: Any) -> Undecoded:  # noqa: ANN401 - as above
-        return Undecoded(bytes(data), message_class, is_json=True)
+        received = data if isinstance(data, bytes) else bytes(data)
+        return Undecoded(received, message_class, is_json=self._is_json, bytes_max=self._bytes_max)

@@ -8,7 +8,7 @@ from connectrpc.code import Code
 from connectrpc.errors import ConnectError, ErrorDetail
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
-from google.rpc import code_pb2
+from google.rpc import code_pb2, error_details_pb2
 from protobuf.wkt import Any
 
 from purgatory.service.rpc.statuses import CallRefused
@@ -51,6 +51,12 @@ def error_fields(refused: CallRefused) -> dict[str, object]:
 def http_status(refused: CallRefused) -> HTTPStatus:
     """The status that the protocol gives such an error."""
     return STATUSES.get(refused.code, HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def retry_after(refused: CallRefused) -> int | None:
+    """In how many seconds another attempt may succeed; None: waiting alone does not help."""
+    delays = [detail.retry_delay for detail in refused.details if isinstance(detail, error_details_pb2.RetryInfo)]
+    return delays[0].seconds + (delays[0].nanos > 0) if delays else None
 
 
 def _detail(message: Message) -> ErrorDetail:

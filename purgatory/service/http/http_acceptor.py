@@ -1,54 +1,39 @@
-"""Accepts connections for a server of HTTP, and ends those that hold one without using it.
-
-Who has not sent a whole request for too long is cut off, however many bytes trickle in. At the limit a further
-connection is accepted and closed at once, so that files are left for gRPC.
-"""
+"""Accepts HTTP connections, and closes those that exceed a time limit."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import resource
 import socket
 import ssl
 from collections.abc import Callable, Coroutine
 from typing import Final
 
-from purgatory.service.http.http_connection import ARRIVING, SERVING, HttpConnection
+from purgatory.service.http.http_connection import HttpConnection
+from purgatory.service.http.http_limits import HttpLimits
 
 LOGGER: Final = logging.getLogger(__name__)
 
-BACKLOG: Final = 128
-FILES_SHARE: Final = 4
-"""Of the files that this process may open, HTTP takes at most one in so many."""
+BACKLOG: Final = 1_024
 ACCEPT_PAUSE_S: Final = 0.1
-"""After a failed accept, such as for want of files."""
-SWEEP_S_MAX: Final = 1.0
-
-
-Lost = Callable[[HttpConnection], None]
+"""After a failed accept, for instance because the process has too many open files."""
 
 
 class HttpAcceptor:
-    """Listens from `start` to `stop`. `serve` makes each connection, given whom to tell when it is lost."""
+    """Listens from `start` to `stop`. `make` makes a connection."""
 
     def __init__(
         self,
-        serve: Callable[[Lost], HttpConnection],
-        *,
-        connections_max: int,
-        read_timeout_s: float,
-        keepalive_timeout_s: float,
+        make: Callable[[], HttpConnection],
+        limits: HttpLimits,
+        handshake_timeout_s: float,
         context: ssl.SSLContext | None = None,
     ) -> None:
-        files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._connections_max: Final = max(1, min(connections_max, files_max // FILES_SHARE))
-        self._serve: Final = serve
-        self._read_timeout_s: Final = read_timeout_s
-        self._keepalive_timeout_s: Final = keepalive_timeout_s
+        self._make: Final = make
+        self._limits: Final = limits
+        self._handshake_timeout_s: Final = None if context is None else handshake_timeout_s
         self._context: Final = context
-        self._open: Final[set[HttpConnection]] = set()
         self._listening: Final[list[socket.socket]] = []
         self._tasks: Final[set[asyncio.Task[None]]] = set()
 
@@ -85,10 +70,11 @@ class HttpAcceptor:
             listening.close()
         self._listening.clear()
 
-    def _start_task(self, work: Coroutine[None, None, None]) -> None:
+    def _start_task(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -96,39 +82,28 @@ class HttpAcceptor:
             try:
                 accepted, _ = await loop.sock_accept(listening)
             except OSError as error:
-                LOGGER.debug("a connection to the HTTP site could not be accepted: %s", error)
+                LOGGER.debug("cannot accept an HTTP connection: %s", error)
+                self._limits.free_file()
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
-            if len(self._open) < self._connections_max:
-                connection = self._serve(self._open.discard)
-                self._open.add(connection)
-                self._start_task(self._connect(connection, accepted))
-            else:
-                accepted.close()
+            connection = self._make()
+            connection.abort_connecting = self._start_task(self._connect(connection, accepted)).cancel
+            self._limits.add(connection)
             await asyncio.sleep(0)  # accepting does not wait while there is a queue
 
     async def _connect(self, connection: HttpConnection, accepted: socket.socket) -> None:
-        """Sets a connection up; a TLS handshake has the time of a request."""
-        timeout_s = None if self._context is None else self._read_timeout_s
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: connection, accepted, ssl=self._context, ssl_handshake_timeout=timeout_s
+                lambda: connection, accepted, ssl=self._context, ssl_handshake_timeout=self._handshake_timeout_s
             )
-        except (OSError, TimeoutError):  # the peer's fault, or its choice
-            self._open.discard(connection)
+        except (OSError, TimeoutError, asyncio.CancelledError) as error:
+            self._limits.remove(connection)
             with contextlib.suppress(OSError):
                 accepted.close()
+            if isinstance(error, asyncio.CancelledError):
+                raise
 
     async def _sweep(self) -> None:
-        loop = asyncio.get_running_loop()
-        turn_s = min(SWEEP_S_MAX, self._read_timeout_s / 4, self._keepalive_timeout_s / 4)
         while True:
-            await asyncio.sleep(turn_s)
-            now_s = loop.time()
-            for connection in list(self._open):
-                state, since_s = connection.state()
-                if state == SERVING:
-                    continue
-                timeout_s = self._read_timeout_s if state == ARRIVING else self._keepalive_timeout_s
-                if now_s - since_s > timeout_s:
-                    connection.abort()
+            await asyncio.sleep(self._limits.sweep_interval_s)
+            self._limits.end_late()

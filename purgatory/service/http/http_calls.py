@@ -16,8 +16,8 @@ from google.rpc import code_pb2
 
 from purgatory.service.access.account import Account
 from purgatory.service.fair_queue import CallerTurns
+from purgatory.service.http.connect_codecs import FairThread
 from purgatory.service.http.http_context import HttpContext
-from purgatory.service.rpc.arriving import Arriving
 from purgatory.service.rpc.call import Call, Context, Identify
 from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.rpc.handlers import SERVICE, work_of
@@ -45,6 +45,7 @@ class HttpMethods:
 
     def __init__(self, servicer: object, gate: CallGate, identify: Identify) -> None:
         self.gate: Final = gate
+        self.thread: Final = FairThread()
         self.is_ending = False
         """Set once no further call is taken."""
         self.by_name: Final = {
@@ -71,37 +72,35 @@ def _both_ways(name: str) -> Callable[[object, Call], Awaitable[Message | None]]
 class HttpCall:
     """One call: `enter`, then `run`, and in any case `leave`. Belongs to the request's own task."""
 
+    __slots__ = ("_call", "_caller", "_counts", "_methods", "method")
+
     def __init__(self, methods: HttpMethods, method: HttpMethod) -> None:
         self.method: Final = method
         self._methods: Final = methods
         self._counts: Final = methods.gate.counts.of(method.descriptor)
         self._caller: CallerTurns | None = None
-        self._arriving: Arriving | None = None
         self._call: Call | None = None
 
     async def enter(self, context: HttpContext) -> None:
-        """Counts the call; from now on its request is awaited. Raises `CallRefused`, when that may be answered."""
+        """Count the call. Raises `CallRefused` when that may be answered."""
         as_grpc, gate, method = cast("Context", context), self._methods.gate, self.method
         try:
             if self._methods.is_ending:
                 raise unavailable("the daemon is shutting down")
             account = method.account_of(as_grpc)
-            caller = self._caller = gate.enter(as_grpc, account, is_unary=method.is_unary)
+            caller = self._caller = gate.enter(as_grpc, account, method.work, is_unary=method.is_unary)
         except CallRefused as refused:
             self._counts.add_ended(refused.code)
             await gate.refusal_turn()
             raise
         recheck = partial(self._recheck, as_grpc, account)
         self._call = Call(as_grpc, account, partial(gate.queue.turn, caller, method.work), recheck)
-        self._arriving = gate.arriving.call(caller.key)
-        self._arriving.begin()
 
     async def run(self, decode: Callable[[], Awaitable[Message]]) -> Message | None:
-        """The answer to a request that has come; None: it has been written. Raises `CallRefused`."""
+        """Serve the request. Returns the answer, or None if it was written as a stream. Raises `CallRefused`."""
         call, caller = self._call, self._caller
         assert call is not None, "a call is served that did not enter"
         assert caller is not None, "as above"
-        self._arrived()
         code = code_pb2.UNKNOWN
         try:
             call.recheck()
@@ -112,34 +111,27 @@ class HttpCall:
             code = refused.code
             raise
         except asyncio.CancelledError:
-            late = self.late_refusal()
-            code = code_pb2.CANCELLED if late is None else late.code
+            code = code_pb2.CANCELLED
             raise
         finally:
             self._counts.add_ended(code)
         return answer
 
+    async def off_loop(self, work: Callable[[], Any]) -> Any:  # noqa: ANN401 - of any type
+        """Do a piece of work in the thread, in turn with other callers."""
+        return await self._methods.thread.run("" if self._caller is None else self._caller.key, work)
+
     def check(self) -> Account:
         """The account of a call that another call may answer. Raises `CallRefused` if it is no longer allowed."""
         assert self._call is not None, "a call is checked that did not enter"
-        self._arrived()
         self._call.recheck()
         return self._call.account
 
     def leave(self) -> None:
         """The call has ended."""
-        self._arrived()
         if self._caller is not None:
             self._methods.gate.leave(self._caller, is_unary=self.method.is_unary)
             self._caller = None
-
-    def late_refusal(self) -> CallRefused | None:
-        """To be asked when the call is cancelled: what it ends with; None: it was cancelled by another."""
-        return None if self._arriving is None else self._arriving.refusal()
-
-    def _arrived(self) -> None:
-        if self._arriving is not None:
-            self._arriving.arrived()
 
     def _recheck(self, context: Context, account: Account) -> None:
         if self.method.account_of(context) is not account:

@@ -1,123 +1,374 @@
-"""One connection of HTTP: uvicorn's protocol, and since when it is awaited what its client has to do.
+"""One HTTP/1.1 connection: an ASGI server on h11, for one request at a time.
 
-uvicorn waits as long as a client likes, and keeps however many bytes of header it sends. Here every connection is in
-one of four states, each with a time limit but the one in which the daemon is at work, and a request has a size. Who
-looks at the times is `HttpAcceptor`.
+h11 is a pull parser, so a pipelined request is not parsed before the request in front of it has been answered. The
+socket is read only while the connection waits for the next request, for the rest of a body, or for the client to
+disconnect. `http_limits` limits the memory and the time that a connection may take.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 from collections.abc import Callable
-from typing import Any, Final
+from functools import partial
+from http import HTTPStatus
+from http.client import responses
+from typing import Final
+from urllib.parse import unquote
 
-from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
+import h11
+from starlette.types import ASGIApp, Message, Scope
 
-HEADER_BYTES_MAX: Final = 65_536
-"""What a client may send before its header is complete; of a body, what goes beyond the bytes it may have."""
+from purgatory.service.http.http_limits import (
+    ARRIVING,
+    CHUNKS_MAX,
+    CLOSING,
+    HEADER_BYTES_MAX,
+    IDLE,
+    SERVING,
+    UNREAD,
+    WRITE_BUFFER_BYTES,
+    HttpLimits,
+)
 
-TRANSPORT: Final = "transport"
-"""Under this name a request finds the transport of its connection in `scope["state"]`."""
+LOGGER: Final = logging.getLogger(__name__)
 
-IDLE, ARRIVING, SERVING, UNREAD = range(4)
-"""Nothing to do; a request (or, on a new connection, the first one) is awaited; it is being served; the client does not
-read its answer.
-"""
+CONNECTION: Final = "connection"
+"""The name under which a request finds its connection in `scope["state"]`."""
+ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
+DISCONNECT: Final = {"type": "http.disconnect"}
+CODES: Final = {
+    HTTPStatus.SERVICE_UNAVAILABLE: "unavailable",
+    HTTPStatus.REQUEST_TIMEOUT: "deadline_exceeded",
+    HTTPStatus.INTERNAL_SERVER_ERROR: "internal",
+}
+RETRY_AFTER_S: Final = 1
 
 
-class HttpConnection(HttpToolsProtocol):
-    """`lost` is told when it ends. A request may have `body_bytes_max`, and is cut off far above that: those who are to
-    say so read the body.
-    """
+class HttpConnection(asyncio.Protocol):
+    """`tasks` holds the tasks that serve requests, of all connections."""
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        *,
-        body_bytes_max: int,
-        lost: Callable[[HttpConnection], None],
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        super().__init__(config, server_state, app_state, loop)
-        self._lost: Final = lost
-        # Chunks may be small, each with a line of its own.
-        self._body_bytes_max: Final = 2 * body_bytes_max + HEADER_BYTES_MAX
-        self._bytes = 0
-        """Received of what is being received now: a header or a body."""
-        self._is_body = False
-        self._unanswered = 0
-        """Requests whose header is complete and whose answer is not."""
-        self._is_request = True
-        """Whether a request is awaited: of the first one nothing need have come."""
-        self._since_s = loop.time()
-        """Since when the request is awaited or, without one, nothing has been going on."""
-        self._unread_since_s: float | None = None
+    __slots__ = (
+        "_app", "_body", "_is_complete", "_is_delivered", "_is_serving", "_is_whole", "_limits", "_method", "_over",
+        "_parser", "_readable", "_received_bytes", "_start", "_tasks", "_unread_bytes", "_writable", "abort_connecting",
+        "held_bytes", "is_extra", "state", "transport",
+    )  # fmt: skip
 
-    def state(self) -> tuple[int, float]:
-        """What it does now, and since when (loop time, seconds)."""
-        if self._unread_since_s is not None:
-            return UNREAD, self._unread_since_s
-        if self._is_request:
-            return ARRIVING, self._since_s
-        if self._unanswered:
-            return SERVING, self._since_s
-        return IDLE, self._since_s
+    def __init__(self, app: ASGIApp, limits: HttpLimits, tasks: set[asyncio.Task[None]]) -> None:
+        self._app: Final = app
+        self._limits: Final = limits
+        self._tasks: Final = tasks
+        self._parser: Final = h11.Connection(h11.SERVER, HEADER_BYTES_MAX)
+        self.transport: asyncio.Transport | None = None
+        self.abort_connecting: Callable[[], object] = bool
+        """Ends a TLS handshake. The transport is set when the handshake is complete."""
+        self.state = ARRIVING
+        self.held_bytes = 0
+        self.is_extra = False
+        self._received_bytes = 0
+        """Of the requests that have not been served, or whose body has not been decoded."""
+        self._unread_bytes = 0
+        self._over = False
+        """The client has gone, or an error was answered in place of the application's answer."""
+        self._readable: asyncio.Future[None] | None = None
+        self._writable: asyncio.Future[None] | None = None
+        self._reset()
 
-    def abort(self) -> None:
-        if self.transport is not None:
-            self.transport.abort()
+    def _reset(self) -> None:
+        """Prepare for the next request."""
+        self._method = b""
+        self._body = b""
+        """Parsed, and not delivered to the application yet."""
+        self._is_serving = False
+        self._is_whole = False
+        """The whole request has been parsed,"""
+        self._is_delivered = False
+        """and delivered to the application."""
+        self._is_complete = False
+        """The whole answer has been written."""
+        self._start: Message | None = None
+        """The status and headers of the answer, not written yet."""
 
-    # The transport's side.
+    # Called by the transport.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self.app_state = {TRANSPORT: transport}
-        self._since_s = self.loop.time()
+        self.transport = transport
+        transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
+        if self._is_over():  # evicted during the TLS handshake
+            transport.abort()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._lost(self)
-        super().connection_lost(exc)
-        self._unset_keepalive_if_required()
+    def connection_lost(self, error: Exception | None) -> None:
+        del error
+        self._end()
 
     def data_received(self, data: bytes) -> None:
-        self._bytes += len(data)
-        super().data_received(data)
-        if self._bytes > (self._body_bytes_max if self._is_body else HEADER_BYTES_MAX):
-            self.abort()
+        if self._is_over():
+            return
+        is_first = not self._received_bytes
+        self._hold(self._received_bytes + len(data), self._unread_bytes)
+        if self._is_over():  # it held too much
+            return
+        self._parser.receive_data(data)
+        if not self._is_serving:
+            if is_first:  # of a new connection too, which has been awaited for some time
+                self._limits.enter(self, ARRIVING)
+            self._begin_soon()
+            return
+        self._transport.pause_reading()  # until the application asks for more
+        if not self._is_whole:
+            wake(self._readable)
 
     def pause_writing(self) -> None:
-        self._unread_since_s = self.loop.time()
-        super().pause_writing()
+        if not self._is_over():
+            self._limits.enter(self, UNREAD)
+            self._hold(self._received_bytes, self._transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
-        self._unread_since_s = None
-        super().resume_writing()
+        if not self._is_over():
+            self._limits.enter(self, SERVING if self._is_whole else ARRIVING)
+            self._hold(self._received_bytes, 0)
+        wake(self._writable)
 
-    # The parser's side.
+    # Called by the limits and by the application.
 
-    def on_message_begin(self) -> None:
-        self._is_request = True
-        self._since_s = self.loop.time()
-        super().on_message_begin()
+    def give_up(self, status: HTTPStatus, message: str) -> None:
+        if self.state == ARRIVING and self._received_bytes:
+            self._refuse(status, message)
+        else:
+            self.abort()
 
-    def on_headers_complete(self) -> None:
-        self._bytes = 0
-        self._is_body = True
-        self._unanswered += 1
-        super().on_headers_complete()
+    def abort(self) -> None:
+        self._end()
+        if self.transport is None:
+            self.abort_connecting()
+        else:
+            self.transport.abort()
 
-    def on_message_complete(self) -> None:
-        self._bytes = 0
-        self._is_body = False
-        self._is_request = False
-        super().on_message_complete()
+    def body_decoded(self) -> None:
+        """The body is not needed any more."""
+        self._hold(len(self._parser.trailing_data[0]), self._unread_bytes)
 
-    def on_response_complete(self) -> None:
-        self._unanswered -= 1
-        if not self._is_request:
-            self._since_s = self.loop.time()
-        super().on_response_complete()
+    # A request.
+
+    @property
+    def _transport(self) -> asyncio.Transport:
+        assert self.transport is not None, "before the connection was made"
+        return self.transport
+
+    def _is_over(self) -> bool:
+        return self._over
+
+    def _hold(self, received_bytes: int, unread_bytes: int) -> None:
+        self._received_bytes, self._unread_bytes = received_bytes, unread_bytes
+        self._limits.hold(self, received_bytes + unread_bytes)
+
+    def _begin_soon(self) -> None:
+        self._transport.pause_reading()  # otherwise each request would read more of the next ones
+        self._limits.run_soon(self._begin)
+
+    def _begin(self) -> None:
+        """Serve the next request, if its header has arrived."""
+        if self._is_over() or self._is_serving:
+            return
+        try:
+            request = self._parser.next_event()
+            if not isinstance(request, h11.Request):
+                self._transport.resume_reading()
+                return
+        except h11.RemoteProtocolError as error:
+            self._refuse(HTTPStatus(error.error_status_hint), str(error))
+            return
+        self._is_serving, self._method = True, request.method
+        self._body = self._pull()
+        if self._is_over():
+            return
+        scope = self._scope_of(request)
+        if not self._limits.serves(self, scope["path"]):
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections; try again later")
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(scope))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _scope_of(self, request: h11.Request) -> Scope:
+        transport = self._transport
+        server, client = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
+        path, _, query = request.target.partition(b"?")
+        return {
+            "type": "http",
+            "asgi": ASGI,
+            "http_version": request.http_version.decode("ascii"),
+            "server": server and server[:2],
+            "client": client and client[:2],
+            "scheme": "http" if transport.get_extra_info("sslcontext") is None else "https",
+            "method": request.method.decode("ascii"),
+            "root_path": "",
+            "path": unquote(path.decode("ascii")),
+            "raw_path": path,
+            "query_string": query,
+            "headers": list(request.headers),
+            "state": {CONNECTION: self},
+        }
+
+    async def _serve(self, scope: Scope) -> None:
+        try:
+            await self._app(scope, self._receive, self._send)
+        except asyncio.CancelledError:
+            self.abort()  # by the site, which stops: the client sees that the answer is cut off
+            raise
+        except Exception:
+            LOGGER.exception("cannot serve %s %s", scope["method"], scope["path"])
+        if not self._is_over() and not self._is_complete:
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "this call failed; the daemon's log says why")
+        self._finish()
+
+    def _finish(self) -> None:
+        """The request has been served: go on with the next one, or close the connection."""
+        parser = self._parser
+        if self._is_over():
+            return
+        if parser.our_state is not h11.DONE or parser.their_state is not h11.DONE:
+            self._close()
+            return
+        parser.start_next_cycle()
+        self._reset()
+        self.body_decoded()
+        self._limits.enter(self, ARRIVING if self._received_bytes else IDLE)
+        if self._received_bytes:
+            self._begin_soon()
+        else:
+            self._transport.resume_reading()
+
+    def _pull(self) -> bytes:
+        """Parse what has arrived of the body."""
+        parts = []
+        try:
+            for _ in range(CHUNKS_MAX):
+                event = self._parser.next_event()
+                if not isinstance(event, h11.Data):
+                    break
+                parts.append(bytes(event.data))
+        except h11.RemoteProtocolError as error:
+            self._refuse(HTTPStatus(error.error_status_hint), str(error))
+            return b""
+        if isinstance(event, h11.EndOfMessage):
+            self._is_whole = True
+            self._limits.enter(self, SERVING)
+            if not self._parser.trailing_data[0]:
+                self._transport.resume_reading()  # to see that the client has gone
+        return b"".join(parts)
+
+    async def _receive(self) -> Message:
+        """The body, part by part, and then the end of the request or of the connection."""
+        if self._parser.they_are_waiting_for_100_continue and not self._is_over():
+            self._write(h11.InformationalResponse(status_code=HTTPStatus.CONTINUE, headers=[]))
+        while not self._has_part():
+            turn = asyncio.get_running_loop().create_future()
+            self._limits.run_soon(partial(wake, turn))
+            await turn
+            self._body = self._pull()
+            if not self._has_part():
+                await self._more()
+        if not (self._is_delivered or self._is_over()):
+            body, self._body, self._is_delivered = self._body, b"", self._is_whole
+            return {"type": "http.request", "body": body, "more_body": not self._is_whole}
+        while not (self._is_over() or self._is_complete):
+            await self._more()
+        return DISCONNECT
+
+    def _has_part(self) -> bool:
+        return bool(self._body) or self._is_whole or self._over
+
+    async def _more(self) -> None:
+        """Wait until bytes arrive, the answer is complete, or the connection is over."""
+        assert self._readable is None, "two tasks read one request"
+        self._readable = asyncio.get_running_loop().create_future()
+        if not self._is_whole:
+            self._transport.resume_reading()
+        try:
+            await self._readable
+        finally:
+            self._readable = None
+
+    async def _send(self, message: Message) -> None:
+        """Write a part of the answer, and wait until the client has read most of it."""
+        if self._is_over():
+            return
+        if message["type"] == "http.response.start":
+            self._start = message  # written with the first part of the body, which may be the only one
+            return
+        data, is_last = message.get("body", b""), not message.get("more_body", False)
+        if self._start is not None:
+            self._write_start(self._start, len(data) if is_last else None)
+            self._start = None
+        if self._is_over():
+            return
+        if data and self._method != b"HEAD":
+            self._write(h11.Data(data=data))
+        if is_last:
+            self._write(h11.EndOfMessage())
+            self._is_complete = True
+            wake(self._readable)
+        if self.state == UNREAD:
+            self._writable = asyncio.get_running_loop().create_future()
+            await self._writable
+
+    def _write_start(self, start: Message, length: int | None) -> None:
+        status, headers = start["status"], list(start.get("headers", ()))
+        if length is not None and not any(name == b"content-length" for name, _ in headers):
+            headers.append((b"content-length", str(length).encode()))
+        if not self._is_whole:
+            self._pull()  # the connection is kept if the rest of the body has arrived
+        if self._is_over():
+            return
+        if not self._is_whole:
+            headers.append((b"connection", b"close"))
+        self._write(h11.Response(status_code=status, headers=headers, reason=responses.get(status, "").encode()))
+
+    def _write(self, event: h11.Event) -> None:
+        data = self._parser.send(event)
+        if data:
+            self._transport.write(data)
+
+    # The end.
+
+    def _refuse(self, status: HTTPStatus, message: str) -> None:
+        """Answer with an error in place of the application, which sees that the client has gone."""
+        if self._parser.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.abort()
+            return
+        body = json.dumps({"code": CODES.get(status, "invalid_argument"), "message": message}).encode()
+        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
+        if status == HTTPStatus.SERVICE_UNAVAILABLE:
+            headers.append(("retry-after", str(RETRY_AFTER_S)))
+        self._write(h11.Response(status_code=status, headers=headers, reason=status.phrase.encode()))
+        if self._method != b"HEAD":
+            self._write(h11.Data(data=body))
+        self._write(h11.EndOfMessage())
+        self._close()
+
+    def _close(self) -> None:
+        """Close the connection once the client has read the answer. Until then its data is read and discarded: with
+        unread data, the system would reset the connection, and the client could lose the answer.
+        """
+        self._over = True
+        self._hold(0, 0)
+        self._limits.enter(self, CLOSING)
+        wake(self._readable)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+            self._transport.resume_reading()
+        else:
+            self._transport.close()
+
+    def _end(self) -> None:
+        self._over = True
+        self._limits.remove(self)
+        wake(self._readable)
+        wake(self._writable)
+
+
+def wake(waiting: asyncio.Future[None] | None) -> None:
+    if waiting is not None and not waiting.done():
+        waiting.set_result(None)

@@ -8,18 +8,20 @@ from typing import Final
 from google.protobuf.message import Message
 from starlette.types import Scope
 
-from purgatory.service.http.http_connection import TRANSPORT
-from purgatory.service.http.http_peer import header_of
+from purgatory.service.http.http_connection import CONNECTION
+from purgatory.service.transport.peer import PeerCertificate, of_der
 
 Write = Callable[[Message | bytes], Awaitable[None]]
 """Writes an answer, which may be encoded already."""
 
 HEADERS: Final = ("authorization", "traceparent", "tracestate")
-"""Those that calls look at."""
+"""The headers that calls use."""
 
 
 class HttpContext:
     """Of one request. `deadline_s` is on the monotonic clock; None: there is none."""
+
+    __slots__ = ("_at_end", "_deadline_s", "_scope", "write")
 
     def __init__(self, scope: Scope, write: Write, deadline_s: float | None = None) -> None:
         self._scope: Final = scope
@@ -28,8 +30,8 @@ class HttpContext:
         self.write: Final = write
 
     def peer(self) -> str:
-        """As gRPC writes it, but for the port: over HTTP/1.1 each call has a connection of its own. Without principals
-        who calls from one address is one caller.
+        """As gRPC writes it, without the port: over HTTP/1.1 each call has a connection of its own. Without principals,
+        all calls from one address belong to one caller.
         """
         client = self._scope["client"]
         if client is None:
@@ -41,7 +43,7 @@ class HttpContext:
         self._at_end.append(callback)
 
     def done(self) -> None:
-        """What was to be done at the end, once: the answer has been sent, or will not be."""
+        """Call the done callbacks, each once: the answer has been sent, or will not be."""
         while self._at_end:
             self._at_end.pop()(self)
 
@@ -50,9 +52,25 @@ class HttpContext:
         return tuple((name, value) for name, value in found if value is not None)
 
     def auth_context(self) -> Mapping[str, tuple[bytes, ...]]:
-        connection = self._scope["state"][TRANSPORT].get_extra_info("ssl_object")
-        der = None if connection is None else connection.getpeercert(binary_form=True)
+        der = _certificate(self._scope)
         return {} if der is None else {"x509_pem_cert": (ssl.DER_cert_to_PEM_cert(der).encode(),)}
 
     def time_remaining(self) -> float | None:
         return None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
+
+
+def header_of(scope: Scope, name: bytes) -> str | None:
+    """The first header of this name (in lower case); None: there is none."""
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
+
+
+def certificate_of(scope: Scope) -> PeerCertificate | None:
+    """The client's certificate, which the handshake has verified; None: it has presented none."""
+    der = _certificate(scope)
+    return None if der is None else of_der(der)
+
+
+def _certificate(scope: Scope) -> bytes | None:
+    connection = scope["state"][CONNECTION].transport.get_extra_info("ssl_object")
+    der: bytes | None = None if connection is None else connection.getpeercert(binary_form=True)
+    return der

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry
@@ -28,8 +29,8 @@ class MetricsPage:
         return [Route("/metrics", self._answer)]
 
     async def _answer(self, request: Request) -> Response:
-        # One of two formats: the library would make one of whatever version a caller names, each computed anew.
-        accepted = OPEN_METRICS if OPEN_METRICS in request.headers.get("Accept", "") else ""
+        # One of two formats: the library would compute a page for each version that callers name.
+        accepted = OPEN_METRICS if prefers_open_metrics(request.headers.get("Accept", "")) else ""
         encode, content_type = choose_encoder(accepted)
         now_s = time.monotonic()
         computed_s, page = self._computed.get(accepted, (-math.inf, b""))
@@ -37,3 +38,21 @@ class MetricsPage:
             page = encode(self._registry)
             self._computed[accepted] = now_s, page
         return Response(page, headers={"Content-Type": content_type})
+
+
+def prefers_open_metrics(accept: str) -> bool:
+    """Whether an Accept header gives OpenMetrics a weight above 0, and at least that of the text format."""
+    weights = {OPEN_METRICS: 0.0, "text/plain": 0.0}
+    for media_range in accept.lower().split(","):
+        kind, *parameters = (part.strip() for part in media_range.split(";"))
+        if kind in weights:
+            weights[kind] = max(weights[kind], _weight(parameters))
+    return 0 < weights[OPEN_METRICS] >= weights["text/plain"]
+
+
+def _weight(parameters: Sequence[str]) -> float:
+    given = next((parameter[2:] for parameter in parameters if parameter.startswith("q=")), "1")
+    try:
+        return float(given)
+    except ValueError:
+        return 0.0

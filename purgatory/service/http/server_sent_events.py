@@ -20,11 +20,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from purgatory.service.access.account import Account
 from purgatory.service.http.connect_codecs import MESSAGE_BYTES_MAX, json_of, json_text, off_loop
-from purgatory.service.http.connect_errors import error_fields, http_status
+from purgatory.service.http.connect_errors import error_fields, http_status, retry_after
 from purgatory.service.http.http_calls import HttpCall, HttpMethods
-from purgatory.service.http.http_connection import TRANSPORT
-from purgatory.service.http.http_context import HttpContext
-from purgatory.service.http.http_peer import header_of
+from purgatory.service.http.http_context import HttpContext, header_of
 from purgatory.service.http.written_answers import WrittenAnswers
 from purgatory.service.rpc.statuses import CallRefused, invalid_argument, quoted
 
@@ -205,9 +203,6 @@ async def serve_events(events_of: Callable[[Scope], Events], scope: Scope, recei
     watching = asyncio.create_task(_cancel_when_gone(receive, serving), name="client of an event stream")
     try:
         await _send_events(events_of(scope), scope, receive, send)
-    except asyncio.CancelledError:
-        # Nobody is above this: the client has gone, or the site stops.
-        scope["state"][TRANSPORT].abort()
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
@@ -223,7 +218,9 @@ async def _send_events(events: Events, scope: Scope, receive: Receive, send: Sen
                     has_begun = True
                 await send({"type": "http.response.body", "body": data, "more_body": True})
     except CallRefused as refused:
-        answer = JSONResponse(error_fields(refused), http_status(refused))
+        after_s = retry_after(refused)
+        headers = None if after_s is None else {"Retry-After": str(after_s)}
+        answer = JSONResponse(error_fields(refused), http_status(refused), headers)
         if not has_begun:
             await answer(scope, receive, send)
             return

@@ -25,6 +25,8 @@ MESSAGE: Final = "memory is short, and the request was not there in time; try ag
 class Arriving:
     """One call, whose next message may be on its way. Belongs to the call's own task."""
 
+    __slots__ = ("_calls", "_refusal", "_task", "caller", "is_first", "since_s")
+
     def __init__(self, calls: "ArrivingCalls", caller: str, task: asyncio.Task[Any] | None) -> None:
         self.caller: Final = caller
         self.since_s = 0.0
@@ -38,9 +40,13 @@ class Arriving:
         """The call waits for a message."""
         self._calls.begin(self)
 
-    def arrived(self) -> None:
-        """It has come, or will not."""
+    def ended(self) -> None:
+        """The call no longer waits for a message."""
         self._calls.remove(self)
+
+    def arrived(self) -> None:
+        """The message has arrived, or the call has ended."""
+        self.ended()
         self.is_first = False
 
     def end(self) -> None:

@@ -1,7 +1,7 @@
-"""Which calls are served: looked at when they come in, before anything of them is read.
+"""Limits on calls, checked when a call arrives, before its request is read.
 
-A refused call is answered when time is left (`FairQueue.refusal_turn`). Whoever sends it again at once then has its
-streams taken up by refusals, and takes no time from others.
+A refused call is answered when the loop has time (`FairQueue.refusal_turn`). A caller that retries at once then has its
+streams occupied by pending refusals, and takes no time from others.
 """
 
 import asyncio
@@ -12,16 +12,22 @@ from typing import Final
 from google.rpc import code_pb2
 
 from purgatory.service.access.account import Account
-from purgatory.service.fair_queue import CallerTurns, FairQueue
+from purgatory.service.budget.memory_budget import CALL_BYTES
+from purgatory.service.fair_queue import EVENTS, CallerTurns, FairQueue
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.arriving import ArrivingCalls
 from purgatory.service.rpc.call import Context
 from purgatory.service.rpc.call_counts import CallCounts
 from purgatory.service.rpc.statuses import RETRY_AFTER_MS, CallRefused, resource_exhausted
 from purgatory.service.settings import LimitsSettings
+from purgatory.service.transport.resets import ResetWatch
 
 BURST_S: Final = 1.0
 """`limits.calls_per_second` may be exceeded by the calls of so much time."""
+EVENTS_SHARE: Final = 16
+"""A sixteenth of the limits on calls in flight is reserved for events: calls that wait may need one of them to end."""
+CALLS_SHARE: Final = 2
+"""Calls in flight may take one half of the memory budget."""
 QUIET_S: Final = 0.05
 """Shutdown waits until no unary call has ended for so long."""
 
@@ -36,30 +42,36 @@ class CallGate:
         listeners: Sequence[Listener] = (),
         now_s: Callable[[], float] = time.monotonic,
         next_expiry_ms: Callable[[], int] = lambda: RETRY_AFTER_MS,
+        memory_bytes_max: int | None = None,
     ) -> None:
-        """`next_expiry_ms`: in how long the next operation expires, for which a call may be waiting."""
+        """`next_expiry_ms`: time until the next operation expires, which may end a call. `memory_bytes_max`: the memory
+        budget; None: not taken into account.
+        """
         self.queue: Final = queue
         self._limits: Final = limits
+        by_memory = limits.calls_max if memory_bytes_max is None else memory_bytes_max // CALLS_SHARE // CALL_BYTES
+        self._calls_max: Final = min(limits.calls_max, by_memory)
         self._listeners: Final = listeners
         self._now_s: Final = now_s
         self._next_expiry_ms: Final = next_expiry_ms
         self.arriving = ArrivingCalls()
+        self.resets: Final = ResetWatch()
         self.counts: Final = CallCounts()
         self._unary_calls = 0
         self._unary_calls_ended = 0
 
-    def enter(self, context: Context, account: Account, *, is_unary: bool) -> CallerTurns:
-        """Counts a call that has come in. `leave` once it has ended. Raises `CallRefused`."""
+    def enter(self, context: Context, account: Account, work: int, *, is_unary: bool) -> CallerTurns:
+        """Counts a call that has arrived; call `leave` when it has ended. Raises `CallRefused`."""
         if context.time_remaining() == 0:
             raise self._refused("deadline", _deadline_passed())
-        limits, queue = self._limits, self.queue
-        if queue.calls >= limits.calls_max:
-            message = f"{limits.calls_max} calls are in flight, the most allowed"
+        queue, calls_max = self.queue, _available(self._calls_max, work)
+        if queue.calls >= calls_max:
+            message = f"{queue.calls} calls are in flight; allowed: {calls_max}"
             retry_after_ms = queue.next_turn_ms() or self._next_expiry_ms()
             raise self._refused("calls", resource_exhausted("calls", message, retry_after_ms))
         caller = queue.enter(account.principal or context.peer())
         try:
-            self._check_share(caller, account)
+            self._check_share(caller, account, work)
         except CallRefused:
             queue.leave(caller)
             raise
@@ -79,7 +91,7 @@ class CallGate:
 
     async def refusal_turn(self) -> None:
         """Returns when a refused call may be answered; at once where no more may be held back."""
-        if self.queue.calls + self.queue.refused < self._limits.calls_max:
+        if self.queue.calls + self.queue.refused < self._calls_max:
             await self.queue.refusal_turn()
 
     async def wait_quiet(self, timeout_s: float) -> None:
@@ -100,10 +112,10 @@ class CallGate:
 
     # Inside.
 
-    def _check_share(self, caller: CallerTurns, account: Account) -> None:
-        limits = self._limits
-        if caller.calls > limits.calls_per_caller_max:
-            message = f"{limits.calls_per_caller_max} calls of one caller are in flight, the most allowed"
+    def _check_share(self, caller: CallerTurns, account: Account, work: int) -> None:
+        limits, calls_max = self._limits, _available(self._limits.calls_per_caller_max, work)
+        if caller.calls > calls_max:
+            message = f"{caller.calls - 1} calls of one caller are in flight; allowed: {calls_max}"
             retry_after_ms = self.queue.next_turn_ms(caller) or self._next_expiry_ms()
             raise self._refused("calls_per_caller", resource_exhausted("calls_per_caller", message, retry_after_ms))
         if caller.waiting >= limits.calls_queued_per_caller_max:
@@ -133,6 +145,10 @@ class CallGate:
         for listener in self._listeners:
             listener.call_refused(reason)
         return refused
+
+
+def _available(limit: int, work: int) -> int:
+    return limit if work == EVENTS else limit - limit // EVENTS_SHARE
 
 
 def _deadline_passed() -> CallRefused:

@@ -181,10 +181,14 @@ def _served(
     async def serve(_requests: object, context: Context) -> None:
         try:
             account = account_of(context)
-            caller = gate.enter(context, account, is_unary=is_unary)
+            caller = gate.enter(context, account, work, is_unary=is_unary)
         except CallRefused as refused:
             counts.add_ended(refused.code)
-            await gate.refusal_turn()
+            try:
+                await gate.refusal_turn()
+            except asyncio.CancelledError:
+                gate.resets.add(context.peer())
+                raise
             _refuse(context, refused)
             return
         code = code_pb2.UNKNOWN  # gRPC's answer to an error that nobody expected
@@ -200,6 +204,8 @@ def _served(
             late = arriving.refusal()
             code = code_pb2.CANCELLED if late is None else late.code
             if late is None:
+                if arriving.is_first:
+                    gate.resets.add(context.peer())
                 raise
             _refuse(context, late)
         except grpc.aio.AbortError as aborted:
@@ -232,10 +238,8 @@ def _takes_context(method: Callable[[Any, Context], Any]) -> Method:
 def _answers_one_request(method: Method) -> Method:
 
     async def answer(requests: Requests, call: Call) -> None:
-        request = await requests.read()
-        if request is None:
-            raise invalid_argument("request", "was not sent")
-        await call.context.write(await method(request, call))
+        # No variable refers to the request: it would be kept for as long as the call waits.
+        await call.context.write(await method(await requests.read_only(), call))
 
     return answer
 
@@ -253,12 +257,14 @@ def _reads_one_request(method: Method) -> Method:
 
 
 class Requests:
-    """The messages of a call, each decoded in its turn, to be iterated once, leaving no garbage however the call ends.
+    """The messages of a call, each decoded in its turn. Iterate once; leaves no garbage however the call ends.
 
     gRPC's own iterator is a reference cycle: abandoned before its end, as by a refusal, it keeps its last message alive
     until the garbage collector runs. And a cancelled read, as when the caller disconnects, leaks its operation for good
     (grpc/grpc#43360). So reads here are never cancelled: they end by themselves, with their call.
     """
+
+    __slots__ = ("_arriving", "_call", "_decode", "_turn")
 
     def __init__(self, call: Call, decode: Decode, first_turn: Turn, arriving: Arriving) -> None:
         self._call: Final = call
@@ -281,13 +287,21 @@ class Requests:
         try:
             data = await self._call.context.read()
         finally:
-            self._arriving.arrived()
+            self._arriving.ended()
+        self._arriving.is_first = False
         if data is grpc.aio.EOF:
             return None
         self._call.recheck()
         await self._turn()
         self._turn = self._call.turn
         return self._decode(data)
+
+    async def read_only(self) -> Any:  # noqa: ANN401 - of the call's own type
+        """The message of a call that has one. Raises `CallRefused` if it was not sent."""
+        request = await self.read()
+        if request is None:
+            raise invalid_argument("request", "was not sent")
+        return request
 
 
 async def uncancelled(work: Coroutine[Any, Any, T]) -> T:

@@ -33,6 +33,7 @@ from purgatory.service.webhooks.webhooks import Webhooks
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import source_pb2 as source_wire
 from purgatory.v1 import webhook_pb2 as webhook_wire
+from purgatory.v1.operation_pb2 import Operation
 
 # ruff: noqa: N802 - methods have the names of the calls
 
@@ -55,16 +56,15 @@ class PurgatoryServicer(InspectionCalls):
         watched = self._host.holds.of("Wait")
         with self._host.unary_wait(call.account) as (operation_id, future):
             with watched:
-                run = run_from_row(request.operation, operation_id, self._host.engine.limits.timeout_ms_default)
-                if run is None:
-                    raise invalid_argument("operation.condition", NO_CONDITION)
-                self._host.register_unary_wait(run, call.account)
+                self._register_unary_wait(request.operation, operation_id, call)
             self._host.waiting_callers.add(future, call.recheck)
+            callers_id = request.operation.operation_id
+            del request  # thousands of calls wait here: each keeps what its variables refer to
             part = await future
         with watched:
             response = wire.WaitResponse()
             fill_row(response.result, part, part.start, part.item_start, part.fetched_start)
-            response.result.operation_id = request.operation.operation_id
+            response.result.operation_id = callers_id
         return response
 
     async def Session(self, requests: Requests, call: Call) -> None:
@@ -194,6 +194,12 @@ class PurgatoryServicer(InspectionCalls):
         return wire.CancelResponse(cancelled=len(cancelled), not_pending_operation_ids=not_pending)
 
     # Inside.
+
+    def _register_unary_wait(self, row: Operation, operation_id: int, call: Call) -> None:
+        run = run_from_row(row, operation_id, self._host.engine.limits.timeout_ms_default)
+        if run is None:
+            raise invalid_argument("operation.condition", NO_CONDITION)
+        self._host.register_unary_wait(run, call.account)
 
     def _check_admin(self, call: Call, may: bool, name: str) -> None:
         """An act on what others wait for: written down where there is a policy, and refused without the role."""

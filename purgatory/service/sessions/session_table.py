@@ -91,11 +91,6 @@ class Sessions:
         return len(self._by_id) - len(self._disconnected)
 
     @property
-    def stream_count(self) -> int:
-        """Streams, including those that were taken over and have not ended yet."""
-        return len(self._streams)
-
-    @property
     def unacknowledged_results(self) -> int:
         return sum(session.outbox.unacknowledged for session in self._by_id.values())
 

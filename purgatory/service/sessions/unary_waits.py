@@ -1,6 +1,8 @@
 """Unary waits: one internal engine owner for those of each account, one future for each call."""
 
 import asyncio
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from purgatory.engine.completions import Completions
@@ -9,6 +11,10 @@ from purgatory.engine.waiting.tables import Owner
 from purgatory.service.access.account import Account
 from purgatory.service.sessions.outbox import ResultSlice, slices_of
 
+CANCELS_PER_TURN: Final = 256
+ANSWERS_PER_TURN: Final = 64
+"""Operations that are cancelled, and calls that are answered, in one turn of the loop: a few milliseconds of work."""
+
 
 class UnaryWaits:
     """Calls that wait for one operation each. Ids are given out here, so that they always rise.
@@ -16,12 +22,19 @@ class UnaryWaits:
     An account has an owner in the engine while calls of it are in flight: what they wait for counts as the account's.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, now_ms: Callable[[], int], cancel: Callable[[list[int], Account], None]) -> None:
+        """`cancel`: cancels operations of an account's calls that ended before them."""
         self._engine: Final = engine
+        self._now_ms: Final = now_ms
+        self._cancel: Final = cancel
         self._owners: Final[dict[Account, Owner]] = {}
         self._account_of_owner: Final[dict[int, Account]] = {}
         self._futures: Final[dict[int, asyncio.Future[ResultSlice]]] = {}
         self._accounts: Final[dict[int, Account]] = {}
+        self._abandoned: Final[deque[int]] = deque()
+        """Operations whose calls have ended before them, to be cancelled."""
+        self._is_cancelling = False
+        """In this turn of the loop, so that further ones wait for the next."""
         self._last_operation_id = 0
 
     def __len__(self) -> int:
@@ -56,25 +69,75 @@ class UnaryWaits:
         self._accounts[self._last_operation_id] = account
         return self._last_operation_id, future
 
-    def end(self, operation_id: int) -> bool:
-        """A call has ended; whether its operation has not. `forget` it once it has."""
-        return self._futures.pop(operation_id, None) is not None
+    def end(self, operation_id: int) -> None:
+        """A call has ended. If its operation is still pending it is cancelled: now or, where many calls end in one turn
+        of the loop, as when a client with thousands of them disconnects, in one of the next turns.
+        """
+        if self._futures.pop(operation_id, None) is None:
+            self._forget(operation_id)
+            return
+        self._abandoned.append(operation_id)
+        if not self._is_cancelling:
+            self._cancel_some()
 
-    def forget(self, operation_id: int, now_ms: int) -> None:
-        """Forgets a call whose operation has ended and been delivered."""
+    def _cancel_some(self) -> None:
+        self._is_cancelling = bool(self._abandoned)
+        if not self._is_cancelling:
+            return
+        asyncio.get_running_loop().call_soon(self._cancel_some)
+        part = [self._abandoned.popleft() for _ in range(min(CANCELS_PER_TURN, len(self._abandoned)))]
+        by_account = defaultdict[Account, list[int]](list)
+        for operation_id in part:
+            by_account[self._accounts[operation_id]].append(operation_id)
+        for account, operation_ids in by_account.items():
+            self._cancel(operation_ids, account)
+        for operation_id in part:
+            self._forget(operation_id)
+
+    def _forget(self, operation_id: int) -> None:
         account = self._accounts.pop(operation_id)
         account.unary_waits -= 1
         if not account.unary_waits:
             owner = self._owners.pop(account)
             del self._account_of_owner[owner.owner_id]
-            self._engine.remove_owner(owner, now_ms)
+            self._engine.remove_owner(owner, self._now_ms())
 
     def deliver(self, completions: Completions) -> None:
-        """Sets the futures of operations that have ended, except those whose call was cancelled meanwhile."""
-        for part in slices_of(completions):
-            rest: ResultSlice | None = part
-            while rest is not None:
-                one, rest = rest.split(1) if len(rest) > 1 else (rest, None)
-                future = self._futures.pop(completions.operation_ids[one.start], None)
-                if future is not None and not future.done():
-                    future.set_result(one)
+        """Sets the futures of operations that have ended, except those whose call was cancelled since.
+
+        Sets a few in each turn of the loop: answering thousands of calls takes a second, in which other calls are
+        served, such as the event that ended them.
+        """
+        self._deliver_some(completions, iter(slices_of(completions)), None)
+
+    def _deliver_some(self, completions: Completions, parts: Iterator[ResultSlice], rest: ResultSlice | None) -> None:
+        for _ in range(ANSWERS_PER_TURN):
+            rest = rest or next(parts, None)
+            if rest is None:
+                return
+            one, rest = rest.split(1) if len(rest) > 1 else (rest, None)
+            future = self._futures.pop(completions.operation_ids[one.start], None)
+            if future is not None and not future.done():
+                future.set_result(one)
+        asyncio.get_running_loop().call_soon(self._deliver_some, completions, parts, rest)
+
+
+class OpenWait:
+    """One call of Wait, as a context manager: yields its operation id and the future of its result.
+
+    Not a generator, which would take 0.4 kB: thousands may be open.
+    """
+
+    __slots__ = ("_account", "_operation_id", "_waits")
+
+    def __init__(self, waits: UnaryWaits, account: Account) -> None:
+        self._waits: Final = waits
+        self._account: Final = account
+        self._operation_id = 0
+
+    def __enter__(self) -> tuple[int, asyncio.Future[ResultSlice]]:
+        self._operation_id, future = self._waits.add(self._account)
+        return self._operation_id, future
+
+    def __exit__(self, *_error: object) -> None:
+        self._waits.end(self._operation_id)

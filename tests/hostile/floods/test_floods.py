@@ -2,16 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import grpc
 import pytest
 
 from purgatory.v1 import purgatory_service_pb2
 from tests.hostile.arena import Arena
-from tests.hostile.attackers import one_wait
 from tests.hostile.floods.flood_calls import FLOODS, prepare
-from tests.hostile.floods.open_loop import CONNECTIONS, Call, flood
+from tests.hostile.floods.open_loop import Call, flood
 from tests.hostile.raw_http2 import SERVICE
 
 METHODS = [method.name for method in purgatory_service_pb2.DESCRIPTOR.services_by_name["PurgatoryService"].methods]
@@ -67,12 +65,3 @@ def test_a_flood_starts_calls_at_its_rate(arena: Arena) -> None:
     assert 0 < due <= 100
     assert started == due
     assert sum(tally.values()) == started
-
-
-def test_a_flood_obeys_the_limit_on_streams(tmp_path: Path) -> None:
-    """Calls that wait for what never comes take up all streams of all connections; the others are due, not started."""
-    with Arena(tmp_path / "arena", ["--grpc-streams-per-connection-max", "3"]) as arena:
-        call = ("Wait", (one_wait().SerializeToString(),))
-        tally = flood(arena.daemon.address, arena.token, lambda _number: call, 0.5, 2_000.0)
-    assert tally["started"] == tally["closed"] == 3 * CONNECTIONS
-    assert tally["due"] > tally["started"]

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from purgatory.daemon import make_host
 from purgatory.engine import codes
+from purgatory.service.budget.memory_budget import CALL_BYTES
 from purgatory.service.fair_queue import REGISTRATIONS, Place
 from purgatory.service.listeners.metrics import Metrics
 from purgatory.service.rpc.statuses import RETRY_AFTER_MS
@@ -192,8 +193,8 @@ async def memory_bytes(driven: Driven, amount: int) -> Told | None:
     batch, host = produce_columns(range(1, 11)), driven.served.host
     await register(driven, produce_columns(range(1, 2), "other"))
     budget = host.shares.budget
-    # gRPC's calls count too: the one that will be in flight is none of those that are counted.
-    results_bytes = amount - budget.held_bytes() - budget.operations_bytes(*size_of(batch))
+    await eventually(lambda: host.fair_queue.calls == 0, "the call before has ended")
+    results_bytes = amount - budget.held_bytes() - CALL_BYTES - budget.operations_bytes(*size_of(batch))
     host.shares.accounts.nobody.hold_results(results_bytes)
     return await told(register(driven, batch))
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from purgatory.daemon import largest_message_bytes
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch, Refusal
 from purgatory.engine.engine import Engine
@@ -24,6 +23,7 @@ from purgatory.service.sessions.outbox import Outbox, slices_of
 from purgatory.service.sessions.refused import RefusedCompletions, RefusedOperation
 from purgatory.service.settings import GrpcSettings, HostSettings, LimitsSettings, Settings
 from purgatory.service.translate.batch_size import size_of
+from purgatory.service.transport.grpc_options import largest_message_bytes
 from purgatory.testing import ManualClock
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire

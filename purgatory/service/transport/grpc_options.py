@@ -1,0 +1,78 @@
+"""The options of the gRPC server: limits on connections, streams and messages, as gRPC's core enforces them."""
+
+import logging
+import resource
+from typing import Final
+
+from purgatory.service.budget.memory_budget import budget_bytes, message_bytes_max
+from purgatory.service.settings import Settings
+
+LOGGER: Final = logging.getLogger(__name__)
+
+CALLS_UNREAD_MAX: Final = 20_000
+"""Calls that gRPC's core holds before they are started; it resets further ones. More than one connection may have."""
+CALL_UNREAD_BYTES: Final = 12_000
+UNREAD_SHARE: Final = 3
+"""Such calls may take a third of the memory budget."""
+STREAMS_MIN: Final = 100
+"""Streams on one connection, where fewer calls are allowed: those above that limit need one each to be refused on."""
+FILES_SHARE: Final = 2
+"""gRPC connections may use half of the process's files. HTTP, probes, sources and the journal use the other half."""
+HANDSHAKE_TIMEOUT_MS: Final = 10_000
+"""For TLS and HTTP/2's preface. gRPC's own limit of two minutes lets silent connections take up all places."""
+
+
+def server_options(settings: Settings, *, ages: bool = True) -> list[tuple[str, int]]:
+    """Channel arguments of the server. `ages`: connections end after `grpc.connection_age_max_ms`.
+
+    - so_reuseport: otherwise a second daemon would silently share the port.
+    - max_pending_requests: the default of 1,000 resets part of a burst of unary waits. It bounds the memory of calls
+      that are reset at once, whose number nothing else limits.
+    - max_concurrent_streams: above `limits.calls_per_caller_max`, so that a call over that limit is refused; a stream
+      over the limit of streams would be held back by its client until another ends, without an answer.
+    - overload_protection: see `resets`.
+    - max_receive_message_length: applies to a message before and after decompression.
+    """
+    server, limits = settings.grpc, settings.limits
+    unread_max = budget_bytes(limits.memory_bytes_max) // UNREAD_SHARE // CALL_UNREAD_BYTES
+    unread_max = min(unread_max, max(CALLS_UNREAD_MAX, 2 * limits.calls_per_caller_max))
+    options = [
+        ("grpc.so_reuseport", 0),
+        ("grpc.server.max_pending_requests", unread_max),
+        ("grpc.server.max_pending_requests_hard_limit", unread_max),
+        ("grpc.max_allowed_incoming_connections", connections_max(server.connections_max)),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+        ("grpc.max_concurrent_streams", min(unread_max, max(STREAMS_MIN, limits.calls_per_caller_max))),
+        ("grpc.http.overload_protection", 0),
+        ("grpc.max_receive_message_length", largest_message_bytes(settings)),
+        ("grpc.max_send_message_length", server.message_bytes_max),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", server.ping_interval_min_ms),
+        ("grpc.keepalive_time_ms", server.keepalive_interval_ms),
+        ("grpc.keepalive_timeout_ms", server.keepalive_timeout_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+    if server.connection_age_max_ms and ages:
+        options.append(("grpc.max_connection_age_ms", server.connection_age_max_ms))
+        options.append(("grpc.max_connection_age_grace_ms", settings.shutdown.grace_ms))
+    return options
+
+
+def connections_max(wanted: int) -> int:
+    """The limit on gRPC connections: as many as set, or as the limit on open files leaves room for."""
+    files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, min(wanted, files_max // FILES_SHARE))
+
+
+def warn_of_few_files(wanted: int) -> None:
+    """Logs when the limit on open files reduces `grpc.connections_max`."""
+    allowed = connections_max(wanted)
+    if allowed < wanted:
+        LOGGER.warning(
+            "grpc.connections_max is reduced from %d to %d: the process may open only %d files; raise `ulimit -n`",
+            wanted, allowed, resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        )  # fmt: skip
+
+
+def largest_message_bytes(settings: Settings) -> int:
+    """The largest message accepted: `grpc.message_bytes_max`, or less if the memory budget is small."""
+    return message_bytes_max(settings.grpc.message_bytes_max, budget_bytes(settings.limits.memory_bytes_max))
