@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import resource
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,10 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in the background of a shell. Processes that tests start would inherit it, and would not end by Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Daemons inherit it. With fewer files, as in many shells, each logs at its start that it reduces its limits.
+_, OPEN_FILES_MAX = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(OPEN_FILES_MAX, 20_000), OPEN_FILES_MAX))
 
 settings.register_profile("house", deadline=None)  # a test never asserts an absolute time
 settings.load_profile("house")

@@ -171,7 +171,7 @@ class HttpSettings(SettingsGroup):
         "host:port, *.example.org for all names below. localhost and addresses are always allowed.",
     )
     connections_max: Count = setting(
-        16_384,
+        12_288,
         "Connections at one time, and at most as many as the limit on open files leaves room for beside gRPC. A "
         "further one replaces an idle one; if none is idle, its requests are answered with 503, except probes.",
     )

@@ -33,7 +33,6 @@ def test_a_wait_for_positions_checks_their_epochs() -> None:
     "token",
     [
         "",
-        "at1.",
         "at2.CgA",
         "at1.!!",
         "at1." + "__8",
@@ -41,7 +40,7 @@ def test_a_wait_for_positions_checks_their_epochs() -> None:
     ],
 )
 def test_what_is_no_token_is_refused(token: str) -> None:
-    """Another form, other characters, no message, nothing in it, too long."""
+    """Another form, other characters, no message, too long."""
     with pytest.raises(InvalidRequest):
         Positions.of_token(token)
 
@@ -52,5 +51,13 @@ def test_positions_are_checked_at_once() -> None:
         Positions({"a-0": 1}, {"a-1": 0})
     with pytest.raises(InvalidRequest):
         Positions({"a-0": 2**63})
+    with pytest.raises(InvalidRequest):
+        Positions({}, {"a-1": 0})
+
+
+def test_positions_may_be_empty() -> None:
+    """Empty topics have no ends: the token says so, and there is no wait to make of it."""
+    empty = Positions.of_token(Positions({}).token)
+    assert (empty.token, empty.offsets) == ("at1.", {})
     with pytest.raises(InvalidRequest, match="none"):
-        Positions({})
+        empty.wait()

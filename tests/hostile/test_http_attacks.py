@@ -181,7 +181,7 @@ def test_connections_are_limited_by_files(start_daemon: StartDaemon) -> None:
     """The limit of connections is reduced to what the process may open, and the log says so."""
     with files_max(FILES):
         daemon = start_daemon()
-    assert "http.connections_max is reduced from 16384 to 448: the process may open only 1024 files" in daemon.log
+    assert "http.connections_max is reduced from 12288 to 448: the process may open only 1024 files" in daemon.log
 
 
 def test_unread_answers_to_pipelined_requests_take_no_memory(start_daemon: StartDaemon) -> None:

@@ -139,8 +139,8 @@ def test_stream_runs_unchanged_on_the_cluster(
     assert {path.parent.name for path in cluster.folder.glob("work/*/app-*")} == {"worker-0", "worker-1"}
     packed = []
     for side, folder in sides.items():
-        files = listed(folder, *sorted(folder.rglob("*.parquet")))
-        packed.append(pa.Table.from_batches(file_packer(1, side, is_json=False)([files])))
+        recorded = listed(folder, *sorted(folder.rglob("*.parquet")))
+        packed.append(pa.Table.from_batches(file_packer(1, side, is_json=False)([recorded])))
     played = play_payloads(Shard(DELAY_MS), pa.concat_tables(packed)).tables[OUTCOMES]
     assert played.num_rows > 900
     assert as_words(pa.concat_tables(files.values())) == as_words(played)

@@ -23,6 +23,7 @@ class CuttingProxy:
         self._changed: Final = threading.Condition()
         self._connections: list[tuple[socket.socket, socket.socket]] = []
         self._passed_bytes = 0
+        self._is_closed = False
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self, after_bytes: int, timeout_s: float) -> None:
@@ -38,6 +39,8 @@ class CuttingProxy:
 
     def close(self) -> None:
         self._listening.close()
+        with self._changed:
+            self._is_closed = True  # a connection that is being made now ends itself
         self.cut(0, 0)
 
     def _accept(self) -> None:
@@ -52,7 +55,13 @@ class CuttingProxy:
             _reset(client)
             return
         with self._changed:
-            self._connections.append((client, daemon))
+            is_closed = self._is_closed
+            if not is_closed:
+                self._connections.append((client, daemon))
+        if is_closed:
+            _reset(client)
+            _reset(daemon)
+            return
         threading.Thread(target=self._pass_on, args=(client, daemon, 0), daemon=True).start()
         threading.Thread(target=self._pass_on, args=(daemon, client, 1), daemon=True).start()
 

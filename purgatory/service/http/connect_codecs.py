@@ -23,6 +23,7 @@ from google.protobuf.json_format import MessageToJson, Parse, ParseError
 from google.protobuf.message import DecodeError, Message
 
 from purgatory.service.rpc.statuses import CallRefused, invalid_argument, quoted, resource_exhausted
+from purgatory.service.sessions.session import Turns
 
 JSON_BYTES_MAX: Final = 1_048_576
 """Parsing JSON takes some twenty times its size in memory, and a second for a few megabytes."""
@@ -53,11 +54,11 @@ class FairThread:
     """The thread of `off_loop`, where callers take turns: each has one piece of work in its queue, or none."""
 
     def __init__(self) -> None:
-        self._locks: Final[WeakValueDictionary[str, asyncio.Lock]] = WeakValueDictionary()
+        self._turns: Final[WeakValueDictionary[str, Turns]] = WeakValueDictionary()
 
     async def run(self, caller: str, work: Callable[[], Result]) -> Result:
-        lock = self._locks.setdefault(caller, asyncio.Lock())
-        async with lock:
+        turns = self._turns.setdefault(caller, Turns())
+        async with turns:
             return await off_loop(work)
 
 

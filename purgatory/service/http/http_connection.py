@@ -179,6 +179,9 @@ class HttpConnection(asyncio.Protocol):
         except h11.RemoteProtocolError as error:
             self._refuse(HTTPStatus(error.error_status_hint), str(error))
             return
+        if not request.http_version.startswith(b"1."):
+            self._refuse(HTTPStatus.BAD_REQUEST, "HTTP/1.1 is served here; HTTP/2 is on the gRPC port")
+            return
         self._is_serving, self._method = True, request.method
         self._body = self._pull()
         if self._is_over():
