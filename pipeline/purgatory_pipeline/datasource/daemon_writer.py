@@ -86,7 +86,7 @@ class DaemonWriter(DataSourceStreamArrowWriter):
         connection = self._options.connect()
         try:
             if self._are_events:
-                send_events(connection, [rising_mark_of(row) for row in in_order(rows)])
+                send_events(connection, [event_of(row) for row in in_order(rows)])
             else:
                 register(connection, rows)
         finally:
@@ -202,20 +202,16 @@ def retried(connection: DaemonConnection, call: str, request: Any) -> Any:  # no
         time.sleep(0.5)
 
 
-def rising_mark_of(row: Row) -> event_pb2.Event:
-    """An event that changes nothing when it is sent again. Raises `RowsUnusable` for any other."""
-    if row["type"] not in RISING_MARKS:
-        raise RowsUnusable(
-            f"type: {row['type']}; allowed: {', '.join(RISING_MARKS)}. A repeated micro-batch would apply other events "
-            "twice: send them from foreachBatch"
-        )
-    return event_of(row)
-
-
 def event_of(row: Row) -> event_pb2.Event:
-    """An event of any type on a partition, from the archive's columns."""
+    """An event, from the archive's columns. Raises `RowsUnusable`."""
+    name = row["type"]
+    if name not in RISING_MARKS:
+        raise RowsUnusable(
+            f"type: {name}; allowed: {', '.join(RISING_MARKS)}. A repeated micro-batch would apply other events twice: "
+            "send them from foreachBatch"
+        )
     event = event_pb2.Event()
-    message = getattr(event, row["type"])
+    message = getattr(event, name)
     message.SetInParent()
     event.topic_partition.topic, event.topic_partition.partition = row["topic"], row.get("partition") or 0
     if row.get("leader_epoch") is not None:

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from purgatory_pipeline.datasource.daemon_writer import event_of, operation_of
+from purgatory_pipeline.datasource.daemon_writer import operation_of
+from purgatory_pipeline.stream.wire_records import EVENT_FIELDS, REPLICA_FIELDS
 
 from purgatory.engine.codes import EVENT_NAMES, KEY_SIGNALLED, KIND_NAMES
 from purgatory.v1 import event_pb2
@@ -14,6 +15,8 @@ from tests.pipeline.stream.simulated_history import Row, SimulatedHistory
 from tests.simulator import steps
 from tests.simulator.generator import Generator
 from tests.simulator.lives import steps_of
+
+FLAGS = {"leadership": ("is_leader",), "partition_removed": ("moved",), "replica_state": ("dead", "fenced")}
 
 
 class TopicRecord(NamedTuple):
@@ -53,8 +56,24 @@ def records_of(rows: Sequence[Row]) -> list[TopicRecord]:
 
 
 def event_record(row: Row) -> bytes:
-    """An event; signals too, which the data source refuses."""
+    """An event of any type: the data source sends only marks that rise."""
+    name = EVENT_NAMES[row["type"]]
     if row["type"] == KEY_SIGNALLED:
         signal = event_pb2.KeySignalled(key=row["topic"], count=row["offset"])
         return event_pb2.Event(key_signalled=signal).SerializeToString()
-    return event_of(row | {"type": EVENT_NAMES[row["type"]]}).SerializeToString()
+    event = event_pb2.Event(leader_epoch=row.get("leader_epoch"))
+    event.topic_partition.topic, event.topic_partition.partition = row["topic"], row.get("partition") or 0
+    message = getattr(event, name)
+    message.SetInParent()
+    for field, column in EVENT_FIELDS.items():
+        described, value = message.DESCRIPTOR.fields_by_name.get(field), row.get(column)
+        if described is not None and value is not None:
+            if described.is_repeated:
+                getattr(message, field).extend(value)
+            else:
+                setattr(message, field, value)
+    for place, flag in enumerate(FLAGS.get(name, ())):
+        setattr(message, flag, bool((row.get("flags") or 0) >> place & 1))
+    if name in REPLICA_FIELDS:
+        message.replica_ids.extend(row.get(REPLICA_FIELDS[name]) or ())
+    return event.SerializeToString()
