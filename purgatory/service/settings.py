@@ -287,8 +287,8 @@ class LimitsSettings(EngineLimitsSettings):
     unary_waits_max: Count = setting(100_000, "Calls of `Wait` at one time, over gRPC and HTTP.")
     calls_max: Count = setting(
         200_000,
-        "Calls in flight, of all callers: streams, unary calls and refused calls; at most as many as fit into half of "
-        "the memory budget. A sixteenth is reserved for events.",
+        "Calls in flight, of all callers: streams, unary calls and refused calls; at most as many as fit into a "
+        "quarter of the memory budget. A sixteenth is reserved for events.",
     )
     calls_per_caller_max: Count = setting(
         11_000,

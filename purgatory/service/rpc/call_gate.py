@@ -26,8 +26,8 @@ BURST_S: Final = 1.0
 """`limits.calls_per_second` may be exceeded by the calls of so much time."""
 EVENTS_SHARE: Final = 16
 """A sixteenth of the limits on calls in flight is reserved for events: calls that wait may need one of them to end."""
-CALLS_SHARE: Final = 2
-"""Calls in flight may take one half of the memory budget."""
+CALLS_SHARE: Final = 4
+"""Calls in flight may take a quarter of the memory budget."""
 QUIET_S: Final = 0.05
 """Shutdown waits until no unary call has ended for so long."""
 
