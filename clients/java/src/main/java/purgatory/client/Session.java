@@ -236,7 +236,7 @@ public final class Session implements AutoCloseable {
       // The daemon's own refusals have details. One without is gRPC's: the message was too large.
       if (ended.getCode() == Status.Code.RESOURCE_EXHAUSTED && !connection.hasDetails && !batch.isEmpty()) {
         room = roomMax = Math.max(1, batch.size() / 2);
-        refused = batch.size() == 1 ? batch : refused;
+        refused = batch.size() == 1 ? take(batch) : refused;
       }
       isGivenUp = nowMs() - reachedMs >= giveUpMs;
     }
@@ -247,15 +247,18 @@ public final class Session implements AutoCloseable {
     }
   }
 
-  /** Ends those of these waits that are still pending with OUTCOME_REFUSED. */
+  /**
+   * Removes those of these waits that are still pending, and returns them. Call it with the lock, in the same block that
+   * clears `batch`: a wait that is left in `pending` would be sent again.
+   */
+  private List<Wait> take(List<Wait> waits) {
+    return waits.stream().filter(wait -> pending.remove(wait.id()) != null).toList();
+  }
+
+  /** Completes these waits with OUTCOME_REFUSED. Call it without the lock: it runs callbacks. */
   private void refuse(List<Wait> waits, int code, String field, String message) {
     OperationRefusal.Builder refusal = OperationRefusal.newBuilder().setCode(code).setField(field).setMessage(message);
     for (Wait wait : waits) {
-      synchronized (this) {
-        if (pending.remove(wait.id()) == null) {
-          continue;
-        }
-      }
       Result.Builder result = Result.newBuilder().setOperationId(wait.id()).setOutcome(Outcome.OUTCOME_REFUSED);
       wait.result.complete(result.setRefusal(refusal.setOperationId(wait.id())).build());
     }
@@ -335,6 +338,7 @@ public final class Session implements AutoCloseable {
           }
           if (isOpened) {
             message = due(nowMs, tooLarge);
+            tooLarge = take(tooLarge);
             spokenMs = message != null ? nowMs : spokenMs;
             wakeMs = Math.min(wakeMs, spokenMs + intervalMs);
             wakeMs = notBeforeMs > nowMs ? Math.min(wakeMs, notBeforeMs) : wakeMs;
@@ -343,7 +347,6 @@ public final class Session implements AutoCloseable {
             Session.this.wait(Math.max(1, wakeMs - nowMs));
           }
         }
-        // Outside the lock, as it runs callbacks.
         String why = "the operation is larger than a message may be (" + messageBytesMax() + " bytes): split it";
         refuse(tooLarge, Status.Code.RESOURCE_EXHAUSTED.value(), "", why);
       }
@@ -462,7 +465,7 @@ public final class Session implements AutoCloseable {
       OperationRefusal refusal = receipt.getBatchRefusal();
       boolean isExhausted = refusal.getCode() == Status.Code.RESOURCE_EXHAUSTED.value();
       boolean again = isExhausted || refusal.getCode() == Status.Code.UNAVAILABLE.value();
-      List<Wait> refused = new ArrayList<>();
+      List<Wait> refused = List.of();
       synchronized (Session.this) {
         if (again) {
           notBeforeMs = nowMs() + REFUSED_PAUSE_MS;
@@ -471,10 +474,9 @@ public final class Session implements AutoCloseable {
           sent = batch.get(batch.size() - 1).id();
           room = Math.min(2 * room, roomMax);
         }
-        for (Wait wait : batch) {
-          if (receipt.hasBatchRefusal() && (!again || wait.leftMs(daemon.getTimeoutMsDefault()) <= 0)) {
-            refused.add(wait);
-          }
+        if (receipt.hasBatchRefusal()) {
+          long defaultMs = daemon.getTimeoutMsDefault();
+          refused = take(batch.stream().filter(wait -> !again || wait.leftMs(defaultMs) <= 0).toList());
         }
         batch = List.of();
         Session.this.notifyAll();
