@@ -39,6 +39,7 @@ from purgatory.service.access.errors import AccessError
 from purgatory.service.budget.memory_budget import budget_bytes
 from purgatory.service.budget.memory_watch import MemoryWatch
 from purgatory.service.draining import drain
+from purgatory.service.errors import unauthenticated
 from purgatory.service.flags import config_lines, read_command_line
 from purgatory.service.host import Host
 from purgatory.service.http.connect_application import ConnectCalls
@@ -59,7 +60,6 @@ from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.rpc.handlers import SERVICE, add_standard_service, add_to_server, checked
 from purgatory.service.rpc.reflection import V1, V1ALPHA, reflection_servicer
 from purgatory.service.rpc.servicer import PurgatoryServicer
-from purgatory.service.rpc.statuses import unauthenticated
 from purgatory.service.setting_sources import SettingsError, unknown_variables
 from purgatory.service.settings import EngineLimitsSettings, HostSettings, Settings, is_loopback, split_address
 from purgatory.service.sources.source_table import STATE_NAMES
@@ -251,7 +251,7 @@ class Daemon:
         return self._host.engine.pending
 
     def _peer(self, context: Context) -> PeerCertificate | None:
-        """The certificate that the caller presents, if it was asked for one. Raises `CallRefused` for a revoked one."""
+        """The certificate that the caller presents, if it was asked for one. Raises `RpcError` for a revoked one."""
         return None if self._tls is None else self._tls.peer(context.auth_context())
 
     def _principal_of_peer(self, context: Context) -> str:

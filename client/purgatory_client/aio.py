@@ -162,7 +162,7 @@ class AsyncClient(SingleCalls):
         *,
         timeout: float = CALL_TIMEOUT,  # noqa: ASYNC109 - the operation's own
         label: str = KAFKA,
-        fail_when_blind: float | None = None,
+        fail_when_stale: float | None = None,
     ) -> Result:
         """Wait until a consumer group of Kafka has processed everything that was written before this call.
 
@@ -174,7 +174,7 @@ class AsyncClient(SingleCalls):
             topics: The topics.
             timeout: Seconds for both together.
             label: Which cluster, where a source was given another label than kafka.
-            fail_when_blind: As for `produce`.
+            fail_when_stale: As for `produce`.
 
         Returns:
             How the wait ended.
@@ -185,7 +185,7 @@ class AsyncClient(SingleCalls):
         began = time.monotonic()
         positions = await self.ends([kafka_group(group, topic, label) for topic in topics], timeout=timeout)
         remaining = max(0.0, timeout - (time.monotonic() - began))
-        return await self.wait_for(positions, timeout=remaining, fail_when_blind=fail_when_blind)
+        return await self.wait_for(positions, timeout=remaining, fail_when_stale=fail_when_stale)
 
     async def token(self, offsets: ByPartition) -> str:
         """Offsets to wait for as a short text, which any program can hand to `wait_for`: in a header, in a message.
@@ -203,14 +203,14 @@ class AsyncClient(SingleCalls):
         positions: Positions | str,
         *,
         timeout: float | None = None,  # noqa: ASYNC109 - the operation's own
-        fail_when_blind: float | None = None,
+        fail_when_stale: float | None = None,
     ) -> Result:
         """Wait until positions are reached: those of `ends`, or a token. Without any positions, return at once.
 
         Args:
             positions: The offsets to wait for.
             timeout: As for `produce`.
-            fail_when_blind: As for `produce`.
+            fail_when_stale: As for `produce`.
 
         Raises:
             InvalidRequest: The text is not a token.
@@ -218,7 +218,7 @@ class AsyncClient(SingleCalls):
         chosen = Positions.of_token(positions) if isinstance(positions, str) else positions
         if not chosen.offsets:
             return already_satisfied()
-        result = await self._wait(chosen.wait(timeout=timeout, fail_when_blind=fail_when_blind))
+        result = await self._wait(chosen.wait(timeout=timeout, fail_when_stale=fail_when_stale))
         assert isinstance(result, Result), f"Result was due, not {result!r}"
         return result
 

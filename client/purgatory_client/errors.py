@@ -24,7 +24,7 @@
     │   └── ProtocolError
     └── WaitError              only from `raise_for_outcome()`
         ├── WaitFailed
-        │   └── WaitBlind
+        │   └── WaitStale
         ├── WaitExpired
         ├── WaitCancelled
         └── WaitShutDown
@@ -55,7 +55,7 @@ from purgatory_client.plain_errors import (
     Unauthenticated,
     Unavailable,
 )
-from purgatory_client.results import WaitBlind, WaitCancelled, WaitError, WaitExpired, WaitFailed, WaitShutDown
+from purgatory_client.results import WaitCancelled, WaitError, WaitExpired, WaitFailed, WaitShutDown, WaitStale
 
 __all__ = [
     "ClientClosed",
@@ -80,12 +80,12 @@ __all__ = [
     "StaleEpoch",
     "Unauthenticated",
     "Unavailable",
-    "WaitBlind",
     "WaitCancelled",
     "WaitError",
     "WaitExpired",
     "WaitFailed",
     "WaitShutDown",
+    "WaitStale",
 ]
 
 for _name in __all__:

@@ -28,7 +28,7 @@ _RANGES: Final = {
     "isolation_level": (2, 0),
     "partition_max_bytes": (INT64_MAX, -INT64_MAX),
     "last_fetched_epoch": (INT32_MAX, -1),
-    "blind_timeout_ms": (INT64_MAX, -1),
+    "stale_timeout_ms": (INT64_MAX, -1),
 }
 """The highest and lowest value of columns that not every batch has, by their names on the wire. Others are booleans."""
 
@@ -169,7 +169,7 @@ def produce(
     item_counts: Sequence[int] | None = None,
     leader_epochs: Sequence[int] | None = None,
     local_error_codes: Sequence[int] | None = None,
-    blind_timeouts_ms: Sequence[int] | None = None,
+    stale_timeouts_ms: Sequence[int] | None = None,
 ) -> WaitColumns:
     """Many produce waits.
 
@@ -181,7 +181,7 @@ def produce(
         item_counts: For each operation: how many items are its own. None: one each.
         leader_epochs: For each item: the leader epoch of the append; -1: not checked.
         local_error_codes: For each item: the Kafka error code of the local append; other than 0 it is the answer.
-        blind_timeouts_ms: For each operation: milliseconds for which one of the marks that it still waits for may be
+        stale_timeouts_ms: For each operation: milliseconds for which one of the marks that it still waits for may be
             stale; then it fails. -1: it waits on.
 
     Returns:
@@ -195,7 +195,7 @@ def produce(
         {
             "leader_epoch": leader_epochs,
             "local_error_code": local_error_codes,
-            "blind_timeout_ms": blind_timeouts_ms,
+            "stale_timeout_ms": stale_timeouts_ms,
         }
     )
     return batch
@@ -216,7 +216,7 @@ def fetch(
     current_leader_epochs: Sequence[int] | None = None,
     last_fetched_epochs: Sequence[int] | None = None,
     throttled: Sequence[bool] | None = None,
-    blind_timeouts_ms: Sequence[int] | None = None,
+    stale_timeouts_ms: Sequence[int] | None = None,
 ) -> WaitColumns:
     """Many fetches.
 
@@ -234,7 +234,7 @@ def fetch(
         current_leader_epochs: For each item: the leader epoch the reader knows; -1: not checked.
         last_fetched_epochs: For each item: the epoch of the last record the reader has; -1: not known.
         throttled: For each item: whether it is over the follower's replication quota.
-        blind_timeouts_ms: As for `produce`.
+        stale_timeouts_ms: As for `produce`.
 
     Returns:
         The batch, for `submit_many` or `register`.
@@ -252,7 +252,7 @@ def fetch(
         "partition_max_bytes": partition_max_bytes,
         "last_fetched_epoch": last_fetched_epochs,
         "throttled": throttled,
-        "blind_timeout_ms": blind_timeouts_ms,
+        "stale_timeout_ms": stale_timeouts_ms,
     }
     batch.set_columns(columns)
     return batch
@@ -266,7 +266,7 @@ def delete_records(
     timeouts_ms: Sequence[int] | None = None,
     item_counts: Sequence[int] | None = None,
     local_error_codes: Sequence[int] | None = None,
-    blind_timeouts_ms: Sequence[int] | None = None,
+    stale_timeouts_ms: Sequence[int] | None = None,
 ) -> WaitColumns:
     """Many delete-records waits.
 
@@ -277,7 +277,7 @@ def delete_records(
         timeouts_ms: As for `produce`.
         item_counts: As for `produce`.
         local_error_codes: As for `produce`.
-        blind_timeouts_ms: As for `produce`.
+        stale_timeouts_ms: As for `produce`.
 
     Returns:
         The batch, for `submit_many` or `register`.
@@ -286,7 +286,7 @@ def delete_records(
         InvalidRequest: As for `produce`.
     """
     batch = partition_columns(OperationKind.DELETE_RECORDS, partitions, indexes, offsets, timeouts_ms, item_counts)
-    batch.set_columns({"local_error_code": local_error_codes, "blind_timeout_ms": blind_timeouts_ms})
+    batch.set_columns({"local_error_code": local_error_codes, "stale_timeout_ms": stale_timeouts_ms})
     return batch
 
 

@@ -72,9 +72,9 @@ def squeeze(column: list[T]) -> list[T]:
     return column
 
 
-def blind_ms(seconds: float | None) -> int | None:
-    """A blind timeout, as `milliseconds` has a timeout. None stays None: there is none."""
-    return milliseconds(seconds, "blind_timeout_ms")
+def stale_ms(seconds: float | None) -> int | None:
+    """A stale timeout, as `milliseconds` has a timeout. None stays None: there is none."""
+    return milliseconds(seconds, "stale_timeout_ms")
 
 
 def milliseconds(seconds: float | None, field: str = "timeout_ms") -> int | None:

@@ -106,7 +106,7 @@ class PartitionResult:
             mark had. None where the mark stood still.
         pace_per_second: That pace, in offsets per second, or None.
         fetched: Of fetches: what can be read.
-        stale_for: Of expired and blind waits: for how many seconds no source had seen the mark. None: one saw it, or
+        stale_for: Of expired and stale waits: for how many seconds no source had seen the mark. None: one saw it, or
             none feeds it.
         stale_reason: Why, for people; empty where `stale_for` is None.
     """
@@ -276,7 +276,7 @@ class Result:
         message = f"{self.kind.name.lower()} {name} after {self.waited:.3f} s"
         error = _WAIT_ERRORS[outcome]
         if outcome == Outcome.FAILED and any(item.error_code == MARK_STALE for item in failed):
-            error = WaitBlind
+            error = WaitStale
         raise error(f"{message}; {open_items}" if open_items else message, self)
 
     def _item(self, item: int) -> PartitionResult:
@@ -330,8 +330,8 @@ class WaitFailed(WaitError):
     """The condition can no longer hold; the error codes of the partitions say why."""
 
 
-class WaitBlind(WaitFailed):
-    """No source could see one of its marks for longer than the wait would bear (`fail_when_blind`)."""
+class WaitStale(WaitFailed):
+    """No source could see one of its marks for longer than the wait would bear (`fail_when_stale`)."""
 
 
 class WaitExpired(WaitError):

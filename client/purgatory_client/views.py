@@ -125,7 +125,7 @@ class SourceStatus:
         principal: Who runs it. Empty on a daemon without a policy.
         topic_prefixes: It feeds the partitions of all topics that start with one of these.
         attached: How many streams it has. 0: it is gone.
-        state: "loading", "live", "behind", "held", "blind", "refused", "silent" or "detached".
+        state: "loading", "live", "behind", "held", "stale", "refused", "silent" or "detached".
         reason: Why, for people.
         state_for: For how long.
         stale_for: For how long it has not seen the mark that it has not seen for the longest. None: it sees all.

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
-from purgatory_client.number_checks import blind_ms, int32, int64, milliseconds
+from purgatory_client.number_checks import int32, int64, milliseconds, stale_ms
 from purgatory_client.partition_names import PartitionName, checked_key, format_partition, partition_name
 from purgatory_client.plain_errors import InvalidRequest
 from purgatory_client.results import OperationKind
@@ -51,7 +51,7 @@ class Wait:
     """What only some operations have, by its name on the wire. All waits of one kind have the same here."""
     item_columns: dict[str, list[int]]
     """The same with a value for each name. An absent column has its default."""
-    blind_timeout_ms: int | None = None
+    stale_timeout_ms: int | None = None
     """For how long one of its marks may be stale. None: it waits on."""
     operation_id: int = 0
     submitted_at: float = 0.0
@@ -72,7 +72,7 @@ def produce(
     timeout: float | None = None,
     leader_epochs: ByPartition | int | None = None,
     local_error_codes: ByPartition | int | None = None,
-    fail_when_blind: float | None = None,
+    fail_when_stale: float | None = None,
 ) -> Wait:
     """Wait until the high watermark of each partition has reached its offset.
 
@@ -83,7 +83,7 @@ def produce(
             partition ends its wait with error 74 or 75. Absent: not checked.
         local_error_codes: Kafka error codes of the local append, by partition or one for all; other than 0 they are
             the partition's answer.
-        fail_when_blind: Fail with error 1001 once one of the marks still waited for has been stale for this many
+        fail_when_stale: Fail with error 1001 once one of the marks still waited for has been stale for this many
             seconds, or was never reported in that time. None: keep waiting.
 
     Returns:
@@ -96,7 +96,7 @@ def produce(
     columns = _item_columns(
         names, local_error_code=("local_error_codes", local_error_codes), leader_epoch=("leader_epochs", leader_epochs)
     )
-    return Wait(OperationKind.PRODUCE, names, required, milliseconds(timeout), {}, columns, blind_ms(fail_when_blind))
+    return Wait(OperationKind.PRODUCE, names, required, milliseconds(timeout), {}, columns, stale_ms(fail_when_stale))
 
 
 def processed(
@@ -105,7 +105,7 @@ def processed(
     *,
     timeout: float | None = None,
     label: str = KAFKA,
-    fail_when_blind: float | None = None,
+    fail_when_stale: float | None = None,
 ) -> Wait:
     """Wait until a consumer group of Kafka has processed records, told by a source (docs/sources.md).
 
@@ -117,7 +117,7 @@ def processed(
         records: By partition of the topic ("orders-3"), the offset of the last record to be processed.
         timeout: Seconds, 0 to 2,147,483.647; 0: an answer at once, satisfied or expired. None: the daemon's default.
         label: Which cluster, where a source was given another label than kafka.
-        fail_when_blind: Fail with error 1001 once one of the marks still waited for has been stale for this many
+        fail_when_stale: Fail with error 1001 once one of the marks still waited for has been stale for this many
             seconds, or was never reported in that time. None: keep waiting.
 
     Returns:
@@ -129,7 +129,7 @@ def processed(
     names = [partition_name(name) for name in records]
     marks = [(kafka_group(group, topic, label), partition) for topic, partition in names]
     offsets = dict(zip(marks, [offset + 1 for offset in records.values()], strict=True))
-    return produce(offsets, timeout=timeout, fail_when_blind=fail_when_blind)
+    return produce(offsets, timeout=timeout, fail_when_stale=fail_when_stale)
 
 
 def fetch(
@@ -144,7 +144,7 @@ def fetch(
     current_leader_epochs: ByPartition | int | None = None,
     last_fetched_epochs: ByPartition | int | None = None,
     throttled: Iterable[Name] = (),
-    fail_when_blind: float | None = None,
+    fail_when_stale: float | None = None,
 ) -> Wait:
     """Wait until `min_bytes` can be read past the offsets, or one partition has a reason to answer at once.
 
@@ -161,7 +161,7 @@ def fetch(
         last_fetched_epochs: The epoch of the last record the reader has, by partition or one for all; where the logs
             diverge the answer says from where on.
         throttled: Partitions over the follower's replication quota: they add no bytes while it is out of sync.
-        fail_when_blind: Fail with error 1001 once one of the marks still waited for has been stale for this many
+        fail_when_stale: Fail with error 1001 once one of the marks still waited for has been stale for this many
             seconds, or was never reported in that time. None: keep waiting.
 
     Returns:
@@ -189,7 +189,7 @@ def fetch(
     if held_back:
         columns["throttled"] = [name in held_back for name in names]
     return Wait(
-        OperationKind.FETCH, names, fetch_offsets, milliseconds(timeout), options, columns, blind_ms(fail_when_blind)
+        OperationKind.FETCH, names, fetch_offsets, milliseconds(timeout), options, columns, stale_ms(fail_when_stale)
     )
 
 
@@ -198,7 +198,7 @@ def delete_records(
     *,
     timeout: float | None = None,
     local_error_codes: ByPartition | int | None = None,
-    fail_when_blind: float | None = None,
+    fail_when_stale: float | None = None,
 ) -> Wait:
     """Wait until the low watermark of each partition has reached its offset: every replica has deleted up to it.
 
@@ -207,7 +207,7 @@ def delete_records(
         timeout: Seconds, 0 to 2,147,483.647; 0: an answer at once, satisfied or expired. None: the daemon's default.
         local_error_codes: Kafka error codes of the local deletion, by partition or one for all; other than 0 they are
             the partition's answer.
-        fail_when_blind: Fail with error 1001 once one of the marks still waited for has been stale for this many
+        fail_when_stale: Fail with error 1001 once one of the marks still waited for has been stale for this many
             seconds, or was never reported in that time. None: keep waiting.
 
     Returns:
@@ -219,7 +219,7 @@ def delete_records(
     names, required = _items(offsets, "delete_records.partitions", "offset")
     columns = _item_columns(names, local_error_code=("local_error_codes", local_error_codes))
     return Wait(
-        OperationKind.DELETE_RECORDS, names, required, milliseconds(timeout), {}, columns, blind_ms(fail_when_blind)
+        OperationKind.DELETE_RECORDS, names, required, milliseconds(timeout), {}, columns, stale_ms(fail_when_stale)
     )
 
 

@@ -52,18 +52,18 @@ async def through_a_restart(client: AsyncClient, writer: Writer, cluster: KafkaC
     waiting = asyncio.create_task(client.processed(GROUP, {f"{TOPIC}-0": offset + 1}, timeout=120))
     await asyncio.to_thread(cluster.stop, BROKER)
     down = time.monotonic()
-    blind_s = 0.0
+    stale_max_s = 0.0
     while time.monotonic() < down + DOWN_S:
         await asyncio.sleep(1.0)
-        blind_s = max(blind_s, await tell_status(client))
+        stale_max_s = max(stale_max_s, await tell_status(client))
     await asyncio.to_thread(cluster.start, BROKER)
     tell("   the broker is back")
     while (stale_s := await tell_status(client)) > 0:
-        blind_s = max(blind_s, stale_s)
+        stale_max_s = max(stale_max_s, stale_s)
         await asyncio.sleep(0.5)
     await asyncio.to_thread(writer.write, 1, 0)
     tell(f"   the record is written; the wait that went on all the while: {seen(await waiting, began)}")
-    tell(f"   nobody could see the group's mark for about {blind_s:.1f} s; nothing was answered meanwhile")
+    tell(f"   nobody could see the group's mark for about {stale_max_s:.1f} s; nothing was answered meanwhile")
 
 
 async def tell_status(client: AsyncClient) -> float:

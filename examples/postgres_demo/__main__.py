@@ -42,11 +42,11 @@ class Story:
             self.wrong += 1
             self.say(f"  {'':<28} should have been {should.name.lower()}")
 
-    async def tell_blind(self) -> None:
+    async def tell_stale(self) -> None:
         """Which marks nobody can see now, for how long and why."""
         async for mark in self._client.partitions(prefix="pg/main/"):
             if mark.stale_for is not None:
-                self.say(f"  {mark.topic:<28} blind for {mark.stale_for:.1f} s: {mark.stale_reason}")
+                self.say(f"  {mark.topic:<28} stale for {mark.stale_for:.1f} s: {mark.stale_reason}")
 
     async def until_seen(self) -> None:
         """Until the source has told where all replicas are."""
@@ -87,12 +87,12 @@ async def tell(story: Story, client: AsyncClient, servers: LocalPostgres) -> Non
     await story.ends(
         f"wait pg/main/all for {DOWN_S:.0f} s", client.produce({"pg/main/all": end}, timeout=DOWN_S), Outcome.EXPIRED
     )
-    await story.tell_blind()
+    await story.tell_stale()
     story.say("   r2 is started again; nobody tells the daemon")
     lagging.start(is_awaited=False)
     await story.ends("the wait that went on", going_on)
     await story.until_seen()
-    await story.tell_blind()
+    await story.tell_stale()
 
 
 async def run(folder: Path) -> int:

@@ -142,9 +142,9 @@ TABLE_COLUMNS: Final[dict[str, list[TableColumn]]] = {
     CALLS: [
         *_COMMON,
         _given("call", WORD),  # CALL_NAMES
-        TableColumn("session_number", INT64, FEW_VALUES),  # cancel, cancel_session, fail_blind
-        TableColumn("operation_ids", INT64_LIST),  # cancel: as they were asked for; fail_blind: in the first row
-        *_NAME,  # cancel_partition; for cancel_key the key; fail_blind: a stale mark
+        TableColumn("session_number", INT64, FEW_VALUES),  # cancel, cancel_session, fail_stale
+        TableColumn("operation_ids", INT64_LIST),  # cancel: as they were asked for; fail_stale: in the first row
+        *_NAME,  # cancel_partition; for cancel_key the key; fail_stale: a stale mark
         _given("ended", INT32),
     ],
     MARKERS: [

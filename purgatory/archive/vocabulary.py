@@ -4,7 +4,7 @@ from typing import Final, NamedTuple
 
 __all__ = [
     "ACCEPTED", "CALLS", "CALL_NAMES", "CANCEL", "CANCEL_KEY", "CANCEL_PARTITION", "CANCEL_SESSION", "CRASHED",
-    "DROPPED", "ENDED", "EVENTS", "FAIL_BLIND", "MARKERS", "MARKER_NAMES", "NO_PARTITION", "OUTCOMES", "REGISTRATIONS",
+    "DROPPED", "ENDED", "EVENTS", "FAIL_STALE", "MARKERS", "MARKER_NAMES", "NO_PARTITION", "OUTCOMES", "REGISTRATIONS",
     "SHUT_DOWN", "STARTED", "TABLES",
 ]  # fmt: skip
 
@@ -30,10 +30,10 @@ CANCEL_SESSION: Final = "cancel_session"
 CANCEL_PARTITION: Final = "cancel_partition"
 CANCEL_KEY: Final = "cancel_key"
 SHUT_DOWN: Final = "shut_down"
-FAIL_BLIND: Final = "fail_blind"
+FAIL_STALE: Final = "fail_stale"
 """Operations that were not to wait any longer for marks that are stale: a row for each of these marks, the ids in the
 first."""
-CALL_NAMES: Final = (CANCEL, CANCEL_SESSION, CANCEL_PARTITION, CANCEL_KEY, SHUT_DOWN, FAIL_BLIND)
+CALL_NAMES: Final = (CANCEL, CANCEL_SESSION, CANCEL_PARTITION, CANCEL_KEY, SHUT_DOWN, FAIL_STALE)
 
 # Kinds of marker, in `markers`.
 STARTED: Final = "started"

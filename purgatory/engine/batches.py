@@ -48,7 +48,7 @@ class OperationBatch:
         throttled: list[bool] = NOTHING,
         any_key: list[bool] = NOTHING,
         from_now: list[bool] = NOTHING,
-        blind_timeouts_ms: list[int] = NOTHING,
+        stale_timeouts_ms: list[int] = NOTHING,
     ) -> None:
         self.operation_ids: Final = operation_ids
         self.partitions: Final[list[AsGiven]] = partitions
@@ -68,7 +68,7 @@ class OperationBatch:
         self.throttled: Final[list[bool]] = throttled
         self.any_key: Final[list[bool]] = any_key
         self.from_now: Final[list[bool]] = from_now
-        self.blind_timeouts_ms: Final[list[int]] = blind_timeouts_ms
+        self.stale_timeouts_ms: Final[list[int]] = stale_timeouts_ms
 
     @staticmethod
     def to_fill() -> OperationBatch:
@@ -77,7 +77,7 @@ class OperationBatch:
             [], partitions=[], item_indexes=[], offsets=[], timeouts_ms=[], keys=[], item_counts=[],
             local_error_codes=[], leader_epochs=[], min_bytes=[], replica_ids=[], isolation_levels=[],
             follower_reads=[], partition_max_bytes=[], last_fetched_epochs=[], throttled=[], any_key=[], from_now=[],
-            blind_timeouts_ms=[],
+            stale_timeouts_ms=[],
         )  # fmt: skip
 
 

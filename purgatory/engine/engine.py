@@ -18,21 +18,21 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.engine.marks.events import Events
 from purgatory.engine.marks.registry import Partitions, SignalKeys
 from purgatory.engine.memory_estimate import (
-    BLIND_TIMEOUT_BYTES,
     FETCH_BYTES,
     FETCH_ITEM_BYTES,
     ITEM_BYTES,
     OPERATION_BYTES,
     OWNER_BYTES,
+    STALE_TIMEOUT_BYTES,
 )
 from purgatory.engine.ranking import PendingRanking, RankedOperation, WheelRing
 from purgatory.engine.snapshot.saved_operations import SavedOperations
 from purgatory.engine.snapshot.snapshots import Snapshots
 from purgatory.engine.tape import Played, Tape, TapePlayer
 from purgatory.engine.views import KindCounts, PartitionView, PendingView, RemainingTimes
-from purgatory.engine.waiting.blind_waits import BlindWaits
 from purgatory.engine.waiting.pending import PendingOperations
 from purgatory.engine.waiting.registration import Registration
+from purgatory.engine.waiting.stale_waits import StaleWaits
 from purgatory.engine.waiting.tables import FREE, Owner
 from purgatory.engine.waiting.wakeups import UNLIMITED, Wakeups
 from purgatory.engine.waiting.wheel import MOVES_MAX
@@ -73,7 +73,7 @@ class Engine:
         )
         self._inspection: Final = EngineInspection(self._partitions, self._keys, self._pending)
         self.snapshots: Final = Snapshots(self._partitions, self._keys, self._pending)
-        self.blind_waits: Final = BlindWaits(self._pending)
+        self.stale_waits: Final = StaleWaits(self._pending)
         self._free_owners: Final[list[int]] = []
         self._next_to_shut_down: i64 = 0
 
@@ -156,7 +156,7 @@ class Engine:
             cancelled.append(slot >= 0)
         return cancelled
 
-    def fail_blind(
+    def fail_stale(
         self,
         owner: Owner,
         operation_ids: list[int],
@@ -164,7 +164,7 @@ class Engine:
         now_ms: int,
         work_max: int = UNLIMITED,
     ) -> list[bool]:
-        """Ends operations whose blind timeout is over as FAILED; those of their marks that are stale say MARK_STALE.
+        """Ends operations whose stale timeout is over as FAILED; those of their marks that are stale say MARK_STALE.
         Answers as `cancel` does.
         """
         self._pass_time(now_ms)
@@ -175,7 +175,7 @@ class Engine:
                 break
             slot = self._inspection.find(owner, operation_id)
             if slot >= 0:
-                self.blind_waits.fail(slot, stale, now_ms)
+                self.stale_waits.fail(slot, stale, now_ms)
             failed.append(slot >= 0)
         return failed
 
@@ -288,9 +288,9 @@ class Engine:
         return self._pending.wheel.next_expiration_ms()
 
     @property
-    def has_blind_waits(self) -> bool:
-        """Whether an operation is pending that has a blind timeout: see `blind_waits`."""
-        return len(self._pending.blind_timeouts_ms) > 0
+    def has_stale_waits(self) -> bool:
+        """Whether an operation is pending that has a stale timeout: see `stale_waits`."""
+        return len(self._pending.stale_timeouts_ms) > 0
 
     @property
     def has_unreported(self) -> bool:
@@ -409,7 +409,7 @@ class Engine:
         pending = self._pending
         held = pending.operations.size * OPERATION_BYTES + pending.items.size * ITEM_BYTES
         held += pending.pending_by_kind[FETCH] * FETCH_BYTES + self._wakeups.fetches.item_count * FETCH_ITEM_BYTES
-        held += len(pending.blind_timeouts_ms) * BLIND_TIMEOUT_BYTES
+        held += len(pending.stale_timeouts_ms) * STALE_TIMEOUT_BYTES
         return held + self._partitions.bytes + self._keys.bytes + len(pending.owners) * OWNER_BYTES
 
     def memory_bytes_more(self, operations: int, items: int) -> int:

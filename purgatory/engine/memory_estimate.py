@@ -16,8 +16,8 @@ ITEM_BYTES: Final[i64] = 72
 FETCH_BYTES: Final[i64] = 300
 """What a fetch takes besides its row."""
 FETCH_ITEM_BYTES: Final[i64] = 160
-BLIND_TIMEOUT_BYTES: Final[i64] = 120
-"""What an operation takes besides that has a blind timeout."""
+STALE_TIMEOUT_BYTES: Final[i64] = 120
+"""What an operation takes besides that has a stale timeout."""
 OWNER_BYTES: Final[i64] = 200
 PARTITION_BYTES: Final[i64] = 1_250
 REPLICA_BYTES: Final[i64] = 180

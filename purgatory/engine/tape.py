@@ -21,8 +21,8 @@ from purgatory.engine.kinds.batch_columns import BatchColumns
 from purgatory.engine.marks.event_checks import check_columns
 from purgatory.engine.marks.events import Events
 from purgatory.engine.marks.registry import NamedPartitions
-from purgatory.engine.waiting.blind_waits import BlindWaits
 from purgatory.engine.waiting.registration import Registration
+from purgatory.engine.waiting.stale_waits import StaleWaits
 from purgatory.engine.waiting.tables import Owner
 from purgatory.engine.waiting.wakeups import UNLIMITED
 
@@ -31,7 +31,7 @@ __all__ = [
     "CANCEL",
     "CANCEL_ALL_ON",
     "EXPIRE",
-    "FAIL_BLIND",
+    "FAIL_STALE",
     "PASS",
     "REGISTER",
     "SHUT_DOWN",
@@ -53,8 +53,8 @@ CANCEL_ALL_ON: Final = 5
 """All that waits on the next `count` names."""
 PASS: Final = 6
 """Nothing but time."""
-FAIL_BLIND: Final = 7
-"""As CANCEL, but they end as `Engine.fail_blind` ends them, by what the tape says is stale for each id."""
+FAIL_STALE: Final = 7
+"""As CANCEL, but they end as `Engine.fail_stale` ends them, by what the tape says is stale for each id."""
 REGISTER: Final = 16
 """Plus the code of a kind: the next `count` operations of that kind. The last one, so that kinds may be added."""
 
@@ -65,7 +65,7 @@ class Tape:
     """Steps in order, and the columns they take from. `operations` has the batch of each kind at its code, or None.
 
     Operation ids rise over the whole tape, whatever the kind. A name whose partition is -1 is a signal's key. `stale`
-    has, by id, the marks that were stale when an operation ended as blind.
+    has, by id, the marks that were stale when an operation ended as stale.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class TapePlayer:
         self._wakeups: Final = events.wakeups
         self._events: Final = events
         self._inspection: Final = inspection
-        self._blind_waits: Final = BlindWaits(registration.pending)
+        self._stale_waits: Final = StaleWaits(registration.pending)
         self._owner: Final = owner
         self._prompt: Final = prompt
         self._next_event = 0
@@ -155,8 +155,8 @@ class TapePlayer:
                 played.not_due += self._expire(count, now_ms)
             elif step in (CANCEL, SHUT_DOWN):
                 self._end(tape.operation_ids, count, CANCELLED if step == CANCEL else SHUTTING_DOWN, now_ms)
-            elif step == FAIL_BLIND:
-                self._fail_blind(tape, count, now_ms)
+            elif step == FAIL_STALE:
+                self._fail_stale(tape, count, now_ms)
             elif step == CANCEL_ALL_ON:
                 self._cancel_all_on(tape.names, count, now_ms)
             else:
@@ -227,13 +227,13 @@ class TapePlayer:
                 self._pending.end(slot, outcome, now_ms)
             self._next_id += 1
 
-    def _fail_blind(self, tape: Tape, count: int, now_ms: i64) -> None:
+    def _fail_stale(self, tape: Tape, count: int, now_ms: i64) -> None:
         stop = self._next_id + count
         while self._next_id < stop:
             operation_id = tape.operation_ids[self._next_id]
             slot = self._inspection.find(self._owner, operation_id)
             if slot >= 0:
-                self._blind_waits.fail(slot, tape.stale.get(operation_id, set()), now_ms)
+                self._stale_waits.fail(slot, tape.stale.get(operation_id, set()), now_ms)
             self._next_id += 1
 
     def _cancel_all_on(self, names: list[PartitionName], count: int, now_ms: i64) -> None:

@@ -8,8 +8,8 @@ from purgatory.engine.batches import Refusal
 from purgatory.service.access.account import Account
 from purgatory.service.budget.retry_advice import RetryAdvice
 from purgatory.service.budget.shares import Shares
+from purgatory.service.errors import BatchRejected, from_refusal, unavailable
 from purgatory.service.listeners.listener import Journal, Listener
-from purgatory.service.rpc.statuses import BatchRefused, from_refusal, unavailable
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import LimitsSettings
 
@@ -56,7 +56,7 @@ class Admission:
         """Refuses the whole batch while the journal cannot be written: nothing is begun that could not be kept."""
         failing = self.journal.why_closed()
         if failing is not None:
-            raise BatchRefused(failing)
+            raise BatchRejected(failing)
 
     def check_room_for_refusals(self, session: Session) -> None:
         """Refused registrations are results too, so a caller that reads none of them must be stopped here."""
@@ -66,20 +66,20 @@ class Admission:
             message = f"the session has {unacknowledged} unacknowledged results: read and acknowledge, then send again"
             refusal = Refusal(0, codes.RESOURCE_EXHAUSTED, "unacknowledged_results", message)
             self._count(refusal)
-            raise BatchRefused(refusal, retry_after_ms=None)
+            raise BatchRejected(refusal, retry_after_ms=None)
 
     def check_memory(self, account: Account, operations: int, items: int) -> None:
-        """Raises `BatchRefused` when so many operations, of so many items, do not fit into the memory budget, or into
+        """Raises `BatchRejected` when so many operations, of so many items, do not fit into the memory budget, or into
         the account's share of it. To be called before anything of the batch is copied.
         """
         refusal = self.memory_refusal(account, operations, items)
         if refusal is not None:
             self._count(refusal)
             self.shares.budget.refusals += 1
-            raise BatchRefused(refusal)
+            raise BatchRejected(refusal)
 
     def check_unary_items(self, account: Account, items: int) -> None:
-        """Raises `CallRefused` when the operation of a call of Wait, of so many items, does not fit."""
+        """Raises `RpcError` when the operation of a call of Wait, of so many items, does not fit."""
         refusal = self.memory_refusal(account, 1, items)
         if refusal is not None:
             self._count(refusal)
@@ -91,7 +91,7 @@ class Admission:
         return self.shares.memory_refusal(account, self.shares.budget.operations_bytes(operations, items))
 
     def check_answer(self) -> None:
-        """Raises `CallRefused` when no answers are made that may be large, as memory is short."""
+        """Raises `RpcError` when no answers are made that may be large, as memory is short."""
         refusal = self.shares.budget.refusal()
         if refusal is not None:
             self._count(refusal)
@@ -103,7 +103,7 @@ class Admission:
             listener.refused([refusal])
 
     def check_unary_wait(self, account: Account, in_flight: int) -> None:
-        """Raises `CallRefused` when no further call of Wait is taken; so many are in flight."""
+        """Raises `RpcError` when no further call of Wait is taken; so many are in flight."""
         if self.draining:
             raise unavailable(SHUTTING_DOWN_MESSAGE)
         reason = self.listeners_reason()

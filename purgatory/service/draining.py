@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Final
 
 from purgatory.service.admission import SHUTTING_DOWN_MESSAGE
+from purgatory.service.errors import unavailable
 from purgatory.service.host import Host
+from purgatory.service.loop_holds import WORK_PER_SLICE
 from purgatory.service.reaper import EXPIRED_PER_SLICE
-from purgatory.service.rpc.statuses import unavailable
-from purgatory.service.slices import WORK_PER_SLICE
 
 LOGGER: Final = logging.getLogger(__name__)
 

@@ -28,13 +28,13 @@ from purgatory.service.admission import Admission
 from purgatory.service.budget.retry_advice import RetryAdvice
 from purgatory.service.budget.shares import Shares
 from purgatory.service.engine_time import EngineTime
+from purgatory.service.errors import BatchRejected, from_refusal, unreadable_batch
 from purgatory.service.fair_queue import FairQueue, Turn, next_loop_turn
 from purgatory.service.listeners.listener import Journal, Listener
 from purgatory.service.listeners.result_tail import ResultTail
-from purgatory.service.loop_holds import LoopHolds
+from purgatory.service.loop_holds import WORK_PER_SLICE, LoopHolds
 from purgatory.service.reaper import EXPIRED_PER_SLICE, Reaper
 from purgatory.service.registrations import OpenBatch, Registrations, count_refused
-from purgatory.service.rpc.statuses import BatchRefused, from_refusal, unreadable_batch
 from purgatory.service.sessions.refused import (
     located,
 )
@@ -43,10 +43,9 @@ from purgatory.service.sessions.session_table import Sessions
 from purgatory.service.sessions.unary_waits import OpenWait, UnaryWaits
 from purgatory.service.sessions.waiting_callers import WaitingCallers
 from purgatory.service.settings import HostSettings
-from purgatory.service.slices import WORK_PER_SLICE
-from purgatory.service.sources.blind_reaper import BlindReaper
 from purgatory.service.sources.source_links import SourceLinks
 from purgatory.service.sources.source_table import SourceTable
+from purgatory.service.sources.stale_reaper import StaleReaper
 from purgatory.service.sources.stale_results import note_stale_marks
 from purgatory.service.translate.events import IncomingEvents
 from purgatory.service.translate.operations import OperationRun
@@ -93,8 +92,8 @@ class Host:
         self.started_time: Final = time.time()
         """Wall clock, seconds: for display, never for measuring."""
         self.reaper: Final = Reaper(engine, clock, self.listeners, self._expire_slice)
-        self.blind_reaper: Final = BlindReaper(
-            engine, self.time, self.sources, self.fail_blind, self.holds.of("blind waits")
+        self.stale_reaper: Final = StaleReaper(
+            engine, self.time, self.sources, self.fail_stale, self.holds.of("stale waits")
         )
         self._tasks: Final[list[asyncio.Task[None]]] = []
 
@@ -111,7 +110,7 @@ class Host:
         """Starts the background tasks, expiry and session maintenance, on the running loop."""
         assert not self._tasks, "the host is already running"
         self._tasks.append(asyncio.create_task(self.reaper.run(), name="reaper"))
-        self._tasks.append(asyncio.create_task(self.blind_reaper.run(), name="blind reaper"))
+        self._tasks.append(asyncio.create_task(self.stale_reaper.run(), name="stale reaper"))
         self._tasks.append(asyncio.create_task(self._maintain_sessions(), name="session maintenance"))
 
     async def stop(self) -> None:
@@ -161,12 +160,12 @@ class Host:
         self.reaper.deadline_may_be_earlier()
         if self.source_links.demand.is_wanted:
             self.source_links.demand.registered(run.batch.partitions)
-        if run.batch.blind_timeouts_ms:
-            self.blind_reaper.may_have_come()
+        if run.batch.stale_timeouts_ms:
+            self.stale_reaper.may_have_come()
         return receipt
 
     def acknowledge(self, session: Session, sequence: int) -> None:
-        """Drops a session's results up to `sequence`. Raises `CallRefused` for a number that was never given out."""
+        """Drops a session's results up to `sequence`. Raises `RpcError` for a number that was never given out."""
         session.acknowledge(sequence)
         for listener in self.listeners:
             listener.acknowledged(session)
@@ -177,13 +176,13 @@ class Host:
         """A context manager for a unary wait: yields its operation id and the future of its result, and cancels what is
         still pending when the block ends.
 
-        Raises `CallRefused` when nothing may be registered now.
+        Raises `RpcError` when nothing may be registered now.
         """
         self.admission.check_unary_wait(account, len(self.unary_waits))
         return OpenWait(self.unary_waits, account)
 
     def register_unary_wait(self, run: OperationRun, account: Account) -> None:
-        """Registers the one operation of a unary wait. Raises `CallRefused` if the operation is refused."""
+        """Registers the one operation of a unary wait. Raises `RpcError` if the operation is refused."""
         self.admission.check_unary_items(account, len(run.batch.item_indexes))
         receipt = self._register(self.unary_waits.owner_of(account), None, account, run, 0)
         count_refused(self.listeners, receipt.refusals)
@@ -202,10 +201,10 @@ class Host:
     # Events.
 
     def check_events(self) -> None:
-        """Raises `BatchRefused` when no events are taken now. To be asked once for a batch, before its first part."""
+        """Raises `BatchRejected` when no events are taken now. To be asked once for a batch, before its first part."""
         reason = self.admission.listeners_reason()
         if reason is not None:
-            raise BatchRefused(reason)
+            raise BatchRejected(reason)
         self.admission.check_journal_writable()
 
     async def apply(
@@ -220,7 +219,7 @@ class Host:
         Events of other calls may come between two slices; each caller's own stay in order. A call that is cancelled has
         applied the events up to the end of some slice. What becomes known is the account's (None: nobody's).
 
-        Raises `BatchRefused` when the columns cannot be read.
+        Raises `BatchRejected` when the columns cannot be read.
         """
         watched, account = self.holds.of("Advance"), account or self.shares.accounts.nobody
         with watched:
@@ -339,15 +338,15 @@ class Host:
         for listener in self.listeners:
             listener.waited_for_turn(work, us)
 
-    def deliver(self, cancelled_ms: int = -1, *, were_blind: bool = False) -> None:
+    def deliver(self, cancelled_ms: int = -1, *, were_stale: bool = False) -> None:
         """Routes completions to their owners: sessions' outboxes, or the futures of unary waits.
 
         `cancelled_ms`, not -1: they are those of a slice of a larger cancel at that time, which listeners see as a
         cancel by id for each owner. So a replay of the history ends the same operations at the same times.
-        `were_blind`: operations were failed because of stale marks, which may happen without any source.
+        `were_stale`: operations were failed because of stale marks, which may happen without any source.
         """
         for completions in self.engine.take_completions():
-            if self.sources or were_blind:
+            if self.sources or were_stale:
                 note_stale_marks(completions, self.sources, self.time.now_ms())
             account = self.unary_waits.account_of_owner(completions.owner_id)
             if account is not None:
@@ -396,19 +395,19 @@ class Host:
                     listener.expired(now_ms)
             self.deliver()
 
-    def fail_blind(self, owner_id: int, operation_ids: list[int], stale: set[PartitionName], now_ms: int) -> None:
+    def fail_stale(self, owner_id: int, operation_ids: list[int], stale: set[PartitionName], now_ms: int) -> None:
         """Fails operations of an owner (its id) because of marks that are stale, as many as a slice of work allows."""
         session = self.sessions.of_owner(owner_id)
         if session is not None:
             owner = session.owner
         else:
             account = self.unary_waits.account_of_owner(owner_id)
-            assert account is not None, f"blind waits of owner {owner_id}, which is nobody"
+            assert account is not None, f"stale waits of owner {owner_id}, which is nobody"
             owner = self.unary_waits.owner_of(account)
-        failed = self.engine.fail_blind(owner, operation_ids, stale, now_ms, WORK_PER_SLICE)
+        failed = self.engine.fail_stale(owner, operation_ids, stale, now_ms, WORK_PER_SLICE)
         for listener in self.listeners:
-            listener.failed_blind(session, operation_ids[: len(failed)], stale, sum(failed), now_ms)
-        self.deliver(were_blind=True)
+            listener.failed_stale(session, operation_ids[: len(failed)], stale, sum(failed), now_ms)
+        self.deliver(were_stale=True)
 
     def _end_dropped(self, session: Session, now_ms: int) -> bool:
         """Cancels a slice of what a dropped session has pending, whose results nobody gets; whether that was all."""

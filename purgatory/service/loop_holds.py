@@ -9,6 +9,12 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Final
 
+WORK_PER_SLICE: Final = 6_000
+"""Events and units of the engine's work (see `Engine`) that are processed before the loop is free again: 2,000 plain
+waits that events end, or 5,000 items. A slice takes a few milliseconds with the compiled engine. One operation (2,000
+items by default) and the effects of one event cannot be split.
+"""
+
 LOGGER: Final = logging.getLogger(__name__)
 
 COUNTED_NS: Final = 10_000_000
@@ -21,7 +27,7 @@ LOG_INTERVAL_NS: Final = 10_000_000_000
 CALLS: Final = (
     "Wait", "Register", "Cancel", "Advance", "AttachSource",
     "ListOperations", "ListPartitions", "ListHotNames", "GetStatus",
-    "results", "expiry", "blind waits", "session drop", "journal",
+    "results", "expiry", "stale waits", "session drop", "journal",
 )  # fmt: skip
 """Shown from the start. "journal" is the sealing of its groups."""
 

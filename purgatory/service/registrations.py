@@ -9,8 +9,8 @@ from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.service.admission import Admission
 from purgatory.service.engine_time import EngineTime
+from purgatory.service.errors import BatchRejected, unreadable_batch
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.rpc.statuses import BatchRefused, unreadable_batch
 from purgatory.service.sessions.outbox import slices_of
 from purgatory.service.sessions.refused import (
     RefusedCompletions,
@@ -70,11 +70,11 @@ class Registrations:
         self._register: Final = register
 
     def begin(self, session: Session) -> OpenBatch:
-        """A new batch. Raises `BatchRefused` when the journal cannot be written, or the session has no room even for
+        """A new batch. Raises `BatchRejected` when the journal cannot be written, or the session has no room even for
         the results of refused registrations, or for more ids of batches that were refused as a whole.
         """
         if session.refused_ids.is_full:
-            raise BatchRefused(FULL)
+            raise BatchRejected(FULL)
         self._admission.check_journal_writable()
         self._admission.check_room_for_refusals(session)
         return OpenBatch(session)
@@ -84,7 +84,7 @@ class Registrations:
     ) -> BatchReceipt:
         """Registers the next part of a batch; each operation is accepted, already known, or refused.
 
-        `refused` are those refused during translation, each with its operation id. Raises `BatchRefused` when the
+        `refused` are those refused during translation, each with its operation id. Raises `BatchRejected` when the
         columns cannot be read, which is found in the first part. A part leaves nothing half done: what it refuses has
         its results, so that the daemon may end between two parts.
         """

@@ -17,5 +17,5 @@ class ExtraMissing(SourceRefused):
     """What the source reads with is not installed."""
 
 
-class SourceBlind(SourceError):
+class SourceStale(SourceError):
     """The source cannot see just now. Raised where somebody has asked for what only a look can answer."""

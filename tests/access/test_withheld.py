@@ -21,8 +21,8 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.service.access.account import Account, Accounts
 from purgatory.service.access.roles import PERMISSION_DENIED, Grants, Names
 from purgatory.service.access.withholding import withhold_events
+from purgatory.service.errors import BatchRejected
 from purgatory.service.host import Host
-from purgatory.service.rpc.statuses import BatchRefused
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.v1 import event_pb2, operation_pb2
@@ -91,8 +91,8 @@ def test_operations_against_an_oracle(drawn: tuple[int, dict[str, Any]]) -> None
     free, free_session = new_session(Grants(*[dict.fromkeys(("wait",), Names(["*"]))] * 2))  # type: ignore[arg-type]
     try:
         expected = free.register(free_session, [OperationRun(kind, copied(columns))], [])
-    except BatchRefused:
-        with pytest.raises(BatchRefused):
+    except BatchRejected:
+        with pytest.raises(BatchRejected):
             host.register(session, [OperationRun(kind, copied(columns))], [])
         assert host.engine.pending == 0
         return

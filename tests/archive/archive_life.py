@@ -19,9 +19,9 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.kinds.operation_columns import OPERATION, OperationColumn, columns_of
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.draining import drain
+from purgatory.service.errors import BatchRejected, RpcError
 from purgatory.service.host import Host
 from purgatory.service.listeners.archive import ArchiveListener, writer_config
-from purgatory.service.rpc.statuses import BatchRefused, CallRefused
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import ArchiveSettings, EngineSettings, HostSettings, LimitsSettings, SessionSettings
 from purgatory.service.translate.operations import OperationRun
@@ -45,7 +45,7 @@ COLUMN_CHOICES: Final[dict[str, tuple[int, ...]]] = {
     "throttled": (False, True),
     "any_key": (False, True),
     "from_now": (False, True),
-    "blind_timeout_ms": (-1, -1, 0, 5, 50),
+    "stale_timeout_ms": (-1, -1, 0, 5, 50),
 }
 """What a drawn operation may have in each column but its offset; some of it is refused."""
 
@@ -101,10 +101,10 @@ class Life:
         """Random steps."""
         deeds = [self._register] * 6 + [self._advance] * 5 + [self._pass_time] * 3
         for _ in range(steps):
-            deed = self._random.choice([*deeds, self._cancel, self._fail_blind, self._wait_unary, self._drop_sessions])
+            deed = self._random.choice([*deeds, self._cancel, self._fail_stale, self._wait_unary, self._drop_sessions])
             try:
                 await deed()
-            except (BatchRefused, CallRefused):
+            except (BatchRejected, RpcError):
                 continue
 
     async def end(self) -> None:
@@ -223,9 +223,9 @@ class Life:
         else:
             await self.host.cancel_key(self._random.choice(KEYS))
 
-    async def _fail_blind(self) -> None:
+    async def _fail_stale(self) -> None:
         """Some marks have been stale for some time, at this moment only."""
-        now_ms, waits = self.host.time.now_ms(), self.host.engine.blind_waits
+        now_ms, waits = self.host.time.now_ms(), self.host.engine.stale_waits
         stale_ms = {
             name: self._random.choice((0, 5, 50))
             for name in self._random.sample(PARTITIONS, self._random.randrange(len(PARTITIONS)))
@@ -234,7 +234,7 @@ class Life:
         due = [slot for slot in waits.due(waits.slots(), stale_ms, now_ms) if waits.owner_id(slot) == owner_id]
         if due:
             ids = sorted(waits.operation_id(slot) for slot in due)
-            self.host.fail_blind(owner_id, ids, set(stale_ms), now_ms)
+            self.host.fail_stale(owner_id, ids, set(stale_ms), now_ms)
 
     async def _wait_unary(self) -> None:
         """A unary wait whose caller goes away, at once or with the next turn of the loop."""

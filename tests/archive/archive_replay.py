@@ -108,8 +108,8 @@ class Replay:
             ended = self._engine.cancel_partition((row["topic"], row["partition"]), now_ms)
         elif call == schema.CANCEL_KEY:
             ended = self._engine.cancel_key(row["topic"], now_ms)
-        elif call == schema.FAIL_BLIND:
-            ended = sum(self._engine.fail_blind(self._owner(row), row["operation_ids"], names, now_ms))
+        elif call == schema.FAIL_STALE:
+            ended = sum(self._engine.fail_stale(self._owner(row), row["operation_ids"], names, now_ms))
         else:
             assert call == schema.SHUT_DOWN, call
             ended = self._engine.shut_down(now_ms, row["ended"])

@@ -10,11 +10,11 @@ from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, Refusal, RegisterReceipt
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
+from purgatory.service.errors import BatchRejected, RpcError
 from purgatory.service.garbage import PauseWatch
 from purgatory.service.host import Host
 from purgatory.service.listeners.exposition import HostCollector
 from purgatory.service.listeners.metrics import Metrics
-from purgatory.service.rpc.statuses import BatchRefused, CallRefused
 from purgatory.service.settings import HostSettings
 from tests.archive.archive_kit import AT_MS, ArchivedHost, marks, produces
 from tests.archive.failing_disk import FailingDisk
@@ -167,10 +167,10 @@ async def test_strict_refuses_rather_than_drops(tmp_path: Path) -> None:
     assert kept.register(produces(1, 8)).accepted == 8
     answer = kept.register(produces(9, 2))
     assert [refusal.code for refusal, _ in answer.refused] == [codes.UNAVAILABLE] * 2
-    with pytest.raises(BatchRefused) as refused:
+    with pytest.raises(BatchRejected) as refused:
         await apply_events(kept.host, marks(10))
     assert refused.value.refusal.code == codes.UNAVAILABLE
-    with pytest.raises(CallRefused, match="archive"), kept.host.unary_wait(kept.host.sessions.accounts.nobody):
+    with pytest.raises(RpcError, match="archive"), kept.host.unary_wait(kept.host.sessions.accounts.nobody):
         pass
     assert await kept.host.cancel_session(kept.session) == 8
     await kept.start()

@@ -51,7 +51,7 @@ def operation_batch(operations: list[plain.Operation]) -> OperationBatch:
         throttled=[item.throttled for item in items] if fetches else [],
         any_key=[operation.any_key for operation in operations] if signals else [],
         from_now=[operation.from_now for operation in operations] if signals else [],
-        blind_timeouts_ms=unless_all([operation.blind_timeout_ms for operation in operations], -1),
+        stale_timeouts_ms=unless_all([operation.stale_timeout_ms for operation in operations], -1),
     )
 
 
@@ -212,16 +212,16 @@ class EngineUnderTest:
     def cancel(self, owner_id: int, operation_ids: list[int], now_ms: int) -> list[bool]:
         return self.engine.cancel(self.owners[owner_id], operation_ids, now_ms)
 
-    def fail_blind(self, stale_ms: dict[plain.Name, int], now_ms: int) -> int:
+    def fail_stale(self, stale_ms: dict[plain.Name, int], now_ms: int) -> int:
         """Ends whatever waited for too long for what is stale for too long."""
-        waits, engine = self.engine.blind_waits, self.engine
+        waits, engine = self.engine.stale_waits, self.engine
         slots = waits.slots()
-        assert engine.has_blind_waits == bool(slots)
+        assert engine.has_stale_waits == bool(slots)
         known = {name: ms for name, ms in stale_ms.items() if name in waits.names(slots)}
         due = waits.due(slots, known, now_ms)
         whose = [(waits.owner_id(slot), waits.operation_id(slot)) for slot in due]
         for owner_id, operation_id in whose:
-            assert engine.fail_blind(self.owners[owner_id], [operation_id], set(stale_ms), now_ms) == [True]
+            assert engine.fail_stale(self.owners[owner_id], [operation_id], set(stale_ms), now_ms) == [True]
         return len(due)
 
     def cancel_all(self, owner_id: int, now_ms: int) -> int:

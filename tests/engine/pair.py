@@ -105,9 +105,9 @@ class Pair:
         self.compare_ended()
         return answers
 
-    def fail_blind(self, stale_ms: dict[plain.Name, int]) -> int:
-        failed = self.engine.fail_blind(stale_ms, self.now_ms)
-        demand("failed as blind", failed, self.oracle.fail_blind(stale_ms, self.now_ms))
+    def fail_stale(self, stale_ms: dict[plain.Name, int]) -> int:
+        failed = self.engine.fail_stale(stale_ms, self.now_ms)
+        demand("failed as stale", failed, self.oracle.fail_stale(stale_ms, self.now_ms))
         self.compare_ended()
         return failed
 

@@ -74,7 +74,7 @@ class Operation(NamedTuple):
     follower_reads: bool = False
     any_key: bool = False
     from_now: bool = False
-    blind_timeout_ms: int = -1
+    stale_timeout_ms: int = -1
 
 
 class Event(NamedTuple):

@@ -19,7 +19,7 @@ REPLICA_IDS = st.integers(1, 3)
 SETS = st.lists(REPLICA_IDS, max_size=3, unique=True).map(tuple)
 NAME = st.sampled_from(NAMES)
 TIMEOUTS = st.integers(1, 30)
-BLIND_TIMEOUTS = st.sampled_from([-1, -1, 0, 5, 15])
+STALE_TIMEOUTS = st.sampled_from([-1, -1, 0, 5, 15])
 LOCAL_ERRORS = st.sampled_from([0, 0, 0, 10])
 Drawn = list[plain.Operation] | list[plain.Event] | dict[plain.Name, int] | int | str
 
@@ -38,11 +38,11 @@ def items(names: list[plain.Name], **fields: st.SearchStrategy[Any]) -> st.Searc
 def operations(kind: int, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[plain.Operation]:
     """An operation of a kind; its id is given when it is registered."""
     return st.builds(
-        lambda timeout_ms, blind_timeout_ms, one: plain.Operation(
-            kind, 0, timeout_ms, blind_timeout_ms=blind_timeout_ms, **one
+        lambda timeout_ms, stale_timeout_ms, one: plain.Operation(
+            kind, 0, timeout_ms, stale_timeout_ms=stale_timeout_ms, **one
         ),
         TIMEOUTS,
-        BLIND_TIMEOUTS,
+        STALE_TIMEOUTS,
         st.fixed_dictionaries(fields),
     )
 
@@ -125,7 +125,7 @@ def take(pair: Pair, owner_id: int, next_id: int, step: Drawn) -> int:
     if isinstance(step, int):
         pair.advance(step)
     elif isinstance(step, dict):
-        pair.fail_blind(step)
+        pair.fail_stale(step)
     elif step == "cancel":
         pair.cancel(owner_id, [next_id, max(1, next_id - 1), max(1, next_id - 3)])
     elif step == "cancel all":

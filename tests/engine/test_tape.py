@@ -93,13 +93,13 @@ class Calls:
                     engine.cancel_partition(name, self.now_ms)
                 self.names.append(name)
                 self.note(tapes.CANCEL_ALL_ON, 1)
-            case steps.FailBlind(stale):
-                waits = engine.blind_waits
+            case steps.FailStale(stale):
+                waits = engine.stale_waits
                 ids = [waits.operation_id(slot) for slot in waits.due(waits.slots(), dict(stale), self.now_ms)]
-                engine.fail_blind(owner, ids, set(dict(stale)), self.now_ms)
+                engine.fail_stale(owner, ids, set(dict(stale)), self.now_ms)
                 self.ids += ids
                 self.stale.update((number, set(dict(stale))) for number in ids)
-                self.note(tapes.FAIL_BLIND, len(ids))
+                self.note(tapes.FAIL_STALE, len(ids))
             case _:
                 self.note(tapes.PASS, 0)
 

@@ -10,10 +10,10 @@ from grpc_status import rpc_status
 
 from purgatory.service.access.account import Accounts
 from purgatory.service.draining import drain
+from purgatory.service.errors import RpcError
 from purgatory.service.fair_queue import EVENTS, REGISTRATIONS, CallerTurns, FairQueue
 from purgatory.service.listeners.refusal_log import RefusalLog
 from purgatory.service.rpc.call_gate import CallGate
-from purgatory.service.rpc.statuses import CallRefused
 from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -118,7 +118,7 @@ async def test_calls_that_wait_for_a_turn_are_limited(queued: int) -> None:
     if queued < 2:
         gate.leave(gate.enter(context, account, REGISTRATIONS, is_unary=True), is_unary=True)  # type: ignore[arg-type]
     else:
-        with pytest.raises(CallRefused, match="wait for their turn"):
+        with pytest.raises(RpcError, match="wait for their turn"):
             gate.enter(context, account, REGISTRATIONS, is_unary=True)  # type: ignore[arg-type]
     gate.leave(gate.enter(Context(peer="ipv4:2"), account, REGISTRATIONS, is_unary=True), is_unary=True)  # type: ignore[arg-type]
     await asyncio.gather(*turns)
@@ -138,12 +138,12 @@ async def test_the_rate_of_calls_is_limited() -> None:
 
     for _ in range(10):
         call()
-    with pytest.raises(CallRefused, match="10 calls a second") as error:
+    with pytest.raises(RpcError, match="10 calls a second") as error:
         call()
     assert any(str(detail).strip() == "retry_delay {\n  nanos: 101000000\n}" for detail in error.value.details)
     now_s += 0.101
     call()
-    with pytest.raises(CallRefused):
+    with pytest.raises(RpcError):
         call()
 
 
@@ -152,13 +152,13 @@ async def test_calls_past_their_deadline_are_not_served() -> None:
     heard = CallRefusals()
     gate = CallGate(FairQueue(), LimitsSettings(), [heard])
     account = Accounts().nobody
-    with pytest.raises(CallRefused, match="deadline"):
+    with pytest.raises(RpcError, match="deadline"):
         gate.enter(Context(0.0), account, REGISTRATIONS, is_unary=True)  # type: ignore[arg-type]
     context = Context(1.0)
     caller = gate.enter(context, account, REGISTRATIONS, is_unary=True)  # type: ignore[arg-type]
     await gate.call_turn(context, caller, REGISTRATIONS)  # type: ignore[arg-type]
     context.remaining_s = 0.0
-    with pytest.raises(CallRefused, match="deadline"):
+    with pytest.raises(RpcError, match="deadline"):
         await gate.call_turn(context, caller, REGISTRATIONS)  # type: ignore[arg-type]
     assert heard.reasons == {"deadline": 2}
 
@@ -174,7 +174,7 @@ async def test_calls_that_wait_when_the_daemon_ends_are_told_so_at_once() -> Non
         await asyncio.sleep(0)
         await drain(served.host, 0.0)
         answers = await asyncio.gather(*turns, return_exceptions=True)
-        told = [answer for answer in answers if isinstance(answer, CallRefused)]
+        told = [answer for answer in answers if isinstance(answer, RpcError)]
         assert len(told) >= 100
         assert {answer.message for answer in told} == {"the daemon is shutting down; try another one, or later"}
 

@@ -16,12 +16,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from purgatory.service.access.account import Accounts
+from purgatory.service.errors import RpcError
 from purgatory.service.fair_queue import FairQueue, next_loop_turn
 from purgatory.service.rpc.arriving import ArrivingCalls
 from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.rpc.handlers import Requests, add_standard_service, is_server_fault
-from purgatory.service.rpc.statuses import CallRefused
 from purgatory.service.sessions.result_stream import ResultStream
 from purgatory.service.settings import LimitsSettings
 from purgatory.v1 import event_pb2, operation_pb2
@@ -184,7 +184,7 @@ async def nothing_left_of(*kinds: type) -> AsyncIterator[None]:
 
 async def test_refused_calls_leave_nothing_to_the_garbage_collector() -> None:
     """A refused call or stream is gone when it has ended, its request with it."""
-    async with serving() as served, nothing_left_of(CallRefused, ResultStream):
+    async with serving() as served, nothing_left_of(RpcError, ResultStream):
         for _ in range(3):
             get = served.stub.GetPartition(wire.GetPartitionRequest())
             assert await code_of(get) is grpc.StatusCode.NOT_FOUND

@@ -14,12 +14,12 @@ from google.protobuf.message import DecodeError, Message
 from purgatory.engine.codes import KINDS
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
+from purgatory.service.errors import BatchRejected, RpcError
 from purgatory.service.host import Host
 from purgatory.service.listeners.metrics import Metrics
 from purgatory.service.rpc import event_calls, session_requests
 from purgatory.service.rpc.call import Call, Context
 from purgatory.service.rpc.inspection_calls import InspectionCalls
-from purgatory.service.rpc.statuses import BatchRefused, CallRefused
 from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.service.translate.results import fill_batch
 from purgatory.testing import ManualClock
@@ -109,7 +109,7 @@ class Direct:
             return
         try:
             self._serve[kind](request)
-        except (BatchRefused, CallRefused):
+        except (BatchRejected, RpcError):
             self.cases[f"{name}: refused"] += 1
         else:
             self.cases[f"{name}: served"] += 1

@@ -14,17 +14,16 @@ from purgatory.engine.batches import OperationBatch, RegisterReceipt
 from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
+from purgatory.service.errors import BatchRejected
 from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.loop_holds import LoopHolds
+from purgatory.service.loop_holds import WORK_PER_SLICE, LoopHolds
 from purgatory.service.rpc import inspection_calls, session_requests
 from purgatory.service.rpc.call import Call, Context
 from purgatory.service.rpc.event_calls import advance
-from purgatory.service.rpc.statuses import BatchRefused
 from purgatory.service.sessions import result_stream
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings, LimitsSettings
-from purgatory.service.slices import WORK_PER_SLICE
 from purgatory.service.translate import results
 from purgatory.service.translate.parts import VALUES_PER_PART
 from purgatory.service.translate.receipts import event_parts, registration_parts
@@ -179,7 +178,7 @@ def test_more_values_than_a_batch_may_have_are_refused_as_a_whole(field: str) ->
         columns.item_count.append(10 + extra if field == "item_index" else 10)
         columns.item_index.extend(range(10 + extra if field == "item_index" else 10))
         if extra:
-            with pytest.raises(BatchRefused, match="has 11 values, the most in one batch is 10"):
+            with pytest.raises(BatchRejected, match="has 11 values, the most in one batch is 10"):
                 registration_parts(wire.RegisterBatch(columns=columns), limits, 30_000)
         else:
             assert next(registration_parts(wire.RegisterBatch(columns=columns), limits, 30_000)).is_last
@@ -190,7 +189,7 @@ async def test_a_short_column_refuses_all_parts() -> None:
     held = Held()
     columns = columns_of(range(1, 21), ITEMS)
     columns.offset.extend([1, 2])
-    with pytest.raises(BatchRefused, match=r"has 3 values; it takes 10000"):
+    with pytest.raises(BatchRejected, match=r"has 3 values; it takes 10000"):
         await held.register(columns)
     assert held.engine.pending == 0
     assert held.session.owner.highest_operation_id == 0

@@ -165,7 +165,7 @@ def columns_of(saved: SavedOperations) -> dict[str, list[Any]]:
     """All columns of saved operations, with names for their places in the dictionary."""
     columns = {name: list(getattr(saved, name)) for name in COLUMNS}
     columns["places"] = [tuple(saved.names[place]) for place in saved.places]
-    columns["blind_timeouts_ms"] = sorted(saved.blind_timeouts_ms.items())
+    columns["stale_timeouts_ms"] = sorted(saved.stale_timeouts_ms.items())
     return columns
 
 

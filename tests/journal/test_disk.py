@@ -11,11 +11,11 @@ from prometheus_client import generate_latest
 from purgatory.engine import codes
 from purgatory.journal.crash_points import BEFORE_COMMIT, CrashPoints
 from purgatory.journal.errors import JournalError
+from purgatory.service.errors import BatchRejected
 from purgatory.service.garbage import PauseWatch
 from purgatory.service.host import Host
 from purgatory.service.listeners.exposition import make_registry
 from purgatory.service.listeners.metrics import Metrics
-from purgatory.service.rpc.statuses import BatchRefused
 from tests.journal.kit import PATIENCE_S, JournaledHost, high_watermark, register
 from tests.journal.test_damage import read
 from tests.service.serving import apply_events
@@ -68,13 +68,13 @@ async def test_what_runs_goes_on_while_the_disk_fails(tmp_path: Path, code: int,
     answered: list[str] = []
     host.journal.when_durable(lambda: answered.append("registered"))
     await until_closed(host, True)
-    with pytest.raises(BatchRefused) as refused:
+    with pytest.raises(BatchRejected) as refused:
         register(host, session, {3: 5})
     assert refused.value.refusal.code == refused_with
     assert "journal" in refused.value.refusal.message
     shown = generate_latest(make_registry(host, Metrics(), PauseWatch())).decode()
     assert "purgatory_journal_closed 1.0" in shown
-    with pytest.raises(BatchRefused):
+    with pytest.raises(BatchRejected):
         await apply_events(host, high_watermark(5))
     daemon.clock.jump(60_000)
     host.reaper.turn()

@@ -12,7 +12,7 @@ import pytest
 from purgatory.engine import codes
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalLocked
-from purgatory.service.rpc.statuses import BatchRefused
+from purgatory.service.errors import BatchRejected
 from purgatory.v1 import event_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.conftest import StartDaemon
@@ -53,7 +53,7 @@ async def test_what_cannot_be_kept_is_refused(tmp_path: Path, loss: str, is_idle
         register(host, session, {2: 5})
         host.journal.when_durable(lambda: answered.append("registered"))
     await until_closed(host, True)
-    with pytest.raises(BatchRefused, match="removed or replaced") as refused:
+    with pytest.raises(BatchRejected, match="removed or replaced") as refused:
         register(host, session, {3: 5})
     assert refused.value.refusal.code == codes.UNAVAILABLE
     assert not answered

@@ -5,7 +5,7 @@ import struct
 from contextlib import suppress
 
 import pytest
-from purgatory_sources.errors import SourceBlind
+from purgatory_sources.errors import SourceStale
 from purgatory_sources.kafka.group_poller import GroupPoller
 
 METADATA, API_VERSIONS = 3, 18
@@ -47,7 +47,7 @@ async def test_no_connection_stays_open(is_cancelled: bool) -> None:
     await silent.fell_silent.wait()
     if is_cancelled:
         asking.cancel()
-    with pytest.raises(asyncio.CancelledError if is_cancelled else SourceBlind):
+    with pytest.raises(asyncio.CancelledError if is_cancelled else SourceStale):
         await asking
     await poller.close()
     async with asyncio.timeout(60), silent.changed:

@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from purgatory_sources.errors import SourceBlind
+from purgatory_sources.errors import SourceStale
 from purgatory_sources.feed.reports import SourceState
 
 from examples.kafka_cluster import KafkaCluster
@@ -160,7 +160,7 @@ async def test_ends_begin_after_the_question(clients: ClusterClients, topic: str
             assert [one.offset for one in await source.ends([f"kafka/{topic}"])] == [end]
         await asyncio.to_thread(clients.delete_records, topic, 29)
         assert await source.ends([f"kafka/billing/{topic}"]) == []
-        with pytest.raises(SourceBlind, match="not among"):
+        with pytest.raises(SourceStale, match="not among"):
             await source.ends(["kafka/another"])
 
 

@@ -92,7 +92,7 @@ table of archive
 
 ## Sources
 
-A source that is not up leaves marks stale: waits on them go on blind, or fail if they asked to.
+A source that is not up leaves marks stale: waits on them go on stale, or fail if they asked to.
 
 table of source
 

@@ -12,10 +12,10 @@ from purgatory.engine import codes
 from purgatory.engine.completions import Completions
 from purgatory.service.access.account import Account, Accounts
 from purgatory.service.access.roles import ALL, NONE, Grants, Names
+from purgatory.service.errors import RpcError
 from purgatory.service.listeners import result_tail
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.listeners.result_tail import ResultFollower, ResultTail, ToldOperation
-from purgatory.service.rpc.statuses import CallRefused
 from purgatory.v1 import operation_pb2, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.service.serving import PATIENCE_S, eventually, produce, refused, serving, signal
@@ -112,11 +112,11 @@ def test_followers_are_few_of_each_principal_and_in_all() -> None:
     me = account("me", NONE)
     for _ in range(result_tail.FOLLOWERS_PER_PRINCIPAL_MAX):
         tail.follow(me, (), 0)
-    with pytest.raises(CallRefused, match="of this principal"):
+    with pytest.raises(RpcError, match="of this principal"):
         tail.follow(me, (), 0)
     for _ in range(result_tail.FOLLOWERS_MAX - result_tail.FOLLOWERS_PER_PRINCIPAL_MAX):
         tail.follow(account("", ALL), (), 0)
-    with pytest.raises(CallRefused, match="the most allowed") as caught:
+    with pytest.raises(RpcError, match="the most allowed") as caught:
         tail.follow(account("", ALL), (), 0)
     assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
     tail.completed(None, completions_of(drawn(random.Random(1), 9, uniform=True)), "me")

@@ -1,4 +1,4 @@
-"""A source on a real primary with two replicas: lag, restarts, blindness, other servers, and how soon it answers."""
+"""A source on a real primary with two replicas: lag, restarts, staleness, other servers, and how soon it answers."""
 
 import asyncio
 import signal
@@ -160,7 +160,7 @@ def test_an_invalidated_slot(watched: WatchedServers) -> None:
             watched.p.query("SELECT pg_switch_wal()")
             assert satisfied(watched.wait("all", end)), "the replicas' own slots must not lag"
         until(lambda: checkpointed_status(watched, "idle") == "lost", "a checkpoint with the new settings")
-        result = watched.client.produce({"pg/main/slot:idle": end}, timeout=60, fail_when_blind=0.2)
+        result = watched.client.produce({"pg/main/slot:idle": end}, timeout=60, fail_when_stale=0.2)
         assert (result.outcome, result.partitions["pg/main/slot:idle"].error_code) == (Outcome.FAILED, 1001)
         assert "invalidated (wal_removed)" in str(result.partitions["pg/main/slot:idle"].stale_reason)
     finally:

@@ -64,10 +64,10 @@ def test_a_clean_switch_keeps_the_identity() -> None:
     assert lineage.identity == "7/1"
 
 
-def members(*positions: int, blind: tuple[int, ...] = ()) -> list[CountedReplica]:
+def members(*positions: int, stale: tuple[int, ...] = ()) -> list[CountedReplica]:
     """Replicas "r0", "r1" ... at these positions."""
     return [
-        CountedReplica(f"r{index}", position, 10.0 - index, "down" if index in blind else "")
+        CountedReplica(f"r{index}", position, 10.0 - index, "down" if index in stale else "")
         for index, position in enumerate(positions)
     ]
 
@@ -83,13 +83,13 @@ def test_derived_positions(kind: str, quorum: int | None, expected: int) -> None
 
 def test_derived_marks_over_a_replica_that_cannot_be_seen() -> None:
     """`all` is stale and stands at what was seen last; `any` and a quorum go on, as far as enough can be seen."""
-    one_blind = members(10, 30, 20, blind=(1,))
-    assert derive(ALL, one_blind, None) == (10, "r1: down", 8.0)
-    assert derive(ANY, one_blind, None)[:2] == (30, "")
-    assert derive(QUORUM, one_blind, None)[:2] == (20, "")
-    two_blind = members(10, 30, 20, blind=(1, 2))
-    assert derive(QUORUM, two_blind, None) == (20, "r1: down; r2: down", 9.0)
-    assert derive(ANY, members(10, blind=(0,)), None)[1] == "r0: down"
+    one_stale = members(10, 30, 20, stale=(1,))
+    assert derive(ALL, one_stale, None) == (10, "r1: down", 8.0)
+    assert derive(ANY, one_stale, None)[:2] == (30, "")
+    assert derive(QUORUM, one_stale, None)[:2] == (20, "")
+    two_stale = members(10, 30, 20, stale=(1, 2))
+    assert derive(QUORUM, two_stale, None) == (20, "r1: down; r2: down", 9.0)
+    assert derive(ANY, members(10, stale=(0,)), None)[1] == "r0: down"
 
 
 def test_derived_marks_without_enough_replicas() -> None:

@@ -5,7 +5,7 @@ import pytest
 from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 from purgatory.engine.completions import Completions, FetchedPartition
-from purgatory.service.rpc.statuses import BatchRefused
+from purgatory.service.errors import BatchRejected
 from purgatory.service.sessions.outbox import ResultSlice, slices_of
 from purgatory.service.sessions.refused import RefusedCompletions, RefusedOperation
 from purgatory.service.translate.events import events_from_columns, events_from_rows
@@ -109,7 +109,7 @@ def test_operation_columns_are_copied() -> None:
 @pytest.mark.parametrize("kind", [0, 5, 99])
 def test_columns_of_an_unknown_kind_cannot_be_read(kind: int) -> None:
     """The message names the value."""
-    with pytest.raises(BatchRefused, match=str(kind)) as raised:
+    with pytest.raises(BatchRejected, match=str(kind)) as raised:
         parts_from_columns(operation_pb2.OperationColumns(kind=kind, operation_id=[1]), 1_000)
     assert raised.value.refusal.field == "columns.kind"
 

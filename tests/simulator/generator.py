@@ -81,9 +81,9 @@ class Generator:
             return steps.CancelName(self.keys[self.below(len(self.keys))])
         return steps.CancelName(self.sketch().name)
 
-    def fail_blind(self) -> steps.Step:
+    def fail_stale(self) -> steps.Step:
         some = {self.sketch().name: self.below(2 * self.swarm.timeout_max_ms) for _ in range(1 + self.below(3))}
-        return steps.FailBlind(tuple(some.items()))
+        return steps.FailStale(tuple(some.items()))
 
     def replace_owner(self) -> steps.Step:
         owner = self.below(self.swarm.owners)
@@ -173,9 +173,9 @@ class Generator:
     ) -> plain.Operation:
         """An operation. Arguments not given do not concern its kind."""
         of_fetch = (min_bytes, replica_id, isolation, follower_reads)
-        is_blind = self.swarm.blind > 0 and self.rng.random() < self.swarm.blind
-        blind_timeout_ms = self.below(self.swarm.timeout_max_ms) if is_blind else -1
-        values = (kind, operation_id, timeout_ms, items, *of_fetch, any_key, from_now, blind_timeout_ms)
+        is_stale = self.swarm.stale > 0 and self.rng.random() < self.swarm.stale
+        stale_timeout_ms = self.below(self.swarm.timeout_max_ms) if is_stale else -1
+        values = (kind, operation_id, timeout_ms, items, *of_fetch, any_key, from_now, stale_timeout_ms)
         return plain.made(plain.Operation, values)
 
     def fetch_item(self, sketch: Sketch) -> plain.Item:

@@ -76,8 +76,8 @@ class Simulation:
                 pair.cancel_all(self.owners[owner])
             case steps.CancelName(name):
                 pair.cancel_name(name)
-            case steps.FailBlind(stale):
-                pair.fail_blind(dict(stale))
+            case steps.FailStale(stale):
+                pair.fail_stale(dict(stale))
             case steps.ReplaceOwner(owner):
                 pair.remove_owner(self.owners[owner])
                 self.owners[owner] = pair.add_owner()
@@ -145,8 +145,8 @@ class EngineRun:
                 self.note(engine.cancel_all(self.owners[owner], self.now_ms))
             case steps.CancelName(name):
                 self.note(engine.cancel_name(name, self.now_ms))
-            case steps.FailBlind(stale):
-                self.note(engine.fail_blind(dict(stale), self.now_ms))
+            case steps.FailStale(stale):
+                self.note(engine.fail_stale(dict(stale), self.now_ms))
             case steps.ReplaceOwner(owner):
                 engine.remove_owner(self.owners[owner], self.now_ms)
                 self.owners[owner] = engine.add_owner()

@@ -47,7 +47,7 @@ class CancelName(NamedTuple):
     name: plain.Name
 
 
-class FailBlind(NamedTuple):
+class FailStale(NamedTuple):
     """Some marks have been stale for some time: each with its milliseconds."""
 
     stale: tuple[tuple[plain.Name, int], ...]
@@ -63,7 +63,7 @@ class ShutDown(NamedTuple):
     limit: int
 
 
-Step = Register | Apply | Advance | Sleep | Cancel | CancelAll | CancelName | FailBlind | ReplaceOwner | ShutDown
+Step = Register | Apply | Advance | Sleep | Cancel | CancelAll | CancelName | FailStale | ReplaceOwner | ShutDown
 
 
 def weight(step: Step) -> int:

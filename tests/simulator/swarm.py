@@ -16,7 +16,7 @@ STEP_NAMES = (
     "cancel_name",
     "replace_owner",
     "shut_down",
-    "fail_blind",
+    "fail_stale",
 )
 
 
@@ -44,7 +44,7 @@ class Swarm:
         self.reaper_limit = rng.choice((100_000, 100_000, 1, 5))
         self.slice_limit = rng.choice((100_000, 100_000, 1, 3))
         self.nonsense = rng.choice((0.0, 0.0, 0.01, 0.05))
-        self.blind = rng.choice((0.0, 0.0, 0.1, 0.5))
+        self.stale = rng.choice((0.0, 0.0, 0.1, 0.5))
         self.epochs = rng.choice((0.0, 0.2, 0.8))
         self.hw_events = rng.choice((True, False))
         self.kinds = tuple(kind for kind in plain.KINDS if rng.random() < 0.6) or plain.KINDS
@@ -61,7 +61,7 @@ class Swarm:
             rng.choice(rare),
             rng.choice(rare),
             rng.choice(rare),
-            rng.choice((0.02, 0.1)) if self.blind else 0.0,
+            rng.choice((0.02, 0.1)) if self.stale else 0.0,
         ]
 
     def settings(self) -> str:

@@ -2,7 +2,7 @@
 
     python -m tests.sources.file_source POSITIONS STATE_DIR ADDRESS...
 
-The file is JSON, written as a whole: {"t/orders": [offset, identity], ...}. Its absence blinds the source.
+The file is JSON, written as a whole: {"t/orders": [offset, identity], ...}. Its absence stales the source.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from purgatory_client import AsyncClient
-from purgatory_sources.errors import SourceBlind
+from purgatory_sources.errors import SourceStale
 from purgatory_sources.feed.feed import Feed
 from purgatory_sources.feed.lineage_store import LineageStore
 from purgatory_sources.feed.observation import Observation
@@ -44,17 +44,17 @@ class FileSource(Source):
 
     async def run(self, feed: Feed) -> None:
         seen: Positions = {}
-        blind_since = None
+        stale_since = None
         loop = asyncio.get_running_loop()
         while True:
             try:
                 now = self._read()
             except FileNotFoundError:
-                blind_since = blind_since or loop.time()
-                stale = StaleMarks("", stale_ms=round((loop.time() - blind_since) * 1_000), reason="the file is gone")
-                feed.report(SourceState.BLIND, "the file is gone", [stale])
+                stale_since = stale_since or loop.time()
+                stale = StaleMarks("", stale_ms=round((loop.time() - stale_since) * 1_000), reason="the file is gone")
+                feed.report(SourceState.STALE, "the file is gone", [stale])
             else:
-                blind_since = None
+                stale_since = None
                 feed.observe(Observation(topic, 0, *at) for topic, at in now.items() if seen.get(topic) != at)
                 feed.observe([Observation(*name, None) for name in feed.told(PREFIX) if name[0] not in now])
                 feed.report(SourceState.LIVE)
@@ -65,7 +65,7 @@ class FileSource(Source):
         try:
             return [End(name, 0, self._read()[name][0]) for name in names]
         except FileNotFoundError:
-            raise SourceBlind("the file is gone") from None
+            raise SourceStale("the file is gone") from None
 
     def _read(self) -> Positions:
         return {topic: (at[0], at[1]) for topic, at in json.loads(self._path.read_text("utf-8")).items()}

@@ -133,8 +133,8 @@ def test_a_late_source_does_not_answer_by_the_lineage_that_another_has_ended() -
     assert all(len(lineages) == 1 for lineages in world.lineages_told().values())
 
 
-def test_nothing_unsettled_is_told_while_the_source_is_blind() -> None:
-    """Time does not make what a blind source has seen any newer: it is told once it sees again, and so much later."""
+def test_nothing_unsettled_is_told_while_the_source_is_stale() -> None:
+    """Time does not make what a stale source has seen any newer: it is told once it sees again, and so much later."""
     world = LineageWorld(1, 1, 1)
     name = ("t/x", 0)
     source, daemon = world.sources[0], world.daemons[0]
@@ -154,7 +154,7 @@ def test_nothing_unsettled_is_told_while_the_source_is_blind() -> None:
     assert daemon.marks[name][:2] == (3, 50)
 
 
-def test_blind_for_some_marks_leaves_the_others_to_settle() -> None:
+def test_stale_for_some_marks_leaves_the_others_to_settle() -> None:
     """A source that names what it cannot see sees the rest: what a daemon has above it is settled. One that does not
     say what it cannot see sees nothing.
     """

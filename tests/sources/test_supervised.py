@@ -21,7 +21,7 @@ from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess, children_of, is_running
 
 NOWHERE = "kafka://127.0.0.1:9"
-"""No broker is there: the source is blind, and goes on trying."""
+"""No broker is there: the source is stale, and goes on trying."""
 
 
 def fetch_page(daemon: DaemonProcess, path: str) -> tuple[int, str]:
@@ -49,16 +49,16 @@ async def child_of(daemon: DaemonProcess, *, other_than: int = 0) -> int:
 
 
 async def test_a_child_is_started_again_and_ends_with_the_daemon(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """A killed source is there again, status counts that and /readyz tells how it fares; a blind one does not make the
+    """A killed source is there again, status counts that and /readyz tells how it fares; a stale one does not make the
     daemon unready, and it ends with the daemon, even when that is killed.
     """
     pytest.importorskip("confluent_kafka")
     daemon = start_daemon("--source", NOWHERE, "--data-dir", str(tmp_path / "data"))
     first = await child_of(daemon)
-    await until(lambda: fetch_page(daemon, "/readyz") == (200, "ready\nsource 1: blind\n"))
+    await until(lambda: fetch_page(daemon, "/readyz") == (200, "ready\nsource 1: stale\n"))
     os.kill(first, signal.SIGKILL)
     second = await child_of(daemon, other_than=first)
-    await until(lambda: fetch_page(daemon, "/readyz") == (200, "ready\nsource 1: blind\n"))
+    await until(lambda: fetch_page(daemon, "/readyz") == (200, "ready\nsource 1: stale\n"))
     async with AsyncClient(daemon.address) as client:
         (source,) = (await client.status()).sources
         assert (source.name, source.restarts) == (NOWHERE, 1)
@@ -80,7 +80,7 @@ async def test_the_daemons_own_source_outlives_the_age_of_connections(start_daem
     pytest.importorskip("confluent_kafka")
     age = ("--grpc-connection-age-max-ms", "200", "--shutdown-grace-ms", "100")
     daemon = start_daemon("--source", NOWHERE, *age)
-    await until(lambda: fetch_page(daemon, "/readyz") == (200, "ready\nsource 1: blind\n"))
+    await until(lambda: fetch_page(daemon, "/readyz") == (200, "ready\nsource 1: stale\n"))
     cuts = 0
     async with grpc.aio.insecure_channel(daemon.address) as channel:
         while cuts < 3:
@@ -103,7 +103,7 @@ async def test_a_source_reaches_a_daemon_that_has_a_policy(start_daemon: StartDa
     grant = '[[grant]]\nto = ["{}"]\nroles = ["advance", "observe"]\ntopics = ["kafka/*"]\n'
     policy.write_text(grant.format("purgatory-source"))
     daemon = start_daemon("--source", NOWHERE, "--access-policy-file", str(policy))
-    await until(lambda: fetch_page(daemon, "/readyz")[1] == "ready\nsource 1: blind\n")
+    await until(lambda: fetch_page(daemon, "/readyz")[1] == "ready\nsource 1: stale\n")
     policy.write_text(grant.format("other"))
     daemon = start_daemon("--source", NOWHERE, "--access-policy-file", str(policy))
     await until(lambda: "needs the role advance" in daemon.log)

@@ -83,10 +83,10 @@ def wait(
     ] = False,
     any_key: Annotated[bool, typer.Option("--any", help="With --signal: one key is enough.")] = False,
     from_now: Annotated[bool, typer.Option("--from-now", help="With --signal: earlier signals do not count.")] = False,
-    fail_when_blind: Annotated[
+    fail_when_stale: Annotated[
         str | None,
         typer.Option(
-            "--fail-when-blind", help="Fail when a mark is stale, or never reported, for this long: 500ms, 5s."
+            "--fail-when-stale", help="Fail when a mark is stale, or never reported, for this long: 500ms, 5s."
         ),
     ] = None,
     address: Address = DEFAULT_ADDRESS,
@@ -98,26 +98,26 @@ def wait(
         if [fetch, delete_records, signal, record].count(True) > 1:
             raise UsageError("--fetch, --delete-records, --signal and --record exclude each other")
         limit = seconds(timeout)
-        blind = None if fail_when_blind is None else seconds(fail_when_blind)
+        stale = None if fail_when_stale is None else seconds(fail_when_stale)
         if fetch:
             isolation: waits.Isolation = "read_committed" if read_committed else "read_uncommitted"
             offsets = partition_offsets(targets)
             read_by = partial(waits.fetch, replica_id=replica_id, isolation=isolation)
-            one = read_by(offsets, min_bytes=min_bytes, timeout=limit, fail_when_blind=blind)
+            one = read_by(offsets, min_bytes=min_bytes, timeout=limit, fail_when_stale=stale)
         elif delete_records:
-            one = waits.delete_records(partition_offsets(targets, -1), timeout=limit, fail_when_blind=blind)
+            one = waits.delete_records(partition_offsets(targets, -1), timeout=limit, fail_when_stale=stale)
         elif signal:
-            if blind is not None:
-                raise UsageError("--fail-when-blind applies to marks, not to signals")
+            if stale is not None:
+                raise UsageError("--fail-when-stale applies to marks, not to signals")
             one = waits.signal(key_counts(targets), timeout=limit, any=any_key, from_now=from_now)
         elif targets[0].startswith(FORM):
             if len(targets) > 1:
                 raise UsageError("a token must be the only target; wait for several tokens one after the other")
-            result = await reached(client, Positions.of_token(targets[0]), limit, blind)
+            result = await reached(client, Positions.of_token(targets[0]), limit, stale)
             return _show(result, as_json)
         else:
             offsets = {name: offset + record for name, offset in partition_offsets(targets).items()}
-            one = waits.produce(offsets, timeout=limit, fail_when_blind=blind)
+            one = waits.produce(offsets, timeout=limit, fail_when_stale=stale)
         return _show(await client.wait_once(one), as_json)
 
     raise typer.Exit(run(address, call))

@@ -27,10 +27,10 @@ def caught_up(
     token: Annotated[
         bool, typer.Option("--token", help="Do not wait: print where it ends now, for `purgatory wait TOKEN`.")
     ] = False,
-    fail_when_blind: Annotated[
+    fail_when_stale: Annotated[
         str | None,
         typer.Option(
-            "--fail-when-blind", help="Fail when a mark is stale, or never reported, for this long: 500ms, 5s."
+            "--fail-when-stale", help="Fail when a mark is stale, or never reported, for this long: 500ms, 5s."
         ),
     ] = None,
     address: Address = DEFAULT_ADDRESS,
@@ -40,23 +40,23 @@ def caught_up(
 
     async def call(client: AsyncClient) -> Exit:
         limit, began = seconds(timeout), time.monotonic()
-        blind = None if fail_when_blind is None else seconds(fail_when_blind)
-        if token and blind is not None:
-            raise UsageError("--fail-when-blind has no effect with --token, which does not wait")
+        stale = None if fail_when_stale is None else seconds(fail_when_stale)
+        if token and stale is not None:
+            raise UsageError("--fail-when-stale has no effect with --token, which does not wait")
         ends = await client.ends(marks, timeout=max(limit, 1.0))
         if token:
             render.token(ends, as_json=as_json)
             return Exit.OK
         left = max(0.0, limit - (time.monotonic() - began))
-        result = await reached(client, ends, left, blind)
+        result = await reached(client, ends, left, stale)
         render.result(result, as_json=as_json)
         return OF_OUTCOME[result.outcome]
 
     raise typer.Exit(run(address, call))
 
 
-async def reached(client: AsyncClient, positions: Positions, seconds_max: float, blind: float | None) -> Result:
+async def reached(client: AsyncClient, positions: Positions, seconds_max: float, stale: float | None) -> Result:
     """Waits by a single call until positions are reached; returns at once where there are none."""
     if not positions.offsets:
         return already_satisfied()
-    return await client.wait_once(positions.wait(timeout=seconds_max, fail_when_blind=blind))
+    return await client.wait_once(positions.wait(timeout=seconds_max, fail_when_stale=stale))

@@ -196,7 +196,7 @@ class PendingWaits:
 def batch_key(entry: Entry) -> object:
     """Waits with the same key can share a batch on the wire; a `WaitColumns` shares its batches with nobody."""
     if isinstance(entry, Wait):
-        return entry.kind, entry.timeout_ms is None, entry.blind_timeout_ms is None
+        return entry.kind, entry.timeout_ms is None, entry.stale_timeout_ms is None
     return entry
 
 

@@ -79,14 +79,14 @@ class Positions:
                 leader_epochs[name] = end.leader_epoch
         return cls(offsets, leader_epochs)
 
-    def wait(self, *, timeout: float | None = None, fail_when_blind: float | None = None) -> Wait:
+    def wait(self, *, timeout: float | None = None, fail_when_stale: float | None = None) -> Wait:
         """The wait that is satisfied once all offsets are reached. The arguments are those of `waits.produce`.
 
         Raises:
             InvalidRequest: There are no offsets, and so nothing to wait for. `AsyncClient.wait_for` returns at once.
         """
         return waits.produce(
-            self.offsets, timeout=timeout, leader_epochs=self.leader_epochs, fail_when_blind=fail_when_blind
+            self.offsets, timeout=timeout, leader_epochs=self.leader_epochs, fail_when_stale=fail_when_stale
         )
 
     def __repr__(self) -> str:

@@ -28,7 +28,7 @@ class SourceState(IntEnum):
     LIVE = 2
     BEHIND = 3
     HELD = 4
-    BLIND = 5
+    STALE = 5
     REFUSED = 6
     SILENT = 7
     DETACHED = 8

@@ -23,7 +23,7 @@ def wait_of(columns: wire.OperationColumns) -> Wait:
         columns.timeout_ms[0] if columns.timeout_ms else None,
         {name: column[0] for name, column in _present(columns, OPERATION_COLUMNS).items()},
         {name: _filled(column, count) for name, column in _present(columns, ITEM_DEFAULTS).items()},
-        columns.blind_timeout_ms[0] if columns.blind_timeout_ms else None,
+        columns.stale_timeout_ms[0] if columns.stale_timeout_ms else None,
         operation_id=columns.operation_id[0],
     )
 
@@ -38,7 +38,7 @@ def batch_of(columns: wire.OperationColumns) -> WaitColumns:
         item_counts=list(columns.item_count) or None,
     )
     assert batch.count == len(columns.operation_id), f"{len(columns.operation_id)} ids for {batch.count} operations"
-    batch.set_columns(_present(columns, (*OPERATION_COLUMNS, "blind_timeout_ms", *ITEM_DEFAULTS)))
+    batch.set_columns(_present(columns, (*OPERATION_COLUMNS, "stale_timeout_ms", *ITEM_DEFAULTS)))
     batch.operation_id = columns.operation_id[0]
     return batch
 

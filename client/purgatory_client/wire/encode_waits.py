@@ -43,9 +43,9 @@ def fill_with_waits(columns: wire.OperationColumns, waits: Sequence[Wait], lost_
         columns.item_count.extend(counts)
     _add_names(columns, waits)
     columns.offset.extend(squeeze([offset for wait in waits for offset in wait.offsets]))
-    blind = [-1 if wait.blind_timeout_ms is None else wait.blind_timeout_ms for wait in waits]
-    if max(blind) >= 0:
-        columns.blind_timeout_ms.extend(squeeze(blind))
+    stale = [-1 if wait.stale_timeout_ms is None else wait.stale_timeout_ms for wait in waits]
+    if max(stale) >= 0:
+        columns.stale_timeout_ms.extend(squeeze(stale))
     for field in first.operation_columns:
         getattr(columns, field).extend(squeeze([wait.operation_columns[field] for wait in waits]))
     for field in set().union(*(wait.item_columns for wait in waits)):
@@ -80,8 +80,8 @@ def fill_with_many(
 def row_of_wait(wait: Wait) -> wire.Operation:
     """A wait as a row, for the unary call."""
     row = wire.Operation(timeout_ms=wait.timeout_ms)
-    if wait.blind_timeout_ms is not None:
-        row.blind_timeout_ms = wait.blind_timeout_ms
+    if wait.stale_timeout_ms is not None:
+        row.stale_timeout_ms = wait.stale_timeout_ms
     condition: Any = getattr(row, wait.kind.name.lower())
     for field, option in wait.operation_columns.items():
         _set(condition, field, option)

@@ -235,7 +235,7 @@ def operation_of(rows: Sequence[Row]) -> operation_pb2.Operation:
             "each item must be there once, and all items of an operation in one micro-batch"
         )
     operation = operation_pb2.Operation(operation_id=operation_id)
-    for name in ("timeout_ms", "blind_timeout_ms"):
+    for name in ("timeout_ms", "stale_timeout_ms"):
         if first.get(name) is not None:
             setattr(operation, name, first[name])
     condition = getattr(operation, kind)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from purgatory_sources.errors import SourceBlind
+from purgatory_sources.errors import SourceStale
 from purgatory_sources.feed.feed import Feed
 from purgatory_sources.feed.observation import Observation
 from purgatory_sources.feed.reports import End, SourceState
@@ -72,7 +72,7 @@ class QuerySource(Source):
                 ]
             )
             if self._stopped:
-                feed.report(SourceState.BLIND, self._stopped)
+                feed.report(SourceState.STALE, self._stopped)
             elif self._is_running:
                 feed.report(SourceState.LIVE)
             else:
@@ -82,4 +82,4 @@ class QuerySource(Source):
 
     async def ends(self, names: Sequence[str]) -> list[End]:
         """Spark says where its inputs end only with the batches that read them."""
-        raise SourceBlind(f"{self.name} cannot say where {', '.join(names)} end: ask the system that Spark reads from")
+        raise SourceStale(f"{self.name} cannot say where {', '.join(names)} end: ask the system that Spark reads from")

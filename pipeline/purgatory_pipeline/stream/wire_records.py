@@ -126,7 +126,7 @@ class RecordRows:
             raise ValueError(f"operation_id: {message.operation_id} is not in 1..{OPERATION_ID_MAX}")
         shared = stamp | {"kind": _KINDS[kind], "operation_id": message.operation_id, "item_count": len(items)}
         shared["timeout_ms"] = message.timeout_ms if message.HasField("timeout_ms") else None
-        shared["blind_timeout_ms"] = message.blind_timeout_ms if message.HasField("blind_timeout_ms") else None
+        shared["stale_timeout_ms"] = message.stale_timeout_ms if message.HasField("stale_timeout_ms") else None
         shared |= set_fields(condition, CONDITION_FIELDS.get(kind, {}))
         for place, item in enumerate(items):
             values = shared | {"item": place} | set_fields(item, ITEM_FIELDS[kind])

@@ -57,12 +57,12 @@ class BatchColumns:
         self.offsets: Final = self._columns["offset"]
         self.leader_epochs: Final = self._columns.get("leader_epoch", NO_EPOCHS)
         self.local_error_codes: Final = self._columns.get("local_error_code", NO_ERRORS)
-        self.blind_timeouts_ms: Final = self._columns["blind_timeout_ms"]
-        self.has_blind_timeouts: Final = len(batch.blind_timeouts_ms) > 0
+        self.stale_timeouts_ms: Final = self._columns["stale_timeout_ms"]
+        self.has_stale_timeouts: Final = len(batch.stale_timeouts_ms) > 0
         self.is_plain: Final = (
             kind == PRODUCE
             and not batch.local_error_codes
-            and not self.has_blind_timeouts
+            and not self.has_stale_timeouts
             and not self.faulty
             and self.operation_ids.is_within
             and self.timeouts_ms.is_within

@@ -52,7 +52,7 @@ class SavedOperations:
         self.start_segments: vec[i64] = vec[i64]()
         self.start_reaches: vec[i64] = vec[i64]()
 
-        self.blind_timeouts_ms: Final[dict[int, int]] = {}
+        self.stale_timeouts_ms: Final[dict[int, int]] = {}
         """By row, of operations that have one."""
 
     def __len__(self) -> int:
@@ -131,7 +131,7 @@ class SavedOperations:
         writer.add(self.error_codes)
         writer.add(self.removed)
         writer.add(self.log_starts)
-        if len(self.min_bytes) or self.blind_timeouts_ms:
+        if len(self.min_bytes) or self.stale_timeouts_ms:
             writer.add(self.min_bytes)
             writer.add(self.replica_ids)
             writer.add(self.read_committed)
@@ -142,9 +142,9 @@ class SavedOperations:
             writer.add(self.throttled)
             writer.add(self.start_segments)
             writer.add(self.start_reaches)
-        if self.blind_timeouts_ms:
-            writer.add_list(list(self.blind_timeouts_ms))
-            writer.add_list(list(self.blind_timeouts_ms.values()))
+        if self.stale_timeouts_ms:
+            writer.add_list(list(self.stale_timeouts_ms))
+            writer.add_list(list(self.stale_timeouts_ms.values()))
         return writer.to_bytes()
 
     @staticmethod
@@ -181,7 +181,7 @@ class SavedOperations:
             rows = reader.column()
             timeouts_ms = reader.column()
             for place in range(len(rows)):
-                saved.blind_timeouts_ms[int(rows[place])] = int(timeouts_ms[place])
+                saved.stale_timeouts_ms[int(rows[place])] = int(timeouts_ms[place])
         return saved
 
 

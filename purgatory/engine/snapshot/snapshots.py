@@ -100,8 +100,8 @@ class Snapshots:
             self.pending.wheel.deadline_ms(slot), i64(operations.items_left[slot]), count,
         )  # fmt: skip
         kind.save_extra(saved, slot)
-        if self.pending.blind_timeouts_ms and int(slot) in self.pending.blind_timeouts_ms:
-            saved.blind_timeouts_ms[len(saved) - 1] = self.pending.blind_timeouts_ms[int(slot)]
+        if self.pending.stale_timeouts_ms and int(slot) in self.pending.stale_timeouts_ms:
+            saved.stale_timeouts_ms[len(saved) - 1] = self.pending.stale_timeouts_ms[int(slot)]
 
     def save_partition(self, name: PartitionName) -> bytes:
         """A partition that an event has named; empty if there is none: one that was only waited for has no state."""
@@ -154,8 +154,8 @@ class Snapshots:
             owner, kind, saved.item_counts[row], saved.items_left[row], saved.operation_ids[row],
             saved.registered_ms[row],
         )  # fmt: skip
-        if saved.blind_timeouts_ms and int(row) in saved.blind_timeouts_ms:
-            pending.blind_timeouts_ms[int(slot)] = saved.blind_timeouts_ms[int(row)]
+        if saved.stale_timeouts_ms and int(row) in saved.stale_timeouts_ms:
+            pending.stale_timeouts_ms[int(slot)] = saved.stale_timeouts_ms[int(row)]
         # The items are entered even where the time is up: an end releases them.
         waits = pending.wheel.add(slot, saved.deadlines_ms[row])
         can_end = pending.kinds[kind].restore(saved, place, slot)

@@ -45,7 +45,7 @@ class PendingOperations:
         self.evaluations_by_kind: Final = vec[i64]([0] * (len(KINDS) + 1))
         self.ended: Final = vec[i64]([0] * ((len(KINDS) + 1) * OUTCOMES_MAX))
         self._ready: list[Completions] = []
-        self.blind_timeouts_ms: Final[dict[int, int]] = {}
+        self.stale_timeouts_ms: Final[dict[int, int]] = {}
         """By slot, of operations that have one: they are few, and the others pay nothing for it."""
         self.notes_progress = False
         self.progressed: list[int] = []
@@ -136,8 +136,8 @@ class PendingOperations:
         item_count = completions.items - items_before
         completions.add_operation(self.operations.operation_id[slot], kind, outcome, waited_ms, lateness_ms, item_count)
         self.operations.release(slot)
-        if self.blind_timeouts_ms:
-            self.blind_timeouts_ms.pop(int(slot), None)
+        if self.stale_timeouts_ms:
+            self.stale_timeouts_ms.pop(int(slot), None)
         owner.pending -= 1
         self.count -= 1
         self.item_count -= item_count

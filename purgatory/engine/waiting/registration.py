@@ -118,13 +118,13 @@ class Registration:
         fault = self.checks.fault(columns, row, first_item, owner.holdings, self.pending.count, self.pending.item_count)
         if fault is None:
             kind.register(owner, columns, row, first_item, now_ms)
-            if columns.has_blind_timeouts:
-                self._note_blind_timeout(owner, operation_id, columns.blind_timeouts_ms.at(row))
+            if columns.has_stale_timeouts:
+                self._note_stale_timeout(owner, operation_id, columns.stale_timeouts_ms.at(row))
         return fault
 
-    def _note_blind_timeout(self, owner: Owner, operation_id: i64, blind_timeout_ms: i64) -> None:
+    def _note_stale_timeout(self, owner: Owner, operation_id: i64, stale_timeout_ms: i64) -> None:
         """An operation was registered, and may wait."""
-        if blind_timeout_ms >= 0:
+        if stale_timeout_ms >= 0:
             slot = owner.find(operation_id, self.pending.operations)
             if slot >= 0:
-                self.pending.blind_timeouts_ms[int(slot)] = int(blind_timeout_ms)
+                self.pending.stale_timeouts_ms[int(slot)] = int(stale_timeout_ms)

@@ -23,7 +23,7 @@ from purgatory.service.access.json_web_tokens import BadToken, JsonWebTokens
 from purgatory.service.access.roles import CALLS, OBSERVE
 from purgatory.service.access.tokens import KnownToken, TokensError, hash_of, is_expired, new_token, read_tokens
 from purgatory.service.access.watched_file import WatchedFile
-from purgatory.service.rpc.statuses import CallRefused, permission_denied, unauthenticated
+from purgatory.service.errors import RpcError, permission_denied, unauthenticated
 from purgatory.service.settings import AccessSettings
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ DOTS: Final = 2
 
 Context = grpc.aio.ServicerContext[Any, Any]
 PrincipalOfPeer = Callable[[Context], str]
-"""The principal that a verified client certificate names; empty: there is none. Raises `CallRefused` for a revoked
+"""The principal that a verified client certificate names; empty: there is none. Raises `RpcError` for a revoked
 one."""
 
 
@@ -84,7 +84,7 @@ class Access:
         return token
 
     def identify(self, method: str) -> Callable[[Context], Account]:
-        """For a method: on whose account its calls are served. What it returns raises `CallRefused`."""
+        """For a method: on whose account its calls are served. What it returns raises `RpcError`."""
         roles = CALLS[method]
         nobody, audit = self._accounts.nobody, self._accounts.audit
 
@@ -94,7 +94,7 @@ class Access:
             AUDITED_CALL.set((method, context.peer()))
             try:
                 account = self._accounts.of(self._proven_principal(context, self._policy))
-            except CallRefused as refused:
+            except RpcError as refused:
                 audit.refused(UNAUTHENTICATED, "", name=refused.message)
                 raise
             if not account.grants.holds_any(roles):
@@ -107,7 +107,7 @@ class Access:
 
     def check_page(self, path: str, peer: str, authorization: str | None, certified: str) -> None:
         """Whether somebody may see a page of the HTTP site: with a policy, who has the role observe on anything. Raises
-        `CallRefused`.
+        `RpcError`.
 
         `certified` is the principal of a verified client certificate; empty: there is none.
         """
@@ -121,7 +121,7 @@ class Access:
                 principal = self._principal_of_token(authorization)
             elif not certified:
                 raise unauthenticated("show a bearer token or a client certificate")
-        except CallRefused as refused:
+        except RpcError as refused:
             audit.refused(UNAUTHENTICATED, "", name=refused.message)
             raise
         if not self._policy.of(principal).holds_any(frozenset({OBSERVE})):

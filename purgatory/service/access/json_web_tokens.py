@@ -28,7 +28,7 @@ from joserfc.jwt import JWTClaimsRegistry
 from purgatory.service.access.errors import AccessError
 from purgatory.service.access.tokens import PRINCIPAL_LENGTH_MAX
 from purgatory.service.access.watched_file import read_regular_file
-from purgatory.service.rpc.statuses import unavailable
+from purgatory.service.errors import unavailable
 from purgatory.service.transport.outbound import NoAnswer, Outbound
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ class JsonWebTokens:
     def verify(self, token: str) -> tuple[str, float]:
         """The principal of a token, and when it expires (Unix seconds).
 
-        Raises `BadToken`, and `CallRefused` (UNAVAILABLE) while there are no keys yet.
+        Raises `BadToken`, and `RpcError` (UNAVAILABLE) while there are no keys yet.
         """
         if not self.keys:
             raise unavailable("the keys that verify JSON web tokens could not be fetched yet")

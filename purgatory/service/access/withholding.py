@@ -13,7 +13,7 @@ from purgatory.engine.batches import EventBatch, OperationBatch, Refusal
 from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADVANCE, PERMISSION_DENIED, TOPIC_AUTHORIZATION_FAILED, WAIT, Role
-from purgatory.service.rpc.statuses import quoted, role_missing
+from purgatory.service.errors import quoted, role_missing
 
 NO_PLACE: Final = -1
 """An item that is at no place of the dictionary: the engine refuses its operation."""

@@ -10,7 +10,7 @@ from purgatory.engine import codes
 from purgatory.engine.engine import Engine
 from purgatory.service.access.account import Account
 from purgatory.service.engine_time import EngineTime
-from purgatory.service.rpc.statuses import RETRY_AFTER_MS
+from purgatory.service.errors import RETRY_AFTER_MS
 from purgatory.service.translate.operations import OperationRun
 
 RETRY_AFTER_MS_MAX: Final = 60_000

@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from purgatory.service.errors import RpcError
 from purgatory.service.http.connect_codecs import Gzip, MessageCodec, Ready, Undecoded, ready
 from purgatory.service.http.connect_errors import connect_error, retry_after
 from purgatory.service.http.http_calls import HttpCall, HttpMethod, HttpMethods
@@ -27,7 +28,6 @@ from purgatory.service.http.http_connection import CONNECTION
 from purgatory.service.http.http_context import HttpContext, header_of
 from purgatory.service.http.written_answers import WrittenAnswers
 from purgatory.service.rpc.handlers import SERVICE
-from purgatory.service.rpc.statuses import CallRefused
 
 GRPC_ELSEWHERE: Final = "gRPC needs HTTP/2: it is served on the gRPC port; here are Connect and gRPC-Web\n"
 
@@ -179,7 +179,7 @@ async def _answer_many(undecoded: Undecoded, ctx: RequestContext[Any, Any]) -> A
 def refusals_as_errors(ctx: RequestContext[Any, Any]) -> Iterator[None]:
     try:
         yield
-    except CallRefused as refused:
+    except RpcError as refused:
         retry_after_s = retry_after(refused)
         if retry_after_s is not None:
             ctx.response_headers["retry-after"] = str(retry_after_s)

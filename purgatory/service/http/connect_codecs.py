@@ -22,7 +22,7 @@ from connectrpc.compression import Compression
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
 from google.protobuf.message import DecodeError, Message
 
-from purgatory.service.rpc.statuses import CallRefused, invalid_argument, quoted, resource_exhausted
+from purgatory.service.errors import RpcError, invalid_argument, quoted, resource_exhausted
 from purgatory.service.sessions.session import Turns
 
 JSON_BYTES_MAX: Final = 1_048_576
@@ -112,7 +112,7 @@ class Undecoded:
         self._data = b""
 
     async def message(self, run: OffLoop = off_loop) -> Message:
-        """The decoded request. Raises `CallRefused` if it cannot be decoded."""
+        """The decoded request. Raises `RpcError` if it cannot be decoded."""
         self._check_size(self._data)
         if isinstance(self._data, Deflated) or (self.is_json and len(self._data) > TEXT_BYTES_MAX):
             decoded: Message = await run(self._decoded)
@@ -148,7 +148,7 @@ class Undecoded:
         return message
 
 
-def unknown_field(error: str) -> CallRefused | None:
+def unknown_field(error: str) -> RpcError | None:
     """The refusal of a field that does not exist, from protobuf's error; None: it is another error."""
     found = UNKNOWN_FIELD.search(error)
     if found is None:

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2
 from protobuf.wkt import Any
 
-from purgatory.service.rpc.statuses import CallRefused
+from purgatory.service.errors import RpcError
 
 SPELT_DIFFERENTLY: Final = {code_pb2.CANCELLED: Code.CANCELED}
 CODES: Final = {
@@ -33,11 +33,11 @@ STATUSES: Final = {
 }
 
 
-def connect_error(refused: CallRefused) -> ConnectError:
+def connect_error(refused: RpcError) -> ConnectError:
     return ConnectError(CODES[refused.code], refused.message, [_detail(detail) for detail in refused.details])
 
 
-def error_fields(refused: CallRefused) -> dict[str, object]:
+def error_fields(refused: RpcError) -> dict[str, object]:
     """The error as the protocol writes it, for answers that are none of the package's."""
     fields: dict[str, object] = {"code": CODES[refused.code].value, "message": refused.message}
     if refused.details:
@@ -48,12 +48,12 @@ def error_fields(refused: CallRefused) -> dict[str, object]:
     return fields
 
 
-def http_status(refused: CallRefused) -> HTTPStatus:
+def http_status(refused: RpcError) -> HTTPStatus:
     """The status that the protocol gives such an error."""
     return STATUSES.get(refused.code, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-def retry_after(refused: CallRefused) -> int | None:
+def retry_after(refused: RpcError) -> int | None:
     """In how many seconds another attempt may succeed; None: waiting alone does not help."""
     delays = [detail.retry_delay for detail in refused.details if isinstance(detail, error_details_pb2.RetryInfo)]
     return delays[0].seconds + (delays[0].nanos > 0) if delays else None

@@ -15,13 +15,13 @@ from google.protobuf.message_factory import GetMessageClass
 from google.rpc import code_pb2
 
 from purgatory.service.access.account import Account
+from purgatory.service.errors import RpcError, unauthenticated, unavailable
 from purgatory.service.fair_queue import CallerTurns
 from purgatory.service.http.connect_codecs import FairThread
 from purgatory.service.http.http_context import HttpContext
 from purgatory.service.rpc.call import Call, Context, Identify
 from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.rpc.handlers import SERVICE, work_of
-from purgatory.service.rpc.statuses import CallRefused, unauthenticated, unavailable
 
 BOTH_WAYS: Final = "is a stream in both directions, which HTTP/1.1 cannot carry: use gRPC"
 
@@ -64,7 +64,7 @@ class HttpMethods:
 
 def _both_ways(name: str) -> Callable[[object, Call], Awaitable[Message | None]]:
     async def refuse(_request: object, _call: Call) -> None:
-        raise CallRefused(code_pb2.UNIMPLEMENTED, f"{name} {BOTH_WAYS}")
+        raise RpcError(code_pb2.UNIMPLEMENTED, f"{name} {BOTH_WAYS}")
 
     return refuse
 
@@ -82,14 +82,14 @@ class HttpCall:
         self._call: Call | None = None
 
     async def enter(self, context: HttpContext) -> None:
-        """Count the call. Raises `CallRefused` when that may be answered."""
+        """Count the call. Raises `RpcError` when that may be answered."""
         as_grpc, gate, method = cast("Context", context), self._methods.gate, self.method
         try:
             if self._methods.is_ending:
                 raise unavailable("the daemon is shutting down")
             account = method.account_of(as_grpc)
             caller = self._caller = gate.enter(as_grpc, account, method.work, is_unary=method.is_unary)
-        except CallRefused as refused:
+        except RpcError as refused:
             self._counts.add_ended(refused.code)
             await gate.refusal_turn()
             raise
@@ -97,7 +97,7 @@ class HttpCall:
         self._call = Call(as_grpc, account, partial(gate.queue.turn, caller, method.work), recheck)
 
     async def run(self, decode: Callable[[], Awaitable[Message]]) -> Message | None:
-        """Serve the request. Returns the answer, or None if it was written as a stream. Raises `CallRefused`."""
+        """Serve the request. Returns the answer, or None if it was written as a stream. Raises `RpcError`."""
         call, caller = self._call, self._caller
         assert call is not None, "a call is served that did not enter"
         assert caller is not None, "as above"
@@ -107,7 +107,7 @@ class HttpCall:
             await self._methods.gate.call_turn(call.context, caller, self.method.work)
             answer = await self.method.serve(await decode(), call)
             code = code_pb2.OK
-        except CallRefused as refused:
+        except RpcError as refused:
             code = refused.code
             raise
         except asyncio.CancelledError:
@@ -122,7 +122,7 @@ class HttpCall:
         return await self._methods.thread.run("" if self._caller is None else self._caller.key, work)
 
     def check(self) -> Account:
-        """The account of a call that another call may answer. Raises `CallRefused` if it is no longer allowed."""
+        """The account of a call that another call may answer. Raises `RpcError` if it is no longer allowed."""
         assert self._call is not None, "a call is checked that did not enter"
         self._call.recheck()
         return self._call.account

@@ -19,12 +19,12 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from purgatory.service.access.account import Account
+from purgatory.service.errors import RpcError, invalid_argument, quoted
 from purgatory.service.http.connect_codecs import MESSAGE_BYTES_MAX, json_of, json_text, off_loop
 from purgatory.service.http.connect_errors import error_fields, http_status, retry_after
 from purgatory.service.http.http_calls import HttpCall, HttpMethods
 from purgatory.service.http.http_context import HttpContext, header_of
 from purgatory.service.http.written_answers import WrittenAnswers
-from purgatory.service.rpc.statuses import CallRefused, invalid_argument, quoted
 
 WATCH_INTERVAL_S: Final = 1.0
 """A listing is made again at most this often, however many clients watch it."""
@@ -187,7 +187,7 @@ def _opened_event(opened: Any, sequence: int) -> bytes:  # noqa: ANN401 - `Sessi
 
 
 def _cursor(event_id: str) -> tuple[str, int]:
-    """Incarnation and sequence number of an event id; empty and 0: none was sent. Raises `CallRefused`."""
+    """Incarnation and sequence number of an event id; empty and 0: none was sent. Raises `RpcError`."""
     incarnation, _, sequence = event_id.rpartition("-")
     return incarnation or (event_id and NO_INCARNATION), _number(sequence, "Last-Event-ID", SEQUENCE_MAX)
 
@@ -217,7 +217,7 @@ async def _send_events(events: Events, scope: Scope, receive: Receive, send: Sen
                     await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": HEADERS})
                     has_begun = True
                 await send({"type": "http.response.body", "body": data, "more_body": True})
-    except CallRefused as refused:
+    except RpcError as refused:
         after_s = retry_after(refused)
         headers = None if after_s is None else {"Retry-After": str(after_s)}
         answer = JSONResponse(error_fields(refused), http_status(refused), headers)
@@ -254,7 +254,7 @@ def event_bytes(data: str, *, name: str = "", event_id: str = "") -> bytes:
 
 
 def parameters_of(scope: Scope, *names: str) -> dict[str, str]:
-    """The parameters of the address. Raises `CallRefused` for one that is not among `names`: it may be mistyped."""
+    """The parameters of the address. Raises `RpcError` for one that is not among `names`: it may be mistyped."""
     try:
         values = parse_qs(scope["query_string"].decode("ascii"), keep_blank_values=True, errors="strict")
     except ValueError:

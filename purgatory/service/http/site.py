@@ -15,13 +15,13 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from purgatory.service.budget.memory_budget import MemoryBudget
+from purgatory.service.errors import RpcError
 from purgatory.service.http.browser_guard import FOREIGN_PAGE, WRONG_HOST, is_dns_rebinding, is_foreign_page
 from purgatory.service.http.http_acceptor import HttpAcceptor
 from purgatory.service.http.http_connection import HttpConnection
 from purgatory.service.http.http_context import certificate_of, header_of
 from purgatory.service.http.http_limits import HttpLimits
 from purgatory.service.http.probes import PROBES
-from purgatory.service.rpc.statuses import CallRefused
 from purgatory.service.settings import HttpSettings
 from purgatory.service.transport.tls import Tls
 
@@ -37,7 +37,7 @@ HTTP_STATUSES: Final = {
 """The status of a refused page, by code."""
 
 CheckPage = Callable[[str, str, str | None, str], None]
-"""Given path, peer, authorization header and the principal of the client's certificate: raises `CallRefused` for who
+"""Given path, peer, authorization header and the principal of the client's certificate: raises `RpcError` for who
 may not see the page.
 """
 
@@ -139,7 +139,7 @@ class HttpSite:
             try:
                 authorization = header_of(scope, b"authorization")
                 self._check_page(scope["path"], "" if client is None else client[0], authorization, certified)
-            except CallRefused as refused:
+            except RpcError as refused:
                 status = HTTP_STATUSES[refused.code]
                 headers = {"WWW-Authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else {}
                 return PlainTextResponse(f"{refused.message}\n", status, headers)

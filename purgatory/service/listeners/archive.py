@@ -183,14 +183,14 @@ class ArchiveListener(Listener):
     def cancelled_key(self, key: str, ended: int, now_ms: int) -> None:
         self._add_call(vocabulary.CANCEL_KEY, now_ms, topic=key, partition=vocabulary.NO_PARTITION, ended=ended)
 
-    def failed_blind(
+    def failed_stale(
         self, session: Session | None, operation_ids: list[int], stale: set[PartitionName], ended: int, now_ms: int
     ) -> None:
         number, call = NO_SESSION.session_number if session is None else session.number, self._begin(now_ms)
         for place, (topic, partition) in enumerate(sorted(stale)):
             self._records.append(
                 row_record(
-                    vocabulary.CALLS, call, call=vocabulary.FAIL_BLIND, session_number=number, topic=topic,
+                    vocabulary.CALLS, call, call=vocabulary.FAIL_STALE, session_number=number, topic=topic,
                     partition=partition, operation_ids=[] if place else operation_ids, ended=0 if place else ended,
                 )
             )  # fmt: skip

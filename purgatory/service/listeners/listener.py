@@ -76,7 +76,7 @@ class Listener:
     def cancelled_key(self, key: str, ended: int, now_ms: int) -> None:
         """Everything that waited on a key was cancelled."""
 
-    def failed_blind(
+    def failed_stale(
         self, session: Session | None, operation_ids: list[int], stale: set[PartitionName], ended: int, now_ms: int
     ) -> None:
         """Operations were ended because of marks that are stale."""

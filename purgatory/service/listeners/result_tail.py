@@ -13,8 +13,8 @@ from purgatory.engine import codes
 from purgatory.engine.completions import Completions
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
+from purgatory.service.errors import resource_exhausted
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.rpc.statuses import resource_exhausted
 from purgatory.service.sessions.session import Session
 from purgatory.service.translate.uniform_columns import is_uniform
 
@@ -145,7 +145,7 @@ class ResultTail(Listener):
         self._followers: Final[list[ResultFollower]] = []
 
     def follow(self, account: Account, outcomes: Collection[int], kind: int) -> ResultFollower:
-        """One more looks on, until `unfollow`. Raises `CallRefused` when there are too many."""
+        """One more looks on, until `unfollow`. Raises `RpcError` when there are too many."""
         if len(self._followers) >= FOLLOWERS_MAX:
             raise resource_exhausted("followers", f"{FOLLOWERS_MAX} callers look on, the most allowed", None)
         of_principal = sum(one.principal == account.principal for one in self._followers)

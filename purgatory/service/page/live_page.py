@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Scope
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
 from purgatory.service.access.visibility import may_see
+from purgatory.service.errors import invalid_argument, not_found, unavailable
 from purgatory.service.host import Host
 from purgatory.service.http.connect_codecs import Undecoded, json_text
 from purgatory.service.http.http_calls import HttpCall, HttpMethod, HttpMethods
@@ -40,7 +41,6 @@ from purgatory.service.page.operation_view import detailed_fields, ended_fields
 from purgatory.service.page.ranked_waits import RankedWaits
 from purgatory.service.page.recent_ends import RecentEnds
 from purgatory.service.rpc.call import Call
-from purgatory.service.rpc.statuses import invalid_argument, not_found, unavailable
 
 FAST_S: Final = 0.25
 SLOW_S: Final = 1.0

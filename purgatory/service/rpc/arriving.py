@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
-from purgatory.service.rpc.statuses import CallRefused, resource_exhausted, unavailable
+from purgatory.service.errors import RpcError, resource_exhausted, unavailable
 
 ARRIVING_S_MAX: Final = 0.5
 """A message that takes longer may be given up."""
@@ -34,7 +34,7 @@ class Arriving:
         """Nothing has been read of this call."""
         self._calls: Final = calls
         self._task: Final = task
-        self._refusal: CallRefused | None = None
+        self._refusal: RpcError | None = None
 
     def begin(self) -> None:
         """The call waits for a message."""
@@ -55,7 +55,7 @@ class Arriving:
             self._refusal = resource_exhausted("memory", MESSAGE) if self.is_first else unavailable(MESSAGE)
             self._task.cancel()
 
-    def refusal(self) -> CallRefused | None:
+    def refusal(self) -> RpcError | None:
         """To be asked in the call's task when it is cancelled: what it ends with; None: it was cancelled by another."""
         if self._refusal is None or self._task is None or self._task.uncancel() > 0:
             return None

@@ -24,10 +24,10 @@ class Call:
     account: Account
     turn: Turn = next_loop_turn
     recheck: Callable[[], None] = _no_check
-    """For calls that last: raises `CallRefused` once this principal could not make the call any more."""
+    """For calls that last: raises `RpcError` once this principal could not make the call any more."""
 
 
 Identify = Callable[[str], Callable[[Context], Account]]
-"""For a method: on whose account its calls are served. What it returns raises `CallRefused` for a caller who has not
+"""For a method: on whose account its calls are served. What it returns raises `RpcError` for a caller who has not
 proven who it is, or may not make this call.
 """

@@ -13,12 +13,12 @@ from google.rpc import code_pb2
 
 from purgatory.service.access.account import Account
 from purgatory.service.budget.memory_budget import CALL_BYTES
+from purgatory.service.errors import RETRY_AFTER_MS, RpcError, resource_exhausted
 from purgatory.service.fair_queue import EVENTS, CallerTurns, FairQueue
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.arriving import ArrivingCalls
 from purgatory.service.rpc.call import Context
 from purgatory.service.rpc.call_counts import CallCounts
-from purgatory.service.rpc.statuses import RETRY_AFTER_MS, CallRefused, resource_exhausted
 from purgatory.service.settings import LimitsSettings
 from purgatory.service.transport.resets import ResetWatch
 
@@ -61,7 +61,7 @@ class CallGate:
         self._unary_calls_ended = 0
 
     def enter(self, context: Context, account: Account, work: int, *, is_unary: bool) -> CallerTurns:
-        """Counts a call that has arrived; call `leave` when it has ended. Raises `CallRefused`."""
+        """Counts a call that has arrived; call `leave` when it has ended. Raises `RpcError`."""
         if context.time_remaining() == 0:
             raise self._refused("deadline", _deadline_passed())
         queue, calls_max = self.queue, _available(self._calls_max, work)
@@ -72,7 +72,7 @@ class CallGate:
         caller = queue.enter(account.principal or context.peer())
         try:
             self._check_share(caller, account, work)
-        except CallRefused:
+        except RpcError:
             queue.leave(caller)
             raise
         self._unary_calls += is_unary
@@ -84,7 +84,7 @@ class CallGate:
         self._unary_calls_ended += is_unary
 
     async def call_turn(self, context: Context, caller: CallerTurns, work: int) -> None:
-        """Returns when it is the turn of a call. Raises `CallRefused` when nobody awaits its answer any more."""
+        """Returns when it is the turn of a call. Raises `RpcError` when nobody awaits its answer any more."""
         await self.queue.call_turn(caller, work)
         if context.time_remaining() == 0:
             raise self._refused("deadline", _deadline_passed())
@@ -141,7 +141,7 @@ class CallGate:
             )
         account.calls_due_s = due_s
 
-    def _refused(self, reason: str, refused: CallRefused) -> CallRefused:
+    def _refused(self, reason: str, refused: RpcError) -> RpcError:
         for listener in self._listeners:
             listener.call_refused(reason)
         return refused
@@ -151,5 +151,5 @@ def _available(limit: int, work: int) -> int:
     return limit if work == EVENTS else limit - limit // EVENTS_SHARE
 
 
-def _deadline_passed() -> CallRefused:
-    return CallRefused(code_pb2.DEADLINE_EXCEEDED, "the deadline passed before it was the turn of this call")
+def _deadline_passed() -> RpcError:
+    return RpcError(code_pb2.DEADLINE_EXCEEDED, "the deadline passed before it was the turn of this call")

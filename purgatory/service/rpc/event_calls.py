@@ -10,10 +10,10 @@ from purgatory.service.access.account import Account
 from purgatory.service.access.audit import NAME
 from purgatory.service.access.roles import ADVANCE
 from purgatory.service.access.withholding import withhold_events
+from purgatory.service.errors import BatchRejected, from_refusal
 from purgatory.service.host import Host
 from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.handlers import Requests
-from purgatory.service.rpc.statuses import BatchRefused, from_refusal
 from purgatory.service.translate.events import IncomingEvents
 from purgatory.service.translate.receipts import add_to_advance_receipt, event_parts
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -28,7 +28,7 @@ async def advance(
     """Applies a batch of events, in order, part by part and slice by slice, with the loop free in between.
 
     Each is applied or refused. Events of other calls may come between two slices; each caller's own stay in order. A
-    call that is cancelled has applied the events up to the end of some slice. Raises `CallRefused` for an unreadable
+    call that is cancelled has applied the events up to the end of some slice. Raises `RpcError` for an unreadable
     batch, or when no events are taken now.
     """
     account, receipt = call.account, wire.AdvanceReceipt()
@@ -41,7 +41,7 @@ async def advance(
             if events.is_last:
                 return receipt
             await call.turn()
-    except BatchRefused as error:
+    except BatchRejected as error:
         raise from_refusal(error.refusal, "") from None
 
 

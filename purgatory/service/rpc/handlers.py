@@ -21,12 +21,12 @@ from google.protobuf.message_factory import GetMessageClass
 from google.rpc import code_pb2
 
 from purgatory.service.access.account import Account, Accounts
+from purgatory.service.errors import RpcError, invalid_argument, unauthenticated
 from purgatory.service.fair_queue import EVENTS, INSPECTIONS, REGISTRATIONS, Turn
 from purgatory.service.rpc.arriving import Arriving
 from purgatory.service.rpc.call import Call, Context, Identify
 from purgatory.service.rpc.call_counts import MethodCounts
 from purgatory.service.rpc.call_gate import CallGate
-from purgatory.service.rpc.statuses import CallRefused, invalid_argument, unauthenticated
 from purgatory.v1 import purgatory_service_pb2
 
 GRPC_LOGGER: Final = logging.getLogger("grpc._cython.cygrpc")
@@ -38,11 +38,11 @@ WORK: Final = {"Advance": EVENTS, "AdvanceStream": EVENTS, "AttachSource": EVENT
 T = TypeVar("T")
 Method = Callable[[Any, Call], Awaitable[Message | None]]
 Decode = Callable[[bytes], Message]
-"""Raises `CallRefused` for what is no message of its type."""
+"""Raises `RpcError` for what is no message of its type."""
 
 
 RefuseRevoked = Callable[[Context], object]
-"""Raises `CallRefused` for a caller whose certificate has been revoked."""
+"""Raises `RpcError` for a caller whose certificate has been revoked."""
 
 
 def add_to_server(
@@ -182,7 +182,7 @@ def _served(
         try:
             account = account_of(context)
             caller = gate.enter(context, account, work, is_unary=is_unary)
-        except CallRefused as refused:
+        except RpcError as refused:
             counts.add_ended(refused.code)
             try:
                 await gate.refusal_turn()
@@ -197,7 +197,7 @@ def _served(
             call = Call(context, account, partial(gate.queue.turn, caller, work), partial(recheck, context, account))
             await method(Requests(call, decode, partial(gate.call_turn, context, caller, work), arriving), call)
             code = code_pb2.OK
-        except CallRefused as refused:
+        except RpcError as refused:
             code = refused.code
             _refuse(context, refused)
         except asyncio.CancelledError:
@@ -297,7 +297,7 @@ class Requests:
         return self._decode(data)
 
     async def read_only(self) -> Any:  # noqa: ANN401 - of the call's own type
-        """The message of a call that has one. Raises `CallRefused` if it was not sent."""
+        """The message of a call that has one. Raises `RpcError` if it was not sent."""
         request = await self.read()
         if request is None:
             raise invalid_argument("request", "was not sent")
@@ -322,7 +322,7 @@ def _retrieve_exception(task: asyncio.Future[Any]) -> None:
         task.exception()
 
 
-def _refuse(context: Context, refused: CallRefused) -> None:
+def _refuse(context: Context, refused: RpcError) -> None:
     """Sets the status of a call that is about to return.
 
     Not with `context.abort`: its exception and the call refer to each other, and would keep the request alive until the

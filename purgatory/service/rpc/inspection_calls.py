@@ -20,10 +20,10 @@ from purgatory.service.access.account import Account
 from purgatory.service.access.audit import NAME
 from purgatory.service.access.roles import ADMIN, OBSERVE, Role
 from purgatory.service.access.visibility import may_see, rank_pending, ranked_views
+from purgatory.service.errors import RpcError, invalid_argument, not_found, permission_denied, quoted
 from purgatory.service.host import Host
 from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.shared_answers import SharedAnswer
-from purgatory.service.rpc.statuses import CallRefused, invalid_argument, not_found, permission_denied, quoted
 from purgatory.service.sessions.session import Session
 from purgatory.service.sources.source_table import KnownSource
 from purgatory.service.translate.sources import absent_source_status, source_status
@@ -76,7 +76,7 @@ Place = list[int | str]
 
 
 class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
-    """The part of the service that changes nothing. Methods raise `CallRefused`."""
+    """The part of the service that changes nothing. Methods raise `RpcError`."""
 
     def __init__(self, host: Host) -> None:
         self._host: Final = host
@@ -297,7 +297,7 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
     def _session(self, request: wire.GetOperationRequest | wire.ListOperationsRequest, call: Call) -> Session | None:
         """The session that a request names: the caller's own, or another principal's for who has the role admin.
 
-        Raises `CallRefused` for one of its own that is not known. None: there is no such session of the other's, which
+        Raises `RpcError` for one of its own that is not known. None: there is no such session of the other's, which
         must look the same as one in which the caller may see nothing.
         """
         sessions = self._host.sessions
@@ -307,7 +307,7 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             raise self._denied(call, ADMIN, "sessions of others")
         return sessions.find(request.session_id, sessions.accounts.find(request.principal))
 
-    def _denied(self, call: Call, role: Role, name: str) -> CallRefused:
+    def _denied(self, call: Call, role: Role, name: str) -> RpcError:
         """The refusal of what the caller has not the role for, which is audited."""
         self._host.sessions.accounts.audit.refused(NAME, call.account.principal, role=role, name=name)
         return permission_denied(role, name)

@@ -1,12 +1,19 @@
 """The gRPC methods: translate, call the host, stream. They contain no rules.
 
-Methods raise `CallRefused`, from which `handlers.add_to_server` makes a status; it handles undecodable requests too.
+Methods raise `RpcError`, from which `handlers.add_to_server` makes a status; it handles undecodable requests too.
 """
 
 import asyncio
 from typing import Final
 
 from purgatory.service.access.roles import ADMIN
+from purgatory.service.errors import (
+    BatchRejected,
+    from_refusal,
+    invalid_argument,
+    quoted,
+    unavailable,
+)
 from purgatory.service.host import Host
 from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.event_calls import advance_durably, serve_events
@@ -15,13 +22,6 @@ from purgatory.service.rpc.inspection_calls import InspectionCalls
 from purgatory.service.rpc.onlooker_calls import list_hot_names, tail_results
 from purgatory.service.rpc.session_requests import cancel, register, serve_requests
 from purgatory.service.rpc.source_calls import serve_source, source_ends
-from purgatory.service.rpc.statuses import (
-    BatchRefused,
-    from_refusal,
-    invalid_argument,
-    quoted,
-    unavailable,
-)
 from purgatory.service.rpc.webhook_calls import list_dead_letters, resend_dead_letters
 from purgatory.service.sessions import session as sessions
 from purgatory.service.sessions.result_stream import ResultStream
@@ -87,7 +87,7 @@ class PurgatoryServicer(InspectionCalls):
         session.has_unary_callers = True
         try:
             response = wire.RegisterResponse(receipt=await register(self._host, session, request.batch, call.turn))
-        except BatchRefused as error:
+        except BatchRejected as error:
             raise from_refusal(error.refusal, "batch", error.retry_after_ms) from None
         finally:
             self._webhooks.detach_if_finished(session)
@@ -209,7 +209,7 @@ class PurgatoryServicer(InspectionCalls):
             self._host.sessions.accounts.audit.acted("cancelled", call.account.principal, name)
 
     def _open_session(self, call: Call, session_id: str, incarnation: str = "") -> tuple[sessions.Session, bool]:
-        """The session, and whether it is resumed; with `incarnation` it must exist. Raises `CallRefused`."""
+        """The session, and whether it is resumed; with `incarnation` it must exist. Raises `RpcError`."""
         if self._host.draining:
             raise unavailable("the daemon is shutting down")
         if incarnation:
@@ -266,6 +266,6 @@ class PurgatoryServicer(InspectionCalls):
 
 
 def _check_read_by_clients(session: sessions.Session) -> None:
-    """Raises `CallRefused` for a session whose results go to a callback."""
+    """Raises `RpcError` for a session whose results go to a callback."""
     if session.callback is not None:
         raise invalid_argument("session_id", "is a session with a callback, to which its results are sent")

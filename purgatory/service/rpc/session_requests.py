@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
+from purgatory.service.errors import BatchRejected, invalid_argument, not_found
 from purgatory.service.fair_queue import Turn, next_loop_turn
 from purgatory.service.host import Host
 from purgatory.service.rpc.handlers import Requests
-from purgatory.service.rpc.statuses import BatchRefused, invalid_argument, not_found
 from purgatory.service.sessions.result_stream import ResultStream
 from purgatory.service.sessions.session import Session
 from purgatory.service.translate.batch_size import size_of
@@ -28,8 +28,8 @@ async def register(
 ) -> wire.Receipt:
     """Registers a batch in parts, each after the first in its `turn`; each operation is accepted, known or refused.
 
-    Batches of one session follow each other, whatever calls they come by. Raises `BatchRefused`, with nothing
-    registered, and `CallRefused` if the session is dropped meanwhile.
+    Batches of one session follow each other, whatever calls they come by. Raises `BatchRejected`, with nothing
+    registered, and `RpcError` if the session is dropped meanwhile.
     """
     limits = host.settings.limits
     try:
@@ -43,7 +43,7 @@ async def register(
                 return receipt
         async with session.registering:
             await _register_parts(host, session, part, parts, receipt, turn)
-    except BatchRefused:
+    except BatchRejected:
         await _note_refused_ids(host, session, batch, turn)
         raise
     return receipt
@@ -83,7 +83,7 @@ async def register_or_refuse(
     """`register` for a stream: a batch that is refused as a whole gets a receipt too, and the stream goes on."""
     try:
         return await register(host, session, batch, turn)
-    except BatchRefused as error:
+    except BatchRejected as error:
         return refused_receipt(batch.batch_id, session.owner.highest_operation_id, error.refusal)
 
 

@@ -5,10 +5,10 @@ from typing import Final
 
 from purgatory.service.access.audit import NAME
 from purgatory.service.access.roles import ADVANCE, WAIT, Role
+from purgatory.service.errors import RpcError, invalid_argument, permission_denied, quoted
 from purgatory.service.host import Host
 from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.handlers import Requests
-from purgatory.service.rpc.statuses import CallRefused, invalid_argument, permission_denied, quoted
 from purgatory.service.sources.source_links import AttachedSource
 from purgatory.service.translate.sources import (
     answer_of,
@@ -119,7 +119,7 @@ def _check_prefixes(host: Host, call: Call, prefixes: list[str] | tuple[str, ...
             raise _denied(host, call, ADVANCE, f"topics {quoted(prefix + '*')}")
 
 
-def _denied(host: Host, call: Call, role: Role, name: str) -> CallRefused:
+def _denied(host: Host, call: Call, role: Role, name: str) -> RpcError:
     """The refusal of what the caller has not the role for, which is audited."""
     host.sessions.accounts.audit.refused(NAME, call.account.principal, role=role, name=name)
     return permission_denied(role, name)

@@ -2,9 +2,9 @@
 
 from typing import Final
 
+from purgatory.service.errors import invalid_argument
 from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.inspection_calls import PAGE_BYTES_MAX, make_token, page_size, read_token
-from purgatory.service.rpc.statuses import invalid_argument
 from purgatory.service.webhooks.webhooks import Webhooks
 from purgatory.v1 import webhook_pb2 as wire
 

@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from purgatory.service.errors import RpcError, unavailable
 from purgatory.service.fair_queue import Turn, next_loop_turn
 from purgatory.service.loop_holds import Watched
-from purgatory.service.rpc.statuses import CallRefused, unavailable
 from purgatory.service.sessions.outbox import ResultSlice
 from purgatory.service.sessions.session import Session
 from purgatory.service.translate.results import fill_batch
@@ -86,7 +86,7 @@ class ResultStream:
         self.last_write_ms = now_ms
         self._silent_checks = 0
         self.recheck: Callable[[], None] = _no_check
-        """Raises `CallRefused` once its principal could not open this stream any more."""
+        """Raises `RpcError` once its principal could not open this stream any more."""
 
     # Called by the reader of the stream.
 
@@ -178,7 +178,7 @@ class ResultStream:
             return
         try:
             self.recheck()
-        except CallRefused as refused:
+        except RpcError as refused:
             self.fail(refused)
             return
         if self._is_silent(now_ms, SILENT_INTERVALS_MAX * heartbeat_interval_ms):

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Protocol
 from purgatory.engine.completions import Completions
 from purgatory.engine.waiting.tables import Owner
 from purgatory.service.access.account import Account
-from purgatory.service.rpc.statuses import invalid_argument
+from purgatory.service.errors import invalid_argument
 from purgatory.service.sessions.outbox import Outbox, slices_of
 from purgatory.service.sessions.refused_ids import RefusedIds
 
@@ -152,7 +152,7 @@ class Session:
         self.acknowledge(sequence)
 
     def acknowledge(self, sequence: int) -> None:
-        """Drops results up to `sequence`. Raises `CallRefused` for a number that was never given out."""
+        """Drops results up to `sequence`. Raises `RpcError` for a number that was never given out."""
         last = self.outbox.last_sequence
         if sequence > last:
             raise invalid_argument("sequence", f"{sequence} was never sent in this session; the last one is {last}")

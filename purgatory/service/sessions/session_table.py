@@ -23,9 +23,7 @@ from purgatory.engine.engine import Engine
 from purgatory.service.access.account import NOBODY, Account
 from purgatory.service.budget.memory_budget import SESSION_BYTES
 from purgatory.service.budget.shares import Shares
-from purgatory.service.listeners.listener import Listener
-from purgatory.service.loop_holds import LoopHolds
-from purgatory.service.rpc.statuses import (
+from purgatory.service.errors import (
     RETRY_AFTER_MS,
     from_refusal,
     invalid_argument,
@@ -33,6 +31,8 @@ from purgatory.service.rpc.statuses import (
     quoted,
     resource_exhausted,
 )
+from purgatory.service.listeners.listener import Listener
+from purgatory.service.loop_holds import LoopHolds
 from purgatory.service.sessions.result_stream import ResponseType, ResultStream
 from purgatory.service.sessions.session import AttachedStream, Session, SessionKey
 from purgatory.service.settings import HostSettings
@@ -99,7 +99,7 @@ class Sessions:
         return self._by_id.get(self._key(session_id, account))
 
     def get(self, session_id: str, account: Account | None = None, incarnation: str = "") -> Session:
-        """An account's session (None: that of nobody). Raises `CallRefused` (NOT_FOUND) if it does not exist, or has
+        """An account's session (None: that of nobody). Raises `RpcError` (NOT_FOUND) if it does not exist, or has
         another incarnation than the one given (empty: any).
         """
         session = self.find(session_id, account)
@@ -127,7 +127,7 @@ class Sessions:
         """An account's session of that id, created if need be, and whether it is resumed.
 
         A blank session counts as new: an earlier opening whose answer was lost may have created it, and the client has
-        yet to learn that the session it knew is gone. Raises `CallRefused` for a bad id, or when there are too many.
+        yet to learn that the session it knew is gone. Raises `RpcError` for a bad id, or when there are too many.
         """
         session = self.find(session_id, account)
         if session is not None:
@@ -149,7 +149,7 @@ class Sessions:
         return self._add(session_id, self._opened + 1, account, now_ms), False
 
     def _check_share(self, account: Account, now_ms: int) -> None:
-        """Raises `CallRefused` when the account may not have another session. At its share, one of its own that nobody
+        """Raises `RpcError` when the account may not have another session. At its share, one of its own that nobody
         would miss makes room.
         """
         refusal = self._shares.session_refusal(account, len(self._by_id))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 from weakref import ReferenceType, WeakKeyDictionary
 
-from purgatory.service.rpc.statuses import CallRefused
+from purgatory.service.errors import RpcError
 
 ROUNDS: Final = 8
 """Calls of `check_some` that check every wait once."""
@@ -25,7 +25,7 @@ class WaitingCallers:
         """Those of this round that are left."""
 
     def add(self, future: asyncio.Future[Any], recheck: Callable[[], None]) -> None:
-        """`recheck` raises `CallRefused` once the caller could not make the call any more; the future then does."""
+        """`recheck` raises `RpcError` once the caller could not make the call any more; the future then does."""
         self._rechecks[future] = recheck
 
     async def check_some(self) -> None:
@@ -42,6 +42,6 @@ class WaitingCallers:
                 continue
             try:
                 self._rechecks[future]()
-            except CallRefused as refused:
+            except RpcError as refused:
                 future.set_exception(refused)
                 future.exception()  # not logged as unread if the call is cancelled at this moment

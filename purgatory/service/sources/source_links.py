@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from purgatory.engine.engine import Engine
-from purgatory.service.rpc.statuses import quoted, resource_exhausted, unavailable
+from purgatory.service.errors import quoted, resource_exhausted, unavailable
 from purgatory.service.sources.demand import LOST_CHECK_S, Demand
 from purgatory.service.sources.ends_asked import EndsAsked, LogEnd
 from purgatory.service.sources.source_log import SourceLog
@@ -65,7 +65,7 @@ class SourceLinks:
         return self.table.held_bytes + self.demand.held_bytes if self.table else 0
 
     def attach(self, name: str, principal: str, topic_prefixes: Sequence[str]) -> AttachedSource:
-        """Raises `CallRefused` when there are too many."""
+        """Raises `RpcError` when there are too many."""
         if self._is_shut_down:
             raise unavailable(SHUTTING_DOWN)
         if len(self._links) >= self._sources_max:
@@ -98,7 +98,7 @@ class SourceLinks:
             link.finish(unavailable(SHUTTING_DOWN))
 
     async def ends(self, topics: Sequence[str]) -> list[LogEnd]:
-        """Where topics end, as their sources see it from now on. Raises `CallRefused`."""
+        """Where topics end, as their sources see it from now on. Raises `RpcError`."""
         topics_of: defaultdict[tuple[AttachedSource, ...], list[str]] = defaultdict(list)
         for topic in topics:
             topics_of[self._to_ask(topic)].append(topic)
@@ -128,7 +128,7 @@ class SourceLinks:
 
 
 async def _first_answer(links: Sequence[AttachedSource], topics: Sequence[str]) -> list[LogEnd]:
-    """Asks one source after the other, until one has answered. Raises `CallRefused` when none has."""
+    """Asks one source after the other, until one has answered. Raises `RpcError` when none has."""
     asked, errors = frozenset(topics), []
     for link in links:
         answer = await link.asks.ask(asked)

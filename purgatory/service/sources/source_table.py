@@ -29,13 +29,13 @@ LOADING: Final = 1
 LIVE: Final = 2
 BEHIND: Final = 3
 HELD: Final = 4
-BLIND: Final = 5
+STALE: Final = 5
 REFUSED: Final = 6
 SILENT: Final = 7
 DETACHED: Final = 8
 """States: the first six are reported, as on the wire."""
 SEEING: Final = (LIVE, BEHIND, HELD)
-BEST_FIRST: Final = (LIVE, BEHIND, HELD, LOADING, BLIND, REFUSED, SILENT, DETACHED)
+BEST_FIRST: Final = (LIVE, BEHIND, HELD, LOADING, STALE, REFUSED, SILENT, DETACHED)
 LONG_AGO_MS: Final = -(2**62)
 
 STATE_NAMES: Final = {
@@ -43,7 +43,7 @@ STATE_NAMES: Final = {
     LIVE: "live",
     BEHIND: "behind",
     HELD: "held",
-    BLIND: "blind",
+    STALE: "stale",
     REFUSED: "refused",
     SILENT: "silent",
     DETACHED: "detached",
@@ -85,17 +85,17 @@ class SourceStream:
         """Whether it ever saw any of its marks."""
         self._source_name: Final = source_name
         self._first_report_ms: int | None = None
-        self._blind_since_ms: int | None = None
+        self._stale_since_ms: int | None = None
         """Since when it has said that it sees nothing, without naming marks."""
 
     def report(self, state: int, reason: str, lag_ms: int, stale: StaleIndex, now_ms: int) -> None:
-        """Replaces what was reported before. `stale` is taken over: without an entry, blind or refused means all."""
-        if state not in (BLIND, REFUSED) or stale.size:
-            self._blind_since_ms = None
+        """Replaces what was reported before. `stale` is taken over: without an entry, stale or refused means all."""
+        if state not in (STALE, REFUSED) or stale.size:
+            self._stale_since_ms = None
         else:
-            if self._blind_since_ms is None:
-                self._blind_since_ms = self.heard_ms
-            stale.add("", False, [], Unseen(self._blind_since_ms, reason))
+            if self._stale_since_ms is None:
+                self._stale_since_ms = self.heard_ms
+            stale.add("", False, [], Unseen(self._stale_since_ms, reason))
         self.state, self.reason, self.lag_ms, self.stale = state, reason, lag_ms, stale
         self.heard_ms = now_ms
         self.has_seen = self.has_seen or not stale.has_all

@@ -12,7 +12,7 @@ from purgatory.engine.batches import EventBatch, EventsReceipt, PartitionName, R
 from purgatory.engine.columns import check_length
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.marks.event_checks import REPLICAS_MAX
-from purgatory.service.rpc.statuses import unreadable_batch
+from purgatory.service.errors import unreadable_batch
 from purgatory.service.translate.parts import (
     ROWS_COST_MAX,
     VALUES_PER_PART,
@@ -106,7 +106,7 @@ class IncomingEvents:
 
 
 def events_from_columns(columns: event_pb2.EventColumns, values_max: int) -> Iterator[IncomingEvents]:
-    """A batch of columns, copied. Raises `BatchRefused` at once for one that cannot be read as a whole."""
+    """A batch of columns, copied. Raises `BatchRejected` at once for one that cannot be read as a whole."""
     if fits_one_part(given_columns(columns, values_max)):
         types: list[int] = columns.type[:]
         batch = EventBatch(

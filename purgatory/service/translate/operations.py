@@ -13,7 +13,7 @@ from purgatory.engine.batches import OperationBatch, PartitionName, Refusal
 from purgatory.engine.columns import check_length
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, ITEM, OperationColumn, columns_of
-from purgatory.service.rpc.statuses import unreadable_batch
+from purgatory.service.errors import unreadable_batch
 from purgatory.service.translate.parts import (
     ROWS_COST_MAX,
     VALUES_PER_PART,
@@ -72,7 +72,7 @@ class RegistrationPart(NamedTuple):
 
 
 def parts_from_columns(columns: operation_pb2.OperationColumns, items_max: int) -> Iterator[RegistrationPart]:
-    """A batch of columns, a run a part. Raises `BatchRefused` at once for one that cannot be read as a whole."""
+    """A batch of columns, a run a part. Raises `BatchRejected` at once for one that cannot be read as a whole."""
     kind = int(columns.kind)
     if kind not in codes.KINDS:
         raise unreadable_batch("columns.kind", f"must be one of {KINDS_SAID}, not {kind}")
@@ -270,8 +270,8 @@ class _RowBatch:
         self._batch.operation_ids.append(operation_id)
         self._batch.timeouts_ms.append(timeout_ms)
         self._batch.item_counts.append(len(items))
-        if operation.HasField("blind_timeout_ms"):
-            self._fill_up_blind_timeouts()[-1] = operation.blind_timeout_ms
+        if operation.HasField("stale_timeout_ms"):
+            self._fill_up_stale_timeouts()[-1] = operation.stale_timeout_ms
         for field, values in self._of_condition:
             values.append(field.of(condition))
         for item in items:
@@ -284,15 +284,15 @@ class _RowBatch:
                 values.append(field.of(item))
         return len(items)
 
-    def _fill_up_blind_timeouts(self) -> list[int]:
+    def _fill_up_stale_timeouts(self) -> list[int]:
         """Nearly no row has one, so a column of them begins with the first row that does."""
-        values = self._batch.blind_timeouts_ms
+        values = self._batch.stale_timeouts_ms
         values += [codes.UNKNOWN] * (len(self._batch.operation_ids) - len(values))
         return values
 
     def finish(self) -> OperationRun:
-        if self._batch.blind_timeouts_ms:
-            self._fill_up_blind_timeouts()
+        if self._batch.stale_timeouts_ms:
+            self._fill_up_stale_timeouts()
         if self._shape.are_keys:
             self._batch.keys.extend(key for key, _ in self._names)
         else:

@@ -7,7 +7,7 @@ unreadable as a whole is looked at before the first part is made, by the lengths
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
-from purgatory.service.rpc.statuses import unreadable_batch
+from purgatory.service.errors import unreadable_batch
 
 VALUES_PER_PART: Final = 2_000
 """Rows, or items, of a batch of columns in one part: one or two milliseconds, ten where all are refused. An operation
@@ -20,7 +20,7 @@ Name = TypeVar("Name")
 
 
 def given_columns(columns: Any, values_max: int) -> dict[str, Any]:  # noqa: ANN401 - columns of any message
-    """The columns that have values, by name. Raises `BatchRefused` for one that has more values than are allowed.
+    """The columns that have values, by name. Raises `BatchRejected` for one that has more values than are allowed.
 
     Of the twenty columns a batch has four or five: to ask for each of them costs more than to ask which there are.
     """

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from purgatory.engine.batches import Refusal
-from purgatory.service.rpc.statuses import unreadable_batch
+from purgatory.service.errors import unreadable_batch
 from purgatory.service.settings import LimitsSettings
 from purgatory.service.translate.events import IncomingEvents, events_from_columns, events_from_rows
 from purgatory.service.translate.operations import RegistrationPart, parts_from_columns, parts_from_rows
@@ -24,7 +24,7 @@ class BatchReceipt:
 def registration_parts(
     batch: wire.RegisterBatch, limits: LimitsSettings, timeout_ms_default: int
 ) -> Iterator[RegistrationPart]:
-    """A batch of registrations in parts, each translated when it is asked for. Raises `BatchRefused` at once."""
+    """A batch of registrations in parts, each translated when it is asked for. Raises `BatchRejected` at once."""
     if _shape_of(batch, "operation_id", "operations", limits.operations_per_batch_max) == "columns":
         return parts_from_columns(batch.columns, limits.items_per_batch_max)
     return parts_from_rows(batch.rows.operations, timeout_ms_default)
@@ -40,7 +40,7 @@ def ids_of(batch: wire.RegisterBatch, start: int, stop: int) -> Sequence[int]:
 def event_parts(
     request: wire.AdvanceRequest | wire.AdvanceStreamRequest, limits: LimitsSettings
 ) -> Iterator[IncomingEvents]:
-    """A batch of events in parts, each translated when it is asked for. Raises `BatchRefused` at once."""
+    """A batch of events in parts, each translated when it is asked for. Raises `BatchRejected` at once."""
     if _shape_of(request, "type", "events", limits.events_per_batch_max) == "columns":
         return events_from_columns(request.columns, limits.items_per_batch_max)
     return events_from_rows(request.rows.events)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from purgatory.engine.batches import PartitionName
-from purgatory.service.rpc.statuses import invalid_argument
+from purgatory.service.errors import invalid_argument
 from purgatory.service.sources.ends_asked import EndsAnswer, LogEnd
 from purgatory.service.sources.source_table import LOADING, REFUSED, KnownSource, SourceStream
 from purgatory.service.sources.stale_index import StaleIndex, Unseen
@@ -26,7 +26,7 @@ ENDS_MAX: Final = 100_000
 
 
 def checked_hello(hello: wire.SourceHello) -> tuple[str, list[str]]:
-    """The name and the prefixes. Raises `CallRefused` for what cannot be one."""
+    """The name and the prefixes. Raises `RpcError` for what cannot be one."""
     _check_length("hello.name", hello.name)
     prefixes = list(hello.topic_prefixes)
     if not 1 <= len(prefixes) <= PREFIXES_MAX:
@@ -37,7 +37,7 @@ def checked_hello(hello: wire.SourceHello) -> tuple[str, list[str]]:
 
 
 def take_report(report: wire.SourceReport, stream: SourceStream, now_ms: int) -> None:
-    """Puts a report in the place of the one before. Raises `CallRefused`, with nothing changed."""
+    """Puts a report in the place of the one before. Raises `RpcError`, with nothing changed."""
     if not LOADING <= report.state <= REFUSED:
         raise invalid_argument("report.state", f"is no state that a source reports: {report.state}")
     if report.lag_ms < 0:
@@ -59,7 +59,7 @@ def take_report(report: wire.SourceReport, stream: SourceStream, now_ms: int) ->
 
 
 def answer_of(ends: wire.SourceEnds) -> EndsAnswer:
-    """Raises `CallRefused` for what makes no sense."""
+    """Raises `RpcError` for what makes no sense."""
     if ends.error:
         return EndsAnswer([], ends.error[:REASON_LENGTH_MAX])
     if len(ends.ends) > ENDS_MAX:

@@ -16,7 +16,7 @@ import grpc
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from purgatory.service.rpc.statuses import unauthenticated
+from purgatory.service.errors import unauthenticated
 from purgatory.service.settings import TlsSettings
 from purgatory.service.transport.certificate_files import (
     CannotUseCertificates,
@@ -75,7 +75,7 @@ class Tls(Collector):
     def peer(self, auth_context: Mapping[str, Iterable[bytes]]) -> PeerCertificate | None:
         """Who calls, by the `auth_context()` of a call; None where clients are asked for no certificate.
 
-        Raises `CallRefused` (UNAUTHENTICATED) for a revoked certificate.
+        Raises `RpcError` (UNAUTHENTICATED) for a revoked certificate.
         """
         peer = peer_certificate(auth_context) if self.asks_clients else None
         if peer is not None and self.is_revoked(peer):

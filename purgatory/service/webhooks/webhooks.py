@@ -14,10 +14,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
 from purgatory.service.access.watched_file import WatchedFile, read_regular_file
+from purgatory.service.errors import invalid_argument
 from purgatory.service.fair_queue import REGISTRATIONS
 from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.rpc.statuses import invalid_argument
 from purgatory.service.sessions.session import Callback, Session
 from purgatory.service.settings import WebhooksSettings
 from purgatory.service.transport.outbound import Resolve, system_addresses
@@ -84,7 +84,7 @@ class Webhooks(Listener):
     # Sessions.
 
     def check_url(self, url: str) -> None:
-        """Raises `CallRefused` for a URL that may not be a callback."""
+        """Raises `RpcError` for a URL that may not be a callback."""
         try:
             self._rules.check_url(url)
         except CallbackNotAllowed as error:
@@ -92,7 +92,7 @@ class Webhooks(Listener):
 
     def attach(self, session: Session, url: str) -> None:
         """Gives a session its callback, unless it has just this one; empty: the one that it has, if any. From then on
-        its results are sent. Raises `CallRefused` for a session whose results go elsewhere.
+        its results are sent. Raises `RpcError` for a session whose results go elsewhere.
         """
         if url and (session.callback is None or session.callback.url != url):
             if not session.is_blank or session.stream is not None:

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from purgatory_client import AsyncClient
 from purgatory_client.session.backoff import Backoff
 
-from purgatory_sources.errors import SourceBlind, SourceRefused
+from purgatory_sources.errors import SourceRefused, SourceStale
 from purgatory_sources.feed.feed_link import FeedLink
 from purgatory_sources.feed.lineage_store import LineageStore
 from purgatory_sources.feed.mark_book import MarkBook
@@ -108,7 +108,7 @@ class Feed:
         )  # fmt: skip
         if state != self._state:
             _logger.log(
-                logging.WARNING if state in {SourceState.BLIND, SourceState.REFUSED} else logging.INFO,
+                logging.WARNING if state in {SourceState.STALE, SourceState.REFUSED} else logging.INFO,
                 "%s is %s%s", self.name, state.name.lower(), f": {reason}" if reason else "",
             )  # fmt: skip
         now = time.monotonic()
@@ -165,14 +165,14 @@ class Feed:
             started = time.monotonic()
             try:
                 await self._source.run(self)
-                self.report(SourceState.BLIND, "the source ended by itself")
+                self.report(SourceState.STALE, "the source ended by itself")
             except SourceRefused as error:
                 self.report(SourceState.REFUSED, str(error))
                 await asyncio.sleep(_LAST_REPORT_S)
                 raise
             except Exception as error:
                 _logger.exception("%s failed, and is started again", self.name)
-                self.report(SourceState.BLIND, f"the source failed: {error!r}"[:900])
+                self.report(SourceState.STALE, f"the source failed: {error!r}"[:900])
             if time.monotonic() - started > 60:
                 backoff.reset()
             await asyncio.sleep(0.1 + backoff.next_delay())
@@ -232,7 +232,7 @@ class Feed:
         """Where these end, with the epochs of their marks; or why nobody knows."""
         try:
             found = await self._source.ends(topics)
-        except (SourceBlind, SourceRefused) as error:
+        except (SourceStale, SourceRefused) as error:
             return [], str(error)
         except Exception as error:
             _logger.exception("%s failed to say where %s end", self.name, topics)

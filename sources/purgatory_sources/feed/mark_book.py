@@ -71,7 +71,7 @@ class MarkBook:
         self._unsettled: Final[dict[MarkName, None]] = {}
         self._settle_s = SETTLE_S
         self._sees_since = now
-        self._blind: tuple[tuple[str, bool, Sequence[int]], ...] = ()
+        self._stale: tuple[tuple[str, bool, Sequence[int]], ...] = ()
         """Marks that the source cannot see: prefix or topic, whether it is the topic's whole name, partitions."""
         self.unsaved: Final[dict[MarkName, None]] = {}
         """Lineages that began. They must be kept before what `take` has returned is told."""
@@ -134,13 +134,13 @@ class MarkBook:
         it sees), and how late.
         """
         self._settle_s = SETTLE_S + lag_s
-        blind = tuple(one[:3] for one in stale) if sees or stale else ((("", False, ()),))
-        if blind != self._blind:
-            self._blind = blind
+        hidden = tuple(one[:3] for one in stale) if sees or stale else ((("", False, ()),))
+        if hidden != self._stale:
+            self._stale = hidden
             self._sees_since = now + self._settle_s
 
     def _sees_name_since(self, name: MarkName) -> float:
-        for prefix, exact, partitions in self._blind:
+        for prefix, exact, partitions in self._stale:
             is_of = name[0] == prefix if exact else name[0].startswith(prefix)
             if is_of and (not partitions or name[1] in partitions):
                 return float("inf")

@@ -29,7 +29,7 @@ class Source(ABC):
 
     @abstractmethod
     async def ends(self, names: Sequence[str]) -> list[End]:
-        """Where the partitions of these topics end, by a look that begins now. Raises SourceBlind when it cannot see.
+        """Where the partitions of these topics end, by a look that begins now. Raises SourceStale when it cannot see.
 
         Args:
             names: Topics without partition numbers: "kafka/billing/orders", "pg/main/all".

@@ -1,7 +1,7 @@
 """Questions to a cluster about its topics: which there are, who leads their partitions, where these end.
 
 librdkafka's calls block, so they run in a few threads. Each broker is asked by itself: one that hangs must not make the
-partitions of the others blind.
+partitions of the others stale.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ClusterMetadata,
 )
 
-from purgatory_sources.errors import SourceBlind
+from purgatory_sources.errors import SourceStale
 from purgatory_sources.feed.observation import SeenReplicas
 from purgatory_sources.kafka.kafka_settings import KafkaSettings
 
@@ -68,7 +68,7 @@ class ClusterView:
         """Topics that may not be seen: since when, in seconds, and why."""
 
     async def look(self, known: Collection[str] = (), wanted: Collection[str] = ()) -> None:
-        """Renew `leaders`, `topics`, `replicas` and `refused`. Raises SourceBlind.
+        """Renew `leaders`, `topics`, `replicas` and `refused`. Raises SourceStale.
 
         Brokers leave out topics that may not be seen unless they are named. Those that are `known` are, when they are
         missing, and of those that are `wanted` or refused some at each look.
@@ -100,7 +100,7 @@ class ClusterView:
                 return await self._run(self._consumer.list_topics, *topic, timeout=METADATA_S)
             except KafkaException as error:
                 await self._run(self._consumer.poll, 0)  # on_error is called, with the cause, only while it polls
-                raise SourceBlind(f"no broker answers: {error.args[0].str()}") from error
+                raise SourceStale(f"no broker answers: {error.args[0].str()}") from error
 
     def _some(self, names: set[str]) -> list[str]:
         """Each in its turn."""
@@ -111,7 +111,7 @@ class ClusterView:
         return some
 
     async def is_refused(self, topic: str) -> bool:
-        """Whether this topic may not be seen; asks for it by its name. Renews `refused`. Raises SourceBlind."""
+        """Whether this topic may not be seen; asks for it by its name. Renews `refused`. Raises SourceStale."""
         at = (await self._listed(topic)).topics.get(topic)
         if at is not None and at.error is not None and at.error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
             self.refused.setdefault(topic, (time.monotonic(), f"may not see topic {topic!r}; allow Describe on it"))

@@ -16,7 +16,7 @@ from aiokafka.errors import GroupAuthorizationFailedError, KafkaError, TopicAuth
 from aiokafka.protocol.api import Request, Response
 from aiokafka.protocol.commit import OffsetFetchRequest
 
-from purgatory_sources.errors import SourceBlind, SourceRefused
+from purgatory_sources.errors import SourceRefused, SourceStale
 from purgatory_sources.kafka.offset_records import CommitName
 
 AT_ONCE_MAX: Final = 32
@@ -53,7 +53,7 @@ class GroupPoller:
         self._questions: set[asyncio.Task[Any]] = set()
 
     async def offsets(self, group: str) -> dict[CommitName, int]:
-        """All that a group has committed. Raises SourceBlind; SourceRefused where Describe on the group is missing."""
+        """All that a group has committed. Raises SourceStale; SourceRefused where Describe on the group is missing."""
         async with self._at_once:
             try:
                 found = await self._to_its_end(self._committed(group))
@@ -64,22 +64,22 @@ class GroupPoller:
             except (KafkaError, OSError, TimeoutError, AssertionError) as error:
                 # It has moved, or its broker is away: looked for again at the next question.
                 self._coordinators.pop(group, None)
-                raise SourceBlind(f"the coordinator of group {group!r} does not answer: {_said(error)}") from error
+                raise SourceStale(f"the coordinator of group {group!r} does not answer: {_said(error)}") from error
         return {(group, at.topic, at.partition): value.offset for at, value in found.items() if value.offset >= 0}
 
     async def groups(self) -> list[str]:
-        """The ids of all groups that it may see. Raises SourceBlind."""
+        """The ids of all groups that it may see. Raises SourceStale."""
         try:
             return await self._to_its_end(self._all_groups())
         except (KafkaError, OSError, TimeoutError, AssertionError) as error:
-            raise SourceBlind(f"brokers do not answer: {_said(error)}") from error
+            raise SourceStale(f"brokers do not answer: {_said(error)}") from error
 
     async def offsets_of(self, groups: Iterable[str]) -> dict[str, dict[CommitName, int] | Exception]:
         """`offsets` of several, each with its answer or what it raised."""
         wanted = list(groups)
         found = await asyncio.gather(*map(self.offsets, wanted), return_exceptions=True)
         for answer in found:
-            if isinstance(answer, BaseException) and not isinstance(answer, SourceBlind | SourceRefused):
+            if isinstance(answer, BaseException) and not isinstance(answer, SourceStale | SourceRefused):
                 raise answer
         return dict(zip(wanted, found, strict=True))  # type: ignore[arg-type]
 

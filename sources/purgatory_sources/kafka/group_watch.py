@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from purgatory_sources.errors import SourceBlind, SourceRefused
+from purgatory_sources.errors import SourceRefused, SourceStale
 from purgatory_sources.feed.observation import Observation
 from purgatory_sources.kafka.commit_reader import CommitBatch
 from purgatory_sources.kafka.group_marks import Doubt, GroupMarks, MarkMove
@@ -79,7 +79,7 @@ class GroupWatch:
         """Groups that daemons have marks of, where the topic may not be read."""
         self.refused: Final[dict[str, tuple[float, str]]] = {}
         """Groups that may not be asked about: since when, and why."""
-        self.blind: Final[dict[str, tuple[float, str]]] = {}
+        self.stale: Final[dict[str, tuple[float, str]]] = {}
         """Groups whose coordinator does not answer: since when, and why."""
         self._polls: Final[dict[str, _Poll]] = {}
         self._idle_at = 0.0
@@ -178,7 +178,7 @@ class GroupWatch:
             for group in self._polls.keys() - self._polled_groups():
                 del self._polls[group]
                 if group not in self._idle_groups():
-                    self.blind.pop(group, None)
+                    self.stale.pop(group, None)
                     self.refused.pop(group, None)
             upcoming = min((poll.due_at for poll in self._polls.values()), default=now + CHECK_S)
             if not self.is_reading:
@@ -222,7 +222,7 @@ class GroupWatch:
             if isinstance(answer, Exception):
                 self._fail(group, answer, now)
             else:
-                self.blind.pop(group, None)
+                self.stale.pop(group, None)
                 self.refused.pop(group, None)
                 answers[group] = {name: offset for name, offset in answer.items() if self._is_ours(name)}
         await self._keep_unseen(answers)
@@ -273,11 +273,11 @@ class GroupWatch:
                 LOG.error("%s", why)
             since = before.answered_at if before is not None and before.answered_at >= 0 else now
             self.refused.setdefault(group, (since, str(why)))
-            self.blind.pop(group, None)
-        elif isinstance(why, SourceBlind):
-            since = self.blind.get(group, (now, ""))[0]
-            self.blind[group] = (since, str(why))
-        every = POLL_MAX_S if isinstance(why, SourceBlind) else 10.0
+            self.stale.pop(group, None)
+        elif isinstance(why, SourceStale):
+            since = self.stale.get(group, (now, ""))[0]
+            self.stale[group] = (since, str(why))
+        every = POLL_MAX_S if isinstance(why, SourceStale) else 10.0
         self._polls[group] = _Poll(before.answered_at if before else -1.0, now + every, every)
 
     def _is_ours(self, name: CommitName) -> bool:

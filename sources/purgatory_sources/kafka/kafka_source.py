@@ -10,7 +10,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException
 
-from purgatory_sources.errors import SourceBlind, SourceRefused
+from purgatory_sources.errors import SourceRefused, SourceStale
 from purgatory_sources.feed.feed import Feed
 from purgatory_sources.feed.observation import MarkName, Observation, SeenReplicas
 from purgatory_sources.feed.reports import End, SourceState
@@ -126,7 +126,7 @@ class KafkaSource(Source):
 
     async def ends(self, names: Sequence[str]) -> list[End]:
         if self._feed is None:
-            raise SourceBlind("the source is starting")
+            raise SourceStale("the source is starting")
         asked: dict[str, list[tuple[str | None, int]]] = {}
         partitions: set[Partition] = set()
         wanted = [(name, *self._checked_name(name)) for name in names]
@@ -135,14 +135,14 @@ class KafkaSource(Source):
             count = self._view.topics.get(topic)
             if count is None:
                 refused = self._view.refused.get(topic)
-                raise SourceBlind(refused[1] if refused else f"there is no topic {topic!r} in the cluster")
+                raise SourceStale(refused[1] if refused else f"there is no topic {topic!r} in the cluster")
             asked[name] = [(group, number) for number in range(count)]
             partitions |= {(topic, number) for number in range(count)}
         begun = time.monotonic()
         latest, earliest = await asyncio.gather(self._view.ends(partitions), self._view.ends(partitions, EARLIEST))
         for (topic, number), seen in [*latest.items(), *earliest.items()]:
             if seen.offset < 0:
-                raise SourceBlind(f"the end of {topic}-{number} cannot be seen: {seen.error}")
+                raise SourceStale(f"the end of {topic}-{number} cannot be seen: {seen.error}")
         self._topics.take(self._topics.marks.seen(latest, begun))
         ends: list[End] = []
         for name, group, topic in wanted:
@@ -157,10 +157,10 @@ class KafkaSource(Source):
     def _checked_name(self, name: str) -> tuple[str | None, str]:
         parsed = self._names.parse(name)
         if parsed is None:
-            raise SourceBlind(f"{name!r} is no name of a topic or group: {self._names.prefix}[GROUP/]TOPIC")
+            raise SourceStale(f"{name!r} is no name of a topic or group: {self._names.prefix}[GROUP/]TOPIC")
         group, topic, _ = parsed
         if not self._is_selected(group, topic):
-            raise SourceBlind(f"{name!r} is not among the topics and groups that this source was told to watch")
+            raise SourceStale(f"{name!r} is not among the topics and groups that this source was told to watch")
         return group, topic
 
     def _is_selected(self, group: str | None, topic: str) -> bool:
@@ -262,7 +262,7 @@ class KafkaSource(Source):
         refused = topics & self._view.refused.keys()
         try:
             return refused | {topic for topic in topics - refused if await self._view.is_refused(topic)}
-        except SourceBlind:
+        except SourceStale:
             return topics  # nobody knows; what is known of them stays
 
     def _open_probe(self) -> Probe:
@@ -309,7 +309,7 @@ class KafkaSource(Source):
     async def _report_on(self, feed: Feed) -> None:
         while True:
             now = report(self._names, self._topics, self._groups, self._logs, self._begun_at)
-            if self._topics.blind_since is None and self._topics.has_looked.is_set():
+            if self._topics.stale_since is None and self._topics.has_looked.is_set():
                 self._clue = ""
             reason, state = now.reason, now.state
             if self._clue and now.stale:
@@ -322,7 +322,7 @@ class KafkaSource(Source):
         pause_s = RECONCILE_S
         while True:
             await asyncio.sleep(pause_s)
-            if self._topics.has_looked.is_set() and self._groups.is_loaded and self._topics.blind_since is None:
+            if self._topics.has_looked.is_set() and self._groups.is_loaded and self._topics.stale_since is None:
                 has_found = self._reconcile(feed)
                 # It goes through all marks, so it is rare once nothing more turns up.
                 pause_s = RECONCILE_S if has_found else min(pause_s * 2, RECONCILE_MAX_S)

@@ -79,9 +79,9 @@ class LogSight:
 def report(names: MarkNames, topics: TopicWatch, groups: GroupWatch, logs: LogSight, begun_at: float) -> SightReport:
     """How the source fares now."""
     now = time.monotonic()
-    if topics.blind_since is not None:
-        stale = (StaleMarks("", stale_ms=_ms(now - topics.blind_since), reason=topics.blind_reason),)
-        return SightReport(SourceState.BLIND, topics.blind_reason, stale)
+    if topics.stale_since is not None:
+        stale = (StaleMarks("", stale_ms=_ms(now - topics.stale_since), reason=topics.stale_reason),)
+        return SightReport(SourceState.STALE, topics.stale_reason, stale)
     if not topics.has_looked.is_set() or not (groups.is_loaded or groups.reading_refused):
         return SightReport(
             SourceState.LOADING,
@@ -96,7 +96,7 @@ def report(names: MarkNames, topics: TopicWatch, groups: GroupWatch, logs: LogSi
         wanted |= {name for topic, _ in topics.wanted.partitions if (name := names.of_topic(topic)) is not None}
         entries.sort(key=lambda entry: entry.topic_prefix not in wanted)
         reason = entries[0].reason
-        state = SourceState.HELD if len(held) == len(late) > 0 and _are_groups(entries, names) else SourceState.BLIND
+        state = SourceState.HELD if len(held) == len(late) > 0 and _are_groups(entries, names) else SourceState.STALE
         refusals = {why for _, why in [*topics.refused().values(), *groups.refused.values()]}
         if groups.reading_refused is not None:
             refusals.add(groups.reading_refused[1])
@@ -139,7 +139,7 @@ def _stale_groups(
         for group in groups.marks.groups() | groups.wanted.groups() | groups.told:
             yield StaleMarks(names.group_prefix(group), stale_ms=_ms(now - since), reason=why)
     elif not groups.is_reading:
-        for group, (since, why) in {**groups.blind, **groups.refused}.items():
+        for group, (since, why) in {**groups.stale, **groups.refused}.items():
             yield StaleMarks(names.group_prefix(group), stale_ms=_ms(now - since), reason=why)
         # A coordinator leaves offsets of topics that may not be seen out of its answers.
         for topic, (since, why) in refused_topics.items():

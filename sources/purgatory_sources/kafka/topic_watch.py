@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from purgatory_sources.errors import SourceBlind
+from purgatory_sources.errors import SourceStale
 from purgatory_sources.feed.observation import MarkName, Observation, SeenReplicas
 from purgatory_sources.kafka.cluster_view import ClusterView, Partition
 from purgatory_sources.kafka.kafka_settings import NameSelection
@@ -65,9 +65,9 @@ class TopicWatch:
         self._in_flight: set[tuple[int, bool]] = set()
         self._polls: set[asyncio.Task[None]] = set()
         self._ids_at = -IDS_S
-        self.blind_since: float | None = None
+        self.stale_since: float | None = None
         """Since when no broker at all has answered."""
-        self.blind_reason = ""
+        self.stale_reason = ""
         self.has_looked = asyncio.Event()
         """Set once all topics have been looked at."""
         self._wake = asyncio.Event()
@@ -111,7 +111,7 @@ class TopicWatch:
         while True:
             self._look_now.clear()
             await self._look()
-            is_busy = self._is_busy or self.blind_since is not None
+            is_busy = self._is_busy or self.stale_since is not None
             waited = await _within(self._look_now.wait(), LOOK_S if is_busy else IDLE_S)
             if waited:  # changes come in bursts: one look is enough for several
                 await asyncio.sleep(RETRY_S / 2)
@@ -125,11 +125,11 @@ class TopicWatch:
         try:
             wanted = self._ours(self.wanted.logs() | self.wanted.stable)
             await self._view.look(self._known.keys(), {topic for topic, _ in wanted})
-        except SourceBlind as blind:
-            self.blind_since = self.blind_since or begun
-            self.blind_reason = str(blind)
+        except SourceStale as stale:
+            self.stale_since = self.stale_since or begun
+            self.stale_reason = str(stale)
             return
-        self.blind_since = None
+        self.stale_since = None
         found = {name: count for name, count in self._view.topics.items() if self._is_ours(name)}
         for topic in self._known.keys() - found.keys():
             if topic in self._view.refused:  # it may be there, so its marks are stale, not gone

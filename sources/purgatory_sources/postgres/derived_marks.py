@@ -49,7 +49,7 @@ def derive(kind: str, members: Sequence[CountedReplica], quorum: int | None) -> 
         return Derived(-1, f"a quorum is {needed} replicas, and there are {len(members)}", inf)
     position = sorted((member.position for member in members), reverse=True)[needed - 1]
     seen_at = sorted((member.seen_at for member in members), reverse=True)[needed - 1]
-    blind = [member for member in members if member.stale]
-    if len(members) - len(blind) >= needed:
+    stale = [member for member in members if member.stale]
+    if len(members) - len(stale) >= needed:
         return Derived(position, "", seen_at)
-    return Derived(position, "; ".join(f"{member.name}: {member.stale}" for member in blind), seen_at)
+    return Derived(position, "; ".join(f"{member.name}: {member.stale}" for member in stale), seen_at)

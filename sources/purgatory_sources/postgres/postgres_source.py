@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from purgatory_sources.errors import SourceBlind
+from purgatory_sources.errors import SourceStale
 from purgatory_sources.feed.observation import Observation
 from purgatory_sources.feed.reports import End, SourceState, StaleMarks
 from purgatory_sources.feed.source import Source
@@ -72,13 +72,13 @@ class PostgresSource(Source):
                 self._report()
 
     async def ends(self, names: Sequence[str]) -> list[End]:
-        """Where the primary's log ends. Raises SourceBlind."""
+        """Where the primary's log ends. Raises SourceStale."""
         primary = self._group.primary
         if primary is None:
-            raise SourceBlind(f"pg/{self.settings.name}: no primary can be seen")
+            raise SourceStale(f"pg/{self.settings.name}: no primary can be seen")
         position = await self.readers[primary].end()
         if self._group.primary != primary:
-            raise SourceBlind(f"pg/{self.settings.name}: there is another primary than {primary} now")
+            raise SourceStale(f"pg/{self.settings.name}: there is another primary than {primary} now")
         self._group.gave_end(position)
         return [End(name, 0, position) for name in names]
 
@@ -149,7 +149,7 @@ class PostgresSource(Source):
             return SourceState.LOADING
         if all(reader.is_refused for reader in self.readers.values()):
             return SourceState.REFUSED
-        return SourceState.BLIND
+        return SourceState.STALE
 
     def _demand_changed(self, demand: frozenset[tuple[str, int]]) -> None:
         marks = {topic.removeprefix(self.prefix) for topic, _ in demand if topic.startswith(self.prefix)}

@@ -14,7 +14,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import TupleRow
 
-from purgatory_sources.errors import SourceBlind
+from purgatory_sources.errors import SourceStale
 from purgatory_sources.postgres.log_pages import LogPages
 from purgatory_sources.postgres.postgres_settings import PostgresSettings, ServerSettings
 from purgatory_sources.postgres.sightings import FoundReplica, Sighting
@@ -137,16 +137,16 @@ class ServerReader:
             await self._pause(back_off_s, _BACK_OFF_WANTED_S)
 
     async def end(self) -> int:
-        """Where the log of this primary ends, by a look that begins now. Raises SourceBlind."""
+        """Where the log of this primary ends, by a look that begins now. Raises SourceStale."""
         connection = self._connection
         if connection is None:
-            raise SourceBlind(f"{self.name} cannot be seen")
+            raise SourceStale(f"{self.name} cannot be seen")
         try:
             position, is_unflushed = await self._row(connection, _END)
             if is_unflushed:
                 await self._row(connection, _FLUSH_SOON)
         except (psycopg.Error, OSError, TimeoutError) as error:
-            raise SourceBlind(f"{self.name}: {_reason(error)}") from error
+            raise SourceStale(f"{self.name}: {_reason(error)}") from error
         return int(position)
 
     @contextlib.asynccontextmanager

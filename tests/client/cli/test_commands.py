@@ -193,14 +193,14 @@ def test_a_daemon_that_shuts_down_or_is_not_there(start_daemon: StartDaemon, run
 
 
 def test_caught_up_where_nothing_feeds_the_marks(start_daemon: StartDaemon, run: Run) -> None:
-    """Exit code 13 and what the daemon says: it is there, but no source is. --token does not wait, so it goes blind for
+    """Exit code 13 and what the daemon says: it is there, but no source is. --token does not wait, so it goes stale for
     nobody.
     """
     daemon = start_daemon()
-    asked = run("caught-up", "kafka/billing/orders", "--fail-when-blind", "1s", address=daemon.address)
+    asked = run("caught-up", "kafka/billing/orders", "--fail-when-stale", "1s", address=daemon.address)
     assert (asked.returncode, asked.stdout) == (13, "")
     assert asked.stderr == "purgatory: no source that feeds 'kafka/billing/orders' is attached\n"
-    both = run("caught-up", "kafka/orders", "--token", "--fail-when-blind", "1s", address=daemon.address)
+    both = run("caught-up", "kafka/orders", "--token", "--fail-when-stale", "1s", address=daemon.address)
     assert both.returncode == 2
 
 

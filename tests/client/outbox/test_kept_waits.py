@@ -337,16 +337,16 @@ def test_the_blocking_client_has_an_outbox_too(shared_daemon: DaemonProcess, tmp
         without.recovered()
 
 
-def test_a_blind_timeout_is_kept() -> None:
+def test_a_stale_timeout_is_kept() -> None:
     """Of a wait, of one that has none, and of each operation of a batch."""
     for seconds, wanted in ((2.5, 2_500), (0, 0), (None, None)):
         columns = operation_pb2.OperationColumns()
-        wait = waits.produce({"p-1": 5}, fail_when_blind=seconds)
+        wait = waits.produce({"p-1": 5}, fail_when_stale=seconds)
         wait.operation_id = 7
         fill_with_waits(columns, [wait], 0.0, 0.0)
-        assert wait_of(columns).blind_timeout_ms == wanted
+        assert wait_of(columns).stale_timeout_ms == wanted
     columns = operation_pb2.OperationColumns()
-    batch = many.produce(["p-1"], offsets=[5, 6], blind_timeouts_ms=[100, -1])
+    batch = many.produce(["p-1"], offsets=[5, 6], stale_timeouts_ms=[100, -1])
     batch.operation_id = 7
     fill_with_many(columns, batch, range(2), 0.0, 0.0)
-    assert decoded_batch(columns).operation_columns["blind_timeout_ms"] == [100, -1]
+    assert decoded_batch(columns).operation_columns["stale_timeout_ms"] == [100, -1]

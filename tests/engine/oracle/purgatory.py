@@ -15,9 +15,9 @@ REFUSED = plain.RegisterAnswer(False, plain.INVALID_ARGUMENT)
 MAKES_KNOWN = (plain.LEADERSHIP, plain.LEADER_APPEND, plain.PARTITION_REMOVED)
 
 
-def is_blind(waiting: Waiting, stale_ms: dict[plain.Name, int], now_ms: int) -> bool:
+def is_stale(waiting: Waiting, stale_ms: dict[plain.Name, int], now_ms: int) -> bool:
     """Whether an operation is not to wait any longer for a mark that is stale."""
-    timeout_ms = waiting.operation.blind_timeout_ms
+    timeout_ms = waiting.operation.stale_timeout_ms
     if timeout_ms < 0 or waiting.operation.kind == plain.SIGNAL or now_ms - waiting.registered_ms < timeout_ms:
         return False
     return any(stale_ms.get(item.name, -1) >= timeout_ms for item in waiting.items if not item.decided)
@@ -167,10 +167,10 @@ class Oracle:
         self.forget_mentioned_only()
         return answers
 
-    def fail_blind(self, stale_ms: dict[plain.Name, int], now_ms: int) -> int:
-        """Fail what has waited for its blind timeout, and for a mark that was stale as long."""
-        blind = [waiting for waiting in self.pending.values() if is_blind(waiting, stale_ms, now_ms)]
-        for waiting in blind:
+    def fail_stale(self, stale_ms: dict[plain.Name, int], now_ms: int) -> int:
+        """Fail what has waited for its stale timeout, and for a mark that was stale as long."""
+        stale = [waiting for waiting in self.pending.values() if is_stale(waiting, stale_ms, now_ms)]
+        for waiting in stale:
             self.end(waiting, plain.FAILED, now_ms)
             row = self.ended[-1]
             not_reached = 0 if row.kind == plain.FETCH else 7
@@ -180,7 +180,7 @@ class Oracle:
             ]
             self.ended[-1] = row._replace(items=tuple(items))
         self.forget_mentioned_only()
-        return len(blind)
+        return len(stale)
 
     def cancel_all(self, owner_id: int, now_ms: int) -> int:
         mine = [waiting for waiting in self.pending.values() if waiting.owner_id == owner_id]

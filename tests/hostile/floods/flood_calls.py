@@ -130,7 +130,7 @@ def attached_source(number: int) -> Call:
     """A source of all that the attacker waits for, which cannot see any of it one by one, and leaves."""
     hello = source_pb2.SourceHello(name=session_of(number), topic_prefixes=[TOPIC])
     stale = source_pb2.StaleMarks(topic_prefix=TOPIC, exact=True, partitions=range(LISTED))
-    report = source_pb2.SourceReport(state=source_pb2.SOURCE_STATE_BLIND, stale=[stale])
+    report = source_pb2.SourceReport(state=source_pb2.SOURCE_STATE_STALE, stale=[stale])
     messages = source_pb2.AttachSourceRequest(hello=hello), source_pb2.AttachSourceRequest(report=report)
     return "AttachSource", tuple(sent.SerializeToString() for sent in messages)
 

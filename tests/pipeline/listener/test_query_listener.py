@@ -155,7 +155,7 @@ async def test_a_checkpoint_read_too_late_says_nothing_of_the_query_that_has_the
     assert await handed_over(source) == (SourceState.LIVE, {"spark/lines/source0": 2})
     source.stopped("the query has stopped")
     source.had_committed({("source0", 0): 3}, "second")
-    assert await handed_over(source) == (SourceState.BLIND, {"spark/lines/source0": 2})
+    assert await handed_over(source) == (SourceState.STALE, {"spark/lines/source0": 2})
     source.started("second")
     assert await handed_over(source) == (SourceState.LIVE, {"spark/lines/source0": 2})
 
@@ -172,9 +172,9 @@ def test_a_wait_is_answered_when_the_batch_with_my_line_is_committed(
             assert client.produce({LINES: job.write()}, timeout=WAIT_S).outcome is Outcome.SATISFIED
         assert client.produce({LINES: 4}, timeout=0.2).outcome is Outcome.EXPIRED
         query.stop()
-        blind = client.produce({LINES: 4}, timeout=WAIT_S, fail_when_blind=0.5)
-        assert blind.outcome is Outcome.FAILED
-        assert "has stopped" in blind.partitions["spark/lines/source0-0"].stale_reason
+        stale = client.produce({LINES: 4}, timeout=WAIT_S, fail_when_stale=0.5)
+        assert stale.outcome is Outcome.FAILED
+        assert "has stopped" in stale.partitions["spark/lines/source0-0"].stale_reason
 
 
 def test_the_marks_of_a_query_that_failed_are_stale_with_the_cause(
@@ -194,8 +194,8 @@ def test_the_marks_of_a_query_that_failed_are_stale_with_the_cause(
         writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
         client.produce({LINES: job.write()}, timeout=WAIT_S)
         job.write()
-        blind = client.produce({LINES: 2}, timeout=WAIT_S, fail_when_blind=0.1)
-        reason = blind.partitions["spark/lines/source0-0"].stale_reason
+        stale = client.produce({LINES: 2}, timeout=WAIT_S, fail_when_stale=0.1)
+        reason = stale.partitions["spark/lines/source0-0"].stale_reason
         assert reason == "the query failed: ValueError: no such customer: 7"
 
 

@@ -96,8 +96,8 @@ class RecordedRun:
                 self._cancel_session(owner)
             case steps.CancelName(name):
                 self._cancel_name(name)
-            case steps.FailBlind(stale):
-                self._fail_blind(dict(stale))
+            case steps.FailStale(stale):
+                self._fail_stale(dict(stale))
             case steps.ReplaceOwner(owner):
                 self._cancel_session(owner)
                 self._engine.remove_owner(self._owners[owner][0], self.now_ms)
@@ -142,15 +142,15 @@ class RecordedRun:
             call, ended = schema.CANCEL_PARTITION, self._engine.cancel_partition(name, self.now_ms)
         self._note_call(call, topic=topic, partition=partition, ended=ended)
 
-    def _fail_blind(self, stale_ms: dict[plain.Name, int]) -> None:
-        waits = self._engine.blind_waits
+    def _fail_stale(self, stale_ms: dict[plain.Name, int]) -> None:
+        waits = self._engine.stale_waits
         due = waits.due(waits.slots(), stale_ms, self.now_ms)
         for owner, registrant in list(self._owners):
             ids = [waits.operation_id(slot) for slot in due if waits.owner_id(slot) == owner.owner_id]
             if not ids:
                 continue
-            ended = sum(self._engine.fail_blind(owner, ids, set(stale_ms), self.now_ms))
-            stamp, values = self._stamp(), {"call": schema.FAIL_BLIND, "session_number": registrant.session_number}
+            ended = sum(self._engine.fail_stale(owner, ids, set(stale_ms), self.now_ms))
+            stamp, values = self._stamp(), {"call": schema.FAIL_STALE, "session_number": registrant.session_number}
             for place, (topic, partition) in enumerate(stale_ms):
                 of_first = {"operation_ids": [] if place else ids, "ended": 0 if place else ended}
                 values |= {"topic": topic, "partition": partition, **of_first}

@@ -113,8 +113,8 @@ class CallByCall:
         """A cancel, or the end."""
         if row["call"] == schema.CANCEL:
             self.engine.cancel(self.owner(row), row["operation_ids"], self.now_ms)
-        elif row["call"] == schema.FAIL_BLIND:
-            self.engine.fail_blind(self.owner(row), row["operation_ids"], names, self.now_ms)
+        elif row["call"] == schema.FAIL_STALE:
+            self.engine.fail_stale(self.owner(row), row["operation_ids"], names, self.now_ms)
         elif row["call"] == schema.CANCEL_SESSION:
             self.engine.cancel_all(self.owner(row), self.now_ms)
         elif row["call"] == schema.CANCEL_PARTITION:

@@ -142,7 +142,7 @@ class SimulatedHistory:
         shared = self._stamp() | {
             "kind": operation.kind, "caller": caller, "operation_id": operation.operation_id,
             "timeout_ms": operation.timeout_ms, "item_count": len(operation.items),
-            "blind_timeout_ms": given(operation.blind_timeout_ms, -1),
+            "stale_timeout_ms": given(operation.stale_timeout_ms, -1),
         }  # fmt: skip
         if operation.kind == plain.FETCH:
             shared |= {

@@ -16,9 +16,9 @@ from purgatory.engine.waiting.tables import Owner
 from purgatory.service.budget import memory_budget
 from purgatory.service.budget.memory_budget import budget_bytes, cgroup_limits
 from purgatory.service.budget.memory_watch import LOG_INTERVAL_S, TRIM_INTERVAL_S, MemoryWatch, resident_bytes
+from purgatory.service.errors import BatchRejected, RpcError
 from purgatory.service.host import Host
 from purgatory.service.listeners.metrics import Metrics
-from purgatory.service.rpc.statuses import BatchRefused, CallRefused
 from purgatory.service.sessions.outbox import Outbox, slices_of
 from purgatory.service.sessions.refused import RefusedCompletions, RefusedOperation
 from purgatory.service.settings import GrpcSettings, HostSettings, LimitsSettings, Settings
@@ -103,7 +103,7 @@ def test_a_batch_fits_to_the_byte(spare: int, fits: bool) -> None:
     if fits:
         host.admission.check_memory(host.shares.accounts.nobody, 10, 20)
     else:
-        with pytest.raises(BatchRefused, match="more") as raised:
+        with pytest.raises(BatchRejected, match="more") as raised:
             host.admission.check_memory(host.shares.accounts.nobody, 10, 20)
         assert (raised.value.refusal.field, raised.value.refusal.code) == ("memory", codes.RESOURCE_EXHAUSTED)
     assert metrics.rejected[codes.RESOURCE_EXHAUSTED] == budget.refusals == (not fits)
@@ -119,7 +119,7 @@ def test_a_unary_wait_fits_to_the_byte(spare: int, fits: bool) -> None:
     if fits:
         host.admission.check_unary_items(nobody, 50)
     else:
-        with pytest.raises(CallRefused, match="memory") as raised:
+        with pytest.raises(RpcError, match="memory") as raised:
             host.admission.check_unary_items(nobody, 50)
         assert raised.value.code == codes.RESOURCE_EXHAUSTED
     assert metrics.rejected[codes.RESOURCE_EXHAUSTED] == budget.refusals == (not fits)
@@ -133,14 +133,14 @@ async def test_while_memory_is_short_marks_are_still_taken() -> None:
     known = EventBatch([codes.HIGH_WATERMARK], partitions=[("orders", 0)], item_indexes=[0], offsets=[1])
     assert (await apply_events(host, known)).refusals == []
     host.shares.budget.is_short = True
-    with pytest.raises(BatchRefused, match="budget"):
+    with pytest.raises(BatchRejected, match="budget"):
         host.admission.check_memory(nobody, 1, 1)
     for refused in (
         lambda: host.sessions.open("new", 0),
         lambda: host.admission.check_unary_wait(nobody, 0),
         host.admission.check_answer,
     ):
-        with pytest.raises(CallRefused, match="memory") as raised:
+        with pytest.raises(RpcError, match="memory") as raised:
             refused()
         assert raised.value.code == codes.RESOURCE_EXHAUSTED
     assert host.sessions.open("known", 0)

@@ -17,9 +17,9 @@ from purgatory.service.access.account import Account, Accounts
 from purgatory.service.access.own_shares import AS_FOR_ALL, OwnShares
 from purgatory.service.access.roles import ALL
 from purgatory.service.budget.shares import share
+from purgatory.service.errors import BatchRejected, RpcError
 from purgatory.service.host import Host
 from purgatory.service.listeners.metrics import Metrics
-from purgatory.service.rpc.statuses import BatchRefused, CallRefused
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings, LimitsSettings, SharesSettings
 from purgatory.service.translate.operations import OperationRun
@@ -106,7 +106,7 @@ def test_sessions_are_shared_out() -> None:
     ann, bob = host.shares.accounts.of("ann"), host.shares.accounts.of("bob")
     for number in range(8):
         register(host, host.sessions.open(f"s{number}", 0, ann)[0], 1)
-    with pytest.raises(CallRefused, match="your share") as raised:
+    with pytest.raises(RpcError, match="your share") as raised:
         host.sessions.open("one more", 0, ann)
     assert raised.value.code == codes.RESOURCE_EXHAUSTED
     assert metrics.rejected[codes.RESOURCE_EXHAUSTED] == 1
@@ -118,7 +118,7 @@ def test_unary_waits_are_shared_out() -> None:
     host, _ = make_host()
     ann, bob = host.shares.accounts.of("ann"), host.shares.accounts.of("bob")
     ann.unary_waits = 8
-    with pytest.raises(CallRefused, match="your share"):
+    with pytest.raises(RpcError, match="your share"):
         host.admission.check_unary_wait(ann, 8)
     host.admission.check_unary_wait(bob, 8)
 
@@ -151,7 +151,7 @@ def test_memory_is_shared_out() -> None:
     ann.hold_results(190_000)
     host.admission.check_memory(ann, 1, 1)
     ann.hold_results(20_000)
-    with pytest.raises(BatchRefused, match="your share") as raised:
+    with pytest.raises(BatchRejected, match="your share") as raised:
         host.admission.check_memory(ann, 1, 1)
     assert raised.value.refusal.field == "memory"
     assert metrics.rejected[codes.RESOURCE_EXHAUSTED] == 1
@@ -210,7 +210,7 @@ def _taken(step: Callable[[int], object], first: int = 1) -> int:
     for number in range(first, LIMIT + 1):
         try:
             step(number)
-        except (CallRefused, BatchRefused):
+        except (RpcError, BatchRejected):
             return number - first
     return LIMIT
 
@@ -262,7 +262,7 @@ async def test_what_calls_wait_for_counts_for_their_account() -> None:
         assert (ann.holdings.items, ann.holdings.operations, ann.holdings.partitions) == (8, 6, 4)
         run = wait_for("payments", 0)
         run.batch.operation_ids[0] = second_id
-        with pytest.raises(CallRefused, match="your share now"):
+        with pytest.raises(RpcError, match="your share now"):
             host.register_unary_wait(run, ann)
         assert register(host, session_of(host, "ann"), 1) == 0
     await asyncio.sleep(0)  # of calls that end together, all but the first are cancelled in the next turn

@@ -113,20 +113,20 @@ async def test_ends_without_a_source_or_with_one_that_cannot_see() -> None:
             with pytest.raises(Unavailable, match="no source") as said:
                 await client.ends(["kafka/orders"])
             assert said.value.is_answer, "it is not that nobody is there"
-        async with attached(served) as (_, blind):
-            await blind.report(SourceState.LIVE)
+        async with attached(served) as (_, stale):
+            await stale.report(SourceState.LIVE)
             asked = served.stub.GetSourceEnds(request)
-            question = await next_of(blind)
+            question = await next_of(stale)
             assert isinstance(question, EndsWanted)
-            await blind.answer_ends(question.ask_id, error="broker 2 is down")
+            await stale.answer_ends(question.ask_id, error="broker 2 is down")
             with refused(grpc.StatusCode.UNAVAILABLE, "broker 2 is down"):
                 await asked
             async with attached(served, "b") as (_, other):
                 await other.report(SourceState.BEHIND)
                 asked = served.stub.GetSourceEnds(request)
-                question = await next_of(blind)
+                question = await next_of(stale)
                 assert isinstance(question, EndsWanted)
-                await blind.answer_ends(question.ask_id, error="broker 2 is down")
+                await stale.answer_ends(question.ask_id, error="broker 2 is down")
                 question = await next_of(other)
                 assert isinstance(question, EndsWanted)
                 await other.answer_ends(question.ask_id, [MarkEnd("kafka/orders", 0, 7)])
@@ -166,12 +166,12 @@ async def test_status_and_partitions_say_what_a_source_cannot_see() -> None:
         await served.high_watermark("kafka/orders", 5, 0)
         await served.high_watermark("kafka/orders", 5, 1)
         stale = [StaleMarks("kafka/orders", True, [1], 7_000, "broker 2 is down")]
-        await link.report(SourceState.BLIND, "broker 2 is down", stale, lag_ms=12)
+        await link.report(SourceState.STALE, "broker 2 is down", stale, lag_ms=12)
         source = served.host.sources
-        await eventually(lambda: [one.state for one in source] == [source_table.BLIND], "the report is taken")
+        await eventually(lambda: [one.state for one in source] == [source_table.STALE], "the report is taken")
         (told,) = (await served.status()).sources
         assert (told.name, list(told.topic_prefixes), told.attached, told.lag_ms) == ("a", ["kafka/"], 1, 12)
-        assert (told.state, told.reason) == (source_pb2.SOURCE_STATE_BLIND, "broker 2 is down")
+        assert (told.state, told.reason) == (source_pb2.SOURCE_STATE_STALE, "broker 2 is down")
         assert told.stale_ms >= 0
         assert told.stale_partitions == 1
         listed = {one.topic_partition.partition: one async for one in _listed(served)}
@@ -221,18 +221,18 @@ async def test_a_hello_that_makes_no_sense(hello: source_pb2.SourceHello | None,
         source_pb2.AttachSourceRequest(report=source_pb2.SourceReport(state=source_pb2.SOURCE_STATE_LIVE, lag_ms=-1)),
         source_pb2.AttachSourceRequest(
             report=source_pb2.SourceReport(
-                state=source_pb2.SOURCE_STATE_BLIND, stale=[source_pb2.StaleMarks(partitions=range(10_001))]
+                state=source_pb2.SOURCE_STATE_STALE, stale=[source_pb2.StaleMarks(partitions=range(10_001))]
             )
         ),
         source_pb2.AttachSourceRequest(
-            report=source_pb2.SourceReport(state=source_pb2.SOURCE_STATE_BLIND, stale=[source_pb2.StaleMarks()] * 2_001)
+            report=source_pb2.SourceReport(state=source_pb2.SOURCE_STATE_STALE, stale=[source_pb2.StaleMarks()] * 2_001)
         ),
         source_pb2.AttachSourceRequest(
-            report=source_pb2.SourceReport(state=source_pb2.SOURCE_STATE_BLIND, reason="a" * 2**20)
+            report=source_pb2.SourceReport(state=source_pb2.SOURCE_STATE_STALE, reason="a" * 2**20)
         ),
         source_pb2.AttachSourceRequest(
             report=source_pb2.SourceReport(
-                state=source_pb2.SOURCE_STATE_BLIND, stale=[source_pb2.StaleMarks(stale_ms=-1)]
+                state=source_pb2.SOURCE_STATE_STALE, stale=[source_pb2.StaleMarks(stale_ms=-1)]
             )
         ),
         source_pb2.AttachSourceRequest(ends=source_pb2.SourceEnds(ends=[source_pb2.PartitionEnd(offset=-1)])),
@@ -256,10 +256,10 @@ async def test_the_largest_report_is_taken_and_long_reasons_are_cut() -> None:
     """2,000 entries with 10,000 partitions, and reasons of 1,000 characters."""
     async with serving() as served, attached(served) as (_, link):
         await link.report(
-            SourceState.BLIND, "r" * 1_500, [StaleMarks("kafka/orders", True, range(9_999), 0, "s" * 1_500)]
+            SourceState.STALE, "r" * 1_500, [StaleMarks("kafka/orders", True, range(9_999), 0, "s" * 1_500)]
         )
         sources = served.host.sources
-        await eventually(lambda: [one.state for one in sources] == [source_table.BLIND], "the report is taken")
+        await eventually(lambda: [one.state for one in sources] == [source_table.STALE], "the report is taken")
         stale = staleness(served, "kafka/orders", 9_998)
         assert stale is not None
         assert stale.reason == "s" * 1_000
@@ -273,7 +273,7 @@ async def test_a_report_of_too_many_marks_names_more_of_them() -> None:
     assert fitting(topics[:2_000]) == topics[:2_000]
     assert fitting(topics) == [StaleMarks("kafka/g", False, (), 2_000, "down")]
     async with serving() as served, attached(served) as (_, link):
-        await link.report(SourceState.BLIND, stale=topics)
+        await link.report(SourceState.STALE, stale=topics)
         await eventually(lambda: getattr(staleness(served, "kafka/g/orders"), "reason", "") == "down", "it is taken")
 
 
@@ -331,10 +331,10 @@ async def test_metrics_and_log_follow_a_source(caplog: pytest.LogCaptureFixture)
                 await eventually(lambda: registry.get_sample_value("purgatory_source_up", labels) == 1, "it is up")
                 assert registry.get_sample_value("purgatory_source_staleness_seconds", labels) == 0
                 assert registry.get_sample_value("purgatory_source_lag_seconds", labels) == 1.5
-                await link.report(SourceState.BLIND, "broker 2\x1b is down", [StaleMarks(stale_ms=4_000)])
-                await eventually(lambda: registry.get_sample_value("purgatory_source_up", labels) == 0, "it is blind")
+                await link.report(SourceState.STALE, "broker 2\x1b is down", [StaleMarks(stale_ms=4_000)])
+                await eventually(lambda: registry.get_sample_value("purgatory_source_up", labels) == 0, "it is stale")
                 assert (registry.get_sample_value("purgatory_source_staleness_seconds", labels) or 0) >= 4
-                await eventually(lambda: "is blind: 'broker 2\\x1b is down'" in caplog.text, "the log says so")
+                await eventually(lambda: "is stale: 'broker 2\\x1b is down'" in caplog.text, "the log says so")
             await eventually(lambda: not host.sources.attached, "the source is gone")
             assert registry.get_sample_value("purgatory_source_up", labels) == 0
         assert "source 'a' ('kafka/*') is" in caplog.text
@@ -364,11 +364,11 @@ async def test_views_of_status_and_partition() -> None:
     """The client's views say what the wire does."""
     async with serving() as served, attached(served) as (client, link):
         await served.high_watermark("kafka/orders", 5)
-        await link.report(SourceState.BLIND, "down", [StaleMarks(stale_ms=2_000, reason="broker 2 is down")], lag_ms=20)
+        await link.report(SourceState.STALE, "down", [StaleMarks(stale_ms=2_000, reason="broker 2 is down")], lag_ms=20)
         sources = served.host.sources
-        await eventually(lambda: [one.state for one in sources] == [source_table.BLIND], "the report is taken")
+        await eventually(lambda: [one.state for one in sources] == [source_table.STALE], "the report is taken")
         (source,) = (await client.status()).sources
-        assert (source.name, source.state, source.reason, source.attached) == ("a", "blind", "down", 1)
+        assert (source.name, source.state, source.reason, source.attached) == ("a", "stale", "down", 1)
         assert (source.lag, source.stale_partitions, source.restarts) == (0.02, 1, None)
         assert source.stale_for is not None
         seen = await client.partition("kafka/orders-0")

@@ -54,8 +54,8 @@ async def test_a_source_before_and_after_the_daemon_is_killed(tmp_path: Path) ->
             told = await asyncio.wait_for(anext(aiter(link)), PATIENCE_S)
             assert told == ([("room/kitchen", 0)], [])
             await client.advance("room/kitchen-0", high_watermark=5)
-            reporting = asyncio.create_task(_report_blind(link))
-            await until_state(client, "blind")
+            reporting = asyncio.create_task(_report_stale(link))
+            await until_state(client, "stale")
             show = await asyncio.to_thread(purgatory, "show", "room/kitchen-0", address=daemon.address)
             status = await asyncio.to_thread(purgatory, "status", address=daemon.address)
             page = await asyncio.to_thread(_metrics, daemon)
@@ -63,17 +63,17 @@ async def test_a_source_before_and_after_the_daemon_is_killed(tmp_path: Path) ->
         assert "stale: no source has seen it for 1" in show
         assert "battery" in show
         assert "thermometer" in status
-        assert "blind" in status
+        assert "stale" in status
         assert 'purgatory_source_up{principal="",source="thermometer"} 0.0' in page
         assert "source 'thermometer' ('room/*') is" in daemon.log
     finally:
         daemon.stop()
 
 
-async def _report_blind(link: SourceLink) -> None:
+async def _report_stale(link: SourceLink) -> None:
     """As every source reports once a second: it cannot see for a minute now."""
     while True:
-        await link.report(SourceState.BLIND, "battery", [StaleMarks(stale_ms=60_000, reason="battery")])
+        await link.report(SourceState.STALE, "battery", [StaleMarks(stale_ms=60_000, reason="battery")])
         await asyncio.sleep(0.5)
 
 

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from purgatory.service.sources.source_table import (
-    BLIND,
     DETACHED,
     LIVE,
     LOADING,
     REFUSED,
     SILENT_MS_MAX,
+    STALE,
     SourceStream,
     SourceTable,
 )
@@ -111,7 +111,7 @@ class Sources(RuleBasedStateMachine):
     @rule(place=st.integers(0, 10), reported=entries)
     def report(self, place: int, reported: list[Entry]) -> None:
         stream, told = self.streams[place % len(self.streams)]
-        stream.report(BLIND if reported else LIVE, "", 0, index_of(reported, self.now_ms), self.now_ms)
+        stream.report(STALE if reported else LIVE, "", 0, index_of(reported, self.now_ms), self.now_ms)
         told.reports.append((self.now_ms, reported))
 
     @precondition(lambda self: self.streams)
@@ -162,9 +162,9 @@ def stale_ms(table: SourceTable, now_ms: int) -> int | None:
     return None if stale is None else stale.ms(now_ms)
 
 
-def blind(stream: SourceStream, since_ms: int, now_ms: int) -> None:
+def stale(stream: SourceStream, since_ms: int, now_ms: int) -> None:
     """It reports that it has not seen anything since then."""
-    stream.report(BLIND, "", 0, index_of([("", False, [], now_ms - since_ms)], now_ms), now_ms)
+    stream.report(STALE, "", 0, index_of([("", False, [], now_ms - since_ms)], now_ms), now_ms)
 
 
 def live(stream: SourceStream, now_ms: int) -> None:
@@ -182,19 +182,19 @@ def test_a_source_that_is_started_again_and_again_does_not_refresh_its_marks() -
     for start_ms in (5_000, 10_000, 15_000):
         stream = table.attach("a", "", ["k/"], start_ms)
         assert stale_ms(table, start_ms) == start_ms - 1_000
-        blind(stream, start_ms, start_ms + 50)
-        blind(stream, start_ms, start_ms + 1_050)
+        stale(stream, start_ms, start_ms + 50)
+        stale(stream, start_ms, start_ms + 1_050)
         assert stale_ms(table, start_ms + 1_050) == start_ms + 50
         table.detach("a", "", stream, start_ms + 2_000)
     assert stale_ms(table, 20_000) == 19_000
 
 
-def test_one_that_never_sees_anything_is_blind_since_it_first_came() -> None:
+def test_one_that_never_sees_anything_is_stale_since_it_first_came() -> None:
     """Each new start tells less than the first one."""
     table = SourceTable()
     for start_ms in (1_000, 6_000, 11_000):
         stream = table.attach("a", "", ["k/"], start_ms)
-        blind(stream, start_ms, start_ms + 10)
+        stale(stream, start_ms, start_ms + 10)
         table.detach("a", "", stream, start_ms + 2_000)
     assert stale_ms(table, 20_000) == 19_000
 
@@ -203,7 +203,7 @@ def test_a_source_knows_of_the_time_before_where_the_daemon_does_not() -> None:
     """A daemon that is started anew takes a running source at its word."""
     table = SourceTable()
     stream = table.attach("a", "", ["k/"], 100_000)
-    blind(stream, 40_000, 100_010)
+    stale(stream, 40_000, 100_010)
     assert stale_ms(table, 101_000) == 61_000
 
 
@@ -213,12 +213,12 @@ def test_the_source_that_saw_it_last_says_since_when() -> None:
     one, two = table.attach("one", "", ["k/"], 0), table.attach("two", "", ["k/a"], 0)
     live(one, 10)
     live(two, 10)
-    blind(one, 1_000, 1_500)
+    stale(one, 1_000, 1_500)
     assert stale_ms(table, 1_500) is None
     live(one, 2_000)
-    blind(two, 2_500, 3_000)
+    stale(two, 2_500, 3_000)
     assert stale_ms(table, 3_000) is None
-    blind(one, 2_900, 3_000)
+    stale(one, 2_900, 3_000)
     assert stale_ms(table, 3_000) == 100
     table.detach("two", "", two, 3_100)
     assert stale_ms(table, 3_200) == 300
@@ -257,21 +257,21 @@ def test_what_has_just_been_attached_is_loading() -> None:
     assert stale.reason == "the source a has not reported yet"
 
 
-def test_blind_without_naming_marks_is_blind_for_all_since_it_last_saw() -> None:
+def test_stale_without_naming_marks_is_stale_for_all_since_it_last_saw() -> None:
     """Reports without entries, each second: stale since the last report that saw, and no more once one sees again."""
     table = SourceTable()
     stream = table.attach("a", "", ["k/"], 0)
     live(stream, 500)
     live(stream, 1_000)
-    for state in (BLIND, BLIND, REFUSED):
+    for state in (STALE, STALE, REFUSED):
         stream.report(state, "no broker", 0, StaleIndex(), 2_000)
         stream.report(state, "no broker", 0, StaleIndex(), 3_000)
         stale = table.stale(MARK, 4_000)
         assert stale is not None
         assert (stale.ms(4_000), stale.reason) == (3_000, "no broker")
-    stream.report(BLIND, "one topic", 0, index_of([("k/b", True, [], 500)], 5_000), 5_000)
+    stream.report(STALE, "one topic", 0, index_of([("k/b", True, [], 500)], 5_000), 5_000)
     assert table.stale(MARK, 5_000) is None
     live(stream, 6_000)
     assert table.stale(MARK, 6_000) is None
-    stream.report(BLIND, "again", 0, StaleIndex(), 7_000)
+    stream.report(STALE, "again", 0, StaleIndex(), 7_000)
     assert stale_ms(table, 8_000) == 2_000

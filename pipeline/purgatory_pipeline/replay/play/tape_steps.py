@@ -14,7 +14,7 @@ from purgatory.archive.schema import (
     CANCEL_KEY,
     CANCEL_PARTITION,
     CANCEL_SESSION,
-    FAIL_BLIND,
+    FAIL_STALE,
     SHUT_DOWN,
 )
 from purgatory.engine import tape
@@ -70,7 +70,7 @@ class EndedByCalls:
     def __init__(self) -> None:
         self.names: Final[list[Name]] = []
         self.stale: Final[dict[int, set[Name]]] = {}
-        """By id: the marks that were stale when it failed as blind."""
+        """By id: the marks that were stale when it failed as stale."""
         self._ids: Final[list[Column]] = []
         self._rows: Final[list[tuple[int, int, int, int]]] = []
 
@@ -90,9 +90,9 @@ class EndedByCalls:
             self._rows.append((call, time, code, len(ids)))
             self._ids.append(ids)
 
-    def add_blind(self, call: int, time: int, ids: Column, stale: set[Name]) -> None:
+    def add_stale(self, call: int, time: int, ids: Column, stale: set[Name]) -> None:
         """Adds a call that fails ids because of marks that are stale."""
-        self.add_ids(call, time, tape.FAIL_BLIND, ids)
+        self.add_ids(call, time, tape.FAIL_STALE, ids)
         self.stale.update(dict.fromkeys(ids.tolist(), stale))
 
     def add_name(self, call: int, time: int, name: Name) -> None:
@@ -129,8 +129,8 @@ class OtherCalls:
                 found.add_ids(call, time, tape.CANCEL, self._open_at(call, of_session))
             elif name in (CANCEL_PARTITION, CANCEL_KEY):
                 found.add_name(call, time, self._chunk.names[columns["name"][row]])
-            elif name == FAIL_BLIND:
-                found.add_blind(call, time, self._cancelled_ids[row], self._stale_names[call])
+            elif name == FAIL_STALE:
+                found.add_stale(call, time, self._cancelled_ids[row], self._stale_names[call])
             elif recorded:
                 own_end = (was.outcome == SHUTTING_DOWN) & (was.call == call)
                 found.add_ids(call, time, tape.SHUT_DOWN, self._operations["ids"][own_end])
@@ -149,7 +149,7 @@ class OtherCalls:
         chunk = self._chunk
         assert chunk is not None, "no calls"
         found: dict[int, set[Name]] = {}
-        for row in np.flatnonzero(chunk.columns["what"] == CALL_NAMES.index(FAIL_BLIND)).tolist():
+        for row in np.flatnonzero(chunk.columns["what"] == CALL_NAMES.index(FAIL_STALE)).tolist():
             found.setdefault(int(chunk.columns["call"][row]), set()).add(chunk.names[chunk.columns["name"][row]])
         return found
 

@@ -1,6 +1,6 @@
-"""The task that fails waits whose marks are stale, or were never reported, for longer than their blind timeout.
+"""The task that fails waits whose marks are stale, or were never reported, for longer than their stale timeout.
 
-It sleeps while no pending wait has a blind timeout. A mark that nothing has ever reported counts as stale for as long
+It sleeps while no pending wait has a stale timeout. A mark that nothing has ever reported counts as stale for as long
 as anyone waits for it: its name may be mistyped, and no source may feed it.
 """
 
@@ -19,20 +19,20 @@ from purgatory.service.sources.source_table import SourceTable
 LOGGER: Final = logging.getLogger(__name__)
 
 CHECK_S: Final = 0.1
-"""How late a blind wait may end at most, if the loop is free."""
+"""How late a stale wait may end at most, if the loop is free."""
 CHECKED_PER_SLICE: Final = 1_000
 """Operations looked at before the loop is free again."""
 
 ALWAYS_MS: Final = 2**62
-"""Longer than any blind timeout."""
+"""Longer than any stale timeout."""
 
 Fail = Callable[[int, list[int], set[PartitionName], int], None]
 """Ends operations of an owner (its id), as much of them as one slice of work allows. The marks are those that are stale
 at that time."""
 
 
-class BlindReaper:
-    """Ends operations whose blind timeout is over."""
+class StaleReaper:
+    """Ends operations whose stale timeout is over."""
 
     def __init__(self, engine: Engine, time: EngineTime, sources: SourceTable, fail: Fail, held: Watched) -> None:
         self._engine: Final = engine
@@ -43,13 +43,13 @@ class BlindReaper:
         self._woken: Final = asyncio.Event()
 
     def may_have_come(self) -> None:
-        """To be called after registrations of operations with a blind timeout."""
+        """To be called after registrations of operations with a stale timeout."""
         self._woken.set()
 
     async def run(self) -> None:
         """Runs until cancelled; survives any exception of a turn."""
         while True:
-            if not self._engine.has_blind_waits:
+            if not self._engine.has_stale_waits:
                 self._woken.clear()
                 await self._woken.wait()
             await asyncio.sleep(CHECK_S)
@@ -57,7 +57,7 @@ class BlindReaper:
                 if self._engine.has_unreported or self._sees_not_all():
                     await self.check()
             except Exception:
-                LOGGER.exception("a look for blind waits failed; there will be others")
+                LOGGER.exception("a look for stale waits failed; there will be others")
 
     def _sees_not_all(self) -> bool:
         """Whether there may be a mark that is stale."""
@@ -66,15 +66,15 @@ class BlindReaper:
         return any(stream.stale_since_ms(now_ms) is not None for stream in streams)
 
     async def check(self) -> None:
-        """Looks at all operations that have a blind timeout, in slices."""
-        slots = self._engine.blind_waits.slots()
+        """Looks at all operations that have a stale timeout, in slices."""
+        slots = self._engine.stale_waits.slots()
         for start in range(0, len(slots), CHECKED_PER_SLICE):
             with self._held:
                 self._check(slots[start : start + CHECKED_PER_SLICE])
             await asyncio.sleep(0)
 
     def _check(self, slots: list[int]) -> None:
-        waits, now_ms = self._engine.blind_waits, self._time.now_ms()
+        waits, now_ms = self._engine.stale_waits, self._time.now_ms()
         stale = self._stale_ms(waits.names(slots), now_ms)
         by_owner: defaultdict[int, list[int]] = defaultdict(list)
         for slot in waits.due(slots, stale, now_ms) if stale else ():

@@ -1,6 +1,6 @@
 """Refused calls, and how they become gRPC statuses with google.rpc details.
 
-    CallRefused            a gRPC status: code, message, details
+    RpcError            a gRPC status: code, message, details
       invalid_argument     BadRequest naming the field
       not_found            ResourceInfo naming what is missing
       resource_exhausted   QuotaFailure naming the limit; RetryInfo, unless waiting alone makes no room
@@ -9,7 +9,7 @@
       permission_denied    ErrorInfo with the role and what it is needed for
 
 A refused item of a batch is none of these but an engine `Refusal`, answered beside the other items. A batch that cannot
-be served at all is a `BatchRefused`: a status where the call is unary, a receipt where it is a stream.
+be served at all is a `BatchRejected`: a status where the call is unary, a receipt where it is a stream.
 """
 
 from typing import Final
@@ -35,7 +35,7 @@ VALUE_LENGTH_MAX: Final = 80
 """Values quoted in a message are cut to this length: messages travel in headers, which are small."""
 
 
-class CallRefused(Exception):
+class RpcError(Exception):
     """A call ends with this gRPC status. `code` is a google.rpc.Code, `details` are google.rpc messages."""
 
     def __init__(self, code: int, message: str, *details: Message) -> None:
@@ -53,7 +53,7 @@ class CallRefused(Exception):
         return as_grpc
 
 
-class BatchRefused(Exception):
+class BatchRejected(Exception):
     """A batch is refused as a whole: nothing of it was applied, and it has no results. `retry_after_ms`: see
     `resource_exhausted`.
     """
@@ -64,38 +64,38 @@ class BatchRefused(Exception):
         self.retry_after_ms: Final = retry_after_ms
 
 
-def unreadable_batch(field: str, message: str) -> BatchRefused:
+def unreadable_batch(field: str, message: str) -> BatchRejected:
     """A batch that cannot be read: `field` is a path in the batch."""
-    return BatchRefused(Refusal(0, codes.INVALID_ARGUMENT, field, message))
+    return BatchRejected(Refusal(0, codes.INVALID_ARGUMENT, field, message))
 
 
-def invalid_argument(field: str, description: str) -> CallRefused:
+def invalid_argument(field: str, description: str) -> RpcError:
     """The caller's fault: `field` is a path in the request, `description` says what is wrong with which value."""
     violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=description)
-    return CallRefused(
+    return RpcError(
         code_pb2.INVALID_ARGUMENT,
         f"{field}: {description}",
         error_details_pb2.BadRequest(field_violations=[violation]),
     )
 
 
-def not_found(resource_type: str, resource_name: str) -> CallRefused:
+def not_found(resource_type: str, resource_name: str) -> RpcError:
     """What was asked for does not exist, or no longer."""
     name = quoted(resource_name)
-    return CallRefused(
+    return RpcError(
         code_pb2.NOT_FOUND,
         f"{resource_type} {name} is not known",
         error_details_pb2.ResourceInfo(resource_type=resource_type, resource_name=name, description="not known"),
     )
 
 
-def resource_exhausted(subject: str, description: str, retry_after_ms: int | None = RETRY_AFTER_MS) -> CallRefused:
+def resource_exhausted(subject: str, description: str, retry_after_ms: int | None = RETRY_AFTER_MS) -> RpcError:
     """A limit is reached; a later attempt may succeed, at the earliest after so long. None: no time makes room, but
     something that somebody has to do.
     """
     violation = error_details_pb2.QuotaFailure.Violation(subject=subject, description=description)
     advice = [] if retry_after_ms is None else [_retry_info(retry_after_ms)]
-    return CallRefused(
+    return RpcError(
         code_pb2.RESOURCE_EXHAUSTED,
         f"{subject}: {description}",
         error_details_pb2.QuotaFailure(violations=[violation]),
@@ -103,14 +103,14 @@ def resource_exhausted(subject: str, description: str, retry_after_ms: int | Non
     )
 
 
-def unavailable(description: str) -> CallRefused:
+def unavailable(description: str) -> RpcError:
     """The daemon cannot serve this now, through no fault of the caller's."""
-    return CallRefused(code_pb2.UNAVAILABLE, description, _retry_info())
+    return RpcError(code_pb2.UNAVAILABLE, description, _retry_info())
 
 
-def unauthenticated(description: str) -> CallRefused:
+def unauthenticated(description: str) -> RpcError:
     """The caller has not proven who it is."""
-    return CallRefused(
+    return RpcError(
         code_pb2.UNAUTHENTICATED, description, error_details_pb2.ErrorInfo(reason="UNAUTHENTICATED", domain=DOMAIN)
     )
 
@@ -120,16 +120,16 @@ def role_missing(role: str, name: str) -> str:
     return f"{ROLE_MISSING}{role} for {name}"
 
 
-def permission_denied(role: str, name: str) -> CallRefused:
+def permission_denied(role: str, name: str) -> RpcError:
     """The caller does not have the role on what it has named. Says the same whether or not there is such a thing."""
-    return CallRefused(
+    return RpcError(
         code_pb2.PERMISSION_DENIED,
         role_missing(role, name),
         error_details_pb2.ErrorInfo(reason="ROLE_MISSING", domain=DOMAIN, metadata={"role": role, "name": name}),
     )
 
 
-def from_refusal(refusal: Refusal, path: str, retry_after_ms: int | None = RETRY_AFTER_MS) -> CallRefused:
+def from_refusal(refusal: Refusal, path: str, retry_after_ms: int | None = RETRY_AFTER_MS) -> RpcError:
     """An item's refusal as that of the whole call; `path` is where the item is in the request. `retry_after_ms`: see
     `resource_exhausted`.
     """
@@ -142,7 +142,7 @@ def from_refusal(refusal: Refusal, path: str, retry_after_ms: int | None = RETRY
     if refusal.code == codes.UNAVAILABLE:
         return unavailable(refusal.message)
     if refusal.code == codes.NOT_FOUND:
-        return CallRefused(
+        return RpcError(
             code_pb2.NOT_FOUND,
             refusal.message,
             error_details_pb2.ResourceInfo(resource_type=field, description=refusal.message),

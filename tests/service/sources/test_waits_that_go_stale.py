@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 from purgatory_client import waits
 from purgatory_client.aio import AsyncClient
-from purgatory_client.errors import InvalidRequest, WaitBlind, WaitExpired
+from purgatory_client.errors import InvalidRequest, WaitExpired, WaitStale
 from purgatory_client.results import MARK_STALE, Outcome, Result
 from purgatory_client.sources.source_link import SourceLink, SourceState, StaleMarks
 
@@ -35,9 +35,9 @@ def stale_reason(served: ServedHost) -> str | None:
     return None if mark is None else mark.reason
 
 
-async def blind(served: ServedHost, link: SourceLink, *stale: StaleMarks) -> None:
+async def stale(served: ServedHost, link: SourceLink, *stale: StaleMarks) -> None:
     """The source cannot see these any more."""
-    await link.report(SourceState.BLIND, REASON, stale)
+    await link.report(SourceState.STALE, REASON, stale)
     await eventually(lambda: stale_reason(served) == REASON, "orders-3 is stale")
 
 
@@ -49,26 +49,26 @@ def said(result: Result) -> dict[str, tuple[int, bool, str]]:
     }
 
 
-async def ask(client: AsyncClient, *, is_once: bool, timeout: float, fail_when_blind: float | None = None) -> Result:  # noqa: ASYNC109
+async def ask(client: AsyncClient, *, is_once: bool, timeout: float, fail_when_stale: float | None = None) -> Result:  # noqa: ASYNC109
     """Waits for two partitions, by a call of its own (in the row form) or in a session (in columns)."""
     offsets = {"kafka/orders-3": 5, "kafka/orders-4": 5}
     if is_once:
-        return await client.wait_once(waits.produce(offsets, timeout=timeout, fail_when_blind=fail_when_blind))
-    return await client.produce(offsets, timeout=timeout, fail_when_blind=fail_when_blind)
+        return await client.wait_once(waits.produce(offsets, timeout=timeout, fail_when_stale=fail_when_stale))
+    return await client.produce(offsets, timeout=timeout, fail_when_stale=fail_when_stale)
 
 
-STALE_3 = {"kafka/orders-3": (7, True, REASON), "kafka/orders-4": (7, False, "")}
-BLIND_3 = {"kafka/orders-3": (MARK_STALE, True, REASON), "kafka/orders-4": (7, False, "")}
+EXPIRED_3 = {"kafka/orders-3": (7, True, REASON), "kafka/orders-4": (7, False, "")}
+FAILED_3 = {"kafka/orders-3": (MARK_STALE, True, REASON), "kafka/orders-4": (7, False, "")}
 
 
 @pytest.mark.parametrize("is_once", [False, True], ids=["columns", "row"])
 async def test_expired_results_say_what_was_not_seen(is_once: bool) -> None:
     """Of two marks that were not reached, the one that the source cannot see says for how long and why."""
     async with serving() as served, a_source(served) as (client, link):
-        await blind(served, link, ORDERS)
+        await stale(served, link, ORDERS)
         result = await ask(client, is_once=is_once, timeout=0)
         assert result.outcome == Outcome.EXPIRED
-        assert said(result) == STALE_3
+        assert said(result) == EXPIRED_3
         with pytest.raises(WaitExpired, match=rf"orders-3: -1 of 5 \(error 7, not seen for 6\d\.\d s: {REASON}\)"):
             result.raise_for_outcome()
         await link.report(SourceState.LIVE)
@@ -78,30 +78,30 @@ async def test_expired_results_say_what_was_not_seen(is_once: bool) -> None:
 
 
 @pytest.mark.parametrize("is_once", [False, True], ids=["columns", "row"])
-async def test_a_wait_fails_when_it_is_blind(is_once: bool) -> None:
+async def test_a_wait_fails_when_it_is_stale(is_once: bool) -> None:
     """It goes on while its marks are seen, and fails once one of them has not been seen for as long as it said. What
     is not stale of it has timed out.
     """
     async with serving() as served, a_source(served) as (client, link):
         for partition in (3, 4):
             await served.high_watermark("kafka/orders", 1, partition)
-        pending = asyncio.ensure_future(ask(client, is_once=is_once, timeout=600, fail_when_blind=0.05))
+        pending = asyncio.ensure_future(ask(client, is_once=is_once, timeout=600, fail_when_stale=0.05))
         other = asyncio.ensure_future(client.produce({"kafka/orders-3": 5}, timeout=600))
         await eventually(lambda: served.host.engine.pending == 2, "both wait")
-        await served.host.blind_reaper.check()
+        await served.host.stale_reaper.check()
         assert not pending.done(), "its marks are seen"
-        await blind(served, link, ORDERS)
+        await stale(served, link, ORDERS)
         result = await asyncio.wait_for(pending, PATIENCE_S)
         assert result.outcome == Outcome.FAILED
-        assert said(result) == BLIND_3
-        with pytest.raises(WaitBlind):
+        assert said(result) == FAILED_3
+        with pytest.raises(WaitStale):
             result.raise_for_outcome()
-        assert not other.done(), "it said nothing of being blind"
-        assert not served.host.engine.has_blind_waits
+        assert not other.done(), "it said nothing of being stale"
+        assert not served.host.engine.has_stale_waits
         other.cancel()
 
 
-async def test_a_batch_has_blind_timeouts_of_its_own() -> None:
+async def test_a_batch_has_stale_timeouts_of_its_own() -> None:
     """In columns each operation has its own, and -1 is none; results come with one reason for each item."""
     async with serving() as served, a_source(served) as (client, link):
         pending = asyncio.ensure_future(
@@ -110,12 +110,12 @@ async def test_a_batch_has_blind_timeouts_of_its_own() -> None:
                 indexes=[0, 1, 0],
                 offsets=[5, 5, 6],
                 timeouts_ms=[600_000],
-                blind_timeouts_ms=[10, 10, -1],
+                stale_timeouts_ms=[10, 10, -1],
             )
         )
         await eventually(lambda: served.host.engine.pending == 3, "all wait")
         audit = StaleMarks("kafka/audit", stale_ms=90_000, reason="not authorised")
-        await blind(served, link, ORDERS, audit)
+        await stale(served, link, ORDERS, audit)
         await eventually(lambda: served.host.engine.pending == 1, "two have failed")
         await served.high_watermark("kafka/orders", 6, 3)
         columns = await asyncio.wait_for(pending, PATIENCE_S)
@@ -127,10 +127,10 @@ async def test_a_batch_has_blind_timeouts_of_its_own() -> None:
         assert columns.stale_ms[2] == -1
 
 
-async def test_a_negative_blind_timeout_is_refused_by_the_client() -> None:
+async def test_a_negative_stale_timeout_is_refused_by_the_client() -> None:
     """Before anything is sent."""
-    with pytest.raises(InvalidRequest, match="blind_timeout_ms"):
-        waits.produce({"orders-3": 5}, fail_when_blind=-1)
+    with pytest.raises(InvalidRequest, match="stale_timeout_ms"):
+        waits.produce({"orders-3": 5}, fail_when_stale=-1)
 
 
 @pytest.mark.parametrize("has_source", [False, True], ids=["no source", "live source"])
@@ -143,7 +143,7 @@ async def test_a_wait_for_a_mark_that_nothing_reports_fails(is_once: bool, has_s
         if has_source:
             await opened.enter_async_context(a_source(served))
         await served.high_watermark("kafka/orders", 1, 4)
-        result = await asyncio.wait_for(ask(client, is_once=is_once, timeout=600, fail_when_blind=0.05), PATIENCE_S)
+        result = await asyncio.wait_for(ask(client, is_once=is_once, timeout=600, fail_when_stale=0.05), PATIENCE_S)
         assert result.outcome == Outcome.FAILED
         errors = {name: (one.error_code, one.stale_reason) for name, one in result.partitions.items()}
         assert errors == {"kafka/orders-3": (MARK_STALE, UNREPORTED), "kafka/orders-4": (7, "")}
@@ -153,12 +153,12 @@ async def test_a_wait_for_a_mark_that_nothing_reports_fails(is_once: bool, has_s
 async def test_a_report_in_time_keeps_a_wait_that_no_source_feeds() -> None:
     """A mark reported by `Advance` alone is as good as one that a source feeds."""
     async with serving() as served, AsyncClient(served.address) as client:
-        pending = asyncio.ensure_future(ask(client, is_once=False, timeout=600, fail_when_blind=60))
+        pending = asyncio.ensure_future(ask(client, is_once=False, timeout=600, fail_when_stale=60))
         await eventually(lambda: served.host.engine.pending == 1, "it waits")
         for partition in (3, 4):
             await served.high_watermark("kafka/orders", 1, partition)
         assert not served.host.engine.has_unreported
-        await served.host.blind_reaper.check()
+        await served.host.stale_reaper.check()
         assert not pending.done()
         for partition in (3, 4):
             await served.high_watermark("kafka/orders", 5, partition)

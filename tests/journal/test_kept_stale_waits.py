@@ -23,21 +23,21 @@ STALE = {0: (5_000, "broker 2 is down"), 2: (7_000, "not authorised"), 3: (1, "b
 
 
 @pytest.mark.slow  # two starts of the daemon
-async def test_a_blind_timeout_outlives_the_daemon(tmp_path: Path) -> None:
-    """A wait is registered, the daemon is killed; the next one knows for how long it may be blind, and fails it."""
+async def test_a_stale_timeout_outlives_the_daemon(tmp_path: Path) -> None:
+    """A wait is registered, the daemon is killed; the next one knows for how long it may be stale, and fails it."""
     address = free_address()
     daemon = start(tmp_path, address)
     try:
         async with AsyncClient(address) as client:
             await client.advance("kafka/orders-3", high_watermark=1)
-            wait = asyncio.create_task(client.produce({"kafka/orders-3": 5}, timeout=600, fail_when_blind=0.2))
+            wait = asyncio.create_task(client.produce({"kafka/orders-3": 5}, timeout=600, fail_when_stale=0.2))
             other = asyncio.create_task(client.produce({"kafka/orders-3": 6}, timeout=600))
             await until_pending(client, 2)
             daemon.kill()
             daemon = start(tmp_path, address)
             await until_pending(client, 2)
             async with client.attach_source("kafka", ["kafka/"]) as link:
-                await link.report(SourceState.BLIND, "broker 2 is down")
+                await link.report(SourceState.STALE, "broker 2 is down")
                 result = await asyncio.wait_for(wait, PATIENCE_S)
             assert result.outcome is Outcome.FAILED
             assert result.partitions["kafka/orders-3"].error_code == MARK_STALE

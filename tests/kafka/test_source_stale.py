@@ -26,7 +26,7 @@ def is_stale(feed: RecordingFeed, topic: str) -> bool:
 
 
 async def test_a_leader_that_is_killed_and_comes_back(three_brokers: KafkaCluster, clients: ClusterClients) -> None:
-    """Of two topics on the broker that is killed one has no other replica: it alone is blind until the broker is back.
+    """Of two topics on the broker that is killed one has no other replica: it alone is stale until the broker is back.
     Marks of the other go on under their new leader; nothing is set back, and commits are seen all the while. Who leads
     and who is in sync is told each time.
     """
@@ -54,7 +54,7 @@ async def test_a_leader_that_is_killed_and_comes_back(three_brokers: KafkaCluste
             assert feed.replicas[names[0]].leader_id in others
             if lost:
                 await feed.until(lambda: is_stale(feed, f"kafka/{alone}"), "stale marks")
-                assert feed.reported[0] == SourceState.BLIND
+                assert feed.reported[0] == SourceState.STALE
                 stale = next(entry for entry in feed.reported[2] if entry.topic_prefix == f"kafka/{alone}")
                 assert list(stale.partitions) == lost
             await feed.until(lambda: not is_stale(feed, f"kafka/{many}"))
@@ -81,7 +81,7 @@ async def test_a_broker_that_hangs(three_brokers: KafkaCluster, clients: Cluster
         hung = leaders[0]
         three_brokers.hang(hung)
         try:
-            await feed.until(lambda: is_stale(feed, f"kafka/{topic}") or feed.reported[0] == SourceState.BLIND, "stale")
+            await feed.until(lambda: is_stale(feed, f"kafka/{topic}") or feed.reported[0] == SourceState.STALE, "stale")
             for number in range(6):
                 await asyncio.to_thread(clients.produce, topic, 3, number)
             await feed.until(lambda: all(feed.marks[f"kafka/{topic}", number] == 3 for number in range(6)), "ends")
@@ -106,8 +106,8 @@ async def test_a_cluster_that_is_gone_and_comes_back(kafka_brokers: Path, tmp_pa
             await feed.until(lambda: feed.marks.get(name) == 3)
             before = len(feed.observed)
             await asyncio.to_thread(cluster.kill, 1)
-            await feed.until(lambda: is_stale(feed, "kafka/billing/orders") and is_stale(feed, "kafka/orders"), "blind")
-            assert feed.reported[0] == SourceState.BLIND
+            await feed.until(lambda: is_stale(feed, "kafka/billing/orders") and is_stale(feed, "kafka/orders"), "stale")
+            assert feed.reported[0] == SourceState.STALE
             with pytest.raises(Exception, match=r"broker|seen"):
                 await source.ends(["kafka/orders"])
             assert len(feed.observed) == before

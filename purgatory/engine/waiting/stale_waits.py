@@ -1,6 +1,6 @@
 """Operations that are not to wait on while nobody can see their marks. What is stale, the caller knows.
 
-A *blind timeout* is for how long a mark may be stale while its operation waits. Operations that have one are found by
+A *stale timeout* is for how long a mark may be stale while its operation waits. Operations that have one are found by
 their slots, at any later time: a slot that is another operation's by then is that one's.
 """
 
@@ -13,38 +13,38 @@ from purgatory.engine.codes import FAILED, FETCH, MARK_STALE, NONE, REQUEST_TIME
 from purgatory.engine.waiting.pending import PendingOperations
 from purgatory.engine.waiting.tables import UNRESOLVED
 
-__all__ = ["BlindWaits"]
+__all__ = ["StaleWaits"]
 
 
-class BlindWaits:
+class StaleWaits:
     """Finds and ends operations by what is stale of what they wait for."""
 
     def __init__(self, pending: PendingOperations) -> None:
         self.pending: Final = pending
 
     def slots(self) -> list[int]:
-        """Slots of all pending operations that have a blind timeout."""
-        return list(self.pending.blind_timeouts_ms)
+        """Slots of all pending operations that have a stale timeout."""
+        return list(self.pending.stale_timeouts_ms)
 
     def names(self, slots: list[int]) -> list[PartitionName]:
         """The partitions that these wait for, each once; keys are nobody's to see."""
         found: dict[AsGiven, bool] = {}
         for slot in slots:
-            if slot in self.pending.blind_timeouts_ms:
+            if slot in self.pending.stale_timeouts_ms:
                 self._add_names(slot, found)
         return list(found)
 
     def due(self, slots: list[int], stale_ms: dict[PartitionName, int], now_ms: i64) -> list[int]:
-        """Those of these that wait for a mark which was stale for the whole of their blind timeout, if they waited that
+        """Those of these that wait for a mark which was stale for the whole of their stale timeout, if they waited that
         long. `stale_ms` has the marks that are stale.
         """
         operations = self.pending.operations
         found: list[int] = []
         for slot in slots:
-            blind_timeout_ms = self.pending.blind_timeouts_ms.get(slot, -1)
-            if blind_timeout_ms < 0 or now_ms - operations.registered_ms[slot] < blind_timeout_ms:
+            stale_timeout_ms = self.pending.stale_timeouts_ms.get(slot, -1)
+            if stale_timeout_ms < 0 or now_ms - operations.registered_ms[slot] < stale_timeout_ms:
                 continue
-            if self._stalest_ms(slot, stale_ms) >= blind_timeout_ms:
+            if self._stalest_ms(slot, stale_ms) >= stale_timeout_ms:
                 found.append(slot)
         return found
 
