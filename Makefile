@@ -141,8 +141,9 @@ format: $(STAMPS)/dev ## Format the code and fix what ruff can fix
 
 proto: $(STAMPS)/stubs ## Generate purgatory/v1 from proto/
 
-docs: $(STAMPS)/serving $(STAMPS)/stubs ## Write docs/configuration.md from the settings
+docs: $(STAMPS)/dev $(STAMPS)/stubs ## Write the generated pages: docs/configuration.md, metrics.md, modules.md
 	@$(BIN)/python -m tests.test_configuration_page
+	@$(BIN)/python -m tests.test_architecture
 	@$(BIN)/python -m tests.metrics.test_metrics_page
 
 .PHONY: docs-site
