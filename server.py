@@ -7,5 +7,6 @@ from purgatory.startup_signals import handle_startup_signals
 if __name__ == "__main__":
     handle_startup_signals()
     from purgatory.daemon import main
+    from purgatory.extensions import ALL
 
-    sys.exit(main())
+    sys.exit(main(ALL))

@@ -33,7 +33,7 @@ SUITES: Final[dict[str, Callable[[Lab], None]]] = {
     "service/throughput": service_suite.throughput,
     "service/json": service_suite.json_waits,
     "service/secured": service_suite.secured,
-    "service/page": page_suite.viewed,
+    "extensions/page": page_suite.viewed,
     "service/refusals": service_suite.refusals,
     "service/latency": service_suite.latency,
     "service/lateness": service_suite.lateness,

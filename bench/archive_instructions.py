@@ -26,8 +26,8 @@ from purgatory.archive.writer_protocol import WriterConfig, WriterStatistics, de
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
+from purgatory.extensions.archive.archive_listener import ArchiveListener
 from purgatory.service.host import Host
-from purgatory.service.listeners.archive import ArchiveListener
 from purgatory.service.listeners.metrics import Metrics
 from purgatory.service.rpc import event_calls, session_requests
 from purgatory.service.rpc.call import Call, Context

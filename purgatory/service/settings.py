@@ -455,6 +455,9 @@ class Settings(BaseSettings):
             "spaces.",
         )
     )
+    extensions: str = setting(
+        "all", "Extensions to load, by name, separated by spaces. all: every one; none: only the core."
+    )
     grpc: GrpcSettings = GrpcSettings()
     http: HttpSettings = HttpSettings()
     tls: TlsSettings = TlsSettings()

@@ -22,7 +22,7 @@ from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.call import Identify
 from purgatory.service.rpc.call_gate import CallGate
-from purgatory.service.rpc.handlers import add_to_server
+from purgatory.service.rpc.handlers import add_to_server, service_methods
 from purgatory.service.rpc.servicer import PurgatoryServicer
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
@@ -167,7 +167,7 @@ async def start_server(
     advice = host.retry_advice.next_expiry_ms
     gate = CallGate(host.fair_queue, host.settings.limits, host.listeners, now_s, advice)
     ask = identify or (lambda _method: lambda _context: host.sessions.accounts.nobody)
-    add_to_server(PurgatoryServicer(host), server, gate, ask)
+    add_to_server(service_methods(PurgatoryServicer(host)), server, gate, ask)
     port = server.add_insecure_port("127.0.0.1:0")
     host.start()
     await server.start()

@@ -26,10 +26,10 @@ from prometheus_client.parser import text_string_to_metric_families
 import purgatory
 from purgatory.daemon import Daemon
 from purgatory.engine import COMPILED
+from purgatory.extensions.archive.archive_listener import ArchiveListener
 from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import Directory
 from purgatory.journal.store import Store
-from purgatory.service.listeners.archive import ArchiveListener
 from purgatory.service.setting_sources import load_settings
 from purgatory.v1 import event_pb2, purgatory_service_pb2_grpc, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire

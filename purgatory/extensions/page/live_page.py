@@ -26,6 +26,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Scope
 
+from purgatory.extensions.page.daemon_views import DaemonViews
+from purgatory.extensions.page.operation_view import detailed_fields, ended_fields
+from purgatory.extensions.page.ranked_waits import RankedWaits
+from purgatory.extensions.page.recent_ends import RecentEnds
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
 from purgatory.service.access.visibility import may_see
@@ -36,10 +40,6 @@ from purgatory.service.http.http_calls import HttpCall, HttpMethod, HttpMethods
 from purgatory.service.http.http_context import HttpContext
 from purgatory.service.http.server_sent_events import COMMENT, event_bytes, parameters_of, serve_events
 from purgatory.service.listeners.metrics import Metrics
-from purgatory.service.page.daemon_views import DaemonViews
-from purgatory.service.page.operation_view import detailed_fields, ended_fields
-from purgatory.service.page.ranked_waits import RankedWaits
-from purgatory.service.page.recent_ends import RecentEnds
 from purgatory.service.rpc.call import Call
 
 FAST_S: Final = 0.25
@@ -98,8 +98,8 @@ class LivePage:
         self._host: Final = host
         self._methods: Final = methods
         self._run: Final = secrets.token_hex(8)
-        self._ends: Final = RecentEnds(host.time.now_ms)
-        host.listeners.append(self._ends)
+        self.ends: Final = RecentEnds(host.time.now_ms)
+        """A listener for the host."""
         self._daemon: Final = DaemonViews(host, metrics, self._run)
         self._ranked: Final = RankedWaits(host)
         self._pictures: Final[dict[str, tuple[float, dict[str, Any]]]] = {}
@@ -153,7 +153,7 @@ class LivePage:
                 yield data
         finally:
             if followed is not None:
-                self._ends.unfollow(followed)
+                self.ends.unfollow(followed)
 
     async def _answers_of(self, method: HttpMethod, scope: Scope) -> AsyncGenerator[bytes]:
         asked = parameters_of(scope, "request").get("request") or "{}"
@@ -173,7 +173,7 @@ class LivePage:
         """Each picture that differs from the one before, until the daemon ends."""
         call, context = HttpCall(self._methods, method), HttpContext(scope, _write_nothing)
         told, told_s = "", time.monotonic()
-        self._ends.viewers += 1
+        self.ends.viewers += 1
         try:
             await call.enter(context)
             yield event_bytes(json.dumps({"run": self._run}), name="run")
@@ -189,8 +189,8 @@ class LivePage:
                 await asyncio.sleep(interval_s)
             raise unavailable("the daemon is shutting down")
         finally:
-            self._ends.viewers -= 1
-            if not self._ends.viewers:
+            self.ends.viewers -= 1
+            if not self.ends.viewers:
                 self._daemon.forget()
                 self._pictures.clear()
             context.done()
@@ -200,7 +200,7 @@ class LivePage:
         if view.method != "GetOperation":
             return None
         operation = (parameters.get("principal", ""), parameters.get("session", ""), _number(parameters, "id", ID_MAX))
-        self._ends.follow(operation)
+        self.ends.follow(operation)
         return operation
 
     # Views.
@@ -228,7 +228,7 @@ class LivePage:
             return self._daemon.sessions(account, parameters.get("search", ""))
 
     async def _recent(self, _parameters: dict[str, str], account: Account) -> dict[str, Any]:
-        ends = self._ends.visible_to(account, sees_all=account.grants.is_everywhere(ADMIN))
+        ends = self.ends.visible_to(account, sees_all=account.grants.is_everywhere(ADMIN))
         now_ms = self._host.time.now_ms()
         return {"ends": [ended_fields(end, now_ms) for end in ends[:ENDS_SHOWN]]}
 
@@ -249,7 +249,7 @@ class LivePage:
         if view is not None and may_see(account, owner, view):
             with host.holds.of("page"):
                 return {"state": "pending", **detailed_fields(host, view, slot)}
-        end = self._ends.outcome_of((principal, session_id, operation_id))
+        end = self.ends.outcome_of((principal, session_id, operation_id))
         if end is not None and (account.principal == principal or account.grants.is_everywhere(ADMIN)):
             return {"state": "ended", **ended_fields(end, host.time.now_ms())}
         raise not_found("operation", f"{session_id}/{operation_id}")
@@ -264,7 +264,7 @@ class LivePage:
 
 
 def _file(name: str) -> Response:
-    folder = files("purgatory.service.page") / "static"
+    folder = files("purgatory.extensions.page") / "static"
     media_type = MEDIA_TYPES.get("." + name.rpartition(".")[2])
     path = folder / name
     if media_type is None or "/" in name or "\\" in name or not path.is_file():

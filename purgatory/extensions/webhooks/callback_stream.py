@@ -8,11 +8,11 @@ that of the oldest of them: results behind one that is refused again and again a
 import asyncio
 from typing import Final, Protocol
 
+from purgatory.extensions.webhooks.deliveries import Deliveries
+from purgatory.extensions.webhooks.webhook_poster import Attempt
 from purgatory.service.sessions.outbox import ResultSlice
 from purgatory.service.sessions.session import Callback, Session, SessionKey
 from purgatory.service.translate.results import fill_row
-from purgatory.service.webhooks.deliveries import Deliveries
-from purgatory.service.webhooks.webhook_poster import Attempt
 from purgatory.v1 import result_pb2
 
 OPEN_MAX: Final = 64

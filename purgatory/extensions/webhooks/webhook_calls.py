@@ -2,10 +2,10 @@
 
 from typing import Final
 
+from purgatory.extensions.webhooks.webhooks import Webhooks
 from purgatory.service.errors import invalid_argument
 from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.inspection_calls import PAGE_BYTES_MAX, make_token, page_size, read_token
-from purgatory.service.webhooks.webhooks import Webhooks
 from purgatory.v1 import webhook_pb2 as wire
 
 LISTING: Final = "dead letters"

@@ -25,9 +25,9 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from purgatory.engine.batches import OperationBatch, RegisterReceipt
 from purgatory.engine.codes import FAILED, KIND_NAMES, OUTCOME_NAMES, SIGNAL
 from purgatory.engine.completions import Completions
+from purgatory.extensions.tracing.call_trace import CALL_TRACE, TRACEPARENT, TRACESTATE
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.sessions.session import Session
-from purgatory.service.tracing.call_trace import CALL_TRACE, TRACEPARENT, TRACESTATE
 from purgatory.threads import on_daemon_thread
 
 LOGGER: Final = logging.getLogger(__name__)

@@ -11,6 +11,20 @@ from typing import Final
 from google.protobuf.timestamp_pb2 import Timestamp
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from purgatory.extensions.webhooks.callback_rules import CallbackNotAllowed, CallbackRules
+from purgatory.extensions.webhooks.callback_stream import CallbackStream
+from purgatory.extensions.webhooks.dead_letters import DeadLetters
+from purgatory.extensions.webhooks.deliveries import Deliveries, RetrySchedule
+from purgatory.extensions.webhooks.resent_letter import ResentLetter
+from purgatory.extensions.webhooks.webhook_form import CannotSendWebhooks, WebhookSigner, body_of
+from purgatory.extensions.webhooks.webhook_poster import (
+    DELIVERED,
+    NOT_ALLOWED,
+    REFUSED,
+    UNREACHABLE,
+    Attempt,
+    WebhookPoster,
+)
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
 from purgatory.service.access.watched_file import WatchedFile, read_regular_file
@@ -21,20 +35,6 @@ from purgatory.service.listeners.listener import Listener
 from purgatory.service.sessions.session import Callback, Session
 from purgatory.service.settings import WebhooksSettings
 from purgatory.service.transport.outbound import Resolve, system_addresses
-from purgatory.service.webhooks.callback_rules import CallbackNotAllowed, CallbackRules
-from purgatory.service.webhooks.callback_stream import CallbackStream
-from purgatory.service.webhooks.dead_letters import DeadLetters
-from purgatory.service.webhooks.deliveries import Deliveries, RetrySchedule
-from purgatory.service.webhooks.resent_letter import ResentLetter
-from purgatory.service.webhooks.webhook_form import CannotSendWebhooks, WebhookSigner, body_of
-from purgatory.service.webhooks.webhook_poster import (
-    DELIVERED,
-    NOT_ALLOWED,
-    REFUSED,
-    UNREACHABLE,
-    Attempt,
-    WebhookPoster,
-)
 from purgatory.v1 import result_pb2, webhook_pb2
 
 LOGGER: Final = logging.getLogger(__name__)

@@ -4,8 +4,8 @@ from typing import Any, Final
 
 from purgatory.engine.codes import FETCH, KIND_NAMES, OUTCOME_NAMES, PRODUCE, REQUEST_TIMED_OUT, SIGNAL
 from purgatory.engine.views import ItemView, PendingView
+from purgatory.extensions.page.recent_ends import RecentEnd
 from purgatory.service.host import Host
-from purgatory.service.page.recent_ends import RecentEnd
 
 ITEMS_IN_LISTS: Final = 3
 ITEMS_MAX: Final = 100

@@ -13,8 +13,8 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from typing import Any, Final, NamedTuple, Protocol
 
+from purgatory.extensions.webhooks.webhook_poster import DELIVERED, UNREACHABLE, Attempt
 from purgatory.service.fair_queue import Turn
-from purgatory.service.webhooks.webhook_poster import DELIVERED, UNREACHABLE, Attempt
 
 DOUBLINGS_MAX: Final = 40
 PROMPT_S: Final = 1.0

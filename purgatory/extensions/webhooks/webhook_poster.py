@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Final, NamedTuple
 
+from purgatory.extensions.webhooks.callback_rules import CallbackNotAllowed, CallbackRules
 from purgatory.service.fair_queue import Turn, next_loop_turn
 from purgatory.service.transport.outbound import Answer, NoAnswer, Outbound, Resolve
-from purgatory.service.webhooks.callback_rules import CallbackNotAllowed, CallbackRules
 
 LOGGER: Final = logging.getLogger(__name__)
 

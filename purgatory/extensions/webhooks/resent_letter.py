@@ -2,7 +2,7 @@
 
 from typing import Final, Protocol
 
-from purgatory.service.webhooks.webhook_poster import Attempt
+from purgatory.extensions.webhooks.webhook_poster import Attempt
 from purgatory.v1 import result_pb2, webhook_pb2
 
 
