@@ -1,43 +1,32 @@
-"""The composition root: from settings to a serving daemon, and from a signal to a clean exit. It contains no rules.
+"""The composition root: builds a serving daemon from the settings, and shuts it down. It contains no rules.
 
-Shutdown, in this order: health says NOT_SERVING and readiness fails, new work is refused, every pending operation ends
-as SHUTTING_DOWN (with a journal, sessions' operations stay for the next daemon) and results are delivered within the
-grace period, streams and listeners close, archive and journal are completed, exit 0. A second signal exits at once: it
-waits for nothing but receipts of an async journal that are not on disk yet.
-Whatever fails on the way, what comes after it is still closed.
+Shutdown, in this order: health reports NOT_SERVING and readiness fails; new work is refused; every pending operation
+ends as SHUTTING_DOWN (with a journal, operations of sessions are kept for the next daemon) and results are delivered
+within the grace period; streams end, the host stops; extensions close, in reverse order; the journal is completed. If a
+step fails, the later ones still run.
 """
 
 import asyncio
-import json
 import logging
 import os
-import signal
 import socket
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Final
 
 import grpc
-import uvloop
 from grpc_health.v1 import health, health_pb2
 
-from purgatory import __version__
 from purgatory.clock import Clock, ContinuedClock, SystemClock
-from purgatory.engine import COMPILED
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
-from purgatory.journal.errors import JournalError
+from purgatory.extension import Core, Extension, HttpParts, StartupError
 from purgatory.service import garbage
 from purgatory.service.access.access import Access
-from purgatory.service.access.errors import AccessError
-from purgatory.service.budget.memory_budget import budget_bytes
 from purgatory.service.budget.memory_watch import MemoryWatch
 from purgatory.service.draining import drain
 from purgatory.service.errors import unauthenticated
-from purgatory.service.extension import Core, Extension, HttpParts, StartupError, chosen
-from purgatory.service.flags import config_lines, read_command_line
 from purgatory.service.host import Host
 from purgatory.service.http.connect_application import ConnectCalls
 from purgatory.service.http.http_calls import HttpMethods
@@ -49,7 +38,6 @@ from purgatory.service.listeners.exposition import make_registry
 from purgatory.service.listeners.metrics import Metrics
 from purgatory.service.listeners.recovery import OpenJournal
 from purgatory.service.listeners.refusal_log import RefusalLog
-from purgatory.service.log import start_logging
 from purgatory.service.rpc.call import Context, Identify
 from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.rpc.handlers import (
@@ -63,10 +51,8 @@ from purgatory.service.rpc.handlers import (
 )
 from purgatory.service.rpc.reflection import V1, V1ALPHA, reflection_servicer
 from purgatory.service.rpc.servicer import PurgatoryServicer
-from purgatory.service.setting_sources import SettingsError, unknown_variables
 from purgatory.service.settings import EngineLimitsSettings, HostSettings, Settings, is_loopback, split_address
-from purgatory.service.transport.certificate_files import CannotUseCertificates
-from purgatory.service.transport.grpc_options import largest_message_bytes, server_options, warn_of_few_files
+from purgatory.service.transport.grpc_options import largest_message_bytes, server_options
 from purgatory.service.transport.peer import PeerCertificate
 from purgatory.service.transport.tls import Tls
 
@@ -76,9 +62,6 @@ STREAMS_GRACE_S: Final = 0.5
 
 CLOSE_S_MIN: Final = 5.0
 """Time for the journal's last group, even if clients have used up the grace period."""
-
-EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = 2
 
 
 class Daemon:
@@ -340,94 +323,3 @@ def make_host(settings: Settings, metrics: Metrics, clock: Clock, started_ms: in
     engine = Engine(EngineLimits(**limits), started_ms, **settings.engine.model_dump())
     settings_of_host = HostSettings(settings.limits, settings.session, settings.shares)
     return Host(engine, clock, settings_of_host, metrics, RefusalLog(clock))
-
-
-async def serve(settings: Settings, extensions: Sequence[type[Extension]]) -> None:
-    """Runs a daemon until SIGTERM or SIGINT, and shuts it down. Raises what `Daemon.start` raises."""
-    loop = asyncio.get_running_loop()
-    daemon = Daemon(settings, extensions)
-    stopping = Stopping(daemon)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.on_signal, number)
-    loop.add_signal_handler(signal.SIGHUP, daemon.reload)
-    await daemon.start()
-    _announce(daemon)
-    received = await stopping.asked
-    LOGGER.info("%s: shutting down, %d operations pending", received.name, daemon.pending)
-    await daemon.stop()
-    LOGGER.info("stopped")
-
-
-def main(
-    extensions: Sequence[type[Extension]], arguments: Sequence[str] | None = None, *, program: str = "server.py"
-) -> int:
-    """Runs the daemon with these extensions and command line arguments (None: the process's own).
-
-    Returns the exit code.
-    """
-    try:
-        command_line = read_command_line(arguments, program)
-    except SettingsError as error:
-        print(f"{program}: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    if command_line.print_config:
-        print("\n".join(config_lines(command_line)))
-        return 0
-    garbage.use_one_arena()
-    settings = command_line.settings
-    start_logging(settings.log)
-    for name in unknown_variables():
-        LOGGER.warning("%s is set, but there is no such setting; see --help", name)
-    try:
-        uvloop.run(serve(settings, chosen(extensions, settings)))
-    except (StartupError, CannotUseCertificates, JournalError, AccessError) as error:
-        LOGGER.critical("%s", error)
-        return EXIT_FAILED
-    return 0
-
-
-def _announce(daemon: Daemon) -> None:
-    """Logs the one line that says what runs where, and writes the ready file for programs."""
-    engine = "compiled engine" if COMPILED else "UNCOMPILED engine (correct, but several times slower)"
-    LOGGER.info(
-        "purgatory %s, %s: gRPC on %s, HTTP on %s, %s; memory budget %d MiB, messages up to %d KiB",
-        __version__,
-        engine,
-        daemon.grpc_address,
-        daemon.http_address,
-        _security(daemon.settings),
-        budget_bytes(daemon.settings.limits.memory_bytes_max) >> 20,
-        largest_message_bytes(daemon.settings) >> 10,
-    )
-    warn_of_few_files(daemon.settings.grpc.connections_max)
-    path = daemon.settings.ready_file
-    if path is not None:
-        ready = {"pid": os.getpid(), "grpc_address": daemon.grpc_address, "http_address": daemon.http_address}
-        unfinished = path.with_name(path.name + ".part")
-        unfinished.write_text(json.dumps(ready) + "\n", "utf-8")
-        unfinished.replace(path)
-
-
-def _security(settings: Settings) -> str:
-    """What protects the connections, for the line that says what runs where."""
-    if settings.tls.certificate_file is None:
-        return "WITHOUT TLS (--insecure)" if settings.insecure else "without TLS, on loopback"
-    return "TLS with client certificates" if settings.tls.client_auth == "required" else "TLS"
-
-
-class Stopping:
-    """What signals ask for: the first one a shutdown, the second an exit, the third one that waits for nothing."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        self.asked: Final[asyncio.Future[signal.Signals]] = asyncio.get_running_loop().create_future()
-        self._daemon: Final = daemon
-        self._exiting: asyncio.Task[None] | None = None
-
-    def on_signal(self, number: signal.Signals) -> None:
-        if not self.asked.done():
-            self.asked.set_result(number)
-        elif self._exiting is None:
-            LOGGER.warning("second signal (%s): exiting at once", number.name)
-            self._exiting = asyncio.create_task(self._daemon.exit_at_once(128 + number), name="exit at once")
-        else:
-            os._exit(128 + number)

@@ -1,16 +1,16 @@
 """Extensions: parts of the daemon that can be left out. Each folder can be deleted, with its line here.
 
-`extension.py` of each folder implements `purgatory.service.extension.Extension`.
+`extension.py` of each folder implements `purgatory.extension.Extension`.
 """
 
 from typing import Final
 
+from purgatory.extension import Extension
 from purgatory.extensions.archive.extension import ArchiveExtension
 from purgatory.extensions.connectors.extension import ConnectorsExtension
 from purgatory.extensions.page.extension import PageExtension
 from purgatory.extensions.tracing.extension import TracingExtension
 from purgatory.extensions.webhooks.extension import WebhooksExtension
-from purgatory.service.extension import Extension
 
 ALL: Final[tuple[type[Extension], ...]] = (
     TracingExtension,

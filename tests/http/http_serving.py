@@ -23,10 +23,8 @@ from purgatory.service.http.http_calls import HttpMethods
 from purgatory.service.http.server_sent_events import ServerSentEvents
 from purgatory.service.http.site import HttpSite
 from purgatory.service.rpc.call_gate import CallGate
-from purgatory.service.rpc.handlers import service_methods
-from purgatory.service.rpc.servicer import PurgatoryServicer
 from purgatory.service.settings import HostSettings, HttpSettings
-from tests.service.serving import ServedHost, serving
+from tests.service.serving import ServedHost, all_methods, serving
 
 SERVICE = "/purgatory.v1.PurgatoryService"
 JSON, BINARY = "json", "proto"
@@ -119,7 +117,7 @@ async def serving_http(
         host = served.host
         gate = CallGate(host.fair_queue, host.settings.limits, host.listeners)
         methods = HttpMethods(
-            service_methods(PurgatoryServicer(host)),
+            all_methods(host),
             gate,
             lambda _method: lambda _context: host.sessions.accounts.nobody,
         )

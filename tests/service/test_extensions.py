@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from purgatory.extension import StartupError, chosen
 from purgatory.extensions import ALL
-from purgatory.service.extension import StartupError, chosen
-from purgatory.service.settings import Settings
+from purgatory.service.settings import ArchiveSettings, Settings
 from tests.conftest import StartDaemon
 
 NAMES = [extension.name for extension in ALL]
@@ -58,7 +58,7 @@ def test_unknown_extension() -> None:
 
 def test_setting_of_an_extension_that_is_not_loaded(tmp_path: Path) -> None:
     """It is refused, since it would have no effect."""
-    settings = Settings(extensions="page", archive={"uri": str(tmp_path)})
+    settings = Settings(extensions="page", archive=ArchiveSettings(uri=str(tmp_path)))
     with pytest.raises(StartupError, match=r"archive.uri is set, but the extension archive is not loaded"):
         chosen(ALL, settings)
     assert [extension.name for extension in chosen(ALL, Settings(extensions="page"))] == ["page"]

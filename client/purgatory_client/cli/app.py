@@ -271,8 +271,8 @@ def top(address: Address = DEFAULT_ADDRESS) -> NoReturn:
 def serve(context: typer.Context) -> NoReturn:
     """Run the daemon; `purgatory serve --help` lists its settings."""
     try:
-        from purgatory.daemon import main as run_daemon  # noqa: PLC0415 - the client runs without the server's packages
         from purgatory.extensions import ALL  # noqa: PLC0415 - as above
+        from purgatory.run_daemon import main as run_daemon  # noqa: PLC0415 - the client runs without the server's packages
     except ModuleNotFoundError as error:
         render.error_line(f"the daemon needs {error.name}; install it with: pip install 'purgatory-waits[server]'")
         raise typer.Exit(Exit.ERROR) from error

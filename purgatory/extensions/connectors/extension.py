@@ -7,8 +7,8 @@ from pathlib import Path
 
 import grpc
 
+from purgatory.extension import Core, Extension, StartupError
 from purgatory.extensions.connectors.supervised_sources import PRINCIPAL, SupervisedSources
-from purgatory.service.extension import Core, Extension, StartupError
 from purgatory.service.sources.source_table import STATE_NAMES
 from purgatory.service.transport.grpc_options import server_options
 

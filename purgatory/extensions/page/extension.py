@@ -1,7 +1,7 @@
 """The live page as an extension."""
 
+from purgatory.extension import Core, Extension, HttpParts
 from purgatory.extensions.page.live_page import LivePage
-from purgatory.service.extension import Core, Extension, HttpParts
 from purgatory.service.http.http_calls import HttpMethods
 from purgatory.service.listeners.listener import Listener
 

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from purgatory import __version__
+from purgatory.extension import Core, Extension, StartupError
 from purgatory.extensions.tracing.call_trace import traced
-from purgatory.service.extension import Core, Extension, StartupError
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.call import Identify
 
