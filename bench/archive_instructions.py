@@ -28,7 +28,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.extensions.archive.archive_listener import ArchiveListener
 from purgatory.service.host import Host
-from purgatory.service.listeners.metrics import Metrics
+from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.rpc import event_calls, session_requests
 from purgatory.service.rpc.call import Call, Context
 from purgatory.service.settings import ArchiveSettings, HostSettings

@@ -22,8 +22,8 @@ from purgatory.clock import Clock, ContinuedClock, SystemClock
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.extension import Core, Extension, HttpParts, StartupError
-from purgatory.service import garbage
 from purgatory.service.access.access import Access
+from purgatory.service.budget import garbage
 from purgatory.service.budget.memory_watch import MemoryWatch
 from purgatory.service.draining import drain
 from purgatory.service.errors import unauthenticated
@@ -34,12 +34,13 @@ from purgatory.service.http.metrics_page import MetricsPage
 from purgatory.service.http.probes import probe_routes
 from purgatory.service.http.server_sent_events import ServerSentEvents
 from purgatory.service.http.site import HttpSite
-from purgatory.service.listeners.exposition import make_registry
-from purgatory.service.listeners.metrics import Metrics
-from purgatory.service.listeners.recovery import OpenJournal
 from purgatory.service.listeners.refusal_log import RefusalLog
+from purgatory.service.metrics.exposition import make_registry
+from purgatory.service.metrics.metrics import Metrics
+from purgatory.service.recovery import OpenJournal
 from purgatory.service.rpc.call import Context, Identify
 from purgatory.service.rpc.call_gate import CallGate
+from purgatory.service.rpc.grpc_options import largest_message_bytes, server_options
 from purgatory.service.rpc.handlers import (
     SERVICE,
     Method,
@@ -52,7 +53,6 @@ from purgatory.service.rpc.handlers import (
 from purgatory.service.rpc.reflection import V1, V1ALPHA, reflection_servicer
 from purgatory.service.rpc.servicer import PurgatoryServicer
 from purgatory.service.settings import EngineLimitsSettings, HostSettings, Settings, is_loopback, split_address
-from purgatory.service.transport.grpc_options import largest_message_bytes, server_options
 from purgatory.service.transport.peer import PeerCertificate
 from purgatory.service.transport.tls import Tls
 

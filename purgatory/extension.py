@@ -27,8 +27,8 @@ from purgatory.service.access.access import Access
 from purgatory.service.host import Host
 from purgatory.service.http.http_calls import HttpMethods
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.listeners.metrics import Metrics
-from purgatory.service.listeners.recovery import OpenJournal
+from purgatory.service.metrics.metrics import Metrics
+from purgatory.service.recovery import OpenJournal
 from purgatory.service.rpc.call import Identify
 from purgatory.service.settings import Settings
 

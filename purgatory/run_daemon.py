@@ -19,16 +19,16 @@ from purgatory import __version__
 from purgatory.daemon import Daemon
 from purgatory.engine import COMPILED
 from purgatory.extension import Extension, StartupError, chosen
+from purgatory.flags import config_lines, read_command_line
 from purgatory.journal.errors import JournalError
-from purgatory.service import garbage
+from purgatory.log import start_logging
 from purgatory.service.access.errors import AccessError
+from purgatory.service.budget import garbage
 from purgatory.service.budget.memory_budget import budget_bytes
-from purgatory.service.flags import config_lines, read_command_line
-from purgatory.service.log import start_logging
+from purgatory.service.rpc.grpc_options import largest_message_bytes, warn_of_few_files
 from purgatory.service.setting_sources import SettingsError, unknown_variables
 from purgatory.service.settings import Settings
 from purgatory.service.transport.certificate_files import CannotUseCertificates
-from purgatory.service.transport.grpc_options import largest_message_bytes, warn_of_few_files
 
 LOGGER: Final = logging.getLogger("purgatory.daemon")
 EXIT_FAILED: Final = 1

@@ -23,7 +23,7 @@ from purgatory.service.access.access import Access
 from purgatory.service.access.account import Account
 from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.listeners.metrics import Metrics
+from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.rpc.call import Identify
 from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.rpc.handlers import Method, add_to_server, service_methods

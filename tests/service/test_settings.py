@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from purgatory.service.flags import CommandLine, config_lines, read_command_line
+from purgatory.flags import CommandLine, config_lines, read_command_line
 from purgatory.service.setting_sources import (
     SettingsError,
     environment_name,

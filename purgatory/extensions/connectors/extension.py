@@ -9,8 +9,8 @@ import grpc
 
 from purgatory.extension import Core, Extension, StartupError
 from purgatory.extensions.connectors.supervised_sources import PRINCIPAL, SupervisedSources
+from purgatory.service.rpc.grpc_options import server_options
 from purgatory.service.sources.source_table import STATE_NAMES
-from purgatory.service.transport.grpc_options import server_options
 
 
 class ConnectorsExtension(Extension):

@@ -12,9 +12,9 @@ from purgatory.engine.codes import KIND_NAMES, KINDS, OUTCOME_NAMES
 from purgatory.extensions.page.recent_times import RecentTimes
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
+from purgatory.service.histogram import Histogram
 from purgatory.service.host import Host
-from purgatory.service.listeners.histogram import Histogram
-from purgatory.service.listeners.metrics import Metrics
+from purgatory.service.metrics.metrics import Metrics
 
 COUNTED_MAX: Final = 40_000
 """Operations that are counted in buckets for one picture of the wheel: a fraction of a millisecond."""

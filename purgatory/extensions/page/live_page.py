@@ -32,15 +32,15 @@ from purgatory.extensions.page.ranked_waits import RankedWaits
 from purgatory.extensions.page.recent_ends import RecentEnds
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
-from purgatory.service.access.visibility import may_see
 from purgatory.service.errors import invalid_argument, not_found, unavailable
 from purgatory.service.host import Host
 from purgatory.service.http.connect_codecs import Undecoded, json_text
 from purgatory.service.http.http_calls import HttpCall, HttpMethod, HttpMethods
 from purgatory.service.http.http_context import HttpContext
 from purgatory.service.http.server_sent_events import COMMENT, event_bytes, parameters_of, serve_events
-from purgatory.service.listeners.metrics import Metrics
+from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.rpc.call import Call
+from purgatory.service.visibility import may_see
 
 FAST_S: Final = 0.25
 SLOW_S: Final = 1.0

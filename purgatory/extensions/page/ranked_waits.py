@@ -11,9 +11,9 @@ from purgatory.engine.ranking import PendingRanking
 from purgatory.extensions.page.operation_view import pending_fields
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
-from purgatory.service.access.visibility import rank_pending, ranked_views
 from purgatory.service.fair_queue import next_loop_turn
 from purgatory.service.host import Host
+from purgatory.service.visibility import rank_pending, ranked_views
 
 ROWS_SHOWN: Final = 20
 RANKED_MAX: Final = 10 * ROWS_SHOWN

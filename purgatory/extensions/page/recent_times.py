@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
-from purgatory.service.listeners.histogram import Histogram
+from purgatory.service.histogram import Histogram
 
 WINDOW_S: Final = 300.0
 NOTED_EVERY_S: Final = 5.0

@@ -7,7 +7,7 @@ from purgatory.extensions.webhooks.webhook_calls import list_dead_letters, resen
 from purgatory.extensions.webhooks.webhook_form import CannotSendWebhooks
 from purgatory.extensions.webhooks.webhooks import Webhooks
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.listeners.recovery import OpenJournal
+from purgatory.service.recovery import OpenJournal
 from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.inspection_calls import held_answer
 from purgatory.v1 import webhook_pb2 as wire

@@ -10,7 +10,7 @@ from typing import Final
 from google.protobuf.json_format import MessageToDict
 from standardwebhooks.webhooks import Webhook
 
-from purgatory.service.access.watched_file import read_regular_file
+from purgatory.service.transport.watched_file import read_regular_file
 from purgatory.v1 import result_pb2, webhook_pb2
 
 OPERATION_ENDED: Final = "operation.ended"

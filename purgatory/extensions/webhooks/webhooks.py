@@ -27,7 +27,6 @@ from purgatory.extensions.webhooks.webhook_poster import (
 )
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
-from purgatory.service.access.watched_file import WatchedFile, read_regular_file
 from purgatory.service.errors import invalid_argument
 from purgatory.service.fair_queue import REGISTRATIONS
 from purgatory.service.host import Host
@@ -35,6 +34,7 @@ from purgatory.service.listeners.listener import Listener
 from purgatory.service.sessions.session import Callback, Session
 from purgatory.service.settings import WebhooksSettings
 from purgatory.service.transport.outbound import Resolve, system_addresses
+from purgatory.service.transport.watched_file import WatchedFile, read_regular_file
 from purgatory.v1 import result_pb2, webhook_pb2
 
 LOGGER: Final = logging.getLogger(__name__)

@@ -19,7 +19,6 @@ from purgatory.engine import COMPILED
 from purgatory.service.access.account import Account
 from purgatory.service.access.audit import NAME
 from purgatory.service.access.roles import ADMIN, OBSERVE, Role
-from purgatory.service.access.visibility import may_see, rank_pending, ranked_views
 from purgatory.service.errors import RpcError, invalid_argument, not_found, permission_denied, quoted
 from purgatory.service.host import Host
 from purgatory.service.rpc.call import Call
@@ -38,6 +37,7 @@ from purgatory.service.translate.views import (
     remaining,
     timestamp,
 )
+from purgatory.service.visibility import may_see, rank_pending, ranked_views
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import source_pb2 as source_wire
 

@@ -19,11 +19,11 @@ from prometheus_client.registry import Collector
 from purgatory import __version__
 from purgatory.engine import COMPILED
 from purgatory.engine.codes import KIND_NAMES, KINDS, OUTCOME_NAMES
+from purgatory.service.budget.garbage import PauseWatch
 from purgatory.service.fair_queue import WORK_NAMES
-from purgatory.service.garbage import PauseWatch
+from purgatory.service.histogram import Histogram
 from purgatory.service.host import Host
-from purgatory.service.listeners.histogram import Histogram
-from purgatory.service.listeners.metrics import REASON_NAMES, Metrics
+from purgatory.service.metrics.metrics import REASON_NAMES, Metrics
 from purgatory.service.sources.source_metrics import SourceMetrics
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from purgatory.service.listeners.histogram import Histogram
+from purgatory.service.histogram import Histogram
 from purgatory.service.settings import GcSettings
 
 YOUNG: Final = 1

@@ -22,7 +22,7 @@ from purgatory.engine.codes import (
 )
 from purgatory.engine.completions import Completions
 from purgatory.service.fair_queue import WORK_NAMES
-from purgatory.service.listeners.histogram import Histogram
+from purgatory.service.histogram import Histogram
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.sessions.session import Session
 from purgatory.service.translate.uniform_columns import is_uniform
