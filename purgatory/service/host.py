@@ -88,7 +88,7 @@ class Host:
         """Which marks nobody can see, and why: `sources.stale(name, now_ms)`."""
         limits = settings.limits
         self.source_links: Final = SourceLinks(engine, self.sources, self.time.now_ms, limits.sources_max)
-        self.shares.budget.calls = lambda: self.fair_queue.calls + self.fair_queue.refused
+        self.shares.budget.calls = lambda: self.fair_queue.calls
         self.shares.budget.queues = lambda: (
             self.source_links.held_bytes() + sum(listener.held_bytes() for listener in self.listeners)
         )

@@ -16,7 +16,7 @@ from google.rpc import code_pb2
 
 from purgatory.service.access.account import Account
 from purgatory.service.errors import RpcError, unauthenticated, unavailable
-from purgatory.service.fair_queue import CallerTurns
+from purgatory.service.fair_queue import CallerQueue
 from purgatory.service.http.connect_codecs import FairThread
 from purgatory.service.http.http_context import HttpContext
 from purgatory.service.rpc.call import Call, Context, Identify
@@ -78,11 +78,11 @@ class HttpCall:
         self.method: Final = method
         self._methods: Final = methods
         self._counts: Final = methods.gate.counts.of(method.descriptor)
-        self._caller: CallerTurns | None = None
+        self._caller: CallerQueue | None = None
         self._call: Call | None = None
 
     async def enter(self, context: HttpContext) -> None:
-        """Count the call. Raises `RpcError` when that may be answered."""
+        """Count the call. Raises `RpcError` if a limit refuses it."""
         as_grpc, gate, method = cast("Context", context), self._methods.gate, self.method
         try:
             if self._methods.is_ending:
@@ -91,7 +91,6 @@ class HttpCall:
             caller = self._caller = gate.enter(as_grpc, account, method.work, is_unary=method.is_unary)
         except RpcError as refused:
             self._counts.add_ended(refused.code)
-            await gate.refusal_turn()
             raise
         recheck = partial(self._recheck, as_grpc, account)
         self._call = Call(as_grpc, account, partial(gate.queue.turn, caller, method.work), recheck)

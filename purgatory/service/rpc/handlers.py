@@ -198,11 +198,6 @@ def _served(
             caller = gate.enter(context, account, work, is_unary=is_unary)
         except RpcError as refused:
             counts.add_ended(refused.code)
-            try:
-                await gate.refusal_turn()
-            except asyncio.CancelledError:
-                gate.resets.add(context.peer())
-                raise
             _refuse(context, refused)
             return
         code = code_pb2.UNKNOWN  # gRPC's answer to an error that nobody expected
