@@ -21,7 +21,7 @@ from bench.measure.processes import ROOT, WorkerFailed
 from bench.measure.result_rows import Row, table, write_rows
 from bench.render.page import pictures_in, write_table
 from bench.scale import FULL, QUICK, Scale
-from bench.suites import engine_suite, journal_suite, page_suite, service_suite
+from bench.suites import engine_suite, journal_suite, service_suite
 
 RESULTS: Final = ROOT / "bench" / "results"
 PAGE: Final = ROOT / "docs" / "performance.md"
@@ -31,19 +31,13 @@ SUITES: Final[dict[str, Callable[[Lab], None]]] = {
     "timer/": engine_suite.timers,
     "memory/": engine_suite.memory,
     "service/throughput": service_suite.throughput,
-    "service/json": service_suite.json_waits,
-    "service/secured": service_suite.secured,
-    "service/page": page_suite.viewed,
-    "service/refusals": service_suite.refusals,
     "service/latency": service_suite.latency,
     "service/lateness": service_suite.lateness,
     "service/herd": service_suite.herd,
-    "page/first-paint": page_suite.first_paint,
     "journal/columns": journal_suite.columns,
     "journal/receipt": journal_suite.receipts,
     "journal/recovery": journal_suite.recovery,
     "archive/columns": journal_suite.archived,
-    "huge/": service_suite.huge,
 }
 
 
@@ -52,7 +46,7 @@ def main() -> None:
     scale = QUICK if arguments.quick else FULL
     if arguments.runs:
         scale = dataclasses.replace(scale, runs=arguments.runs)
-    rows, skipped = measure(scale, arguments.only, huge=arguments.huge)
+    rows, skipped = measure(scale, arguments.only)
     print(table(rows))
     for line in skipped:
         print(f"\n{line}")
@@ -72,19 +66,16 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small sizes, one pair each; nothing is written")
     parser.add_argument("--only", default="", help="suites whose name fits, such as 'timer/*'; nothing is written")
     parser.add_argument("--runs", type=int, default=0, help="pairs of each benchmark")
-    parser.add_argument("--huge", action="store_true", help="ten million pending operations too (2.5 GB)")
     parser.add_argument("--output", type=Path, default=None, help="where to write the JSON; plots go beside it")
     return parser.parse_args()
 
 
-def measure(scale: Scale, only: str, *, huge: bool) -> tuple[list[Row], list[str]]:
+def measure(scale: Scale, only: str) -> tuple[list[Row], list[str]]:
     """The rows of the suites that are wanted, and the lines on what was left out."""
     rows: list[Row] = []
     skipped: list[str] = []
     for name, suite in SUITES.items():
         if only and not fnmatch.fnmatch(name, only) and not name.startswith(only):
-            continue
-        if name == "huge/" and not huge:
             continue
         started = time.monotonic()
         lab = Lab(scale, skipped)
