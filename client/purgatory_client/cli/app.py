@@ -13,9 +13,10 @@ from purgatory_client.aio import AsyncClient
 from purgatory_client.cli import render
 from purgatory_client.cli.advance import advance
 from purgatory_client.cli.caught_up import caught_up, reached
-from purgatory_client.cli.exits import OF_OUTCOME, Exit, epilog
+from purgatory_client.cli.connection_options import DEFAULT_ADDRESS, Address, AsJson, run, secured
+from purgatory_client.cli.dead_letters import dead_letters
+from purgatory_client.cli.exit_codes import OF_OUTCOME, Exit, epilog
 from purgatory_client.cli.load import load, results
-from purgatory_client.cli.looking_on import hot, tail
 from purgatory_client.cli.parsing import (
     UsageError,
     checked_partition,
@@ -26,8 +27,7 @@ from purgatory_client.cli.parsing import (
     partition_offsets,
     seconds,
 )
-from purgatory_client.cli.running import DEFAULT_ADDRESS, Address, AsJson, run, secured
-from purgatory_client.cli.undelivered import dead_letters
+from purgatory_client.cli.tail import hot, tail
 from purgatory_client.cli.watching import Watch, shown
 from purgatory_client.results import Result
 from purgatory_client.sources.position_tokens import FORM, Positions

@@ -7,9 +7,9 @@ import typer
 
 from purgatory_client.aio import AsyncClient
 from purgatory_client.cli import render
-from purgatory_client.cli.exits import OF_OUTCOME, Exit
+from purgatory_client.cli.connection_options import DEFAULT_ADDRESS, Address, AsJson, run
+from purgatory_client.cli.exit_codes import OF_OUTCOME, Exit
 from purgatory_client.cli.parsing import UsageError, seconds
-from purgatory_client.cli.running import DEFAULT_ADDRESS, Address, AsJson, run
 from purgatory_client.results import Result, already_satisfied
 from purgatory_client.sources.position_tokens import Positions
 

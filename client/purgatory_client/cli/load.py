@@ -15,14 +15,14 @@ import typer
 
 from purgatory_client import events
 from purgatory_client.aio import AsyncClient
+from purgatory_client.batches import partition_columns
 from purgatory_client.cli import render_load
-from purgatory_client.cli.exits import Exit, exit_of_outcomes
+from purgatory_client.cli.connection_options import DEFAULT_ADDRESS, Address, AsJson, run
+from purgatory_client.cli.exit_codes import Exit, exit_of_outcomes
 from purgatory_client.cli.parsing import UsageError, checked_partition, seconds
-from purgatory_client.cli.running import DEFAULT_ADDRESS, Address, AsJson, run
-from purgatory_client.many import partition_columns
 from purgatory_client.number_checks import milliseconds
 from purgatory_client.results import OperationKind, Outcome
-from purgatory_client.session.sessions_of_others import Collected
+from purgatory_client.session.detached_sessions import Collected
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from purgatory_client.events import AdvanceReceipt
 from purgatory_client.results import MARK_STALE, Outcome, PartitionResult, Result
-from purgatory_client.session.sessions_of_others import ClosedSession
+from purgatory_client.session.detached_sessions import ClosedSession
 from purgatory_client.sources.position_tokens import Positions
 from purgatory_client.views import Partition, PendingOperation, RemainingTime, SourceStatus, Status
 

@@ -8,7 +8,7 @@ from rich.markup import escape
 
 from purgatory_client.cli.render import error_line, outcome_text, plural, print_either, print_json, result_document
 from purgatory_client.results import Outcome
-from purgatory_client.session.sessions_of_others import Collected
+from purgatory_client.session.detached_sessions import Collected
 
 
 @dataclass(frozen=True, slots=True)

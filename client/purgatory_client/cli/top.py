@@ -15,7 +15,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from purgatory_client.aio import AsyncClient
 from purgatory_client.cli.render import COLOURS, outcome_text, plural, printable, span, waits_for
-from purgatory_client.cli.render_onlookers import waited_for
+from purgatory_client.cli.render_tail import waited_for
 from purgatory_client.errors import PurgatoryClientError
 from purgatory_client.views import EndedOperation, OperationOrder, Status
 

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from purgatory_client.cli import render
-from purgatory_client.cli.exits import Exit
+from purgatory_client.cli.exit_codes import Exit
 from purgatory_client.cli.parsing import UsageError, seconds
 from purgatory_client.errors import Unavailable
 

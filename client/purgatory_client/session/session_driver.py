@@ -19,6 +19,7 @@ from grpc_status import rpc_status
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
+from purgatory_client.batches import Entry
 from purgatory_client.errors import (
     ClientClosed,
     OperationIdInUse,
@@ -29,7 +30,6 @@ from purgatory_client.errors import (
     SessionTakenOver,
     Unavailable,
 )
-from purgatory_client.many import Entry
 from purgatory_client.outbox.outbox_file import OutboxFile
 from purgatory_client.outbox.outbox_gate import OutboxGate
 from purgatory_client.outbox.ticket import Ticket

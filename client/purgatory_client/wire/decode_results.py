@@ -165,7 +165,7 @@ class ResultSegment(NamedTuple):
     item: int
 
 
-class GatheredResults:
+class BatchResults:
     """The results so far of a batch of `count` operations with `item_total` items."""
 
     def __init__(self, kind: int, count: int, item_total: int) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from purgatory_client import AsyncClient, Client, many
-from purgatory_client.cli.exits import MEANINGS, Exit
+from purgatory_client import AsyncClient, Client, batches
+from purgatory_client.cli.exit_codes import MEANINGS, Exit
 from purgatory_client.cli.parsing import UsageError, follower, key_counts, partition_offsets, seconds
 from purgatory_client.sources.source_link import EndsWanted, SourceState
 
@@ -159,7 +159,7 @@ def test_a_failed_and_a_cancelled_wait(shared_daemon: DaemonProcess, run: Run, l
 
 def test_a_session_is_closed(shared_daemon: DaemonProcess, run: Run, looking: Client) -> None:
     """Says what ended with it; exit code 16 when there is none of that name."""
-    looking.register("left-behind", 1, many.produce(["left-0"], offsets=[9, 10], indexes=[0, 0]))
+    looking.register("left-behind", 1, batches.produce(["left-0"], offsets=[9, 10], indexes=[0, 0]))
     closed = run("close", "left-behind")
     assert (closed.returncode, closed.stdout) == (0, "closed: 2 operations cancelled, 0 results dropped\n")
     assert run("close", "left-behind").returncode == 16

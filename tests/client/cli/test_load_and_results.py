@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from purgatory_client import Client, Outcome, errors
-from purgatory_client.cli.exits import Exit, exit_of_outcomes
+from purgatory_client.batches import partition_columns
+from purgatory_client.cli.exit_codes import Exit, exit_of_outcomes
 from purgatory_client.cli.render import remaining_line, span
-from purgatory_client.many import partition_columns
 from purgatory_client.results import OperationKind
 from purgatory_client.views import RemainingTime
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from purgatory_client import Client
-from purgatory_client.cli.exits import Exit
+from purgatory_client.cli.exit_codes import Exit
 from purgatory_client.waits import produce
 from purgatory_client.waits import signal as signal_wait
 

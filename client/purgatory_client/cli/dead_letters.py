@@ -6,9 +6,9 @@ import typer
 
 from purgatory_client.aio import AsyncClient
 from purgatory_client.cli import render
-from purgatory_client.cli.exits import Exit
+from purgatory_client.cli.connection_options import DEFAULT_ADDRESS, Address, AsJson, run
+from purgatory_client.cli.exit_codes import Exit
 from purgatory_client.cli.parsing import UsageError
-from purgatory_client.cli.running import DEFAULT_ADDRESS, Address, AsJson, run
 from purgatory_client.dead_letter_views import DeadLetter
 
 

@@ -12,7 +12,7 @@ import typer
 
 from purgatory_client.aio import DEFAULT_ADDRESS, AsyncClient
 from purgatory_client.cli import render
-from purgatory_client.cli.exits import Exit, exit_of_error
+from purgatory_client.cli.exit_codes import Exit, exit_of_error
 from purgatory_client.cli.parsing import UsageError
 from purgatory_client.errors import EventRefused, InvalidRequest, PurgatoryClientError, Unavailable
 

@@ -19,7 +19,7 @@ from purgatory_client.plain_errors import from_rpc_error
 from purgatory_client.results import OperationKind, Outcome
 from purgatory_client.session.backoff import Resumption
 from purgatory_client.session.channel import ChannelSecurity, check_process, open_channel
-from purgatory_client.session.sessions_of_others import CALL_TIMEOUT, ClosedSession
+from purgatory_client.session.detached_sessions import CALL_TIMEOUT, ClosedSession
 from purgatory_client.sources.position_tokens import Positions
 from purgatory_client.sources.source_link import SourceLink
 from purgatory_client.waits import ByPartition, Name

@@ -5,10 +5,10 @@ from typing import Annotated, NoReturn
 import typer
 
 from purgatory_client.aio import AsyncClient
-from purgatory_client.cli import render_onlookers
-from purgatory_client.cli.exits import Exit
+from purgatory_client.cli import render_tail
+from purgatory_client.cli.connection_options import DEFAULT_ADDRESS, Address, AsJson, run
+from purgatory_client.cli.exit_codes import Exit
 from purgatory_client.cli.parsing import kind_of, outcome_of
-from purgatory_client.cli.running import DEFAULT_ADDRESS, Address, AsJson, run
 from purgatory_client.cli.watching import Watch, shown
 
 
@@ -29,9 +29,9 @@ def tail(
         wanted, only = [outcome_of(name) for name in outcomes or ()], None if kind is None else kind_of(kind)
         async for ended in client.tail(outcomes=wanted, kind=only):
             operations = ended.operations[:left]
-            render_onlookers.ended(operations, as_json=as_json)
+            render_tail.ended(operations, as_json=as_json)
             if ended.left_out:
-                render_onlookers.left_out(ended.left_out)
+                render_tail.left_out(ended.left_out)
             if left is not None:
                 left -= len(operations)
                 if left <= 0:
@@ -51,7 +51,7 @@ def hot(
 
     async def call(client: AsyncClient) -> Exit:
         async def show() -> None:
-            render_onlookers.hot_names(await client.hot_names(limit), as_json=as_json)
+            render_tail.hot_names(await client.hot_names(limit), as_json=as_json)
 
         return await shown(watch, show)
 
