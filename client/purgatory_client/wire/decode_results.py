@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from google.protobuf.message import Message
 
 from purgatory.v1 import operation_pb2, result_pb2
-from purgatory_client.plain_errors import ProtocolError, PurgatoryClientError, from_code
+from purgatory_client.base_errors import ProtocolError, PurgatoryClientError, from_code
 from purgatory_client.results import COLUMNS, FETCH_COLUMNS, OPERATION_COLUMNS, Outcome, ResultColumns, item_columns
 
 SEGMENTS_MAX: Final = 32
