@@ -1,10 +1,11 @@
-"""The harness: one run, one table, one JSON, plots.
+"""Runs the benchmarks and writes one table, one JSON file and a plot.
 
-    make bench                                    # everything but ten million pending, which ARGS="--huge" adds
-    make bench-quick                              # less of it, in under a minute
-    python -m bench --only 'timer/*' --runs 3     # some of it; results are shown and not written
+    make bench                                    # everything
+    make bench-quick                              # small sizes, in less than a minute
+    python -m bench --only 'timer/*' --runs 3     # some suites; results are shown but not written
 
-Subject and peers take turns in one run. Nothing is asserted; peers that cannot be had are named and left out.
+Subject and peers are measured alternately in one run. Nothing is asserted. Peers that are not available are named and
+skipped.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from typing import Final
 from bench.measure.lab import Lab
 from bench.measure.processes import ROOT, WorkerFailed
 from bench.measure.result_rows import Row, table, write_rows
-from bench.render.page import pictures_in, write_table
+from bench.render.page import write_table
 from bench.scale import FULL, QUICK, Scale
 from bench.suites import engine_suite, journal_suite, service_suite
 
@@ -57,21 +58,23 @@ def main() -> None:
         print(f"\nwritten: {output}")
         print(plotted(rows, output.parent))
         if arguments.output is None:
-            write_table(PAGE, output, pictures_in(output.parent))
+            write_table(PAGE, output)
             print(f"written: {PAGE}")
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="bench", description="Measures Purgatory beside its peers.")
+    parser = argparse.ArgumentParser(prog="bench", description="Measure Purgatory against its peers.")
     parser.add_argument("--quick", action="store_true", help="small sizes, one pair each; nothing is written")
-    parser.add_argument("--only", default="", help="suites whose name fits, such as 'timer/*'; nothing is written")
-    parser.add_argument("--runs", type=int, default=0, help="pairs of each benchmark")
-    parser.add_argument("--output", type=Path, default=None, help="where to write the JSON; plots go beside it")
+    parser.add_argument("--only", default="", help="suites that match a pattern, such as 'timer/*'; nothing is written")
+    parser.add_argument("--runs", type=int, default=0, help="number of pairs per benchmark")
+    parser.add_argument(
+        "--output", type=Path, default=None, help="where to write the JSON; the plot is written to the same folder"
+    )
     return parser.parse_args()
 
 
 def measure(scale: Scale, only: str) -> tuple[list[Row], list[str]]:
-    """The rows of the suites that are wanted, and the lines on what was left out."""
+    """Run the selected suites. Returns their rows, and a line for each thing that was skipped."""
     rows: list[Row] = []
     skipped: list[str] = []
     for name, suite in SUITES.items():
@@ -82,7 +85,7 @@ def measure(scale: Scale, only: str) -> tuple[list[Row], list[str]]:
         try:
             suite(lab)
         except WorkerFailed as failure:
-            lab.skip(f"{name} broke off: {failure}")
+            lab.skip(f"{name} failed: {failure}")
         finally:
             lab.close()
         rows.extend(lab.rows)
@@ -91,12 +94,12 @@ def measure(scale: Scale, only: str) -> tuple[list[Row], list[str]]:
 
 
 def plotted(rows: list[Row], folder: Path) -> str:
-    """Writes the plots; returns the line to print."""
+    """Write the plot; returns the line to print."""
     try:
-        from bench.render.plots import write_plots  # noqa: PLC0415 - the figures do not need it
+        from bench.render.plots import write_plot  # noqa: PLC0415 - the figures do not need it
     except ImportError as missing:
-        return f"plots are skipped: {missing.name} is not installed (pip install altair vl-convert-python)"
-    return "\n".join(f"written: {path}" for path in write_plots(rows, folder))
+        return f"no plot: {missing.name} is not installed (pip install altair vl-convert-python)"
+    return f"written: {write_plot(rows, folder)}"
 
 
 if __name__ == "__main__":

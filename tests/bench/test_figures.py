@@ -7,7 +7,7 @@ import pytest
 
 from bench.measure.pairing import Figure, in_turn, ratio
 from bench.measure.result_rows import Row, read_rows, table, write_rows
-from bench.render.page import pictures_in, with_table
+from bench.render.page import with_table
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "performance.md"
@@ -55,6 +55,6 @@ def test_rows_survive_a_round_trip(tmp_path: Path) -> None:
 def test_the_page_shows_the_committed_results() -> None:
     """The table matches latest.json, and every picture on the page exists."""
     text = PAGE.read_text("utf-8")
-    assert text == with_table(text, read_rows(LATEST), pictures_in(LATEST.parent))
+    assert text == with_table(text, read_rows(LATEST))
     pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text)
     assert [name for name in pictures if not (PAGE.parent / name).exists()] == []
