@@ -347,7 +347,7 @@ class WaitShutDown(WaitError):
 
 
 def _open_item(item: PartitionResult) -> str:
-    stale = "" if item.stale_for is None else f", not seen for {item.stale_for:.1f} s: {item.stale_reason}"
+    stale = "" if item.stale_for is None else f", stale for {item.stale_for:.1f} s: {item.stale_reason}"
     return f"{item.name}: {item.reached_offset} of {item.required_offset} (error {item.error_code}{stale})"
 
 

@@ -1,4 +1,4 @@
-"""`purgatory tail` and `purgatory hot`: what ends, and what most wait for."""
+"""`purgatory tail` shows operations as they end; `purgatory hot` shows the most watched partitions and keys."""
 
 from typing import Annotated, NoReturn
 
@@ -15,14 +15,16 @@ from purgatory_client.cli.watching import Watch, shown
 def tail(
     outcomes: Annotated[
         list[str] | None,
-        typer.Option("--outcome", "-o", help="Only this: satisfied, failed, expired or cancelled. May be repeated."),
+        typer.Option(
+            "--outcome", "-o", help="Only this outcome: satisfied, failed, expired or cancelled. May be repeated."
+        ),
     ] = None,
     kind: Annotated[str | None, typer.Option(help="Only this kind: produce, fetch, delete_records or signal.")] = None,
-    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="End after so many.")] = None,
+    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="Exit after this many results.")] = None,
     address: Address = DEFAULT_ADDRESS,
     as_json: AsJson = False,
 ) -> NoReturn:
-    """Print operations as they end, until Ctrl-C: one's own, and with the role admin those of others."""
+    """Print results as they arrive, until Ctrl-C: your own, or everyone's with the role admin."""
 
     async def call(client: AsyncClient) -> Exit:
         left = count
@@ -42,7 +44,7 @@ def tail(
 
 
 def hot(
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1_000, help="How many names.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1_000, help="Number of names.")] = 20,
     watch: Watch = None,
     address: Address = DEFAULT_ADDRESS,
     as_json: AsJson = False,

@@ -45,7 +45,7 @@ def test_a_load_that_is_left_is_collected_later_each_result_once(run: Run, looki
     assert "time left: 1000 up to 10m; first expires in 9." in shown
     again = run("load", "-n", "1000", "--session", "left-1", "--topic", "left", "--partitions", "10", "--detach")
     assert again.returncode == Exit.USAGE
-    assert "take another id, or collect its results" in again.stderr
+    assert "use another id, or collect its results" in again.stderr
     for number in range(10):
         looking.advance(f"left-{number}", high_watermark=100)
     collected = run("results", "--session", "left-1", "--json")
@@ -63,7 +63,7 @@ def test_a_load_that_expires_says_so(run: Run) -> None:
     """Without --advance the waits expire: exit code 11, in text and from `results`."""
     answer = run("load", "-n", "50", "--timeout", "50ms", "--topic", "late", "--rate", "1000", "--batch", "10")
     assert answer.returncode == 11
-    assert re.search(r"50 waits ended in \d+\.\d{3} s \(\d+ a second\): 50 expired", answer.stdout)
+    assert re.search(r"50 waits ended in \d+\.\d{3} s \(\d+ per second\): 50 expired", answer.stdout)
     assert (
         run("load", "-n", "50", "--timeout", "50ms", "--topic", "late", "--session", "late", "--detach").returncode == 0
     )
@@ -79,7 +79,7 @@ def test_an_interrupted_load_says_what_it_leaves(shared_daemon: DaemonProcess, l
     command.process.send_signal(signal.SIGINT)
     code, _, error = command.end()
     assert (code, error) == (
-        130, "purgatory: interrupted; what is registered goes on; end it with: purgatory cancel --session stopped\n"
+        130, "purgatory: interrupted; the registered waits stay pending; cancel them with: purgatory cancel --session stopped\n"
     )  # fmt: skip
     assert looking.cancel(session_id="stopped") == 10
 
