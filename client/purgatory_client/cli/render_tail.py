@@ -1,4 +1,4 @@
-"""What `purgatory tail` and `purgatory hot` print."""
+"""Prints the output of `purgatory tail` and `purgatory hot`."""
 
 import sys
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from purgatory_client.views import EndedOperation, HotName
 
 
 def ended(operations: Sequence[EndedOperation], *, as_json: bool) -> None:
-    """A line for each."""
+    """Print a line for each operation."""
     if as_json:
         for one in operations:
             print_json(ended_document(one), indent=None)
@@ -45,7 +45,7 @@ def ended_line(one: EndedOperation) -> str:
 
 
 def waited_for(one: EndedOperation, most: int = 3) -> str:
-    """The names that an operation waited for, and what was not reached. Not escaped."""
+    """The names and offsets that an operation waited for, and the offsets reached. Not escaped."""
     shown = []
     for item in one.items[:most]:
         reached = "nothing" if item.reached_offset < 0 else item.reached_offset
@@ -65,8 +65,8 @@ def ended_document(one: EndedOperation) -> dict[str, Any]:
 
 
 def left_out(count: int) -> None:
-    """On stderr: there was more than could be shown."""
-    error_line(f"{count} more ended; they are left out")
+    """Report on stderr that results were dropped."""
+    error_line(f"{count} more results were dropped because they arrived too fast")
 
 
 def hot_names(names: Sequence[HotName], *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""`purgatory dead-letters`: results that their callbacks did not take, and sending them again."""
+"""`purgatory dead-letters`: lists results that could not be delivered to their callbacks, and resends them."""
 
 from typing import Annotated, NoReturn
 
@@ -6,34 +6,36 @@ import typer
 
 from purgatory_client.aio import AsyncClient
 from purgatory_client.cli import render
-from purgatory_client.cli.exits import Exit
+from purgatory_client.cli.connection_options import DEFAULT_ADDRESS, Address, AsJson, run
+from purgatory_client.cli.exit_codes import Exit
 from purgatory_client.cli.parsing import UsageError
-from purgatory_client.cli.running import DEFAULT_ADDRESS, Address, AsJson, run
 from purgatory_client.dead_letter_views import DeadLetter
 
 
 def dead_letters(
-    resend: Annotated[list[str] | None, typer.Option(metavar="ID", help="Send this one again, now.")] = None,
-    resend_all: Annotated[bool, typer.Option("--resend-all", help="Send all of them again, now.")] = False,
+    resend: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="Resend this letter now. May be repeated.")
+    ] = None,
+    resend_all: Annotated[bool, typer.Option("--resend-all", help="Resend all letters now.")] = False,
     address: Address = DEFAULT_ADDRESS,
     as_json: AsJson = False,
 ) -> NoReturn:
-    """List results that were not delivered to their callbacks, or send them again.
+    """List results that could not be delivered to their callbacks, or resend them.
 
-    Exit code 16 if one that is named does not exist, or there is none to send.
+    Exit code 16 if a given ID does not exist, or there is nothing to resend.
     """
 
     async def call(client: AsyncClient) -> Exit:
         if resend and resend_all:
-            raise UsageError("--resend names some and --resend-all means all of them; one of the two")
+            raise UsageError("--resend and --resend-all cannot be combined")
         if not resend and not resend_all:
             _print([letter async for letter in client.dead_letters()], as_json=as_json)
             return Exit.OK
         count, unknown = await client.resend_dead_letters(resend or None)
         document: dict[str, object] = {"resent": count} | ({"unknown_webhook_ids": unknown} if unknown else {})
         for one in unknown:
-            render.error_line(f"not found: {one} (it was delivered, or is not the id of a dead letter)")
-        text = f"sending {count} {render.plural('letter', count)} again" if count else "no letters to send"
+            render.error_line(f"not found: {one} (already delivered, or not the id of a dead letter)")
+        text = f"resending {count} {render.plural('letter', count)}" if count else "no letters to resend"
         render.print_either(document if as_json else None, text)
         return Exit.OK if count and not unknown else Exit.NOT_FOUND
 

@@ -1,4 +1,4 @@
-"""The exit codes of `purgatory`: one table, which the help text shows and docs/cli.md is checked against."""
+"""The exit codes of `purgatory`, in one table. The help text shows it, and a test compares docs/cli.md with it."""
 
 from collections.abc import Collection
 from enum import IntEnum
@@ -26,21 +26,21 @@ class Exit(IntEnum):
 
 
 MEANINGS: Final[dict[Exit, str]] = {
-    Exit.OK: "the wait was satisfied; the command did what it was asked",
-    Exit.ERROR: "something else went wrong: the daemon failed, or its optional part is not installed",
-    Exit.USAGE: "bad usage: an option or a target is wrong",
-    Exit.FAILED: "the wait failed: its condition can no longer hold",
-    Exit.EXPIRED: "the wait expired: time ran out first",
+    Exit.OK: "the wait was satisfied; the command succeeded",
+    Exit.ERROR: "any other error: the daemon failed, or an optional package is not installed",
+    Exit.USAGE: "invalid usage: an option or target is wrong",
+    Exit.FAILED: "the wait failed: its condition can no longer be met",
+    Exit.EXPIRED: "the wait expired: the timeout passed first",
     Exit.CANCELLED: "the wait was cancelled at the daemon",
-    Exit.UNAVAILABLE: "the daemon cannot be reached, or takes no new work",
+    Exit.UNAVAILABLE: "the daemon cannot be reached, or accepts no new work",
     Exit.SHUTTING_DOWN: "the wait ended because the daemon shut down",
     Exit.REFUSED: "the daemon refused the request: invalid, over a limit, or a stale epoch",
-    Exit.NOT_FOUND: "nothing there by that name, or nothing to cancel",
-    Exit.DENIED: "the daemon does not know who calls, or does not allow it: see --token-file and --tls-certificate",
+    Exit.NOT_FOUND: "not found, or nothing to cancel",
+    Exit.DENIED: "authentication failed, or permission denied: see --token-file and --tls-certificate",
     Exit.INTERRUPTED: "interrupted (Ctrl-C); a wait was cancelled at the daemon",
 }
 
-_GRAVEST_FIRST: Final = (
+_MOST_SEVERE_FIRST: Final = (
     Outcome.REFUSED,
     Outcome.FAILED,
     Outcome.SHUTTING_DOWN,
@@ -48,7 +48,7 @@ _GRAVEST_FIRST: Final = (
     Outcome.EXPIRED,
 )
 
-OF_OUTCOME: Final = {Outcome.SATISFIED: Exit.OK, **{outcome: Exit[outcome.name] for outcome in _GRAVEST_FIRST}}
+OF_OUTCOME: Final = {Outcome.SATISFIED: Exit.OK, **{outcome: Exit[outcome.name] for outcome in _MOST_SEVERE_FIRST}}
 
 _OF_ERROR: Final[tuple[tuple[type[errors.PurgatoryClientError], Exit], ...]] = (
     (errors.Unavailable, Exit.UNAVAILABLE),
@@ -61,8 +61,8 @@ _OF_ERROR: Final[tuple[tuple[type[errors.PurgatoryClientError], Exit], ...]] = (
 
 
 def exit_of_outcomes(outcomes: Collection[Outcome]) -> Exit:
-    """The exit code for many waits: that of the gravest outcome."""
-    return next((OF_OUTCOME[outcome] for outcome in _GRAVEST_FIRST if outcome in outcomes), Exit.OK)
+    """The exit code for several waits: that of the most severe outcome."""
+    return next((OF_OUTCOME[outcome] for outcome in _MOST_SEVERE_FIRST if outcome in outcomes), Exit.OK)
 
 
 def exit_of_error(error: errors.PurgatoryClientError) -> Exit:

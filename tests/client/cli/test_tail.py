@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from purgatory_client import Client
-from purgatory_client.cli.exits import Exit
+from purgatory_client.cli.exit_codes import Exit
 from purgatory_client.waits import produce
 from purgatory_client.waits import signal as signal_wait
 
@@ -74,7 +74,7 @@ def test_tail_says_what_it_knows(quiet_daemon: DaemonProcess, option: str, value
     """An outcome or kind that there is not is a usage error that names those that there are."""
     answer = purgatory("tail", option, value, address=quiet_daemon.address)
     assert answer.returncode == Exit.USAGE
-    assert "write" in answer.stderr
+    assert "expected" in answer.stderr
 
 
 def test_hot_lists_most_watched_first(quiet_daemon: DaemonProcess, client: Client) -> None:

@@ -13,8 +13,8 @@ import grpc.aio
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
+from purgatory_client.batches import WaitBatch
 from purgatory_client.errors import NotFound, ProtocolError, PurgatoryClientError, SessionTakenOver, Unavailable
-from purgatory_client.many import WaitColumns
 from purgatory_client.results import ResultColumns
 from purgatory_client.session.backoff import Retry
 from purgatory_client.wire.decode_results import ResultsArrived, refusal_error
@@ -60,7 +60,7 @@ class ClosedSession:
 
 
 async def register(
-    stub: PurgatoryServiceStub, session_id: str, batch: WaitColumns, give_up_after: float | None, incarnation: str
+    stub: PurgatoryServiceStub, session_id: str, batch: WaitBatch, give_up_after: float | None, incarnation: str
 ) -> Registered:
     """Register the batch, whose ids begin with `batch.operation_id`; with `incarnation`, only in that one."""
     request = wire.RegisterRequest(session_id=session_id, incarnation=incarnation)

@@ -1,6 +1,6 @@
-"""Batches of operations as columns: a function for each kind, and the `WaitColumns` that it makes.
+"""Batches of operations as columns: a function for each kind, and the `WaitBatch` that it makes.
 
-The methods of the clients with `_many` in their names take the same arguments and wait at once; a `WaitColumns` is for
+The methods of the clients with `_many` in their names take the same arguments and wait at once; a `WaitBatch` is for
 `submit_many` and `register`. A batch is sent in slices and answered as one `ResultColumns`.
 
 A column has a value for each operation or, where the name of the argument says it is of partitions (`offsets`,
@@ -18,7 +18,7 @@ from purgatory_client.number_checks import INT32_MAX, INT64_MAX, check_length, i
 from purgatory_client.partition_names import PartitionName, checked_key, partition_name
 from purgatory_client.results import OperationKind, Outcome, ResultColumns
 from purgatory_client.waits import ITEM_DEFAULTS, Name, Wait
-from purgatory_client.wire.decode_results import GatheredResults, ResultsArrived, ResultSegment
+from purgatory_client.wire.decode_results import BatchResults, ResultsArrived, ResultSegment
 
 _RANGES: Final = {
     "leader_epoch": (INT32_MAX, -1),
@@ -33,7 +33,7 @@ _RANGES: Final = {
 """The highest and lowest value of columns that not every batch has, by their names on the wire. Others are booleans."""
 
 
-class WaitColumns:
+class WaitBatch:
     """A batch of operations of one kind. Operation i has the id `operation_id + i`; the session gives it.
 
     Raises InvalidRequest when the lengths of its columns disagree, or a value does not fit the wire.
@@ -71,7 +71,7 @@ class WaitColumns:
         self.outcomes = [Outcome.PENDING.value] * self.count
         """How each operation has ended so far."""
         self._refusals: dict[int, PurgatoryClientError] = {}
-        self._gathered = GatheredResults(kind, self.count, self.item_total)
+        self._gathered = BatchResults(kind, self.count, self.item_total)
         if not names or not self.count:
             raise InvalidRequest("partitions" if kind != OperationKind.SIGNAL else "keys", "none; the batch is empty")
 
@@ -156,7 +156,7 @@ class WaitColumns:
         return answer
 
 
-Entry: TypeAlias = Wait | WaitColumns
+Entry: TypeAlias = Wait | WaitBatch
 """What a session or an outbox keeps. Of a batch `operation_id` is that of its first operation."""
 
 
@@ -170,7 +170,7 @@ def produce(
     leader_epochs: Sequence[int] | None = None,
     local_error_codes: Sequence[int] | None = None,
     stale_timeouts_ms: Sequence[int] | None = None,
-) -> WaitColumns:
+) -> WaitBatch:
     """Many produce waits.
 
     Args:
@@ -217,7 +217,7 @@ def fetch(
     last_fetched_epochs: Sequence[int] | None = None,
     throttled: Sequence[bool] | None = None,
     stale_timeouts_ms: Sequence[int] | None = None,
-) -> WaitColumns:
+) -> WaitBatch:
     """Many fetches.
 
     Args:
@@ -267,7 +267,7 @@ def delete_records(
     item_counts: Sequence[int] | None = None,
     local_error_codes: Sequence[int] | None = None,
     stale_timeouts_ms: Sequence[int] | None = None,
-) -> WaitColumns:
+) -> WaitBatch:
     """Many delete-records waits.
 
     Args:
@@ -299,7 +299,7 @@ def signal(
     item_counts: Sequence[int] | None = None,
     any: Sequence[bool] | None = None,  # noqa: A002 - the word of the wire
     from_now: Sequence[bool] | None = None,
-) -> WaitColumns:
+) -> WaitBatch:
     """Many waits for signals.
 
     Args:
@@ -319,7 +319,7 @@ def signal(
         InvalidRequest: As for `produce`.
     """
     places = range(len(keys)) if indexes is None and item_counts is None else indexes
-    batch = WaitColumns(
+    batch = WaitBatch(
         OperationKind.SIGNAL,
         [checked_key(key) for key in keys],
         indexes=places,
@@ -338,10 +338,10 @@ def partition_columns(
     offsets: Sequence[int] | None,
     timeouts_ms: Sequence[int] | None,
     item_counts: Sequence[int] | None,
-) -> WaitColumns:
+) -> WaitBatch:
     """A batch of operations on partitions with only the columns that every kind has; arguments as for `produce`."""
     names = [partition_name(name) for name in partitions]
-    return WaitColumns(kind, names, indexes=indexes, offsets=offsets, timeouts_ms=timeouts_ms, item_counts=item_counts)
+    return WaitBatch(kind, names, indexes=indexes, offsets=offsets, timeouts_ms=timeouts_ms, item_counts=item_counts)
 
 
 def _item_counts(counts: Sequence[int] | None) -> list[int]:

@@ -12,14 +12,14 @@ import grpc.aio
 from purgatory.v1 import operation_pb2, purgatory_service_pb2, source_pb2, webhook_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client import views
+from purgatory_client.base_errors import from_rpc_error
 from purgatory_client.dead_letter_views import DeadLetter, ResentLetters, dead_letter
 from purgatory_client.errors import ClientClosed, NotFound, Unavailable
 from purgatory_client.partition_names import partition_name
-from purgatory_client.plain_errors import from_rpc_error
 from purgatory_client.results import OperationKind, Outcome
 from purgatory_client.session.backoff import Resumption
 from purgatory_client.session.channel import ChannelSecurity, check_process, open_channel
-from purgatory_client.session.sessions_of_others import CALL_TIMEOUT, ClosedSession
+from purgatory_client.session.detached_sessions import CALL_TIMEOUT, ClosedSession
 from purgatory_client.sources.position_tokens import Positions
 from purgatory_client.sources.source_link import SourceLink
 from purgatory_client.waits import ByPartition, Name

@@ -1,6 +1,7 @@
-"""The errors that carry no result and no receipt, and the one place where gRPC statuses and refusals become them.
+"""Errors without a result or receipt, and the translation of gRPC statuses and refusals into them.
 
-Users find them in `errors`, with those that `results` and `events` define.
+`errors` exports them, together with those of `results` and `events`. They are in a module of their own because
+`results` and `events` need them, and `errors` imports both.
 """
 
 from typing import Final
@@ -18,14 +19,14 @@ class Unavailable(PurgatoryClientError):
     """No connection to the daemon, or it cannot serve the call now. Trying again later may help.
 
     Attributes:
-        is_answer: The daemon itself has said so: it is there.
+        is_answer: Whether the daemon itself sent this answer, so that it can be reached.
     """
 
     is_answer = False
 
 
 class InvalidRequest(PurgatoryClientError):
-    """The request is wrong.
+    """The request is invalid.
 
     Attributes:
         field: The part at fault, as a path in the row form of the wire ("produce.partitions[0].required_offset"), or
@@ -40,7 +41,7 @@ class InvalidRequest(PurgatoryClientError):
 
 
 class LimitExceeded(PurgatoryClientError):
-    """A limit of the daemon or of this client is reached; nothing was registered."""
+    """A limit of the daemon or of this client was reached; nothing was registered."""
 
 
 class NotFound(PurgatoryClientError):
@@ -48,11 +49,11 @@ class NotFound(PurgatoryClientError):
 
 
 class PermissionDenied(PurgatoryClientError):
-    """Not allowed. The message names the role that is missing, and what for."""
+    """Not allowed. The message names the missing role and the resource."""
 
 
 class Unauthenticated(PermissionDenied):
-    """The daemon wants to know who calls: there is no token or certificate, or one that it does not take."""
+    """The daemon requires a token or a certificate, and received none or rejected it."""
 
 
 class SessionTakenOver(PurgatoryClientError):
@@ -60,27 +61,27 @@ class SessionTakenOver(PurgatoryClientError):
 
 
 class SessionClosed(PurgatoryClientError):
-    """Somebody closed this client's session, which cancelled its waits. The next wait begins a new session."""
+    """The session was closed by another caller, which cancelled its waits. The next wait opens a new session."""
 
 
 class NoAnswer(PurgatoryClientError):
-    """The daemon is there, but has not answered a wait whose timeout passed long ago. It may have been registered."""
+    """The daemon is connected but did not answer a wait long after its timeout. The wait may have been registered."""
 
 
 class OperationIdInUse(PurgatoryClientError):
-    """Somebody else registers in this client's session, and used this operation's id first; it was not registered."""
+    """Another client registered this operation's id in the same session first; the operation was not registered."""
 
 
 class ClientClosed(PurgatoryClientError):
-    """The client was closed while the call was waiting, or before it."""
+    """The client was closed before or during the call."""
 
 
 class OutboxError(PurgatoryClientError):
-    """The outbox file cannot be used, or there is none."""
+    """The outbox file cannot be used, or the client has none."""
 
 
 class OutboxInUse(OutboxError):
-    """Another client uses the outbox file."""
+    """Another client has the outbox file open."""
 
 
 class OutboxCopied(OutboxError):
@@ -88,7 +89,7 @@ class OutboxCopied(OutboxError):
 
 
 class OutboxDamaged(OutboxError):
-    """The outbox file is not as it was written. It is left as it is."""
+    """The outbox file is corrupt. It was not changed."""
 
 
 class OutboxTooNew(OutboxError):
@@ -96,7 +97,7 @@ class OutboxTooNew(OutboxError):
 
 
 class OutboxUnwritable(OutboxError):
-    """The outbox file cannot be written or made: a full or broken disk, or missing rights. Nothing was registered."""
+    """The outbox file cannot be created or written: disk full or broken, or no permission. Nothing was registered."""
 
 
 class DaemonError(PurgatoryClientError):
@@ -104,7 +105,7 @@ class DaemonError(PurgatoryClientError):
 
 
 class ProtocolError(DaemonError):
-    """The daemon sent something that this client cannot make sense of."""
+    """The daemon sent a message that this client cannot interpret."""
 
 
 _BY_CODE: Final[dict[int, type[PurgatoryClientError]]] = {
@@ -131,13 +132,13 @@ def from_code(code: int, field: str, message: str) -> PurgatoryClientError:
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> PurgatoryClientError:
-    """The error for a failed call; the field comes from the rich details (BadRequest) where the daemon gave them."""
+    """The error for a failed call; the field comes from the BadRequest details, if there are any."""
     status = rpc_status.from_call(error)
     field = "" if status is None else _field_violated(status)
     message = error.details() or error.code().name
     made = from_code(error.code().value[0], field, message.removeprefix(f"{field}: "))
     if isinstance(made, Unavailable):
-        made.is_answer = status is not None  # gRPC itself gives no details when there is nobody to answer
+        made.is_answer = status is not None  # errors that gRPC itself raises have no status details
     return made
 
 

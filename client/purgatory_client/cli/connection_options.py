@@ -1,4 +1,4 @@
-"""What the commands share: the options that all of them have, and how they are run against the daemon."""
+"""The options that all commands have: address, output format, TLS and token; and running a command with them."""
 
 import asyncio
 import functools
@@ -12,7 +12,7 @@ import typer
 
 from purgatory_client.aio import DEFAULT_ADDRESS, AsyncClient
 from purgatory_client.cli import render
-from purgatory_client.cli.exits import Exit, exit_of_error
+from purgatory_client.cli.exit_codes import Exit, exit_of_error
 from purgatory_client.cli.parsing import UsageError
 from purgatory_client.errors import EventRefused, InvalidRequest, PurgatoryClientError, Unavailable
 
@@ -27,17 +27,21 @@ Address = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 _SECURITY: Final[dict[str, Any]] = {
-    "tls": Annotated[bool, typer.Option("--tls", help="Use TLS, with public authorities.")],
-    "tls_ca": Annotated[Path | None, typer.Option(envvar="PURGATORY_TLS_CA", help="Authorities to trust (PEM).")],
-    "tls_certificate": Annotated[
-        Path | None, typer.Option(envvar="PURGATORY_TLS_CERTIFICATE", help="The certificate to present (PEM).")
+    "tls": Annotated[bool, typer.Option("--tls", help="Use TLS and trust the public certificate authorities.")],
+    "tls_ca": Annotated[
+        Path | None, typer.Option(envvar="PURGATORY_TLS_CA", help="Certificate authorities to trust (PEM file).")
     ],
-    "tls_key": Annotated[Path | None, typer.Option(envvar="PURGATORY_TLS_KEY", help="Its private key (PEM).")],
+    "tls_certificate": Annotated[
+        Path | None, typer.Option(envvar="PURGATORY_TLS_CERTIFICATE", help="Client certificate (PEM file).")
+    ],
+    "tls_key": Annotated[
+        Path | None, typer.Option(envvar="PURGATORY_TLS_KEY", help="Private key of the client certificate (PEM file).")
+    ],
     "token_file": Annotated[
-        Path | None, typer.Option(envvar="PURGATORY_TOKEN_FILE", help="A file with the bearer token to show.")
+        Path | None, typer.Option(envvar="PURGATORY_TOKEN_FILE", help="File with the bearer token.")
     ],
 }
-"""Options that protect the connection. A token is in a file: others can read a command line."""
+"""Options for TLS and authentication. The token is read from a file, because other users can see a command line."""
 
 _security_given: ContextVar[dict[str, Any]] = ContextVar("security_given")
 
@@ -45,7 +49,7 @@ Command = Callable[[AsyncClient], Awaitable[Exit]]
 
 
 def secured(command: Callable[P, T]) -> Callable[P, T]:
-    """The command with the options that protect the connection; `run` uses what they say."""
+    """Add the TLS and token options to a command. Their values reach `run` through a context variable."""
 
     @functools.wraps(command)
     def with_options(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -66,7 +70,7 @@ def secured(command: Callable[P, T]) -> Callable[P, T]:
 
 
 def run(address: str, command: Command, *, interrupted: str = "a wait is cancelled at the daemon") -> Exit:
-    """Run a command and return its exit code. `interrupted`: what Ctrl-C leaves behind, for the message."""
+    """Run a command and return its exit code. `interrupted` is the message after Ctrl-C: what happens to the wait."""
     try:
         return asyncio.run(_with_client(address, command))
     except KeyboardInterrupt:
