@@ -25,7 +25,7 @@ class Moment(NamedTuple):
 
 
 class SessionState(NamedTuple):
-    """The numbers of a session. Sequence numbers are as the client sees them, less `sequence_shift`."""
+    """A row of the table `sessions`. Sequence numbers are those that the client sees, minus `sequence_shift`."""
 
     session: int
     session_id: str
@@ -33,6 +33,14 @@ class SessionState(NamedTuple):
     last_sequence: int
     acknowledged_sequence: int
     sequence_shift: int
+    uncertain_after: int = -1
+    """Not resumed since a crash: results above this number may differ from those that the client has. -1: resumed."""
+    incarnation: str = ""
+    principal: str = ""
+    """The owner; empty on a daemon without access control."""
+    callback_url: str = ""
+    """Destination of the results (webhooks); empty: none."""
+    callback_token: str = ""
 
 
 class SessionChanges:
@@ -48,12 +56,8 @@ class SessionChanges:
         """New operations that wait."""
         self.progressed: SavedOperations | None = None
         """Operations that waited before and still do, but for fewer partitions."""
-        self.uncertain_after = -1
-        """The session awaits its client: results above this number may differ from those it has. -1: it does not."""
         self.refused_ids = b""
         """Packed ranges of ids whose batches were refused as a whole."""
-        self.constants: Final[dict[str, tuple[str, ...]]] = {}
-        """What never changes in the life of a session: its row in each table of `statements.CONSTANT_OF_SESSION`."""
         self.dropped = False
 
 

@@ -3,7 +3,6 @@
 Every statement may run twice with the same outcome: a commit that reported an error may turn out to have been done.
 """
 
-from collections.abc import Iterable
 from typing import Any, Final
 
 from purgatory.engine.batches import PartitionName
@@ -12,19 +11,12 @@ from purgatory.engine.snapshot.saved_operations import SavedOperations
 from purgatory.journal.group import Group, SessionChanges
 from purgatory.journal.row_codec import Value, checksum, pack_changes, pack_results
 from purgatory.journal.session_rows import RegistrationRow, SessionRows
-from purgatory.journal.sql_schema import name_on_disk
-
-AWAITING_RESUME: Final = name_on_disk("awaiting_resume")
 
 UPSERT_REGISTRATION: Final = "INSERT OR REPLACE INTO registrations VALUES (?, ?, ?, ?, ?, ?, ?)"
 UPSERT_GONE: Final = "INSERT OR REPLACE INTO gone VALUES (?, ?, ?)"
 UPSERT_RESULTS: Final = "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?)"
-UPSERT_SESSION: Final = "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?)"
-UPSERT_AWAITING_RESUME: Final = f"INSERT OR REPLACE INTO {AWAITING_RESUME} VALUES (?, ?, ?)"  # noqa: S608 - our own name
-UPSERT_PRINCIPAL: Final = "INSERT OR REPLACE INTO principals VALUES (?, ?, ?)"
+UPSERT_SESSION: Final = f"INSERT OR REPLACE INTO sessions VALUES ({', '.join('?' * 12)})"  # noqa: S608
 UPSERT_REFUSED_IDS: Final = "INSERT OR REPLACE INTO refused_ids VALUES (?, ?, ?)"
-UPSERT_CALLBACK: Final = "INSERT OR REPLACE INTO callbacks VALUES (?, ?, ?, ?)"
-UPSERT_INCARNATION: Final = "INSERT OR REPLACE INTO incarnations VALUES (?, ?, ?)"
 UPSERT_DEAD_LETTER: Final = "INSERT OR REPLACE INTO dead_letters VALUES (?, ?, ?)"
 UPSERT_PARTITION: Final = (
     "INSERT INTO partitions (topic, number, content, crc32) VALUES (?, ?, ?, ?) "
@@ -38,29 +30,16 @@ DELETE_REGISTRATION: Final = "DELETE FROM registrations WHERE registration = ?"
 DELETE_GONE: Final = "DELETE FROM gone WHERE registration = ?"
 DELETE_RESULTS: Final = "DELETE FROM results WHERE result = ?"
 DELETE_SESSION: Final = "DELETE FROM sessions WHERE session = ?"
-DELETE_AWAITING_RESUME: Final = f"DELETE FROM {AWAITING_RESUME} WHERE session = ?"  # noqa: S608 - our own name
-DELETE_PRINCIPAL: Final = "DELETE FROM principals WHERE session = ?"
 DELETE_REFUSED_IDS: Final = "DELETE FROM refused_ids WHERE session = ?"
-DELETE_CALLBACK: Final = "DELETE FROM callbacks WHERE session = ?"
-DELETE_INCARNATION: Final = "DELETE FROM incarnations WHERE session = ?"
 DELETE_DEAD_LETTER: Final = "DELETE FROM dead_letters WHERE letter = ?"
 DELETE_PARTITION: Final = "DELETE FROM partitions WHERE topic = ? AND number = ?"
 DELETE_KEY: Final = "DELETE FROM keys WHERE key = ?"
 
 ORDER: Final = (
-    UPSERT_REGISTRATION, UPSERT_GONE, UPSERT_RESULTS, UPSERT_SESSION, UPSERT_AWAITING_RESUME, UPSERT_PRINCIPAL,
-    UPSERT_REFUSED_IDS, UPSERT_CALLBACK, UPSERT_INCARNATION, UPSERT_DEAD_LETTER, UPSERT_PARTITION, UPSERT_CHANGES,
-    UPSERT_KEY, DELETE_REGISTRATION, DELETE_GONE, DELETE_RESULTS, DELETE_SESSION, DELETE_AWAITING_RESUME,
-    DELETE_PRINCIPAL, DELETE_REFUSED_IDS, DELETE_CALLBACK, DELETE_INCARNATION, DELETE_DEAD_LETTER, DELETE_PARTITION,
-    DELETE_CHANGES, DELETE_KEY, UPSERT_MOMENT,
+    UPSERT_REGISTRATION, UPSERT_GONE, UPSERT_RESULTS, UPSERT_SESSION, UPSERT_REFUSED_IDS, UPSERT_DEAD_LETTER,
+    UPSERT_PARTITION, UPSERT_CHANGES, UPSERT_KEY, DELETE_REGISTRATION, DELETE_GONE, DELETE_RESULTS, DELETE_SESSION,
+    DELETE_REFUSED_IDS, DELETE_DEAD_LETTER, DELETE_PARTITION, DELETE_CHANGES, DELETE_KEY, UPSERT_MOMENT,
 )  # fmt: skip
-
-CONSTANT_OF_SESSION: Final = {
-    "principals": (UPSERT_PRINCIPAL, DELETE_PRINCIPAL),
-    "callbacks": (UPSERT_CALLBACK, DELETE_CALLBACK),
-    "incarnations": (UPSERT_INCARNATION, DELETE_INCARNATION),
-}
-"""Tables with at most one row for each session, which is written once and deleted with the session."""
 
 CHANGE_ROWS_MAX: Final = 64
 """Rows of changes that are kept before they are merged into `partitions`."""
@@ -76,10 +55,6 @@ class StatementBuilder:
 
     def __init__(self) -> None:
         self._sessions: Final[dict[int, SessionRows]] = {}
-        self._awaiting_resume: Final[set[int]] = set()
-        """Sessions that have a row in that table."""
-        self._with_constant: Final[dict[str, set[int]]] = {table: set() for table in CONSTANT_OF_SESSION}
-        """The same for the tables of `CONSTANT_OF_SESSION`."""
         self._refused_ids: Final[dict[int, bytes]] = {}
         """The rows of `refused_ids`."""
         self._last_registration = 0
@@ -109,12 +84,6 @@ class StatementBuilder:
         self._last_result = result
         self.results += 1
         self._rows_of(session).add_results(result, last_sequence)
-
-    def add_existing_awaiting_resume(self, session: int) -> None:
-        self._awaiting_resume.add(session)
-
-    def add_existing_constants(self, table: str, sessions: Iterable[int]) -> None:
-        self._with_constant[table].update(sessions)
 
     def add_existing_refused_ids(self, session: int, ranges: bytes) -> None:
         self._refused_ids[session] = ranges
@@ -170,12 +139,7 @@ class StatementBuilder:
         session = part.state.session
         rows = self._sessions.pop(session, None)
         out[DELETE_SESSION].append((session,))
-        self._update_awaiting_resume(session, -1, out)
         self._update_refused_ids(session, b"", out)
-        for table, (_, delete) in CONSTANT_OF_SESSION.items():
-            if session in self._with_constant[table]:
-                self._with_constant[table].remove(session)
-                out[delete].append((session,))
         if rows is not None:
             self._delete_registrations(rows.registrations(), out)
             self._delete_results(rows.acknowledge(part.state.last_sequence), out)
@@ -204,12 +168,7 @@ class StatementBuilder:
         if part.results and state.last_sequence > state.acknowledged_sequence:  # acknowledged already: never written
             self._insert_results(part, rows, out)
         _put(out, UPSERT_SESSION, *state)
-        self._update_awaiting_resume(state.session, part.uncertain_after, out)
         self._update_refused_ids(state.session, part.refused_ids, out)
-        for table, constant in part.constants.items():
-            if state.session not in self._with_constant[table]:
-                self._with_constant[table].add(state.session)
-                _put(out, CONSTANT_OF_SESSION[table][0], state.session, *constant)
 
     def _update_refused_ids(self, session: int, ranges: bytes, out: Statements) -> None:
         if ranges == self._refused_ids.get(session, b""):
@@ -220,15 +179,6 @@ class StatementBuilder:
         else:
             del self._refused_ids[session]
             out[DELETE_REFUSED_IDS].append((session,))
-
-    def _update_awaiting_resume(self, session: int, after_sequence: int, out: Statements) -> None:
-        """The row is written once, and stays until the client has resumed the session."""
-        if after_sequence >= 0 and session not in self._awaiting_resume:
-            self._awaiting_resume.add(session)
-            _put(out, UPSERT_AWAITING_RESUME, session, after_sequence)
-        elif after_sequence < 0 and session in self._awaiting_resume:
-            self._awaiting_resume.remove(session)
-            out[DELETE_AWAITING_RESUME].append((session,))
 
     def _rows_of(self, session: int) -> SessionRows:
         return self._sessions.setdefault(session, SessionRows())

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sqlite3
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -16,12 +17,20 @@ from purgatory.journal.crash_points import (
     CrashPoints,
 )
 from purgatory.journal.directory import Directory
-from purgatory.journal.errors import JournalDamaged, JournalError
+from purgatory.journal.errors import JournalError, damaged
 from purgatory.journal.group import Moment, WriteFailure
-from purgatory.journal.log_damage import FRAME_BYTES, PAGE_BYTES, WAL_FRAME, WAL_HEADER, find_damage
+from purgatory.journal.integrity import changed_row, missing_groups
 from purgatory.journal.row_codec import is_intact
-from purgatory.journal.sql_schema import COLUMNS, migrate, name_on_disk, select
+from purgatory.journal.sql_schema import migrate, select
 from purgatory.journal.statements import ORDER, UPSERT_MOMENT, Statements
+
+PAGE_BYTES: Final = 4_096
+
+WAL_HEADER: Final = struct.Struct(">16x8s8x")
+"""Header of the write-ahead log (sqlite.org/fileformat2.html): the salt, which changes at each restart of the log."""
+
+WAL_FRAME: Final = struct.Struct(">8x8s8x")
+"""Header of a frame, before its page: the salt of the log that it belongs to."""
 
 WAL_PAGES_MAX: Final = 4_000
 """Pages of the write-ahead log after which it is checkpointed, between two commits, and restarted in place.
@@ -59,9 +68,9 @@ class Store:
         path = self._directory.database
         try:
             self._finish_rewrite()
-            damage = find_damage(self._directory)
-            if damage is not None:
-                raise damaged(self._directory.path, damage)
+            missing = missing_groups(self._directory)  # before SQLite writes to the file, which would hide it
+            if missing is not None:
+                raise damaged(self._directory.path, missing)
             database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
             try:
                 _prepare(database, str(path))
@@ -144,6 +153,8 @@ class Store:
 
     def maintain(self, *, idle: bool) -> bool:
         """A bounded step of keeping the files small; whether there is more to do. `idle`: no commit waits for it."""
+        if not idle:
+            self._directory.sync()  # after a power cut, at most the groups since then can be lost unnoticed
         if idle and self._free_pages() > FREE_PAGES_KEPT:
             self._database.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").fetchall()
             self._crash.reached(AFTER_VACUUM)
@@ -171,13 +182,13 @@ class Store:
         The log's index (-shm) would tell more directly, but closing any descriptor of it in this process would drop the
         POSIX locks that SQLite holds on it.
         """
-        place = WAL_HEADER.size + (WAL_PAGES_MAX - 1) * FRAME_BYTES
+        place = WAL_HEADER.size + (WAL_PAGES_MAX - 1) * (WAL_FRAME.size + PAGE_BYTES)
         if self._wal_bytes() < place + WAL_FRAME.size:
             return False
         with self._sibling("-wal").open("rb") as log:
-            _, salt, _ = WAL_HEADER.unpack(log.read(WAL_HEADER.size))
+            (salt,) = WAL_HEADER.unpack(log.read(WAL_HEADER.size))
             log.seek(place)
-            return bool(WAL_FRAME.unpack(log.read(WAL_FRAME.size))[1] == salt)
+            return bool(WAL_FRAME.unpack(log.read(WAL_FRAME.size)) == (salt,))
 
     def _sibling(self, suffix: str) -> Path:
         path = self._directory.database
@@ -207,7 +218,7 @@ class Store:
         return None
 
     def count(self, table: str) -> int:
-        return int(self._database.execute(f"SELECT count(*) FROM {name_on_disk(table)}").fetchone()[0])  # noqa: S608 - ours
+        return int(self._database.execute(f"SELECT count(*) FROM {table}").fetchone()[0])  # noqa: S608 - ours
 
     def rows(self, table: str) -> Iterator[tuple[Any, ...]]:
         """All rows of a table, with the values of its `COLUMNS`, in order of the first.
@@ -218,12 +229,10 @@ class Store:
         try:
             for row in self._database.execute(select(table)):
                 if not is_intact(table, row):
-                    raise damaged(
-                        folder, f"the row of {name_on_disk(table)} with {COLUMNS[table][0]} {row[0]} is not as written"
-                    )
+                    raise damaged(folder, changed_row(table, row[0]))
                 yield row[:-1]
         except sqlite3.DatabaseError as error:
-            raise damaged(folder, f"table {name_on_disk(table)} cannot be read: {error}") from None
+            raise damaged(folder, f"table {table} cannot be read: {error}") from None
 
 
 def _prepare(database: sqlite3.Connection, name: str) -> None:
@@ -241,14 +250,6 @@ def _prepare(database: sqlite3.Connection, name: str) -> None:
     for pragma in pragmas:
         database.execute(f"PRAGMA {pragma}").fetchall()
     migrate(database, name)
-
-
-def damaged(folder: Path, what: str) -> JournalDamaged:
-    """The error for a journal that cannot be trusted."""
-    return JournalDamaged(
-        f"the journal in {folder} is damaged: {what}. `purgatory journal check {folder}` says what is intact, "
-        f"`purgatory journal repair {folder}` sets the rest aside"
-    )
 
 
 def describe_failure(error: sqlite3.Error) -> WriteFailure:
