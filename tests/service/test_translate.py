@@ -7,7 +7,7 @@ from purgatory.engine.batches import Refusal
 from purgatory.engine.completions import Completions, FetchedPartition
 from purgatory.service.errors import BatchRejected
 from purgatory.service.sessions.outbox import ResultSlice, slices_of
-from purgatory.service.sessions.refused import RefusedCompletions, RefusedOperation
+from purgatory.service.sessions.refused import RefusedOperation, refused_completions
 from purgatory.service.translate.events import events_from_columns, events_from_rows
 from purgatory.service.translate.operations import parts_from_columns, parts_from_rows
 from purgatory.service.translate.results import MESSAGES_MAX, event_refusals, fill_columns, fill_rows
@@ -272,7 +272,7 @@ def test_refused_results_keep_their_reason_in_both_shapes() -> None:
         RefusedOperation(Refusal(3, codes.INVALID_ARGUMENT, "timeout_ms", "-1 is not in 0..10"), 7, codes.PRODUCE),
         RefusedOperation(Refusal(4, codes.RESOURCE_EXHAUSTED, "operation_id", "full"), 8, codes.PRODUCE),
     ]
-    [part] = slices_of(RefusedCompletions(refused), [refusal for refusal, _, _ in refused])
+    [part] = slices_of(refused_completions(refused), [refusal for refusal, _, _ in refused])
     _, tail = part.split(1)
     [row] = rows_of([tail])
     assert (row.outcome, row.operation_id, row.refusal.index, row.refusal.message) == (codes.REFUSED, 8, 4, "full")

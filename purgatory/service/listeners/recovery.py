@@ -26,7 +26,7 @@ from purgatory.journal.thread import JournalThread
 from purgatory.service.host import Host
 from purgatory.service.listeners.durable_journal import DurableJournal
 from purgatory.service.sessions.outbox import slices_of
-from purgatory.service.sessions.refused import RefusedCompletions, RefusedOperation
+from purgatory.service.sessions.refused import RefusedOperation, refused_completions
 from purgatory.service.sessions.refused_ids import RefusedIds
 from purgatory.service.sessions.session import Callback, Session
 
@@ -161,7 +161,7 @@ class OpenJournal:
                         for code, field, message, operation_id, kind in part
                     ]
                     refusals = [entry.refusal for entry in refused]
-                    session.outbox.append(slices_of(RefusedCompletions(refused), refusals))
+                    session.outbox.append(slices_of(refused_completions(refused), refusals))
                 else:
                     session.outbox.append(slices_of(part))
             self._builder.add_existing_results(number, row, first + count - 1)

@@ -24,8 +24,7 @@ from purgatory.service.budget.result_bytes import (
     SLICE_BYTES,
     STALE_MARK_BYTES,
 )
-from purgatory.service.sessions.packed import PackedCompletions
-from purgatory.service.sessions.refused import RefusedCompletions
+from purgatory.service.sessions.packed import ArrayCompletions, packed
 from purgatory.service.translate.uniform_columns import is_uniform
 
 PACKED_TOGETHER: Final = 64
@@ -39,7 +38,7 @@ UNLIMITED: Final = 2**63
 """Above any sequence number."""
 
 
-Results = Completions | RefusedCompletions | PackedCompletions
+Results = Completions | ArrayCompletions
 
 
 @dataclass(slots=True, eq=False)
@@ -314,8 +313,8 @@ class Outbox:
             queue.pop()
             self._count(-part.held_bytes())
         tail.reverse()
-        packed = PackedCompletions(tail)
-        whole = ResultSlice(packed, kind, 0, len(packed.kinds), 0, len(packed.item_partitions), 0)
+        together = packed(tail)
+        whole = ResultSlice(together, kind, 0, len(together.kinds), 0, len(together.item_partitions), 0)
         queue.append(whole)
         self._count(whole.held_bytes())
 

@@ -6,14 +6,15 @@ has one result: a refusal that is sent again, or that repeats an id of its own b
 
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from purgatory.engine import codes
-from purgatory.engine.batches import PartitionName, Refusal, RegisterReceipt
-from purgatory.engine.completions import NOTHING_STALE, FetchedPartition
+from purgatory.engine.batches import Refusal, RegisterReceipt
+from purgatory.service.sessions.packed import ArrayCompletions
 from purgatory.service.sessions.refused_ids import RefusedIds
 from purgatory.service.translate.operations import OperationRun
-from purgatory.service.translate.uniform_columns import FLOAT, SIGNED, UNSIGNED
+from purgatory.service.translate.result_columns import OPERATION_COLUMNS
+from purgatory.service.translate.uniform_columns import SIGNED, UNSIGNED
 
 
 class RefusedOperation(NamedTuple):
@@ -24,29 +25,15 @@ class RefusedOperation(NamedTuple):
     kind: int
 
 
-class RefusedCompletions:
-    """Operations that never got into the engine, in the columns of `Completions`.
-
-    The ids are the caller's own, and may be anything that the wire can carry.
-    """
-
-    def __init__(self, refused: Sequence[RefusedOperation]) -> None:
-        zeros = array(SIGNED, [0]) * len(refused)
-        self.operation_ids: Final = array(UNSIGNED, [operation_id for _, operation_id, _ in refused])
-        self.kinds: Final = array(SIGNED, [kind for _, _, kind in refused])
-        self.outcomes: Final = array(SIGNED, [codes.REFUSED]) * len(refused)
-        self.waited_ms: Final = zeros
-        self.lateness_ms: Final = zeros
-        self.item_counts: Final = zeros
-        self.item_partitions: Final[list[PartitionName]] = []
-        self.error_codes: Final = array(SIGNED)
-        self.required_offsets: Final = array(SIGNED)
-        self.reached_offsets: Final = array(SIGNED)
-        self.log_start_offsets: Final = array(SIGNED)
-        self.estimated_remaining_ms: Final = array(SIGNED)
-        self.paces_per_second: Final = array(FLOAT)
-        self.fetched: Final[list[FetchedPartition]] = []
-        self.stale_marks: Final = NOTHING_STALE
+def refused_completions(refused: Sequence[RefusedOperation]) -> ArrayCompletions:
+    """Results of operations that the engine has never accepted. Their ids can be any number that the wire carries."""
+    found = ArrayCompletions()
+    for column in OPERATION_COLUMNS:
+        setattr(found, column.name, array(column.form, [0]) * len(refused))
+    found.operation_ids = array(UNSIGNED, [operation_id for _, operation_id, _ in refused])
+    found.kinds = array(SIGNED, [kind for _, _, kind in refused])
+    found.outcomes = array(SIGNED, [codes.REFUSED]) * len(refused)
+    return found
 
 
 def located(run: OperationRun, refusal: Refusal) -> Refusal:
