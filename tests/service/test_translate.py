@@ -184,7 +184,7 @@ def test_events_that_need_rows_are_refused_as_columns() -> None:
     [events] = events_from_columns(columns, 1_000)
     assert events.batch.types == [codes.HIGH_WATERMARK, 0]
     explained = events.explain(Refusal(1, codes.INVALID_ARGUMENT, "event", "type 0 is not known"))
-    assert explained.message == "leadership events go as rows only"
+    assert explained.message == "leadership events can only be sent as rows"
     other = Refusal(0, codes.INVALID_ARGUMENT, "offset", "-1")
     assert events.explain(other) is other
 

@@ -1,7 +1,7 @@
-"""Refused registrations: which of them get a result, and how these results look in the columns of completions.
+"""Refused registrations: which of them get a result, and their results in the columns of completions.
 
-A refused registration ends as a result like any other, so that a caller who reads only results misses nothing. An id
-has one result: a refusal that is sent again, or that repeats an id of its own batch, gets none.
+A refused registration gets a result like any other, so that a caller that reads only results misses nothing. Each id
+has one result: a refusal that is repeated, or of an id that occurs earlier in the same batch, gets none.
 """
 
 from array import array
@@ -18,7 +18,7 @@ from purgatory.service.translate.uniform_columns import SIGNED, UNSIGNED
 
 
 class RefusedOperation(NamedTuple):
-    """One refused registration. `refusal.index` is its place in the caller's batch; `kind` is 0 where it has none."""
+    """One refused registration. `refusal.index` is its index in the caller's batch; `kind` is 0 if unknown."""
 
     refusal: Refusal
     operation_id: int
@@ -37,12 +37,12 @@ def refused_completions(refused: Sequence[RefusedOperation]) -> ArrayCompletions
 
 
 def located(run: OperationRun, refusal: Refusal) -> Refusal:
-    """The engine's refusal, with the index in the caller's batch in place of the one in the run."""
+    """The engine's refusal with the index in the caller's batch instead of the index in the run."""
     return Refusal(run.index_of(refusal.index), refusal.code, refusal.field, refusal.message)
 
 
 def refuse_all(run: OperationRun, reason: Refusal) -> list[RefusedOperation]:
-    """Every operation of a run, refused for the same reason."""
+    """Refuse every operation of a run for the same reason."""
     return [
         RefusedOperation(
             Refusal(run.index_of(place), reason.code, reason.field, reason.message), operation_id, run.kind
@@ -52,8 +52,9 @@ def refuse_all(run: OperationRun, reason: Refusal) -> list[RefusedOperation]:
 
 
 def engine_receipt(run: OperationRun, reason: Refusal, known: int, refused_ids: RefusedIds) -> RegisterReceipt:
-    """What the engine would have answered had it refused the whole run. Ids up to `known` were registered before, but
-    for `refused_ids`.
+    """The receipt of a run that is refused before it reaches the engine.
+
+    Ids up to `known` have been registered before, except `refused_ids`.
     """
     receipt = RegisterReceipt()
     for place, operation_id in enumerate(run.batch.operation_ids):
@@ -65,7 +66,7 @@ def engine_receipt(run: OperationRun, reason: Refusal, known: int, refused_ids: 
 
 
 def first_of_each_id(refused: Iterable[RefusedOperation], runs: Sequence[OperationRun]) -> list[RefusedOperation]:
-    """Leaves out those whose id came earlier in the same batch, refused or not: the first one has the id's result."""
+    """Omit refusals whose id occurs earlier in the same batch, refused or not: that operation has the id's result."""
     refused = list(refused)
     first_index = {operation_id: refusal.index for refusal, operation_id, _ in reversed(refused)}
     for run in runs:

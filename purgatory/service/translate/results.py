@@ -1,4 +1,4 @@
-"""Results and receipts from the engine to the wire, as columns and as rows. Pure functions."""
+"""Encoding of results and refusals, as columns and as rows. Pure functions."""
 
 from array import array
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ from purgatory.service.translate.uniform_columns import SIGNED, UNSIGNED, shorte
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2, result_pb2
 
 MESSAGES_MAX: Final = 1_000
-"""How many refusals of one receipt have a field and a message; further ones have index, id and code only, so that the
-receipt of a batch that is refused from end to end stays a small message."""
+"""Refusals of one receipt with field and message. Further ones have only index, id and code, so that the receipt of a
+batch whose operations are all refused stays small."""
 
 ABSENT: Final = -1
-"""On the wire, in columns of what may be absent."""
+"""Marks absent values in columns of optional fields on the wire."""
 
 SHORTENED: Final = (OUTCOME, WAITED_MS, LATENESS_MS, ITEM_COUNT)
 
@@ -44,7 +44,7 @@ def operation_refusal(refusal: Refusal, operation_id: int, *, brief: bool = Fals
 
 
 def operation_refusals(refused: Sequence[tuple[Refusal, int]], before: int = 0) -> list[operation_pb2.OperationRefusal]:
-    """Why some operations were refused, in the order of the batch. `before`: refusals that the receipt has already."""
+    """Encode refusals of operations in batch order. `before`: the number of refusals already in the receipt."""
     return [
         operation_refusal(refusal, operation_id, brief=place >= MESSAGES_MAX)
         for place, (refusal, operation_id) in enumerate(refused, before)
@@ -52,7 +52,7 @@ def operation_refusals(refused: Sequence[tuple[Refusal, int]], before: int = 0) 
 
 
 def event_refusals(refusals: Sequence[Refusal], before: int = 0) -> list[event_pb2.EventRefusal]:
-    """Why some events were refused, in the order of the batch. `before`: refusals that the receipt has already."""
+    """Encode refusals of events in batch order. `before`: the number of refusals already in the receipt."""
     return [
         event_pb2.EventRefusal(
             index=refusal.index,
@@ -68,7 +68,7 @@ def event_refusals(refusals: Sequence[Refusal], before: int = 0) -> list[event_p
 def fill_batch(
     batch: purgatory_service_pb2.ResultBatch, first_sequence: int, slices: Sequence[ResultSlice], *, columns: bool
 ) -> None:
-    """Writes consecutive results of one kind into an empty message: assigning a new message would copy it."""
+    """Write consecutive results of one kind into an empty message. Returning a new message would cost a copy."""
     batch.first_sequence = first_sequence
     if columns:
         fill_columns(batch.columns, slices)
@@ -78,7 +78,7 @@ def fill_batch(
 
 
 def fill_columns(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice]) -> None:
-    """Writes results of one kind as columns with one dictionary. A column of equal values is shortened."""
+    """Write results of one kind as columns with one dictionary. A column of equal values is shortened."""
     kind = slices[0].kind
     assert all(part.kind == kind for part in slices), f"one message has one kind: {[part.kind for part in slices]}"
     columns.kind = cast("operation_pb2.OperationKind", kind)
@@ -164,7 +164,7 @@ def _fill_stale_marks(columns: result_pb2.ResultColumns, slices: Sequence[Result
 
 
 def fill_rows(rows: RepeatedCompositeFieldContainer[result_pb2.Result], part: ResultSlice) -> None:
-    """Adds results of one kind as rows."""
+    """Append results of one kind as rows."""
     item, fetched = part.item_start, part.fetched_start
     for place in range(part.start, part.stop):
         fill_row(rows.add(), part, place, item, fetched)
@@ -174,7 +174,7 @@ def fill_rows(rows: RepeatedCompositeFieldContainer[result_pb2.Result], part: Re
 
 
 def fill_row(row: result_pb2.Result, part: ResultSlice, place: int, item: int, fetched: int) -> None:
-    """Writes one result into an empty message; its items begin at `item`, those of a fetch at `fetched`."""
+    """Write one result into an empty message. Its items start at `item`, and those of a fetch at `fetched`."""
     completions, kind = part.completions, part.kind
     row.operation_id = completions.operation_ids[place]
     row.kind = cast("operation_pb2.OperationKind", kind)
