@@ -1,6 +1,7 @@
-"""A group as SQL: the rows it adds, changes and deletes. Built once, so that a failed commit is retried as it was.
+"""Translation of groups to SQL: rows to add, change and delete. Built once, so that a failed commit is retried
+unchanged.
 
-Every statement may run twice with the same outcome: a commit that reported an error may turn out to have been done.
+All statements are idempotent, because a commit that reported an error may have succeeded.
 """
 
 from typing import Any, Final
@@ -42,34 +43,34 @@ ORDER: Final = (
 )  # fmt: skip
 
 CHANGE_ROWS_MAX: Final = 64
-"""Rows of changes that are kept before they are merged into `partitions`."""
+"""Rows of `changes` after which they are merged into `partitions`."""
 FEW_PARTITIONS: Final = 4
-"""So few changed partitions are written to `partitions` at once."""
+"""Up to this many changed partitions are written to `partitions` directly."""
 
 Statements = dict[str, list[tuple[Any, ...]]]
-"""By SQL text: the parameters of each time it is run."""
+"""Parameters of each execution, by SQL text."""
 
 
 class StatementBuilder:
-    """Turns groups into statements, and keeps track of the rows that these add and delete."""
+    """Translates groups to statements and keeps track of the rows that exist."""
 
     def __init__(self) -> None:
         self._sessions: Final[dict[int, SessionRows]] = {}
         self._refused_ids: Final[dict[int, bytes]] = {}
-        """The rows of `refused_ids`."""
+        """The rows of `refused_ids`, to write only those that change."""
         self._last_registration = 0
         self._last_result = 0
         self._last_change = 0
         self._change_rows: Final[list[int]] = []
-        """Rows of changes that are not merged yet."""
+        """Rows of `changes` that are not yet merged."""
         self._unmerged: Final[dict[PartitionName, bytes]] = {}
-        """Their contents together."""
+        """Their combined contents."""
         self.registrations = 0
         """Rows of that table."""
         self.results = 0
         """Rows of that table."""
 
-    # Rows found at start. They must be added in order.
+    # Rows found at start. They must be added in order of their numbers: the next row gets the number after the last.
 
     def add_existing_registration(self, session: int, registration: int, roster: Roster) -> None:
         self._last_registration = registration
@@ -118,7 +119,9 @@ class StatementBuilder:
         return out
 
     def _add_partitions(self, group: Group, out: Statements) -> None:
-        """Many at a time go into one row of changes, which costs less than a row for each; these are merged later."""
+        """Write many partitions as one row of `changes`, which is cheaper than a row for each, and merge those rows
+        later.
+        """
         self._unmerged.update(group.partitions)
         few = not self._change_rows and len(group.partitions) <= FEW_PARTITIONS
         if not few and len(self._change_rows) < CHANGE_ROWS_MAX:
@@ -148,7 +151,7 @@ class StatementBuilder:
         state = part.state
         rows = self._rows_of(state.session)
         changed: dict[int, RegistrationRow] = {}
-        # Old rows are struck before new ones are added: a progressed operation is in both, and stays in the new one.
+        # Strike from old rows before adding new ones: a progressed operation is in both and must stay in the new one.
         for ended in part.results:
             if not isinstance(ended, list):
                 changed.update((row.registration, row) for row in rows.strike(ended.operation_ids))
@@ -165,7 +168,9 @@ class StatementBuilder:
             row_id = self._insert_registration(state.session, part.progressed, out)
             rows.add_moved(row_id, Roster(part.progressed.operation_ids, b""))
         self._delete_results(rows.acknowledge(state.acknowledged_sequence), out)
-        if part.results and state.last_sequence > state.acknowledged_sequence:  # acknowledged already: never written
+        if (
+            part.results and state.last_sequence > state.acknowledged_sequence
+        ):  # results already acknowledged are not written
             self._insert_results(part, rows, out)
         _put(out, UPSERT_SESSION, *state)
         self._update_refused_ids(state.session, part.refused_ids, out)
@@ -212,5 +217,5 @@ class StatementBuilder:
 
 
 def _put(out: Statements, sql: str, *row: Value) -> None:
-    """A row with its checksum."""
+    """Add a row and its checksum."""
     out[sql].append((*row, checksum(*row)))

@@ -71,7 +71,7 @@ def test_rows_without_condition_or_with_falling_ids_are_refused() -> None:
         (1, "condition", 6),
         (2, "operation_id", 4),
     ]
-    assert "4 does not rise" in refused[1][0].message
+    assert refused[1][0].message == "ids must rise: 4 follows 6"
 
 
 def test_operation_columns_are_copied() -> None:
