@@ -12,35 +12,27 @@ from purgatory.engine.snapshot.saved_operations import SavedOperations
 from purgatory.journal.group import Group, SessionChanges
 from purgatory.journal.row_codec import Value, checksum, pack_changes, pack_results
 from purgatory.journal.session_rows import RegistrationRow, SessionRows
+from purgatory.journal.sql_schema import COLUMNS
 
-UPSERT_REGISTRATION: Final = "INSERT OR REPLACE INTO registrations VALUES (?, ?, ?, ?, ?, ?, ?)"
-UPSERT_GONE: Final = "INSERT OR REPLACE INTO gone VALUES (?, ?, ?)"
-UPSERT_RESULTS: Final = "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?)"
-UPSERT_SESSION: Final = f"INSERT OR REPLACE INTO sessions VALUES ({', '.join('?' * 12)})"  # noqa: S608
-UPSERT_REFUSED_IDS: Final = "INSERT OR REPLACE INTO refused_ids VALUES (?, ?, ?)"
-UPSERT_DEAD_LETTER: Final = "INSERT OR REPLACE INTO dead_letters VALUES (?, ?, ?)"
-UPSERT_PARTITION: Final = (
-    "INSERT INTO partitions (topic, number, content, crc32) VALUES (?, ?, ?, ?) "
-    "ON CONFLICT (topic, number) DO UPDATE SET content = excluded.content, crc32 = excluded.crc32"
-)
-UPSERT_CHANGES: Final = "INSERT OR REPLACE INTO changes VALUES (?, ?, ?)"
-DELETE_CHANGES: Final = "DELETE FROM changes WHERE change = ?"
-UPSERT_KEY: Final = "INSERT OR REPLACE INTO keys (key, count, crc32) VALUES (?, ?, ?)"
-UPSERT_MOMENT: Final = "INSERT OR REPLACE INTO moment VALUES (1, ?, ?, ?, ?, ?, ?, ?)"
-DELETE_REGISTRATION: Final = "DELETE FROM registrations WHERE registration = ?"
-DELETE_GONE: Final = "DELETE FROM gone WHERE registration = ?"
-DELETE_RESULTS: Final = "DELETE FROM results WHERE result = ?"
-DELETE_SESSION: Final = "DELETE FROM sessions WHERE session = ?"
-DELETE_REFUSED_IDS: Final = "DELETE FROM refused_ids WHERE session = ?"
-DELETE_DEAD_LETTER: Final = "DELETE FROM dead_letters WHERE letter = ?"
-DELETE_PARTITION: Final = "DELETE FROM partitions WHERE topic = ? AND number = ?"
-DELETE_KEY: Final = "DELETE FROM keys WHERE key = ?"
+BY_NUMBER: Final = ("registrations", "gone", "results", "sessions", "refused_ids", "dead_letters", "changes")
+"""Tables whose first column identifies a row. In the others, that column is a surrogate key."""
 
-ORDER: Final = (
-    UPSERT_REGISTRATION, UPSERT_GONE, UPSERT_RESULTS, UPSERT_SESSION, UPSERT_REFUSED_IDS, UPSERT_DEAD_LETTER,
-    UPSERT_PARTITION, UPSERT_CHANGES, UPSERT_KEY, DELETE_REGISTRATION, DELETE_GONE, DELETE_RESULTS, DELETE_SESSION,
-    DELETE_REFUSED_IDS, DELETE_DEAD_LETTER, DELETE_PARTITION, DELETE_CHANGES, DELETE_KEY, UPSERT_MOMENT,
-)  # fmt: skip
+UPSERT: Final = {
+    table: f"INSERT OR REPLACE INTO {table} VALUES (?{', ?' * len(COLUMNS[table])})"  # noqa: S608 - our own names
+    for table in BY_NUMBER
+} | {
+    "partitions": "INSERT INTO partitions (topic, number, content, crc32) VALUES (?, ?, ?, ?) "
+    "ON CONFLICT (topic, number) DO UPDATE SET content = excluded.content, crc32 = excluded.crc32",
+    "keys": "INSERT OR REPLACE INTO keys (key, count, crc32) VALUES (?, ?, ?)",
+    "moment": "INSERT OR REPLACE INTO moment VALUES (1, ?, ?, ?, ?, ?, ?, ?)",
+}  # fmt: skip
+DELETE: Final = {table: f"DELETE FROM {table} WHERE {COLUMNS[table][0]} = ?" for table in BY_NUMBER} | {  # noqa: S608 - our own names
+    "partitions": "DELETE FROM partitions WHERE topic = ? AND number = ?",
+    "keys": "DELETE FROM keys WHERE key = ?",
+}
+
+ORDER: Final = (*UPSERT.values(), *DELETE.values())
+"""The order within a transaction. Deletions come last: a group may write a row and end it, or merge it elsewhere."""
 
 CHANGE_ROWS_MAX: Final = 64
 """Rows of `changes` after which they are merged into `partitions`."""
@@ -107,15 +99,15 @@ class StatementBuilder:
             self._add_partitions(group, out)
         for key, count in group.keys:
             if count:
-                _put(out, UPSERT_KEY, key, count)
+                _put(out, "keys", key, count)
             else:
-                out[DELETE_KEY].append((key,))
+                out[DELETE["keys"]].append((key,))
         for letter, content in group.dead_letters:
             if content:
-                _put(out, UPSERT_DEAD_LETTER, letter, content)
+                _put(out, "dead_letters", letter, content)
             else:
-                out[DELETE_DEAD_LETTER].append((letter,))
-        _put(out, UPSERT_MOMENT, *group.moment, group.number, int(group.is_last))
+                out[DELETE["dead_letters"]].append((letter,))
+        _put(out, "moment", *group.moment, group.number, int(group.is_last))
         return out
 
     def _add_partitions(self, group: Group, out: Statements) -> None:
@@ -127,21 +119,21 @@ class StatementBuilder:
         if not few and len(self._change_rows) < CHANGE_ROWS_MAX:
             self._last_change += 1
             self._change_rows.append(self._last_change)
-            _put(out, UPSERT_CHANGES, self._last_change, pack_changes(group.partitions))
+            _put(out, "changes", self._last_change, pack_changes(group.partitions))
             return
         for (topic, number), content in self._unmerged.items():
             if content:
-                _put(out, UPSERT_PARTITION, topic, number, content)
+                _put(out, "partitions", topic, number, content)
             else:
-                out[DELETE_PARTITION].append((topic, number))
-        out[DELETE_CHANGES].extend((change,) for change in self._change_rows)
+                out[DELETE["partitions"]].append((topic, number))
+        out[DELETE["changes"]].extend((change,) for change in self._change_rows)
         self._change_rows.clear()
         self._unmerged.clear()
 
     def _drop_session(self, part: SessionChanges, out: Statements) -> None:
         session = part.state.session
         rows = self._sessions.pop(session, None)
-        out[DELETE_SESSION].append((session,))
+        out[DELETE["sessions"]].append((session,))
         self._update_refused_ids(session, b"", out)
         if rows is not None:
             self._delete_registrations(rows.registrations(), out)
@@ -159,7 +151,7 @@ class StatementBuilder:
             changed.update((row.registration, row) for row in rows.strike(part.progressed.operation_ids))
         for row in changed.values():
             if row.roster.left:
-                _put(out, UPSERT_GONE, row.registration, row.roster.gone())
+                _put(out, "gone", row.registration, row.roster.gone())
         self._delete_registrations([row.registration for row in changed.values() if not row.roster.left], out)
         if part.registered is not None and len(part.registered):
             row_id = self._insert_registration(state.session, part.registered, out)
@@ -172,7 +164,7 @@ class StatementBuilder:
             part.results and state.last_sequence > state.acknowledged_sequence
         ):  # results already acknowledged are not written
             self._insert_results(part, rows, out)
-        _put(out, UPSERT_SESSION, *state)
+        _put(out, "sessions", *state)
         self._update_refused_ids(state.session, part.refused_ids, out)
 
     def _update_refused_ids(self, session: int, ranges: bytes, out: Statements) -> None:
@@ -180,10 +172,10 @@ class StatementBuilder:
             return
         if ranges:
             self._refused_ids[session] = ranges
-            _put(out, UPSERT_REFUSED_IDS, session, ranges)
+            _put(out, "refused_ids", session, ranges)
         else:
             del self._refused_ids[session]
-            out[DELETE_REFUSED_IDS].append((session,))
+            out[DELETE["refused_ids"]].append((session,))
 
     def _rows_of(self, session: int) -> SessionRows:
         return self._sessions.setdefault(session, SessionRows())
@@ -193,7 +185,7 @@ class StatementBuilder:
         self.registrations += 1
         ids = saved.operation_ids
         first, last = ids[0], ids[len(ids) - 1]
-        _put(out, UPSERT_REGISTRATION, self._last_registration, session, first, last, len(ids), saved.to_bytes())
+        _put(out, "registrations", self._last_registration, session, first, last, len(ids), saved.to_bytes())
         return self._last_registration
 
     def _insert_results(self, part: SessionChanges, rows: SessionRows, out: Statements) -> None:
@@ -202,20 +194,20 @@ class StatementBuilder:
         content, count = pack_results(part.results)
         last = part.first_sequence + count - 1
         assert last == part.state.last_sequence, f"results end at {last}, the session at {part.state.last_sequence}"
-        _put(out, UPSERT_RESULTS, self._last_result, part.state.session, part.first_sequence, count, content)
+        _put(out, "results", self._last_result, part.state.session, part.first_sequence, count, content)
         rows.add_results(self._last_result, last)
 
     def _delete_registrations(self, rows: list[int], out: Statements) -> None:
         self.registrations -= len(rows)
         for row in rows:
-            out[DELETE_REGISTRATION].append((row,))
-            out[DELETE_GONE].append((row,))
+            out[DELETE["registrations"]].append((row,))
+            out[DELETE["gone"]].append((row,))
 
     def _delete_results(self, rows: list[int], out: Statements) -> None:
         self.results -= len(rows)
-        out[DELETE_RESULTS].extend((row,) for row in rows)
+        out[DELETE["results"]].extend((row,) for row in rows)
 
 
-def _put(out: Statements, sql: str, *row: Value) -> None:
+def _put(out: Statements, table: str, *row: Value) -> None:
     """Add a row and its checksum."""
-    out[sql].append((*row, checksum(*row)))
+    out[UPSERT[table]].append((*row, checksum(*row)))

@@ -22,7 +22,7 @@ from purgatory.journal.group import Moment, WriteFailure
 from purgatory.journal.integrity import changed_row, missing_groups
 from purgatory.journal.row_codec import is_intact
 from purgatory.journal.sql_schema import migrate, select
-from purgatory.journal.statements import ORDER, UPSERT_MOMENT, Statements
+from purgatory.journal.statements import ORDER, UPSERT, Statements
 
 PAGE_BYTES: Final = 4_096
 
@@ -147,7 +147,7 @@ class Store:
             if database.in_transaction:
                 database.execute("ROLLBACK")
             raise
-        *_, number, _, _ = statements[UPSERT_MOMENT][0]
+        *_, number, _, _ = statements[UPSERT["moment"]][0]
         # After the commit, never before it: the journal must not end before the stored number.
         self._directory.note_group(number)
         self._crash.reached(AFTER_COMMIT)
