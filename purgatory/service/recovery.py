@@ -8,7 +8,6 @@ import asyncio
 import logging
 import sqlite3
 import time
-from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -18,16 +17,16 @@ from purgatory.engine.snapshot.saved_operations import SavedOperations
 from purgatory.journal.continued_time import ReadClocks, journal_now_ms, read_clocks
 from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import Directory
+from purgatory.journal.errors import damaged
 from purgatory.journal.group import SessionState
 from purgatory.journal.row_codec import unpack_changes, unpack_results
 from purgatory.journal.statements import StatementBuilder
-from purgatory.journal.store import Store, damaged
+from purgatory.journal.store import Store
 from purgatory.journal.thread import JournalThread
-from purgatory.service.access.account import NOBODY
 from purgatory.service.host import Host
 from purgatory.service.listeners.durable_journal import DurableJournal
 from purgatory.service.sessions.outbox import slices_of
-from purgatory.service.sessions.refused import RefusedCompletions, RefusedOperation
+from purgatory.service.sessions.refused import RefusedOperation, refused_completions
 from purgatory.service.sessions.refused_ids import RefusedIds
 from purgatory.service.sessions.session import Callback, Session
 
@@ -112,23 +111,12 @@ class OpenJournal:
             snapshots.restore_key(key, count)
 
     def _restore_sessions(self, host: Host) -> None:
-        awaiting_resume: dict[int, int] = dict(self._store.rows("awaiting_resume"))
-        principals: dict[int, str] = dict(self._store.rows("principals"))
         states = [SessionState(*row) for row in self._store.rows("sessions")]
         for state in states:
-            principal = principals.get(state.session, NOBODY)
-            session = self._restore_session(host, state, principal, awaiting_resume.get(state.session, -1))
-            self._sessions[state.session] = session
+            self._sessions[state.session] = self._restore_session(host, state)
         for number, ranges in self._store.rows("refused_ids"):
             self._sessions[number].refused_ids = RefusedIds(ranges)
             self._builder.add_existing_refused_ids(number, ranges)
-        callbacks = {number: Callback(url, token) for number, url, token in self._store.rows("callbacks")}
-        incarnations: dict[int, str] = dict(self._store.rows("incarnations"))
-        for number, session in self._sessions.items():
-            session.callback = callbacks.get(number)
-            session.incarnation = incarnations.get(number, session.incarnation)
-        for table, numbers in (("principals", principals), ("callbacks", callbacks), ("incarnations", incarnations)):
-            self._builder.add_existing_constants(table, numbers)
         with_results = self._restore_results()
         for state in states:
             session = self._sessions[state.session]
@@ -136,23 +124,23 @@ class OpenJournal:
                 session.outbox.start_at(state.last_sequence + session.sequence_shift)
             # A row of results goes only when all in it are acknowledged, so its first ones may have been.
             session.outbox.acknowledge(state.acknowledged_sequence + session.sequence_shift)
-            if state.session in awaiting_resume:
+            if state.uncertain_after >= 0:
                 # The others may get other numbers: they go out once it is durable that the client has resumed.
                 session.outbox.release(session.uncertain_after)
 
-    def _restore_session(self, host: Host, state: SessionState, principal: str, uncertain_after: int) -> Session:
-        session = host.sessions.restore(state.session_id, state.session, host.time.now_ms(), principal)
+    def _restore_session(self, host: Host, state: SessionState) -> Session:
+        session = host.sessions.restore(state.session_id, state.session, host.time.now_ms(), state.principal)
         session.owner.highest_operation_id = state.highest_operation_id
         session.journaled_operation_id = state.highest_operation_id
         session.sequence_shift = state.sequence_shift
         session.is_journaled = True
-        # For a session from before incarnations were recorded: the same after every restart until it is recorded.
-        session.incarnation = sha256(f"{state.session} {state.session_id}".encode()).hexdigest()[:16]
-        if uncertain_after >= 0:
-            # It awaits its client since an earlier crash. What has ended since then was never delivered, so the
-            # number from then holds, however many daemons came and went.
-            session.uncertain_after = uncertain_after + state.sequence_shift
-            self._builder.add_existing_awaiting_resume(state.session)
+        session.incarnation = state.incarnation
+        if state.callback_url:
+            session.callback = Callback(state.callback_url, state.callback_token)
+        if state.uncertain_after >= 0:
+            # The client has not resumed since an earlier crash. No result since then was delivered, so the number
+            # from that crash stays valid, however many daemons have run in between.
+            session.uncertain_after = state.uncertain_after + state.sequence_shift
         elif self._last is not None and not self._last[2]:
             # A crash: results may have been delivered after the last group, and are lost here.
             session.uncertain_after = state.last_sequence + state.sequence_shift
@@ -173,7 +161,7 @@ class OpenJournal:
                         for code, field, message, operation_id, kind in part
                     ]
                     refusals = [entry.refusal for entry in refused]
-                    session.outbox.append(slices_of(RefusedCompletions(refused), refusals))
+                    session.outbox.append(slices_of(refused_completions(refused), refusals))
                 else:
                     session.outbox.append(slices_of(part))
             self._builder.add_existing_results(number, row, first + count - 1)

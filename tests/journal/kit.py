@@ -144,6 +144,7 @@ def picture(host: Host) -> dict[str, Any]:
     sessions = {}
     for session in host.sessions._by_id.values():
         outbox = session.outbox
+        outbox.check()
         if session.is_blank:
             continue
         results = [row for part in (*outbox._written, *outbox._unwritten) for row in rows_of(part)]
