@@ -26,7 +26,7 @@ from purgatory.journal.thread import JournalThread
 from purgatory.service.engine_time import EngineTime
 from purgatory.service.histogram import Histogram
 from purgatory.service.listeners.listener import ASYNC, SYNC, Journal
-from purgatory.service.loop_holds import Watched
+from purgatory.service.loop_stalls import StallTimer
 from purgatory.service.sessions.refused import RefusedOperation
 from purgatory.service.sessions.session import Session
 
@@ -90,7 +90,7 @@ class DurableJournal(Journal):
         time: EngineTime,
         session_of: Callable[[int], Session | None],
         read_clocks: ReadClocks,
-        sealing: Watched,
+        sealing: StallTimer,
         *,
         is_sync: bool,
         number: int,
