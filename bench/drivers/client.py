@@ -9,7 +9,7 @@ from purgatory_client import AsyncClient, Outcome, events
 
 from bench.drivers.messages import TIMEOUT_MS, new_topic
 from bench.measure.worker import Numbers, measured, on_uvloop, serve
-from purgatory.service import garbage
+from purgatory.service.budget import garbage
 from purgatory.service.settings import GcSettings
 
 MARKS_PER_STEP: Final = 10

@@ -167,6 +167,8 @@ class SimulatedDay:
                 self.ledger.complaints.append(f"client {actor.number} has {actor.client.pending} pending at the end")
 
     def _all_acknowledged(self) -> bool:
+        for session in self.served.host.sessions:
+            session.outbox.check()
         sessions = [self.served.host.sessions.find(actor.client.session_id) for actor in self.actors]
         return all(session is None or not session.outbox.unacknowledged for session in sessions)
 

@@ -275,11 +275,12 @@ def top(address: Address = DEFAULT_ADDRESS) -> NoReturn:
 def serve(context: typer.Context) -> NoReturn:
     """Run the daemon; see `purgatory serve --help` for its settings."""
     try:
-        from purgatory.daemon import main as run_daemon  # noqa: PLC0415 - the client runs without the server's packages
+        from purgatory.extensions import ALL  # noqa: PLC0415 - as above
+        from purgatory.run_daemon import main as run_daemon  # noqa: PLC0415 - the client runs without the server's packages
     except ModuleNotFoundError as error:
         render.error_line(f"the daemon needs {error.name}; install it with: pip install 'purgatory-waits[server]'")
         raise typer.Exit(Exit.ERROR) from error
-    raise typer.Exit(run_daemon(context.args, program="purgatory serve"))
+    raise typer.Exit(run_daemon(ALL, context.args, program="purgatory serve"))
 
 
 @app.command("journal", add_help_option=False, context_settings=_PASSED_ON)

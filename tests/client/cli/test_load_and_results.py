@@ -78,9 +78,8 @@ def test_an_interrupted_load_says_what_it_leaves(shared_daemon: DaemonProcess, l
     until_waiting(looking, "stopped-9")
     command.process.send_signal(signal.SIGINT)
     code, _, error = command.end()
-    assert (code, error) == (
-        130, "purgatory: interrupted; the registered waits stay pending; cancel them with: purgatory cancel --session stopped\n"
-    )  # fmt: skip
+    advice = "the registered waits stay pending; cancel them with: purgatory cancel --session stopped"
+    assert (code, error) == (130, f"purgatory: interrupted; {advice}\n")
     assert looking.cancel(session_id="stopped") == 10
 
 
