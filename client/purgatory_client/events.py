@@ -245,11 +245,11 @@ def leadership(
 
     Args:
         name: The partition.
-        is_leader: Whether the reporter leads the partition now. If not, operations that only a leader serves end.
+        is_leader: Whether the reporter leads the partition now. If not, waits that need the leader end with error 6.
         leader_epoch: The new leader epoch.
-        leader_id: The new leader's replica id. None: unknown.
-        replica_ids: All assigned replicas, including the leader. Needed if `is_leader`.
-        epoch_start_offset: The first offset of the new epoch. None: the log end.
+        leader_id: The leader's replica id. None: unchanged.
+        replica_ids: All assigned replicas, including the leader. Empty: unchanged.
+        epoch_start_offset: The first offset of the epoch. None: the current log end offset.
     """
     change = wire.Leadership(
         is_leader=is_leader,
