@@ -30,13 +30,13 @@ def test_a_simulated_day(seed: int) -> None:
 
 
 def test_a_seed_draws_one_plan() -> None:
-    """The same seed gives the same plan to the last number, another one another."""
+    """The same seed gives the same plan; another seed gives another plan."""
     assert repr(draw_plan(8131)) == repr(draw_plan(8131))
     assert repr(draw_plan(8131)) != repr(draw_plan(8132))
 
 
 def test_the_seeds_of_the_suite_try_everything() -> None:
-    """What the share of `make test` is said to try it does try."""
+    """Together, the seeds of `make test` cover everything that `SEEDS` claims."""
     plans = [draw_plan(seed) for seed in SEEDS]
     operations = [
         one
@@ -143,7 +143,7 @@ def test_the_checker_finds_what_must_not_be(entries: list[tap.Entry], seen: dict
 
 
 def test_the_checker_finds_an_early_expiry() -> None:
-    """A wait that went out with too little of its time expires too early, though the daemon kept to what it got."""
+    """A client that sends too short a timeout makes a wait expire early, although the daemon follows its request."""
     run = run_with(tap.ClockAdvanced(1_100, 10))
     expired = {"outcome": codes.EXPIRED, "waited_ms": 100, "code": 7}
     assert judged(run, expired, submitted_ms=999.2, ended_ms=1_100.5) == []
