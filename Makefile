@@ -24,7 +24,7 @@ SIMULATED := $(ENGINE) $(wildcard tests/engine/*.py tests/engine/oracle/*.py tes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help hostile soak stream-histories stream-kills result-kills run demo kafka-demo stream-demo postgres-demo read-your-writes test test-compiled test-pure lint format proto docs wheel clean bench mutants fuzz crash sim sim-long sim-daemon \
+.PHONY: help abuse stream-histories stream-kills result-kills run demo kafka-demo stream-demo postgres-demo read-your-writes test test-compiled test-pure lint format proto docs wheel clean bench mutants crash sim sim-long sim-daemon \
 	check report replay screenshots notebook generate image-requirements sbom secure-demo
 
 help: ## List the targets
@@ -108,9 +108,6 @@ sim-long: $(SIMULATOR)/stamp ## The same for 200 million steps, about an hour (t
 crash: $(STAMPS)/dev $(STAMPS)/engine ## Kill a real daemon under load 200 times: nothing acknowledged may be lost (ARGS="--kills 50 --seed 7")
 	@$(BIN)/python -m tests.crash $(ARGS)
 
-hostile: $(STAMPS)/dev $(STAMPS)/engine ## Attack a real daemon, with an honest caller beside it (ARGS="--only flood --json FILE")
-	@$(BIN)/python -m tests.hostile $(ARGS)
-
 stream-histories: $(STAMPS)/pipeline $(STAMPS)/engine ## Histories of the simulator through shards and engine (ARGS="--histories 200 --steps 10000")
 	@$(BIN)/python -m tests.pipeline.stream.stream_histories --processes $(JOBS) $(ARGS)
 
@@ -120,12 +117,8 @@ stream-kills: $(STAMPS)/pipeline $(STAMPS)/engine ## Kill a stream of Spark agai
 result-kills: $(STAMPS)/pipeline $(STAMPS)/engine ## Kill a query that reads results again and again: each is there once (ARGS="--kills 10")
 	@$(BIN)/python -m tests.pipeline.datasource.result_kills $(ARGS)
 
-soak: $(STAMPS)/dev $(STAMPS)/engine ## Two hours of callers that come and go: nothing lost, nothing grows (ARGS="--minutes 10 --seed 7")
-	@$(BIN)/python -m tests.soak $(ARGS)
-
-fuzz: $(STAMPS)/dev $(STAMPS)/engine ## A million fuzzed requests, and bytes at the ports (ARGS="--requests 50000 --seed 7")
-	@$(BIN)/python -m tests.fuzz --requests 1000000 $(ARGS)
-	@$(BIN)/python -m tests.fuzz.coverage_guided
+abuse: $(STAMPS)/dev $(STAMPS)/engine ## Attacks, floods, fuzzed requests and churn at a real daemon (ARGS="--only flood", or --minutes 120 --requests 1000000 --seed 7)
+	@$(BIN)/python -m tests.abuse $(ARGS)
 
 lint: $(STAMPS)/pipeline $(STAMPS)/stubs ## Check style, imports, types, the wire's contract and the house rules
 	$(BIN)/ruff check .
@@ -157,7 +150,7 @@ wheel: $(STAMPS)/serving ## Build the wheel into dist/
 	@rm -rf purgatory_waits.egg-info # otherwise Python, run from here, takes it for the installed package
 
 .PHONY: bench-quick bench-compare bench-pipeline bench-stream
-bench: $(STAMPS)/pipeline $(STAMPS)/profiled ## Measure Purgatory beside its peers (ARGS="--huge", ARGS="--only 'timer/*'")
+bench: $(STAMPS)/pipeline $(STAMPS)/profiled ## Measure Purgatory beside its peers (ARGS="--only 'timer/*'")
 	@$(BIN)/python -m bench $(ARGS)
 
 bench-quick: $(STAMPS)/profiled ## The same in under a minute, with nothing written

@@ -29,8 +29,8 @@ settings.load_profile("house")
 
 
 COMPILED_ONLY = (
-    "access", "archive", "bench", "client", "conformance", "crash", "deploy", "examples", "fuzz", "hostile", "http",
-    "kafka", "metrics", "onlookers", "page", "pipeline", "postgres", "soak", "sources", "strangers", "tracing",
+    "abuse", "access", "archive", "bench", "client", "conformance", "crash", "deploy", "examples", "http",
+    "kafka", "metrics", "onlookers", "page", "pipeline", "postgres", "sources", "strangers", "tracing",
     "transport", "webhooks", "test_docs_site.py", "test_supply.py", "test_tidy.py",
 )  # fmt: skip
 """What stands around the daemon: these meet the engine through the same calls as tests/service, tests/journal and

@@ -35,6 +35,7 @@ from purgatory.service.listeners.result_tail import ResultTail
 from purgatory.service.loop_holds import WORK_PER_SLICE, LoopHolds
 from purgatory.service.reaper import EXPIRED_PER_SLICE, Reaper
 from purgatory.service.registrations import OpenBatch, Registrations, count_refused
+from purgatory.service.sessions.callbacks import Callbacks, NoCallbacks
 from purgatory.service.sessions.refused import (
     located,
 )
@@ -67,6 +68,8 @@ class Host:
         self.tail: Final = ResultTail(self.listeners)
         self.journal = Journal()
         """Set by `use_journal`; without that, one that keeps nothing."""
+        self.callbacks: Callbacks = NoCallbacks()
+        """Refuses callbacks, unless an extension replaces it."""
         self.shares: Final = Shares(settings, engine)
         self.holds: Final = LoopHolds()
         """Everything that may take long is watched in it, by the name of its call."""
@@ -85,7 +88,7 @@ class Host:
         """Which marks nobody can see, and why: `sources.stale(name, now_ms)`."""
         limits = settings.limits
         self.source_links: Final = SourceLinks(engine, self.sources, self.time.now_ms, limits.sources_max)
-        self.shares.budget.calls = lambda: self.fair_queue.calls + self.fair_queue.refused
+        self.shares.budget.calls = lambda: self.fair_queue.calls
         self.shares.budget.queues = lambda: (
             self.source_links.held_bytes() + sum(listener.held_bytes() for listener in self.listeners)
         )

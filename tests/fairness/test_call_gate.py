@@ -1,7 +1,10 @@
-"""What is refused before it is read: calls over a limit, calls whose deadline has passed, and at shutdown."""
+"""Calls that are refused before their request is read: over a limit, past their deadline, or at shutdown."""
 
 import asyncio
+import itertools
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 import pytest
@@ -11,7 +14,7 @@ from grpc_status import rpc_status
 from purgatory.service.access.account import Accounts
 from purgatory.service.draining import drain
 from purgatory.service.errors import RpcError
-from purgatory.service.fair_queue import EVENTS, REGISTRATIONS, CallerTurns, FairQueue
+from purgatory.service.fair_queue import EVENTS, LOOP_TURN_US_MAX, REGISTRATIONS, CallerQueue, FairQueue
 from purgatory.service.listeners.refusal_log import RefusalLog
 from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.settings import HostSettings, LimitsSettings
@@ -104,15 +107,20 @@ class Context:
         return self._peer
 
 
+def slow_clock() -> Callable[[], int]:
+    """A clock that moves on by the time of a loop iteration whenever it is read: each turn takes an iteration."""
+    return itertools.count(0, LOOP_TURN_US_MAX).__next__
+
+
 @pytest.mark.parametrize("queued", [1, 2, 3])
 async def test_calls_that_wait_for_a_turn_are_limited(queued: int) -> None:
     """Below the limit of 2 a further call is taken; at it, it is refused before it is read, and so above it."""
-    gate = CallGate(FairQueue(), LimitsSettings(calls_queued_per_caller_max=2))
+    gate = CallGate(FairQueue(now_us=slow_clock()), LimitsSettings(calls_queued_per_caller_max=2))
     account, context = Accounts().nobody, Context()
     others = [gate.enter(Context(peer="ipv4:2"), account, REGISTRATIONS, is_unary=True)]  # type: ignore[arg-type]
     caller = gate.enter(context, account, REGISTRATIONS, is_unary=True)  # type: ignore[arg-type]
-    caller.recent_calls = 1_000
-    turns = [asyncio.ensure_future(gate.call_turn(context, caller, REGISTRATIONS)) for _ in range(queued)]  # type: ignore[arg-type]
+    # The first call takes the whole iteration of the loop.
+    turns = [asyncio.ensure_future(gate.call_turn(context, caller, REGISTRATIONS)) for _ in range(1 + queued)]  # type: ignore[arg-type]
     await asyncio.sleep(0)
     assert caller.waiting == queued
     if queued < 2:
@@ -163,14 +171,13 @@ async def test_calls_past_their_deadline_are_not_served() -> None:
     assert heard.reasons == {"deadline": 2}
 
 
-async def test_calls_that_wait_when_the_daemon_ends_are_told_so_at_once() -> None:
-    """UNAVAILABLE, without having been served."""
+async def test_calls_that_wait_at_shutdown_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With UNAVAILABLE, without having been served."""
     async with serving() as served:
         queue = served.host.fair_queue
+        monkeypatch.setattr(queue, "_now_us", slow_clock())
         caller = queue.enter("many")
-        caller.recent_calls = 1_000
-        queue.enter("other")
-        turns = [asyncio.ensure_future(queue.call_turn(caller, REGISTRATIONS)) for _ in range(200)]
+        turns = [asyncio.ensure_future(queue.turn(caller, REGISTRATIONS, is_call=True)) for _ in range(200)]
         await asyncio.sleep(0)
         await drain(served.host, 0.0)
         answers = await asyncio.gather(*turns, return_exceptions=True)
@@ -204,14 +211,14 @@ async def test_a_flood_does_not_hold_up_another_callers_event(monkeypatch: pytes
     slice or two of theirs are served before it.
     """
     heard = Counting()
-    take_turn = FairQueue.call_turn
+    take_turn = CallGate.call_turn
 
-    async def noting(queue: FairQueue, caller: CallerTurns, work: int) -> None:
+    async def noting(gate: CallGate, context: Any, caller: CallerQueue, work: int) -> None:  # noqa: ANN401
         if work == EVENTS:
             heard.before_asked = heard.accepted
-        await take_turn(queue, caller, work)
+        await take_turn(gate, context, caller, work)
 
-    monkeypatch.setattr(FairQueue, "call_turn", noting)
+    monkeypatch.setattr(CallGate, "call_turn", noting)
     async with serving(listener=heard) as served, DaemonChannel(served.address) as other:
 
         async def flood(session_id: str) -> None:

@@ -1,4 +1,4 @@
-"""The fair queue: who has the next turn, for given arrivals. Time is moved by hand, so that orders are exact."""
+"""The fair queue: the order of turns for given arrivals. Tests move the clock by hand, so orders are exact."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -9,20 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from purgatory.service.fair_queue import (
-    ALONE_US,
-    ENDING_MAX,
     EVENTS,
     INSPECTIONS,
     LOOP_TURN_US_MAX,
-    RECENT_CALLS_MAX,
     REGISTRATIONS,
-    CallerTurns,
+    CallerQueue,
     FairQueue,
 )
 
 
 class Queue(FairQueue):
-    """A queue whose clock is moved by the work that is done, and the order in which that was done."""
+    """A queue whose clock is moved by the work that runs; `done` is the order in which it ran."""
 
     def __init__(self) -> None:
         self.time_us = 1_000_000
@@ -30,20 +27,20 @@ class Queue(FairQueue):
         self.done: list[Any] = []
         super().__init__(lambda work, us: self.waits.append((work, us)), lambda: self.time_us)
 
-    async def work(self, caller: CallerTurns, label: object, *, work: int = REGISTRATIONS, cost_us: int = 100) -> None:
-        """Takes a turn, and then so much time."""
+    async def work(self, caller: CallerQueue, label: object, *, work: int = REGISTRATIONS, cost_us: int = 100) -> None:
+        """Acquire a turn, then run for `cost_us`."""
         await self.turn(caller, work)
         self.time_us += cost_us
         self.done.append(label)
 
 
 def start(*works: Coroutine[Any, Any, None]) -> list[asyncio.Task[None]]:
-    """They arrive in this order, in one turn of the loop."""
+    """Start tasks that arrive in this order, in one loop iteration."""
     return [asyncio.ensure_future(work) for work in works]
 
 
-async def test_with_little_to_do_a_turn_comes_at_once() -> None:
-    """Nothing is awaited: the work goes on in the same step of its task, and nobody counts as having waited."""
+async def test_an_idle_loop_grants_a_turn_immediately() -> None:
+    """The task is not suspended, and the turn is not reported as one that waited."""
     queue = Queue()
     caller = queue.enter("a")
     with pytest.raises(StopIteration):
@@ -52,8 +49,8 @@ async def test_with_little_to_do_a_turn_comes_at_once() -> None:
     queue.leave(caller)
 
 
-async def test_a_full_loop_turn_ends_what_comes_at_once() -> None:
-    """Work goes on within a turn of the loop until that has taken its time; what is left waits for the next ones."""
+async def test_work_beyond_the_time_of_an_iteration_is_deferred() -> None:
+    """Two units fill the first iteration; the others wait for the following ones."""
     queue = Queue()
     caller = queue.enter("a")
     half_us = LOOP_TURN_US_MAX // 2
@@ -62,8 +59,8 @@ async def test_a_full_loop_turn_ends_what_comes_at_once() -> None:
     assert [work for work, _ in queue.waits] == [REGISTRATIONS] * 2
 
 
-async def test_a_light_caller_passes_a_heavy_one() -> None:
-    """Whoever has little to do goes before all that another one has sent before."""
+async def test_a_light_caller_overtakes_a_heavy_one() -> None:
+    """A caller with little to do does not wait for another caller's backlog."""
     queue = Queue()
     heavy, light = queue.enter("heavy"), queue.enter("light")
     works = start(*(queue.work(heavy, "heavy", cost_us=LOOP_TURN_US_MAX) for _ in range(10)))
@@ -73,8 +70,8 @@ async def test_a_light_caller_passes_a_heavy_one() -> None:
     assert queue.done.index("light") <= 2
 
 
-async def test_callers_share_by_time_not_by_turns() -> None:
-    """A caller whose turns take four times as long has a quarter as many of them."""
+async def test_callers_share_by_time_and_not_by_number_of_turns() -> None:
+    """A caller whose turns take four times as long gets a quarter as many."""
     queue = Queue()
     callers = {name: queue.enter(name) for name in ("long", "short")}
     works = start(
@@ -86,79 +83,21 @@ async def test_callers_share_by_time_not_by_turns() -> None:
     assert 9 <= long_turns <= 12
 
 
-async def test_events_come_before_registrations_before_inspections() -> None:
-    """Within what one caller has sent; each sort in order of arrival."""
+async def test_events_run_before_registrations_before_inspections() -> None:
+    """Within one caller; work of the same kind runs in order of arrival."""
     queue = Queue()
     caller = queue.enter("a")
-    sorts = {INSPECTIONS: "inspection", REGISTRATIONS: "registration", EVENTS: "event"}
+    kinds = {INSPECTIONS: "inspection", REGISTRATIONS: "registration", EVENTS: "event"}
     first = start(queue.work(caller, "first", cost_us=LOOP_TURN_US_MAX))
-    works = start(*(queue.work(caller, f"{name} {n}", work=sort) for n in range(2) for sort, name in sorts.items()))
+    works = start(*(queue.work(caller, f"{name} {n}", work=kind) for n in range(2) for kind, name in kinds.items()))
     await asyncio.gather(*first, *works)
     assert queue.done[1:] == [
         "event 0", "event 1", "registration 0", "registration 1", "inspection 0", "inspection 1",
     ]  # fmt: skip
 
 
-async def call(queue: Queue, caller: CallerTurns, label: object) -> None:
-    await queue.call_turn(caller, REGISTRATIONS)
-    queue.done.append(label)
-
-
-async def test_calls_of_who_makes_many_are_ended_slower_than_they_come_in() -> None:
-    """Then most of them wait here, and not unread in a line with everybody else's; in the end all are served."""
-    queue = Queue()
-    queue.enter("other")
-    works = []
-    for number in range(400):
-        queue.time_us += 50
-        works += start(call(queue, queue.enter("many"), number))
-        await asyncio.sleep(0)
-    assert len(queue.done) <= RECENT_CALLS_MAX + ENDING_MAX + 400 // 4
-    works += start(call(queue, queue.enter("light"), "light"))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert queue.done[-1] == "light"
-    await asyncio.gather(*works)
-    assert [label for label in queue.done if label != "light"] == list(range(400))
-
-
-async def test_who_is_alone_is_not_held_back() -> None:
-    """Calls of a single caller are served as they come, a loop turn full at a time, as nobody stands behind them."""
-    queue = Queue()
-    queue.enter("other")
-    queue.time_us += ALONE_US
-    caller = queue.enter("many")
-    queue.time_us += ALONE_US
-    works = start(*(call(queue, queue.enter("many"), number) for number in range(400)))
-    await asyncio.gather(*works)
-    assert queue.done == list(range(400))
-    assert not queue.waits
-    queue.leave(caller)
-
-
-async def test_nobody_is_alone_beside_streams_of_others() -> None:
-    """Who sends messages on streams makes no new calls, and is somebody else all the same: the calls of a caller who
-    makes many are held back for its sake.
-    """
-    queue = Queue()
-    streaming, many = queue.enter("streaming"), queue.enter("many")
-    for number in range(20):
-        queue.time_us += ALONE_US // 10
-        queue.leave(queue.enter("many"))
-        await queue.work(streaming, number)
-    callers = [queue.enter("many") for _ in range(ENDING_MAX * 4)]
-    calls = start(*(call(queue, caller, "call") for caller in callers))
-    for _ in range(ENDING_MAX * 8):
-        await asyncio.sleep(0)
-    assert queue.done.count("call") < len(calls)
-    for task in calls:
-        task.cancel()
-    await asyncio.gather(*calls, return_exceptions=True)
-    queue.leave(many)
-
-
-async def test_a_cancelled_place_is_passed_over() -> None:
-    """Nobody else loses a turn by it, and its caller is forgotten once its calls have ended."""
+async def test_a_cancelled_waiter_is_skipped() -> None:
+    """It costs no other waiter a turn, and its caller is forgotten when its calls have ended."""
     queue = Queue()
     one, other = queue.enter("one"), queue.enter("other")
     works = start(
@@ -176,25 +115,8 @@ async def test_a_cancelled_place_is_passed_over() -> None:
     assert queue.enter("one") is not one
 
 
-async def test_refused_calls_are_answered_in_the_time_that_is_left() -> None:
-    """While others wait for a turn few refusals are answered; then all are."""
-    queue = Queue()
-    caller = queue.enter("a")
-
-    async def refuse() -> None:
-        await queue.refusal_turn()
-        queue.done.append("refused")
-
-    works = start(*(queue.work(caller, "served", cost_us=LOOP_TURN_US_MAX) for _ in range(40)))
-    refusals = start(*(refuse() for _ in range(40)))
-    await asyncio.gather(*works)
-    assert queue.done.count("refused") < 10
-    await asyncio.gather(*refusals)
-    assert not queue.refused
-
-
-async def test_the_expected_wait_follows_the_turns() -> None:
-    """With turns of 2 ms, and 20 calls waiting, a further one would wait for some 40 ms."""
+async def test_the_expected_wait_follows_recent_turns() -> None:
+    """With turns of 2 ms and 20 waiting calls, one more would wait for about 40 ms."""
     queue = Queue()
     caller = queue.enter("a")
     works = start(*(queue.work(caller, number, cost_us=2_000) for number in range(200)))
@@ -204,10 +126,10 @@ async def test_the_expected_wait_follows_the_turns() -> None:
 
 
 class Arrival(NamedTuple):
-    """A piece of work of a caller, that arrives after so many turns of the loop."""
+    """A unit of work of a caller that arrives after this many loop iterations."""
 
     caller: int
-    after_turns: int
+    after: int
 
 
 @pytest.mark.slow  # each example runs an event loop of its own
@@ -216,7 +138,7 @@ class Arrival(NamedTuple):
     st.lists(st.builds(Arrival, st.integers(0, 4), st.integers(0, 6)), min_size=1, max_size=60),
     st.sampled_from([50, 400, LOOP_TURN_US_MAX]),
 )
-def test_nobody_waits_for_more_than_one_turn_of_each_other(arrivals: list[Arrival], cost_us: int) -> None:
+def test_a_waiter_waits_for_at_most_one_turn_of_each_other_caller(arrivals: list[Arrival], cost_us: int) -> None:
     """With equal costs: while a caller's work waits, each other caller has at most one turn before its next."""
     history: list[tuple[str, int]] = []
 
@@ -230,24 +152,24 @@ def test_nobody_waits_for_more_than_one_turn_of_each_other(arrivals: list[Arriva
             history.append(("served", caller))
 
         tasks = []
-        for turn in range(7):
-            tasks += start(*(work(arrival.caller) for arrival in arrivals if arrival.after_turns == turn))
+        for iteration in range(7):
+            tasks += start(*(work(arrival.caller) for arrival in arrivals if arrival.after == iteration))
             await asyncio.sleep(0)
         await asyncio.wait_for(asyncio.gather(*tasks), 60)
 
     asyncio.run(play())
-    check_turns(history, prompt=LOOP_TURN_US_MAX // cost_us + 1)
+    check_turns(history, immediate=LOOP_TURN_US_MAX // cost_us + 1)
     assert sum(kind == "served" for kind, _ in history) == len(arrivals), "work was lost"
 
 
-def check_turns(history: list[tuple[str, int]], prompt: int) -> None:
-    """Asserts the above of a history. So many turns that one loop turn holds come at once, whoever has them."""
-    for mine in {caller for _, caller in history}:
+def check_turns(history: list[tuple[str, int]], immediate: int) -> None:
+    """Assert the rule above for a history. The `immediate` turns that fit in one iteration go to any caller."""
+    for own in {caller for _, caller in history}:
         waiting, others = 0, dict.fromkeys(range(5), 0)
         for kind, caller in history:
-            if caller == mine:
+            if caller == own:
                 waiting += 1 if kind == "arrived" else -1
                 others = dict.fromkeys(range(5), 0)
             elif kind == "served" and waiting:
                 others[caller] += 1
-                assert others[caller] <= 1 + prompt, f"caller {mine} waits while {caller} has turns: {history}"
+                assert others[caller] <= 1 + immediate, f"caller {own} waits while {caller} has turns: {history}"

@@ -16,7 +16,7 @@ from purgatory.journal.continued_time import ClockReading, ReadClocks
 from purgatory.journal.crash_points import AFTER_COMMIT, CrashPoints
 from purgatory.journal.errors import JournalError
 from purgatory.service.host import Host
-from purgatory.service.listeners.recovery import OpenJournal
+from purgatory.service.recovery import OpenJournal
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun

@@ -14,7 +14,7 @@ from purgatory.journal.errors import JournalDamaged, JournalLocked, JournalTooNe
 from purgatory.journal.maintenance import main
 from purgatory.journal.sql_schema import migrate
 from purgatory.service.listeners.durable_journal import DurableJournal
-from purgatory.service.listeners.recovery import OpenJournal
+from purgatory.service.recovery import OpenJournal
 from tests.journal.kit import JournaledHost, high_watermark, register
 from tests.service.serving import apply_events
 

@@ -24,7 +24,7 @@ from purgatory.journal.group import Group, Moment, RefusedRows, SessionChanges, 
 from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.thread import JournalThread
 from purgatory.service.engine_time import EngineTime
-from purgatory.service.listeners.histogram import Histogram
+from purgatory.service.histogram import Histogram
 from purgatory.service.listeners.listener import ASYNC, SYNC, Journal
 from purgatory.service.loop_holds import Watched
 from purgatory.service.sessions.refused import RefusedOperation

@@ -1,8 +1,4 @@
-"""Limits on calls, checked when a call arrives, before its request is read.
-
-A refused call is answered when the loop has time (`FairQueue.refusal_turn`). A caller that retries at once then has its
-streams occupied by pending refusals, and takes no time from others.
-"""
+"""Limits on calls, checked when a call arrives, before its request is read."""
 
 import asyncio
 import time
@@ -14,7 +10,7 @@ from google.rpc import code_pb2
 from purgatory.service.access.account import Account
 from purgatory.service.budget.memory_budget import CALL_BYTES
 from purgatory.service.errors import RETRY_AFTER_MS, RpcError, resource_exhausted
-from purgatory.service.fair_queue import EVENTS, CallerTurns, FairQueue
+from purgatory.service.fair_queue import EVENTS, CallerQueue, FairQueue
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.arriving import ArrivingCalls
 from purgatory.service.rpc.call import Context
@@ -60,7 +56,7 @@ class CallGate:
         self._unary_calls = 0
         self._unary_calls_ended = 0
 
-    def enter(self, context: Context, account: Account, work: int, *, is_unary: bool) -> CallerTurns:
+    def enter(self, context: Context, account: Account, work: int, *, is_unary: bool) -> CallerQueue:
         """Counts a call that has arrived; call `leave` when it has ended. Raises `RpcError`."""
         if context.time_remaining() == 0:
             raise self._refused("deadline", _deadline_passed())
@@ -78,21 +74,16 @@ class CallGate:
         self._unary_calls += is_unary
         return caller
 
-    def leave(self, caller: CallerTurns, *, is_unary: bool) -> None:
+    def leave(self, caller: CallerQueue, *, is_unary: bool) -> None:
         self.queue.leave(caller)
         self._unary_calls -= is_unary
         self._unary_calls_ended += is_unary
 
-    async def call_turn(self, context: Context, caller: CallerTurns, work: int) -> None:
+    async def call_turn(self, context: Context, caller: CallerQueue, work: int) -> None:
         """Returns when it is the turn of a call. Raises `RpcError` when nobody awaits its answer any more."""
-        await self.queue.call_turn(caller, work)
+        await self.queue.turn(caller, work, is_call=True)
         if context.time_remaining() == 0:
             raise self._refused("deadline", _deadline_passed())
-
-    async def refusal_turn(self) -> None:
-        """Returns when a refused call may be answered; at once where no more may be held back."""
-        if self.queue.calls + self.queue.refused < self._calls_max:
-            await self.queue.refusal_turn()
 
     async def wait_quiet(self, timeout_s: float) -> None:
         """Returns once no unary call has ended for `QUIET_S`, or after `timeout_s`.
@@ -112,7 +103,7 @@ class CallGate:
 
     # Inside.
 
-    def _check_share(self, caller: CallerTurns, account: Account, work: int) -> None:
+    def _check_share(self, caller: CallerQueue, account: Account, work: int) -> None:
         limits, calls_max = self._limits, _available(self._limits.calls_per_caller_max, work)
         if caller.calls > calls_max:
             message = f"{caller.calls - 1} calls of one caller are in flight; allowed: {calls_max}"

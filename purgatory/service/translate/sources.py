@@ -7,9 +7,8 @@ from typing import Final
 from purgatory.engine.batches import PartitionName
 from purgatory.service.errors import invalid_argument
 from purgatory.service.sources.ends_asked import EndsAnswer, LogEnd
-from purgatory.service.sources.source_table import LOADING, REFUSED, KnownSource, SourceStream
+from purgatory.service.sources.source_table import LOADING, REFUSED, KnownSource, ManagedSource, SourceStream
 from purgatory.service.sources.stale_index import StaleIndex, Unseen
-from purgatory.service.sources.supervised_sources import SupervisedSource
 from purgatory.service.translate.results import topic_partition
 from purgatory.v1 import source_pb2 as wire
 
@@ -121,7 +120,7 @@ def source_status(source: KnownSource, now_ms: int, stale_partitions: int, resta
     )
 
 
-def absent_source_status(source: SupervisedSource) -> wire.SourceStatus:
+def absent_source_status(source: ManagedSource) -> wire.SourceStatus:
     """The state of a connector that the daemon runs and that has never attached."""
     said = f"ended ({source.ending}); its output is in the daemon's log" if source.ending else "not attached yet"
     return wire.SourceStatus(

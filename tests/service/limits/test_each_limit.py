@@ -17,8 +17,8 @@ from purgatory.daemon import make_host
 from purgatory.engine import codes
 from purgatory.service.budget.memory_budget import CALL_BYTES
 from purgatory.service.errors import RETRY_AFTER_MS
-from purgatory.service.fair_queue import REGISTRATIONS, Place
-from purgatory.service.listeners.metrics import Metrics
+from purgatory.service.fair_queue import REGISTRATIONS, Waiter
+from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.settings import MEMORY_BYTES_MIN, EngineLimitsSettings, LimitsSettings, Settings
 from purgatory.service.translate.batch_size import size_of
 from purgatory.testing import ManualClock
@@ -213,8 +213,8 @@ async def calls_queued(driven: Driven, amount: int) -> Told | None:
     """Calls of this caller stand in line where nothing gives them a turn."""
     async with holding_waits(driven, 1):
         (caller,) = driven.served.host.fair_queue._callers.values()
-        line = caller.places[REGISTRATIONS]
-        line.extend(Place(asyncio.get_running_loop().create_future(), 0, True) for _ in range(amount - 1))
+        line = caller.waiters[REGISTRATIONS]
+        line.extend(Waiter(asyncio.get_running_loop().create_future(), 0, True) for _ in range(amount - 1))
         try:
             return await told(driven.served.stub.GetStatus(wire.GetStatusRequest()))
         finally:

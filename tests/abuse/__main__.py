@@ -1,0 +1,148 @@
+"""`make abuse`: everything that must not hurt a real daemon, and a table of what it did.
+
+Attacks and floods: an honest client waits 200 times per second before, during and after each. It shares the machine
+with the attacker, so for floods it is first measured while the same flood hits another, idle daemon; p99 under attack
+is relative to that. Stalls: the longest time that one call held the event loop. Requests: fuzzed messages and bytes,
+`--requests` per target. Churn: callers that come and go for `--minutes`. Exit code 1 if a row fails.
+"""
+
+import argparse
+import json
+import secrets
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tests.abuse.arena import Arena, attack
+from tests.abuse.churn import churn
+from tests.abuse.floods import FLOODS
+from tests.abuse.requests.coverage_guided import fuzz_guided
+from tests.abuse.requests.targets import TARGETS, fuzz
+from tests.abuse.result import HEADER, Result
+from tests.abuse.stalls import STALLS, stall
+from tests.daemon_process import open_files_max
+
+
+class Options(NamedTuple):
+    """Command line arguments that apply to some abuses."""
+
+    times: float
+    requests: int
+    minutes: float
+    seed: int
+
+
+class Settings(NamedTuple):
+    """How an attack is run and judged."""
+
+    seconds: float
+    has_control: bool = False
+    """The attack hits another, idle daemon first."""
+    is_flood: bool = False
+    """As above, and the honest p99 is judged relative to that."""
+    files: int = 0
+    """Limit of open files of the attacked daemon; 0: unchanged."""
+
+
+ATTACKS: Final = {
+    "rapid-reset": Settings(7),
+    "unary-waits": Settings(8),
+    "burst": Settings(4),
+    "idle-connections": Settings(4, files=1_024),
+    "unread-listings": Settings(6),
+    "unfinished-messages": Settings(6),
+    "unfinished-smaller": Settings(6),
+    "unfinished-on-streams": Settings(6),
+    "large-messages": Settings(6),
+    "fat-names": Settings(6),
+    "many-items": Settings(8),
+    "fill-up": Settings(20),
+    "half-open-http": Settings(4),
+    "metrics": Settings(5, is_flood=True),
+    "compressed": Settings(5),
+    "http-pipelined-unread": Settings(6, has_control=True),
+    "http-unread-pages": Settings(6, has_control=True),
+    "http-gzip-members": Settings(6, has_control=True),
+    "http-gzip-bombs": Settings(6, has_control=True),
+    "http-large-json": Settings(6, has_control=True),
+    "http-unfinished-bodies": Settings(6, has_control=True),
+    "http-tiny-chunks": Settings(6, has_control=True),
+    "http-places": Settings(6, has_control=True),
+    "endless-receivers": Settings(8),
+    "silent-receivers": Settings(8),
+}
+FLOOD: Final = Settings(4, is_flood=True)
+"""The p99 of a flood is that of 800 honest waits."""
+
+Run = Callable[[Options, Path], Result]
+
+
+def run_attack(name: str, settings: Settings, options: Options, folder: Path) -> Result:
+    """Attack a new daemon; for a flood or an attack with a control, another one first."""
+    with open_files_max(settings.files) if settings.files else nullcontext():
+        attacked = Arena(folder / "attacked")
+    with attacked as arena:
+        if not (settings.is_flood or settings.has_control):
+            result = attack(arena, name, settings.seconds)
+        else:
+            with Arena(folder / "elsewhere") as elsewhere:
+                method = name.removeprefix("flood-")
+                rate = options.times * elsewhere.saturation(method) if method != name else 0
+                result = attack(arena, name, settings.seconds, elsewhere, calls_per_second=rate)
+    result.judge(is_flood=settings.is_flood, is_http=settings.has_control)
+    return result
+
+
+def run_stall(name: str, _options: Options, folder: Path) -> Result:
+    return stall(name, folder)
+
+
+def run_requests(name: str, options: Options, folder: Path) -> Result:
+    return fuzz(name, options.seed, options.requests, folder)
+
+
+def abuses() -> dict[str, Run]:
+    """Return every row of the table by name."""
+    rows: dict[str, Run] = {name: partial(run_attack, name, settings) for name, settings in ATTACKS.items()}
+    rows |= {f"flood-{method}": partial(run_attack, f"flood-{method}", FLOOD) for method in FLOODS}
+    rows |= {name: partial(run_stall, name) for name in STALLS}
+    rows |= {name: partial(run_requests, name) for name in TARGETS}
+    rows["requests-guided"] = lambda options, _folder: fuzz_guided(options.seed, seconds=60)
+    rows["churn"] = lambda options, folder: churn(folder, options.seed, options.minutes * 60)
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.abuse", description=__doc__)
+    parser.add_argument("--only", nargs="*", metavar="NAME", help="only rows whose names contain one of these")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to this file")
+    parser.add_argument(
+        "--times", type=float, default=5.0, metavar="N", help="rate of a flood: N times what the daemon serves (5)"
+    )
+    parser.add_argument("--requests", type=int, default=50_000, help="fuzzed requests per target (50000)")
+    parser.add_argument("--minutes", type=float, default=15.0, help="duration of the churn (15)")
+    parser.add_argument("--seed", type=int, default=None, help="seed of requests and churn (default: random)")
+    given = parser.parse_args()
+    seed = secrets.randbelow(1_000_000) if given.seed is None else given.seed
+    options = Options(given.times, given.requests, given.minutes, seed)
+    rows = {name: run for name, run in abuses().items() if not given.only or any(word in name for word in given.only)}
+    print(f"seed {seed}\n{HEADER}")
+    results = []
+    for run in rows.values():
+        with tempfile.TemporaryDirectory(prefix="purgatory-abuse-") as folder:
+            results.append(run(options, Path(folder)))
+        print(results[-1].row(), flush=True)
+    if given.json is not None:
+        given.json.write_text(json.dumps([asdict(result) for result in results], indent=1), "utf-8")
+    failed = sum(bool(result.faults) for result in results)
+    print(f"{len(results) - failed} of {len(results)} passed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""One attack on a real daemon, with an honest client before, during and after it."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from purgatory.service.access.tokens import add_token
+from tests.abuse.honest import percentile
+from tests.abuse.result import Result, memory_mb, open_files
+from tests.daemon_process import DaemonProcess, daemon_environment
+from tests.webhooks.callbacks import webhook_flags
+
+BUDGET_BYTES: Final = 512 * 1024 * 1024
+POLICY: Final = """
+loopback_principal = "honest"
+
+[[grant]]
+to = ["honest"]
+roles = ["wait", "advance", "observe"]
+topics = ["honest"]
+
+[[grant]]
+to = ["attacker"]
+roles = ["wait", "advance", "observe"]
+topics = ["attack*", "f*"]
+keys = ["attack*"]
+"""
+WATCH_INTERVAL_S: Final = 0.05
+WARM_UP_S: Final = 1.0
+"""For the honest client's connections, and code that runs for the first time."""
+SETTLE_S: Final = 6.0
+"""How long the honest client is watched after an attack."""
+WINDOW_S: Final = 1.0
+STEP_S: Final = 0.25
+SATURATION_S: Final = 2.0
+CALM: Final = 3.0
+"""The daemon has recovered at the first second whose honest p99 is at most this many times the p99 before."""
+CALM_MS_MIN: Final = 20.0
+
+Waits = list[tuple[float, float | str]]
+"""Honest waits: start on the monotonic clock, and latency in milliseconds or error."""
+
+
+class Arena:
+    """A daemon with a policy, an honest caller from loopback, and a token for the attacker.
+
+    Webhooks may go to 127.0.0.1 to 127.0.0.99.
+    """
+
+    def __init__(self, folder: Path, settings: Sequence[str] = ()) -> None:
+        folder.mkdir(parents=True)
+        policy, tokens = folder / "policy.toml", folder / "tokens"
+        policy.write_text(POLICY, "utf-8")
+        self.token: Final = add_token(tokens, "attacker")
+        access = ["--access-policy-file", str(policy), "--access-tokens-file", str(tokens)]
+        # `DaemonProcess` and `webhook_flags` set test values for these two; an attack meets the defaults.
+        scrapes = ["--http-metrics-interval-ms", "1000"]
+        hosts = " ".join(f"127.0.0.{number}:*" for number in range(1, 100))
+        webhooks = webhook_flags(folder, hosts=hosts, retry_ms=5_000)
+        budget = ["--limits-memory-bytes-max", str(BUDGET_BYTES)]
+        self.daemon: Final = DaemonProcess(folder, [*access, *budget, *scrapes, *webhooks, *settings])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.daemon.kill()
+
+    def run_attacker(
+        self, name: str, seconds: float, result: Result | None = None, calls_per_second: float = 0
+    ) -> dict[str, int]:
+        """Run an attacker in its own process until it ends, recording the daemon's memory and files in `result`.
+
+        Returns the attacker's tally.
+        """
+        daemon = self.daemon
+        process = start_program(
+            "tests.abuse.attacker", name, daemon.address, daemon.http_address, str(seconds), self.token,
+            str(calls_per_second),
+        )  # fmt: skip
+        while process.poll() is None:
+            self.watch(result, time.monotonic() + WATCH_INTERVAL_S)
+        output, _ = process.communicate()
+        assert process.returncode == 0, f"the attacker {name} failed with {process.returncode}"
+        tally: dict[str, int] = json.loads(output)
+        return tally
+
+    def watch(self, result: Result | None, until_s: float) -> None:
+        """Record the daemon's peak memory and open files until `until_s`."""
+        while True:
+            if result is not None:
+                with suppress(FileNotFoundError, StopIteration, ProcessLookupError):
+                    result.memory_peak_mb = max(result.memory_peak_mb, round(memory_mb(self.daemon)))
+                    result.files_peak = max(result.files_peak, open_files(self.daemon))
+            if time.monotonic() >= until_s:
+                return
+            time.sleep(WATCH_INTERVAL_S)
+
+    def saturation(self, method: str) -> float:
+        """Return how many calls of a flood per second the idle daemon serves, with the attacker on the same machine."""
+        served = self.run_attacker(f"flood-{method}", SATURATION_S).get("OK", 0)
+        return max(1.0, served / SATURATION_S)
+
+
+def start_program(*arguments: str) -> subprocess.Popen[str]:
+    """Start a Python module as a process with a lower priority than the daemon."""
+    return subprocess.Popen(
+        ["nice", "-n", "10", sys.executable, "-m", *arguments],
+        env=daemon_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def attack(
+    arena: Arena,
+    name: str,
+    seconds: float,
+    elsewhere: Arena | None = None,
+    calls_per_second: float = 0,
+    *,
+    is_timed: bool = True,
+) -> Result:
+    """Run one attack, first against `elsewhere` if given, and measure its effect on an honest client.
+
+    `name` is one of `attacker.ATTACKS`, or "flood-" and a method, whose calls start at the rate `calls_per_second`.
+    Without `is_timed` it is over sooner, and latencies and recovery are not measured.
+
+    Raises:
+        AssertionError: The daemon did not survive.
+    """
+    result = Result(name)
+    honest = start_program("tests.abuse.honest", arena.daemon.address)
+    assert honest.stdin is not None
+    assert honest.stdout is not None
+    assert honest.stdout.readline() == "ready\n", "the honest client could not begin"
+    try:
+        time.sleep(WARM_UP_S if is_timed else 0.0)
+        alone_s = time.monotonic()
+        time.sleep(min(4.0, seconds) if is_timed else 0.0)
+        control_s = time.monotonic()
+        if elsewhere is not None:
+            elsewhere.run_attacker(name, seconds, calls_per_second=calls_per_second)
+        begin_s = time.monotonic()
+        result.memory_before_mb = round(memory_mb(arena.daemon))
+        result.tally = arena.run_attacker(name, seconds, result, calls_per_second)
+        end_s = time.monotonic()
+        arena.watch(result, end_s + (SETTLE_S if is_timed else 0.5))
+    finally:
+        output, _ = honest.communicate()
+    assert arena.daemon.process.poll() is None, f"the daemon has ended:\n{arena.daemon.log[-3_000:]}"
+    waits: Waits = json.loads(output)
+    result.waits = len(waits)
+    result.failed_waits = [error for _, error in waits if isinstance(error, str)]
+    result.alone_ms = latencies(waits, alone_s, control_s)
+    if elsewhere is not None:  # leave out the start of the attacker's process
+        result.control_ms = latencies(waits, begin_s - seconds, begin_s)
+        begin_s = end_s - seconds
+    result.under_ms = latencies(waits, begin_s, end_s)
+    result.recovery_s = recovery_s(waits, end_s, max(CALM_MS_MIN, CALM * result.alone_ms[1]))
+    return result
+
+
+def latencies(waits: Waits, begin_s: float, end_s: float) -> tuple[float, float]:
+    """Return p50 and p99 of the waits that began in a span of time."""
+    found = [took for began, took in waits if begin_s <= began < end_s and not isinstance(took, str)]
+    return percentile(found, 0.5), percentile(found, 0.99)
+
+
+def recovery_s(waits: Waits, end_s: float, calm_ms: float) -> float:
+    """Return how long after the attack the first second with a calm p99 began; `SETTLE_S` if there was none."""
+    starts_s = [end_s + STEP_S * step for step in range(int((SETTLE_S - WINDOW_S) / STEP_S) + 1)]
+    calm_s = [start_s for start_s in starts_s if latencies(waits, start_s, start_s + WINDOW_S)[1] <= calm_ms]
+    return calm_s[0] - end_s if calm_s else SETTLE_S

@@ -1,0 +1,38 @@
+"""An attacker as a program: `python -m tests.abuse.attacker NAME ADDRESS HTTP SECONDS TOKEN CALLS_PER_SECOND`.
+
+Prints one line of JSON: the attacker's tally. The rate applies to floods only; with 0, a flood starts one call for each
+that ends, which measures how many the daemon serves.
+"""
+
+import asyncio
+import json
+import sys
+from typing import Final
+
+from tests.abuse.attacks import ATTACKS as GRPC_ATTACKS
+from tests.abuse.attacks import Attack, Target
+from tests.abuse.floods import FLOODS, prepare
+from tests.abuse.http_attacks import ATTACKS as HTTP_ATTACKS
+from tests.abuse.open_loop import flood
+from tests.abuse.result import Tally
+from tests.abuse.webhook_attacks import ATTACKS as WEBHOOK_ATTACKS
+
+ATTACKS: Final[dict[str, Attack]] = {**GRPC_ATTACKS, **HTTP_ATTACKS, **WEBHOOK_ATTACKS}
+
+
+async def run(name: str, target: Target, calls_per_second: float) -> Tally:
+    if name in ATTACKS:
+        return await ATTACKS[name](target)
+    await prepare(target)
+    make_call = FLOODS[name.removeprefix("flood-")]
+    return flood(target.grpc, target.token, make_call, target.seconds, calls_per_second or None)
+
+
+def main(arguments: list[str]) -> None:
+    name, grpc, http, seconds, token, calls_per_second = arguments
+    target = Target(grpc, http, float(seconds), token)
+    print(json.dumps(asyncio.run(run(name, target, float(calls_per_second)))), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

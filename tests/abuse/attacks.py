@@ -1,0 +1,300 @@
+"""Attacks over gRPC, each bounded in count and time. They follow HTTP/2; `requests.raw_bytes` sends malformed bytes."""
+
+import asyncio
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, NamedTuple
+
+import grpc
+
+from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.abuse import http2
+from tests.abuse.requests.raw_bytes import PREFACE, SETTINGS
+from tests.abuse.result import Tally
+
+TOPIC: Final = "attack"
+CHANNELS: Final = 4
+MEGABYTE: Final = 1024 * 1024
+BELOW_LIMIT: Final = 4 * MEGABYTE - 1_024
+"""A message that no limit on one message refuses, with a budget of 512 MB."""
+
+
+class Target(NamedTuple):
+    """What to attack, and for how long."""
+
+    grpc: str
+    """Address of gRPC, host:port."""
+    http: str
+    seconds: float
+    token: str
+    """The attacker's; empty: none."""
+
+
+Attack = Callable[[Target], Coroutine[Any, Any, Tally]]
+"""Returns the number of answers by status, and other counts."""
+
+
+class Attacker:
+    """Channels to the daemon, and a count of the answers by status."""
+
+    def __init__(self, address: str, token: str, channels: int = CHANNELS) -> None:
+        options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+        self._channels: Final = [grpc.aio.insecure_channel(address, options=options) for _ in range(channels)]
+        self.stubs: Final = [purgatory_service_pb2_grpc.PurgatoryServiceStub(channel) for channel in self._channels]
+        self._metadata: Final = (("authorization", f"Bearer {token}"),) if token else ()
+        self.tally: Final[Tally] = Counter()
+
+    async def call(self, method: str, request: Any, number: int = 0, **options: Any) -> Any:  # noqa: ANN401 - of any type
+        """One call; its status is counted."""
+        stub = self.stubs[number % len(self.stubs)]
+        try:
+            answer = await getattr(stub, method)(request, metadata=self._metadata, timeout=30.0, **options)
+        except grpc.aio.AioRpcError as error:
+            self.tally[error.code().name] += 1
+            return None
+        self.tally["OK"] += 1
+        return answer
+
+    async def close(self) -> None:
+        for channel in self._channels:
+            await channel.close()
+
+
+def waits(ids: range, items: int = 1, timeout_ms: int = 5_000, topic: str = TOPIC) -> wire.RegisterBatch:
+    """A batch of produce waits for what never comes."""
+    columns = operation_pb2.OperationColumns(
+        kind=operation_pb2.OPERATION_KIND_PRODUCE, operation_id=ids, timeout_ms=[timeout_ms], offset=[1 << 40],
+        partitions=[operation_pb2.TopicPartition(topic=topic, partition=number) for number in range(items)],
+    )  # fmt: skip
+    if items > 1:
+        columns.item_count.extend([items] * len(ids))
+        columns.item_index.extend(list(range(items)) * len(ids))
+    return wire.RegisterBatch(batch_id=1, columns=columns)
+
+
+def marks(count: int, first: int = 0, topic: str = TOPIC) -> wire.AdvanceRequest:
+    """High watermarks of as many partitions."""
+    columns = event_pb2.EventColumns(
+        type=[event_pb2.EVENT_TYPE_HIGH_WATERMARK] * count, offset=[1], item_index=range(count),
+        partitions=[operation_pb2.TopicPartition(topic=topic, partition=first + number) for number in range(count)],
+    )  # fmt: skip
+    return wire.AdvanceRequest(columns=columns)
+
+
+def one_wait(timeout_ms: int = 60_000) -> wire.WaitRequest:
+    partition = operation_pb2.TopicPartition(topic=TOPIC, partition=0)
+    item = operation_pb2.ProducePartition(topic_partition=partition, required_offset=1 << 40)
+    condition = operation_pb2.Produce(partitions=[item])
+    return wire.WaitRequest(operation=operation_pb2.Operation(timeout_ms=timeout_ms, produce=condition))
+
+
+async def rapid_reset(target: Target) -> Tally:
+    return await asyncio.to_thread(http2.rapid_reset, target.grpc, target.token, target.seconds)
+
+
+async def unary_waits(target: Target) -> Tally:
+    """Calls of Wait on one connection: 50,000 in eight seconds."""
+    attacker = Attacker(target.grpc, target.token, channels=1)
+    calls = [
+        asyncio.ensure_future(attacker.call("Wait", one_wait())) for _ in range(round(50_000 / 8 * target.seconds))
+    ]
+    await asyncio.sleep(target.seconds)
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    await attacker.close()
+    return attacker.tally
+
+
+async def burst(target: Target) -> Tally:
+    """2,000 unary calls at once on one channel, again and again: no call may be reset."""
+    attacker = Attacker(target.grpc, target.token, channels=1)
+    deadline_s = time.monotonic() + target.seconds
+    while time.monotonic() < deadline_s:
+        await asyncio.gather(*(attacker.call("Wait", one_wait(timeout_ms=50)) for _ in range(2_000)))
+    await attacker.close()
+    assert not attacker.tally.keys() & {"UNAVAILABLE", "CANCELLED"}, attacker.tally
+    return attacker.tally
+
+
+async def idle_connections(target: Target) -> Tally:
+    """1,300 gRPC connections that send nothing but HTTP/2's preface."""
+    return await connections_held(target.grpc, PREFACE + SETTINGS, 1_300, target.seconds)
+
+
+async def unread_listings(target: Target) -> Tally:
+    attacker = Attacker(target.grpc, target.token, channels=1)
+    for first in range(0, 1_000, 100):
+        events = [
+            event_pb2.Event(
+                topic_partition=operation_pb2.TopicPartition(topic=TOPIC, partition=number),
+                leader_epoch=1,
+                leadership=event_pb2.Leadership(is_leader=True, leader_id=1, replica_ids=range(300)),
+            )
+            for number in range(first, first + 100)
+        ]
+        await attacker.call("Advance", wire.AdvanceRequest(rows=event_pb2.EventRows(events=events)))
+    await attacker.close()
+    request = wire.ListPartitionsRequest(page_size=1_000).SerializeToString()
+    unread = await asyncio.to_thread(
+        http2.unread_answers,
+        target.grpc,
+        target.token,
+        target.seconds,
+        calls=60,
+        method="ListPartitions",
+        request=request,
+    )
+    return attacker.tally + Counter(unread=unread)
+
+
+def unfinished(streams: int, length: int, firsts: Callable[[], list[tuple[str, bytes]]]) -> Attack:
+    """Messages of so many bytes, never finished; `firsts` as in `http2`."""
+
+    async def attack(target: Target) -> Tally:
+        taken = await asyncio.to_thread(
+            http2.unfinished_messages,
+            target.grpc,
+            target.token,
+            target.seconds,
+            length=length,
+            streams=streams,
+            firsts=firsts(),
+        )
+        return Counter(taken_mb=taken // MEGABYTE)
+
+    return attack
+
+
+def first_of_streams() -> list[tuple[str, bytes]]:
+    """Opens a session, or pushes an event: whole messages, after which others may take their time."""
+    opening = wire.SessionRequest(open=wire.OpenSession(session_id="unfinished-NUMBER"))
+    return [("Session", opening.SerializeToString()), ("AdvanceStream", marks(1).SerializeToString())]
+
+
+async def large_messages(target: Target) -> Tally:
+    """Messages of 32 MB at once: a hundred in six seconds."""
+    attacker = Attacker(target.grpc, target.token)
+    request = wire.RegisterRequest(session_id="s" * (32 * MEGABYTE - 1_024))
+    await asyncio.gather(
+        *(attacker.call("Register", request, number) for number in range(round(100 / 6 * target.seconds)))
+    )
+    await attacker.close()
+    return attacker.tally
+
+
+async def fat_names(target: Target) -> Tally:
+    """Refusals that would quote a name of 100 kB, thousands in a batch."""
+    attacker = Attacker(target.grpc, target.token)
+    batch = waits(range(1, 10_001), topic="f" * 100_000)
+    requests = [wire.RegisterRequest(session_id=f"fat-{number}", batch=batch) for number in range(100)]
+    deadline_s = time.monotonic() + target.seconds
+    for number, request in enumerate(requests):
+        await attacker.call("Register", request, number)
+        if time.monotonic() > deadline_s:
+            break
+    await attacker.close()
+    return attacker.tally
+
+
+async def many_items(target: Target) -> Tally:
+    """Operations of 2,000 items, whose results nobody reads."""
+    attacker = Attacker(target.grpc, target.token)
+    deadline_s, turn = time.monotonic() + target.seconds, 0
+    while time.monotonic() < deadline_s and turn < 400:
+        batch = waits(range(1 + 100 * (turn // 4), 101 + 100 * (turn // 4)), items=2_000, timeout_ms=turn % 2 * 60_000)
+        await attacker.call("Register", wire.RegisterRequest(session_id=f"items-{turn % 4}", batch=batch), turn)
+        turn += 1
+    await attacker.close()
+    return attacker.tally
+
+
+async def fill_up(target: Target) -> Tally:
+    """Ten million operations, 100,000 partitions and 10,000 empty sessions."""
+    attacker = Attacker(target.grpc, target.token)
+    deadline_s = time.monotonic() + target.seconds
+    for first in range(0, 100_000, 10_000):
+        await attacker.call("Advance", marks(10_000, first))
+    for number in range(10_000):
+        await attacker.call("Register", wire.RegisterRequest(session_id=f"e-{number}", batch=wire.RegisterBatch()))
+        if time.monotonic() > deadline_s - target.seconds / 2:
+            break
+    turn = 0
+    while time.monotonic() < deadline_s:
+        batch = waits(range(1 + 100_000 * turn, 100_001 + 100_000 * turn), timeout_ms=600_000)
+        await attacker.call("Register", wire.RegisterRequest(session_id="full", batch=batch))
+        turn += 1
+    await attacker.close()
+    return attacker.tally
+
+
+async def half_open_http(target: Target) -> Tally:
+    """1,000 HTTP requests that are never finished."""
+    return await connections_held(target.http, b"GET /metrics HTTP/1.1\r\nHost: x\r\n", 1_000, target.seconds)
+
+
+async def connections_held(address: str, first: bytes, count: int, seconds: float) -> Tally:
+    """Opens connections, sends these bytes on each, and holds them."""
+    host, _, port = address.rpartition(":")
+    held, refused = [], 0
+    for _ in range(count):
+        try:
+            connection = socket.create_connection((host, int(port)), 2.0)
+            connection.sendall(first)
+            held.append(connection)
+        except OSError:
+            refused += 1
+    await asyncio.sleep(seconds)
+    for connection in held:
+        connection.close()
+    return Counter(held=len(held), refused=refused)
+
+
+async def metrics_readers(target: Target) -> Tally:
+    """/metrics on four keep-alive connections, without pause."""
+    host, _, port = target.http.rpartition(":")
+    deadline_s = time.monotonic() + target.seconds
+
+    def read() -> int:
+        with socket.create_connection((host, int(port)), 10.0) as connection:
+            connection.settimeout(10.0)
+            pages = 0
+            while time.monotonic() < deadline_s:
+                connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+                connection.recv(1 << 20)
+                pages += 1
+            return pages
+
+    return Counter(pages=sum(await asyncio.gather(*(asyncio.to_thread(read) for _ in range(4)))))
+
+
+async def compressed(target: Target) -> Tally:
+    """Messages that gzip makes a thousandth of their size, at once: a hundred in five seconds."""
+    attacker = Attacker(target.grpc, target.token)
+    request = wire.RegisterRequest(session_id="z" * (31 * MEGABYTE))
+    gzip, count = grpc.Compression.Gzip, round(100 / 5 * target.seconds)
+    await asyncio.gather(*(attacker.call("Register", request, number, compression=gzip) for number in range(count)))
+    await attacker.close()
+    return attacker.tally
+
+
+ATTACKS: Final[dict[str, Attack]] = {
+    "rapid-reset": rapid_reset,
+    "unary-waits": unary_waits,
+    "burst": burst,
+    "idle-connections": idle_connections,
+    "unread-listings": unread_listings,
+    "unfinished-messages": unfinished(50, 31 * MEGABYTE, lambda: [("Register", b"")]),
+    "unfinished-smaller": unfinished(200, BELOW_LIMIT, lambda: [("Register", b"")]),
+    "unfinished-on-streams": unfinished(200, BELOW_LIMIT, first_of_streams),
+    "large-messages": large_messages,
+    "fat-names": fat_names,
+    "many-items": many_items,
+    "fill-up": fill_up,
+    "half-open-http": half_open_http,
+    "metrics": metrics_readers,
+    "compressed": compressed,
+}

@@ -1,0 +1,171 @@
+"""What floods send: for each method of the service its n-th call.
+
+Each is as costly as an ordinary call of its kind can be: batches of 500, pages of 1,000. Some methods need another one
+first, to have something to end; those calls take turns with their own. Sessions are `SESSIONS`, in turn. Parts of
+messages are encoded once: two encoded messages, one after the other, are one with the fields of both.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Final
+
+from purgatory.v1 import event_pb2, operation_pb2, source_pb2, webhook_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.abuse.attacks import TOPIC, Attacker, Target, marks, one_wait, waits
+from tests.abuse.open_loop import Call
+
+BATCH: Final = 500
+SESSIONS: Final = 64
+LISTED: Final = 1_000
+LISTED_SESSION: Final = "listed"
+
+
+async def prepare(target: Target) -> None:
+    """Partitions and operations of the attacker's own, so that there is something to list."""
+    attacker = Attacker(target.grpc, target.token, channels=1)
+    await attacker.call("Advance", marks(LISTED))
+    batch = waits(range(1, LISTED + 1), timeout_ms=3_600_000)
+    batch.columns.ClearField("partitions")
+    for number in range(LISTED):
+        batch.columns.partitions.add(topic=TOPIC, partition=number)
+    batch.columns.item_index.extend(range(LISTED))
+    await attacker.call("Register", wire.RegisterRequest(session_id=LISTED_SESSION, batch=batch))
+    await attacker.close()
+    assert attacker.tally == {"OK": 2}, f"what is to be listed was not taken: {attacker.tally}"
+
+
+@cache
+def encoded_batch(turn: int, timeout_ms: int) -> bytes:
+    """A registration without its session, whose ids are above those of the turn before."""
+    first = 1 + BATCH * turn
+    batch = waits(range(first, first + BATCH), timeout_ms=timeout_ms)
+    return wire.RegisterRequest(batch=batch).SerializeToString()
+
+
+def register(number: int, timeout_ms: int = 5_000) -> Call:
+    session = wire.RegisterRequest(session_id=session_of(number)).SerializeToString()
+    return "Register", (session + encoded_batch(number // SESSIONS, timeout_ms),)
+
+
+def session_of(number: int) -> str:
+    return f"flood-{number % SESSIONS}"
+
+
+@cache
+def encoded_partitions() -> bytes:
+    without_offset = marks(BATCH)
+    without_offset.columns.ClearField("offset")
+    return without_offset.SerializeToString()
+
+
+def rising_marks(number: int) -> bytes:
+    """Marks that have moved since the call before."""
+    moved = wire.AdvanceRequest(columns=event_pb2.EventColumns(offset=[number + 2]))
+    return encoded_partitions() + moved.SerializeToString()
+
+
+@cache
+def opened_session(number: int) -> bytes:
+    opening = wire.OpenSession(session_id=session_of(number), columns=True)
+    return wire.SessionRequest(open=opening).SerializeToString()
+
+
+@cache
+def session_batch(turn: int) -> bytes:
+    batch = waits(range(1 + BATCH * turn, 1 + BATCH * (turn + 1)), timeout_ms=1_000)
+    return wire.SessionRequest(register=batch).SerializeToString()
+
+
+def session(number: int) -> Call:
+    """Opens or takes over a session, registers a batch in it, and has nothing more to say."""
+    return "Session", (opened_session(number), session_batch(number // SESSIONS))
+
+
+def after_registration(method: str, request: Callable[[int], bytes], timeout_ms: int = 5_000) -> Callable[[int], Call]:
+    """Turns of a registration, and of a call that has to do with it; `request` is given the number of that."""
+
+    def call(number: int) -> Call:
+        pair = number // 2
+        return (method, (request(pair),)) if number % 2 else register(pair, timeout_ms)
+
+    return call
+
+
+def constant(method: str, request: bytes) -> Callable[[int], Call]:
+    """The same call each time."""
+    return lambda _number: (method, (request,))
+
+
+def acknowledged(pair: int) -> bytes:
+    """The results of the registration before this session's latest, which may be on its way."""
+    return wire.AcknowledgeRequest(
+        session_id=session_of(pair), sequence=max(0, pair // SESSIONS - 1) * BATCH
+    ).SerializeToString()
+
+
+def streamed(pair: int) -> bytes:
+    return wire.StreamResultsRequest(session_id=session_of(pair), columns=True).SerializeToString()
+
+
+def closed(pair: int) -> bytes:
+    return wire.CloseSessionRequest(session_id=session_of(pair)).SerializeToString()
+
+
+def cancelled(pair: int) -> bytes:
+    return wire.CancelRequest(session_id=session_of(pair)).SerializeToString()
+
+
+def asked_operation(number: int) -> Call:
+    request = wire.GetOperationRequest(session_id=LISTED_SESSION, operation_id=1 + number % LISTED)
+    return "GetOperation", (request.SerializeToString(),)
+
+
+def asked_partition(number: int) -> Call:
+    partition = operation_pb2.TopicPartition(topic=TOPIC, partition=number % LISTED)
+    return "GetPartition", (wire.GetPartitionRequest(topic_partition=partition).SerializeToString(),)
+
+
+@cache
+def attached_source(number: int) -> Call:
+    """A source of all that the attacker waits for, which cannot see any of it one by one, and leaves."""
+    hello = source_pb2.SourceHello(name=session_of(number), topic_prefixes=[TOPIC])
+    stale = source_pb2.StaleMarks(topic_prefix=TOPIC, exact=True, partitions=range(LISTED))
+    report = source_pb2.SourceReport(state=source_pb2.SOURCE_STATE_STALE, stale=[stale])
+    messages = source_pb2.AttachSourceRequest(hello=hello), source_pb2.AttachSourceRequest(report=report)
+    return "AttachSource", tuple(sent.SerializeToString() for sent in messages)
+
+
+def asked_ends(number: int) -> Call:
+    """Asks a source that is leaving, if there is one."""
+    request = source_pb2.GetSourceEndsRequest(topics=[TOPIC])
+    return ("GetSourceEnds", (request.SerializeToString(),)) if number % 2 else attached_source(number // 2 % SESSIONS)
+
+
+FLOODS: Final[dict[str, Callable[[int], Call]]] = {
+    "Wait": constant("Wait", one_wait(10).SerializeToString()),
+    "Session": session,
+    "Register": register,
+    "StreamResults": after_registration("StreamResults", streamed, timeout_ms=0),
+    "Acknowledge": after_registration("Acknowledge", acknowledged, timeout_ms=0),
+    "CloseSession": after_registration("CloseSession", closed),
+    "Advance": lambda number: ("Advance", (rising_marks(number),)),
+    "AdvanceStream": lambda number: ("AdvanceStream", (rising_marks(2 * number), rising_marks(2 * number + 1))),
+    "AttachSource": lambda number: attached_source(number % SESSIONS),
+    "GetSourceEnds": asked_ends,
+    "Cancel": after_registration("Cancel", cancelled),
+    "GetOperation": asked_operation,
+    "ListOperations": constant("ListOperations", wire.ListOperationsRequest(page_size=1_000).SerializeToString()),
+    "GetPartition": asked_partition,
+    "ListPartitions": constant("ListPartitions", wire.ListPartitionsRequest(page_size=1_000).SerializeToString()),
+    "ListDeadLetters": constant(
+        "ListDeadLetters", webhook_pb2.ListDeadLettersRequest(page_size=1_000).SerializeToString()
+    ),
+    "ResendDeadLetters": constant(
+        "ResendDeadLetters",
+        webhook_pb2.ResendDeadLettersRequest(webhook_ids=[f"{number}" for number in range(1_000)]).SerializeToString(),
+    ),
+    "ListHotNames": constant("ListHotNames", wire.ListHotNamesRequest(limit=1_000).SerializeToString()),
+    "TailResults": constant("TailResults", wire.TailResultsRequest().SerializeToString()),
+    "GetStatus": constant("GetStatus", wire.GetStatusRequest(remaining_time=True).SerializeToString()),
+}
+"""By method: its n-th call."""

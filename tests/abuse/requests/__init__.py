@@ -1,0 +1,1 @@
+"""Fuzzed requests: messages made from the descriptors of the contract, and raw bytes at the ports."""

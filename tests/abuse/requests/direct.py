@@ -1,0 +1,211 @@
+"""The translate layer, the host and the engine driven by plain calls, with no network in between: programs of bytes.
+
+A program is a few steps, each a type of message and its bytes. So everything a message can hold reaches the same code
+as over gRPC at a hundred times the rate, and a coverage-guided fuzzer has one flat input to change.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Final, cast
+
+from google.protobuf.message import DecodeError, Message
+
+from purgatory.engine.codes import KINDS
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from purgatory.service.errors import BatchRejected, RpcError
+from purgatory.service.host import Host
+from purgatory.service.metrics.metrics import Metrics
+from purgatory.service.rpc import event_calls, session_requests
+from purgatory.service.rpc.call import Call, Context
+from purgatory.service.rpc.inspection_calls import InspectionCalls
+from purgatory.service.settings import HostSettings, LimitsSettings
+from purgatory.service.translate.results import fill_batch
+from purgatory.testing import ManualClock
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.abuse.requests.hostile_values import broken_bytes
+from tests.abuse.requests.message_maker import MessageMaker
+from tests.abuse.requests.plausible import PlausibleValues
+
+STEP_TYPES: Final[tuple[type[Message], ...]] = (
+    wire.RegisterBatch,
+    wire.AdvanceRequest,
+    wire.RegisterBatch,
+    wire.AdvanceStreamRequest,
+    wire.CancelOperations,
+    wire.ListOperationsRequest,
+    wire.ListPartitionsRequest,
+    wire.GetPartitionRequest,
+    wire.GetOperationRequest,
+    wire.AcknowledgeResults,
+)
+LENGTH_BYTES: Final = 2
+SESSION_ID: Final = "direct"
+STEPS_PER_HOST: Final = 2_000
+MUTANTS: Final = 12
+"""Messages made of one, by changing its bytes: making messages is what costs."""
+LONG_BYTES: Final = 3_000
+"""Messages as long as this are changed once only."""
+
+
+def at_once(serving: Coroutine[Any, Any, object]) -> None:
+    """Runs a coroutine that waits for nothing but its next turn."""
+    try:
+        while True:
+            serving.send(None)
+    except StopIteration:
+        return
+
+
+class NoContext:
+    """What methods make of the call's context: it says when the call has ended, which is at once."""
+
+    def add_done_callback(self, callback: Callable[[object], None]) -> None:
+        callback(self)
+
+
+class Direct:
+    """One host without a loop. `run` takes a program; what it raises is a bug."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.cases: Final[Counter[str]] = Counter()
+        self._clock: Final = ManualClock(seed % 1_000)
+        limits = EngineLimits(pending_operations_max=500, partitions_max=100, signal_keys_max=50)
+        self._engine: Final = Engine(limits, self._clock.now_ms(), strict_partitions=seed % 5 == 0)
+        host_settings = HostSettings(
+            limits=LimitsSettings(unacknowledged_results_max=300, operations_per_batch_max=1_000)
+        )
+        self.host: Final = Host(self._engine, self._clock, host_settings, Metrics())
+        self._call: Final = Call(cast(Context, NoContext()), self.host.sessions.accounts.nobody)
+        self._session, _ = self.host.sessions.open(SESSION_ID, self._clock.now_ms())
+        inspection = InspectionCalls(self.host)
+        self._inspection: Final = inspection
+        self._serve: Final[dict[type[Message], Callable[..., object]]] = {
+            wire.RegisterBatch: lambda batch: at_once(session_requests.register(self.host, self._session, batch)),
+            wire.AdvanceRequest: self._advance,
+            wire.AdvanceStreamRequest: self._advance,
+            wire.CancelOperations: lambda cancel: at_once(
+                session_requests.cancel(self.host, self._session, cancel.operation_ids)
+            ),
+            wire.ListOperationsRequest: lambda request: at_once(inspection.ListOperations(request, self._call)),
+            wire.ListPartitionsRequest: lambda request: at_once(inspection.ListPartitions(request, self._call)),
+            wire.GetPartitionRequest: lambda request: at_once(inspection.GetPartition(request, self._call)),
+            wire.GetOperationRequest: self._get_operation,
+            wire.AcknowledgeResults: lambda request: self._session.acknowledge(request.sequence),
+        }
+
+    def run(self, program: bytes) -> None:
+        for kind, data in steps_of(program):
+            self.serve(kind, data)
+
+    def serve(self, kind: type[Message], data: bytes) -> None:
+        """Serves one step, and counts it as refused, undecodable or served."""
+        name = kind.DESCRIPTOR.name
+        try:
+            request = kind.FromString(data)
+        except DecodeError:
+            self.cases[f"{name}: undecodable"] += 1
+            return
+        try:
+            self._serve[kind](request)
+        except (BatchRejected, RpcError):
+            self.cases[f"{name}: refused"] += 1
+        else:
+            self.cases[f"{name}: served"] += 1
+        self._pass_time(len(data) % 4)
+        self._take_results(columns=len(data) % 2 == 0)
+
+    def check(self) -> None:
+        """Ends everything, and checks that nothing was lost: registered = ended, and nothing is watched."""
+        while self._engine.shut_down(self._clock.now_ms(), 1_000):
+            self.host.deliver()
+        for kind in KINDS:
+            counts = self._engine.counts(kind)
+            ended = counts.satisfied + counts.failed + counts.expired + counts.cancelled + counts.shutting_down
+            assert counts.registered == ended, f"kind {kind}: registered={counts.registered} ended={ended}"
+            assert counts.pending == counts.watched == 0, f"kind {kind}: {counts.pending}, {counts.watched}"
+
+    def _advance(self, request: wire.AdvanceRequest | wire.AdvanceStreamRequest) -> None:
+        at_once(event_calls.advance(self.host, request, self._call))
+
+    def _get_operation(self, request: wire.GetOperationRequest) -> None:
+        request.session_id = SESSION_ID
+        at_once(self._inspection.GetOperation(request, self._call))
+
+    def _pass_time(self, ms: int) -> None:
+        self._clock.jump(ms)
+        self._engine.advance_clock(self._clock.now_ms(), 100)
+        self.host.deliver()
+
+    def _take_results(self, *, columns: bool) -> None:
+        """Encodes what has ended as rows or columns, and sometimes acknowledges it."""
+        outbox = self._session.outbox
+        while True:
+            first_sequence, slices = outbox.take(50)
+            if not slices:
+                break
+            batch = wire.ResultBatch()
+            fill_batch(batch, first_sequence, slices, columns=columns)
+            batch.SerializeToString()
+        if outbox.unacknowledged > 200:
+            outbox.acknowledge(outbox.last_sequence)
+
+
+def steps_of(program: bytes) -> Iterator[tuple[type[Message], bytes]]:
+    """The steps that a program's bytes spell; whatever they are, they spell some."""
+    place = 0
+    while place < len(program):
+        kind = STEP_TYPES[program[place] % len(STEP_TYPES)]
+        start = place + 1 + LENGTH_BYTES
+        length = int.from_bytes(program[place + 1 : start], "big")
+        yield kind, program[start : start + length]
+        place = start + length
+
+
+def program_of(shaper: MessageMaker, steps: int) -> bytes:
+    """A program of messages made from their descriptors."""
+    parts = []
+    for _ in range(steps):
+        index = shaper.rng.randrange(len(STEP_TYPES))
+        data = shaper.message(STEP_TYPES[index]).SerializeToString()[: 2 ** (8 * LENGTH_BYTES) - 1]
+        parts.append(bytes((index,)) + len(data).to_bytes(LENGTH_BYTES, "big") + data)
+    return b"".join(parts)
+
+
+def replay(program: bytes) -> None:
+    """One program on a fresh host, checked at its end: what the coverage-guided fuzzer tries."""
+    direct = Direct(len(program))
+    direct.run(program)
+    direct.check()
+
+
+def nudged(rng: random.Random, data: bytes) -> bytes:
+    """Changes one byte of a message: cheap, and usually still a message."""
+    if not data:
+        return data
+    place = rng.randrange(len(data))
+    return data[:place] + bytes((rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256))),)) + data[place + 1 :]
+
+
+def fuzz_direct(seed: int, cases: int) -> Counter[str]:
+    """So many cases: messages as made, and with bytes changed. Raises what a case raises, with the case noted."""
+    world = PlausibleValues(seed)
+    rng = random.Random(seed)
+    shaper = MessageMaker(world)
+    tried: Counter[str] = Counter()
+    while tried.total() < cases:
+        direct = Direct(rng.randrange(1_000))
+        while direct.cases.total() < min(STEPS_PER_HOST, cases - tried.total()):
+            kind = rng.choice(STEP_TYPES)
+            data = shaper.message(kind).SerializeToString()
+            try:
+                for mutant in range(MUTANTS if len(data) < LONG_BYTES else 2):
+                    changed = data if mutant == 0 else nudged(rng, data) if mutant < 10 else broken_bytes(rng, data)
+                    direct.serve(kind, changed)
+            except Exception as error:
+                error.add_note(f"seed {seed}: {kind.DESCRIPTOR.name} {changed!r}")
+                raise
+        direct.check()
+        tried.update(direct.cases)
+    return tried

@@ -1,0 +1,269 @@
+"""Single calls that could hold the event loop, each against its own daemon, and the longest stalls of each.
+
+A stall is the processor time that the daemon's loop thread spends without a break, as reported by its own metric
+`purgatory_longest_loop_hold_seconds`. They are figures and are not judged; `suite.test_slices` tests the slicing.
+"""
+
+import asyncio
+import re
+import urllib.request
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from purgatory.v1 import event_pb2, operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import purgatory_service_pb2_grpc as rpc
+from tests.abuse.result import Result, memory_mb
+from tests.daemon_process import DaemonProcess
+
+PRODUCE: Final = operation_pb2.OPERATION_KIND_PRODUCE
+LONGEST: Final = re.compile(r'^purgatory_longest_loop_hold_seconds\{call="([^"]+)"\} (\S+)$', re.MULTILINE)
+OPTIONS: Final = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+SESSION: Final = "stalls"
+TIMEOUT_MS: Final = 3_600_000
+
+Stub = rpc.PurgatoryServiceStub
+
+
+def names(count: int) -> list[operation_pb2.TopicPartition]:
+    return [operation_pb2.TopicPartition(topic="orders", partition=place) for place in range(count)]
+
+
+async def register(
+    stub: Stub, first_id: int, count: int, items: int, *, offset: int = 1_000, session: str = SESSION
+) -> wire.Receipt:
+    """Operations that each name the same partitions."""
+    columns = operation_pb2.OperationColumns(
+        kind=PRODUCE,
+        partitions=names(items),
+        operation_id=range(first_id, first_id + count),
+        item_count=[items],
+        item_index=[] if items == 1 else list(range(items)) * count,
+        offset=[offset],
+        timeout_ms=[TIMEOUT_MS],
+    )
+    request = wire.RegisterRequest(session_id=session, batch=wire.RegisterBatch(columns=columns))
+    response: wire.RegisterResponse = await stub.Register(request)
+    return response.receipt
+
+
+async def fill(stub: Stub, operations: int, items: int = 1) -> None:
+    """So many pending operations, in as many batches as the limits ask for."""
+    per_batch = min(operations, 100_000, max(1, 400_000 // items))
+    for first in range(1, operations + 1, per_batch):
+        receipt = await register(stub, first, min(per_batch, operations + 1 - first), items)
+        assert receipt.accepted > 0, receipt
+
+
+async def advance(stub: Stub, events: Iterable[event_pb2.Event]) -> wire.AdvanceReceipt:
+    request = wire.AdvanceRequest(rows=event_pb2.EventRows(events=events))
+    response: wire.AdvanceResponse = await stub.Advance(request)
+    return response.receipt
+
+
+async def read_results(stub: Stub, count: int, *, columns: bool) -> None:
+    """Reads so many results of the session and acknowledges them, as a slow but honest reader does."""
+    call = stub.StreamResults(wire.StreamResultsRequest(session_id=SESSION, columns=columns))
+    read = 0
+    while read < count:
+        results = (await call.read()).results
+        read += len(results.columns.operation_id) if columns else len(results.rows.results)
+    call.cancel()
+
+
+async def read_pages(
+    call: Callable[[Any], Awaitable[Any]],
+    request: wire.ListPartitionsRequest | wire.ListOperationsRequest,
+    pages_max: int = 1_000_000,
+) -> None:
+    """Read the pages of a listing up to its end."""
+    for _ in range(pages_max):
+        request.page_token = (await call(request)).next_page_token
+        if not request.page_token:
+            return
+
+
+async def large_results(stub: Stub) -> None:
+    """A reader of rows, and 200 results of 2,000 partitions."""
+    await fill(stub, 200, 2_000)
+    await stub.Cancel(wire.CancelRequest(session_id=SESSION))
+    await read_results(stub, 200, columns=False)
+
+
+async def decided_already(stub: Stub) -> None:
+    """Operations of 2,000 items that have all been reached when they come."""
+    high = event_pb2.HighWatermark(offset=2_000)
+    await advance(stub, [event_pb2.Event(topic_partition=name, high_watermark=high) for name in names(2_000)])
+    for first in range(1, 1_000, 200):
+        receipt = await register(stub, first, 200, 2_000)
+        assert receipt.accepted > 0, receipt
+
+
+async def replica_sets(stub: Stub) -> None:
+    """1,000 changes of an in-sync set of 999."""
+    ids = list(range(1, 1_000))
+    one = event_pb2.Event(
+        topic_partition=names(1)[0], in_sync_replicas=event_pb2.InSyncReplicas(replica_ids=ids, leader_id=1)
+    )
+    two = event_pb2.Event(topic_partition=names(1)[0], in_sync_replicas=event_pb2.InSyncReplicas(replica_ids=ids[1:]))
+    for _ in range(4):
+        await advance(stub, [one, two] * 125)
+
+
+async def empty_names(stub: Stub) -> None:
+    """A million empty names in the dictionary of one operation."""
+    columns = operation_pb2.OperationColumns(
+        kind=PRODUCE, partitions=[operation_pb2.TopicPartition()] * 1_000_000, operation_id=[1]
+    )
+    try:
+        await stub.Register(wire.RegisterRequest(session_id=SESSION, batch=wire.RegisterBatch(columns=columns)))
+    except grpc.aio.AioRpcError as error:
+        assert error.code() in {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED}, error  # noqa: PT017
+
+
+async def used_names(stub: Stub) -> None:
+    """As many names as a batch may have operations, each used once."""
+    columns = operation_pb2.OperationColumns(
+        kind=PRODUCE, partitions=names(90_000), operation_id=range(1, 90_001), item_index=range(90_000)
+    )
+    await stub.Register(wire.RegisterRequest(session_id=SESSION, batch=wire.RegisterBatch(columns=columns)))
+
+
+async def rows(stub: Stub) -> None:
+    """50,000 operations as rows, of kinds that alternate."""
+    produce = operation_pb2.Produce(partitions=[operation_pb2.ProducePartition(topic_partition=names(1)[0])])
+    signal = operation_pb2.Signal(keys=[operation_pb2.SignalKey(key="k")])
+    operations = [
+        operation_pb2.Operation(operation_id=number, produce=produce)
+        if number % 2
+        else operation_pb2.Operation(operation_id=number, signal=signal)
+        for number in range(1, 50_001)
+    ]
+    batch = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=operations))
+    await stub.Register(wire.RegisterRequest(session_id=SESSION, batch=batch))
+
+
+async def refused(stub: Stub) -> None:
+    """100,000 operations that are refused one by one."""
+    columns = operation_pb2.OperationColumns(
+        kind=PRODUCE, partitions=names(1), operation_id=range(1, 100_001), offset=[-5]
+    )
+    await stub.Register(wire.RegisterRequest(session_id=SESSION, batch=wire.RegisterBatch(columns=columns)))
+
+
+async def list_partitions(stub: Stub) -> None:
+    """200 partitions of 1,000 replicas, and all pages of them."""
+    ids = list(range(1, 1_001))
+    change = event_pb2.InSyncReplicas(replica_ids=ids, leader_id=1)
+    for first in range(0, 200, 50):
+        await advance(
+            stub,
+            [event_pb2.Event(topic_partition=name, in_sync_replicas=change) for name in names(200)[first : first + 50]],
+        )
+    await read_pages(stub.ListPartitions, wire.ListPartitionsRequest(page_size=1_000))
+
+
+async def list_many_partitions(stub: Stub) -> None:
+    """90,000 partitions, and ten pages of them."""
+    high = event_pb2.HighWatermark(offset=1)
+    all_names = names(90_000)
+    for first in range(0, 90_000, 30_000):
+        await advance(
+            stub,
+            [event_pb2.Event(topic_partition=name, high_watermark=high) for name in all_names[first : first + 30_000]],
+        )
+    await read_pages(stub.ListPartitions, wire.ListPartitionsRequest(page_size=1_000), pages_max=10)
+
+
+async def list_operations(stub: Stub) -> None:
+    """Pages of operations with 2,000 items."""
+    await fill(stub, 200, 2_000)
+    await read_pages(stub.ListOperations, wire.ListOperationsRequest(page_size=1_000))
+
+
+async def cancel_large(stub: Stub) -> None:
+    """Cancels operations of 2,000 items: by id, by partition, and all of a session."""
+    await fill(stub, 600, 2_000)
+    await stub.Cancel(wire.CancelRequest(session_id=SESSION, operation_ids=range(1, 201)))
+    await register(stub, 601, 100, 2_000, session="other")
+    await stub.Cancel(wire.CancelRequest(session_id="other"))
+    await stub.Cancel(wire.CancelRequest(topic_partition=names(1)[0]))
+
+
+async def cancel_a_million(stub: Stub) -> None:
+    """Cancels a million operations of a session."""
+    await fill(stub, 1_000_000)
+    await stub.Cancel(wire.CancelRequest(session_id=SESSION))
+
+
+async def close_a_million(stub: Stub) -> None:
+    """Closes a session with a million operations."""
+    await fill(stub, 1_000_000)
+    await stub.CloseSession(wire.CloseSessionRequest(session_id=SESSION))
+    pending = 1
+    while pending:
+        status: wire.GetStatusResponse = await stub.GetStatus(wire.GetStatusRequest())
+        pending = sum(kind.pending for kind in status.kinds)
+
+
+async def _end_at_once(stub: Stub, waits: int) -> None:
+    """One event that satisfies all waits of a partition: its effects are not cut into slices."""
+    await fill(stub, waits)
+    await advance(
+        stub, [event_pb2.Event(topic_partition=names(1)[0], high_watermark=event_pb2.HighWatermark(offset=2_000))]
+    )
+
+
+async def end_10_000(stub: Stub) -> None:
+    await _end_at_once(stub, 10_000)
+
+
+async def end_100_000(stub: Stub) -> None:
+    await _end_at_once(stub, 100_000)
+
+
+async def end_a_million(stub: Stub) -> None:
+    await _end_at_once(stub, 1_000_000)
+
+
+async def count_remaining(stub: Stub) -> None:
+    """300 callers at once who ask how much time a million operations have left."""
+    await fill(stub, 1_000_000)
+    await asyncio.gather(*[stub.GetStatus(wire.GetStatusRequest(remaining_time=True)) for _ in range(300)])
+
+
+STALLS: Final[dict[str, Callable[[Stub], Awaitable[None]]]] = {
+    f"stall-{attack.__name__.replace('_', '-')}": attack
+    for attack in (
+        large_results, decided_already, replica_sets, empty_names, used_names, rows, refused, list_partitions,
+        list_many_partitions, list_operations, cancel_large, cancel_a_million, close_a_million, count_remaining,
+        end_10_000, end_100_000, end_a_million,
+    )
+}  # fmt: skip
+
+
+def stall(name: str, folder: Path) -> Result:
+    """Run one of `STALLS` against a new daemon. A call that fails is a fault."""
+    result = Result(name)
+
+    async def run() -> None:
+        async with grpc.aio.insecure_channel(daemon.address, options=OPTIONS) as channel:
+            await STALLS[name](Stub(channel))
+
+    daemon = DaemonProcess(folder, ["--grpc-message-bytes-max", str(32 * 1024 * 1024)])
+    try:
+        result.memory_before_mb = round(memory_mb(daemon))
+        try:
+            asyncio.run(run())
+        except grpc.aio.AioRpcError as error:
+            result.faults.append(f"{error.code().name}: {error.details()}")
+        result.memory_peak_mb = round(memory_mb(daemon))
+        page = urllib.request.urlopen(f"http://{daemon.http_address}/metrics", timeout=10).read().decode()
+    finally:
+        daemon.kill()
+    longest = sorted(LONGEST.findall(page), key=lambda found: -float(found[1]))[:3]
+    result.figures = ", ".join(f"{call} {float(seconds) * 1_000:.1f} ms" for call, seconds in longest)
+    return result

@@ -1,0 +1,101 @@
+"""Each attack for a moment, on a real daemon with a memory budget of 512 MB; and each flood's calls are served.
+
+How long honest callers wait under attack is measured by `make abuse`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from purgatory.v1 import purgatory_service_pb2
+from tests.abuse import attacker
+from tests.abuse.__main__ import ATTACKS
+from tests.abuse.arena import Arena, attack
+from tests.abuse.attacks import Target
+from tests.abuse.floods import FLOODS, prepare
+from tests.abuse.http2 import SERVICE
+from tests.abuse.open_loop import Call, flood
+from tests.abuse.result import MEMORY_MB_MAX
+
+METHODS = [method.name for method in purgatory_service_pb2.DESCRIPTOR.services_by_name["PurgatoryService"].methods]
+SECONDS = 1.5
+FLOOD_CALLS_PER_SECOND = 10_000
+FILES_MAX = 1_200
+"""Fewer than a thousand half-open requests and the daemon's own files would need."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rapid-reset", "unary-waits", "burst", "unread-listings", "unfinished-messages", "unfinished-smaller",
+        "unfinished-on-streams", "large-messages", "fat-names", "many-items", "compressed", "half-open-http",
+        "endless-receivers", "silent-receivers",
+        "flood-Register", "flood-Session", "flood-Advance", "flood-StreamResults", "flood-Cancel",
+    ],
+)  # fmt: skip
+def test_honest_callers_lose_nothing(tmp_path: Path, name: str) -> None:
+    """No honest wait fails, the daemon lives, and its memory and open files stay within bounds."""
+    with Arena(tmp_path / "arena") as arena:
+        result = attack(arena, name, SECONDS, calls_per_second=FLOOD_CALLS_PER_SECOND, is_timed=False)
+    assert result.waits
+    assert not result.failed_waits
+    assert not result.tally.get("undelivered", 0)
+    assert result.memory_peak_mb <= MEMORY_MB_MAX
+    assert result.files_peak <= FILES_MAX
+
+
+def test_the_table_has_every_attack_and_a_flood_of_every_method() -> None:
+    """A new call of the service needs a flood in `floods.py`."""
+    assert ATTACKS.keys() == attacker.ATTACKS.keys()
+    assert sorted(FLOODS) == sorted(METHODS)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """A daemon that has what the floods list."""
+    with Arena(tmp_path_factory.mktemp("floods") / "arena") as arena:
+        target = Target(arena.daemon.address, arena.daemon.http_address, 0.5, arena.token)
+        asyncio.run(prepare(target))
+        yield target
+
+
+async def first_answer(target: Target, call: Call) -> grpc.StatusCode:
+    """Return OK if the call was answered or ended without error, and its status otherwise."""
+    method, bodies = call
+
+    async def messages() -> AsyncIterator[bytes]:
+        for body in bodies:
+            yield body
+
+    async with grpc.aio.insecure_channel(target.grpc) as channel:
+        metadata = (("authorization", f"Bearer {target.token}"),)
+        multi: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(SERVICE + method)
+        made = multi(messages(), metadata=metadata, timeout=30.0)
+        try:
+            async for _ in made:
+                break
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+    return grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_calls_of_floods_are_served(target: Target, method: str) -> None:
+    """Sent one by one, none is refused or malformed, so a flood costs the daemon what its method costs."""
+    calls = [FLOODS[method](number) for number in (0, 1, 200, 201)]
+    assert method in {name for name, _ in calls}
+    statuses = {asyncio.run(first_answer(target, call)) for call in calls}
+    leaving = {grpc.StatusCode.UNAVAILABLE} if method == "GetSourceEnds" else set()  # its source
+    assert statuses - leaving == {grpc.StatusCode.OK}
+
+
+def test_a_flood_starts_calls_at_its_rate(target: Target) -> None:
+    """As many as are due, however long answers take, and each ends with some status."""
+    tally = flood(target.grpc, target.token, FLOODS["GetPartition"], target.seconds, 200.0)
+    started, due = tally.pop("started"), tally.pop("due")
+    assert 0 < due <= 100
+    assert started == due
+    assert sum(tally.values()) == started

@@ -1,0 +1,310 @@
+"""What a stranger can do to the HTTP site, and through it to gRPC callers: they share files and event loop."""
+
+import asyncio
+import gzip
+import json
+import resource
+import select
+import socket
+import struct
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from urllib.parse import unquote
+
+import pytest
+from purgatory_client import AsyncClient, Client
+
+from tests.abuse.result import memory_mb, open_files
+from tests.conftest import StartDaemon
+from tests.daemon_process import DaemonProcess, open_files_max
+from tests.http.raw_http import RawConnection, chunked, request
+from tests.service.serving import eventually
+
+FILES = 1_024
+HALF_OPEN = 1_000
+HALF_A_REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: "
+PATIENCE_S = 60.0
+BUDGET_BYTES = 128 * 1024 * 1024
+SERVICE = "/purgatory.v1.PurgatoryService"
+STATUS = f"{SERVICE}/GetStatus"
+WATCH = request("GET", "/v1/watch")
+
+
+def connect(daemon: DaemonProcess) -> socket.socket:
+    host, _, port = daemon.http_address.rpartition(":")
+    return socket.create_connection((host, int(port)), PATIENCE_S)
+
+
+def half_a_request(daemon: DaemonProcess) -> socket.socket:
+    """A connection on which the rest of a request never comes; the daemon may have closed it already."""
+    connection = connect(daemon)
+    try:
+        connection.sendall(HALF_A_REQUEST)
+    except OSError:
+        assert connection.fileno() >= 0
+    return connection
+
+
+def healthz(daemon: DaemonProcess) -> int:
+    with urllib.request.urlopen(f"http://{daemon.http_address}/healthz", timeout=PATIENCE_S) as answer:
+        return int(answer.status)
+
+
+def test_half_open_requests_take_no_files_from_grpc(start_daemon: StartDaemon) -> None:
+    """A thousand of them, for a daemon that may open 1,024 files: new gRPC callers get in, wait and are answered."""
+    with open_files_max(FILES):
+        daemon = start_daemon("--http-read-timeout-ms", "60000")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2 * FILES + HALF_OPEN)), hard))
+    with ExitStack() as connections:
+        for _ in range(HALF_OPEN):
+            connections.enter_context(half_a_request(daemon))
+        for _ in range(3):
+            with Client(daemon.address) as client:
+                assert client.status().version
+                client.advance("orders-3", high_watermark=42)
+                assert client.produce({"orders-3": 42}).satisfied
+        assert open_files(daemon) < FILES * 3 // 4
+
+
+def test_half_a_request_is_not_waited_for(start_daemon: StartDaemon) -> None:
+    """Whether nothing more comes or byte after byte does, it is answered with 408, the connection is closed, and others
+    are served.
+    """
+    daemon = start_daemon("--http-read-timeout-ms", "300", "--http-connections-max", "2")
+    with RawConnection(daemon.http_address) as silent, RawConnection(daemon.http_address) as idle:
+        silent.send(HALF_A_REQUEST)
+        assert silent.answer().status == 408
+        assert silent.is_closed()
+        assert idle.is_closed()
+    with RawConnection(daemon.http_address) as slow:
+        slow.send(HALF_A_REQUEST)
+        while not select.select([slow.socket], [], [], 0.02)[0]:
+            slow.send(b"x")
+        assert slow.answer().status == 408
+    assert healthz(daemon) == 200
+
+
+def test_connections_are_limited(start_daemon: StartDaemon) -> None:
+    """When all are in use, a further request is answered with 503 and advice, and probes are served. When one ends,
+    there is room again.
+    """
+    daemon = start_daemon("--http-connections-max", "2")
+    with ExitStack() as connections:
+        first, second = (connections.enter_context(RawConnection(daemon.http_address)) for _ in range(2))
+        for held in (first, second):
+            held.send(WATCH)
+            assert held.answer(only_first_bytes=True).status == 200
+        for _ in range(100):
+            with RawConnection(daemon.http_address) as further:
+                further.send(request("GET", "/metrics"))
+                answer = further.answer()
+                assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+                assert json.loads(answer.body)["code"] == "unavailable"
+                assert further.is_closed()
+        with RawConnection(daemon.http_address) as probe:
+            for path in ("/healthz", "/readyz", "/healthz"):
+                probe.send(request("GET", path))
+                assert probe.answer().status == 200
+        first.socket.close()
+
+        async def has_room() -> bool:
+            with RawConnection(daemon.http_address) as third:
+                third.send(request("GET", "/metrics"))
+                return third.answer().status == 200
+
+        asyncio.run(eventually(has_room, "there is room"))
+
+
+def test_a_new_connection_replaces_the_one_that_is_idle_for_the_longest_time(start_daemon: StartDaemon) -> None:
+    """Connections that were used once and kept do not keep anybody out."""
+    daemon = start_daemon("--http-connections-max", "3")
+    with ExitStack() as connections:
+        kept = []
+        for _ in range(20):
+            kept.append(connections.enter_context(RawConnection(daemon.http_address)))
+            kept[-1].send(request("GET", "/metrics"))
+            assert kept[-1].answer().status == 200
+        assert all(connection.is_closed() for connection in kept[:-3])
+        for connection in kept[-3:]:
+            connection.send(request("GET", "/metrics"))
+            assert connection.answer().status == 200
+
+
+def test_probes_are_served_while_a_thousand_connections_never_send_a_request(start_daemon: StartDaemon) -> None:
+    """Those that have been silent for the longest time are closed in their favour."""
+    daemon = start_daemon("--http-connections-max", "256", "--http-read-timeout-ms", "60000")
+    with ExitStack() as connections:
+        for _ in range(HALF_OPEN):
+            connections.enter_context(half_a_request(daemon))
+        for path in ("/readyz", "/healthz") * 5:
+            with RawConnection(daemon.http_address) as probe:
+                probe.send(request("GET", path))
+                assert probe.answer().status == 200
+
+
+def test_the_first_connection_may_come_while_there_are_no_files(start_daemon: StartDaemon) -> None:
+    """Connections are accepted again as soon as files can be opened."""
+    daemon = start_daemon()
+    pid = daemon.process.pid
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (open_files(daemon), hard))
+    with RawConnection(daemon.http_address) as first:
+        first.send(request("GET", "/readyz"))
+        assert not select.select([first.socket], [], [], 0.3)[0]
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+        assert first.answer().body == b"ready\n"
+
+
+def test_connections_are_limited_by_files(start_daemon: StartDaemon) -> None:
+    """The limit of connections is reduced to what the process may open, and the log says so."""
+    with open_files_max(FILES):
+        daemon = start_daemon()
+    assert "http.connections_max is reduced from 12288 to 448: the process may open only 1024 files" in daemon.log
+
+
+def test_unread_answers_to_pipelined_requests_take_no_memory(start_daemon: StartDaemon) -> None:
+    """Four connections send requests until nothing more is taken, and read nothing; then they go. Few of the requests
+    have been answered, and new callers are served.
+    """
+    daemon = start_daemon("--limits-memory-bytes-max", str(BUDGET_BYTES))
+    assert healthz(daemon) == 200
+    before_mb = memory_mb(daemon)
+    pipelined = request("GET", "/healthz") * 10_000
+    with ExitStack() as connections:
+        for _ in range(4):
+            sender = connections.enter_context(RawConnection(daemon.http_address)).socket
+            sender.setblocking(False)
+            while select.select([], [sender], [], 0.5)[1]:
+                sender.send(pipelined)
+        assert healthz(daemon) == 200
+        assert memory_mb(daemon) - before_mb < 16
+    with Client(daemon.address) as client:
+        client.advance("orders-3", high_watermark=42)
+        assert client.produce({"orders-3": 42}).satisfied
+
+
+def test_unfinished_bodies_have_a_share_of_the_memory(start_daemon: StartDaemon) -> None:
+    """Bodies of 900 kB that never end, in all four times what may be held: the largest are answered with 503, the
+    daemon's memory stays, and small requests are served meanwhile.
+    """
+    daemon = start_daemon("--limits-memory-bytes-max", str(BUDGET_BYTES), "--http-read-timeout-ms", "60000")
+    before_mb, status = memory_mb(daemon), request("POST", STATUS, {"content-type": "application/json"}, b"{}")
+    head = request("POST", f"{SERVICE}/Register", {"content-type": "application/proto", "content-length": "1000000"})
+    with ExitStack() as connections:
+        bodies = [connections.enter_context(RawConnection(daemon.http_address)) for _ in range(4 * BUDGET_BYTES >> 23)]
+        for number, body in enumerate(bodies):
+            body.send(head + b"x" * 900_000)
+            if number % 16 == 0:
+                with RawConnection(daemon.http_address) as honest:
+                    honest.send(status)
+                    assert honest.answer("POST").status == 200
+        assert memory_mb(daemon) - before_mb < (BUDGET_BYTES >> 20) // 8 + 48
+        sockets = {body.socket: body for body in bodies}
+
+        def most_are_refused() -> bool:
+            return len(select.select(sockets, [], [], 0)[0]) > len(bodies) // 2
+
+        asyncio.run(eventually(most_are_refused, "most bodies are refused"))
+        answer = sockets[select.select(sockets, [], [], 0)[0][0]].answer("POST")
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+
+
+@pytest.fixture(scope="module")
+def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """One daemon with default settings, for tests that leave nothing behind."""
+    process = DaemonProcess(tmp_path_factory.mktemp("shared"))
+    yield process
+    process.kill()
+
+
+@pytest.mark.parametrize("kind", ["proto", "json", "connect+json", "grpc-web+proto"])
+@pytest.mark.parametrize(
+    ("deflated", "message"),
+    [
+        (gzip.compress(b"") * 40_000, "bytes after the first gzip member"),
+        (gzip.compress(bytes(100_000_000)), "larger than"),
+        (gzip.compress(b"{}")[:-4], "only the beginning of a gzip member"),
+        (b"\x1f\x8b\x08 no gzip", "not gzip"),
+    ],
+    ids=["many members", "bomb", "cut off", "something else"],
+)
+def test_hostile_gzip(shared_daemon: DaemonProcess, kind: str, deflated: bytes, message: str) -> None:
+    """It is refused with a reason, after at most one message's worth of it has been inflated."""
+    encoding = {"connect+json": "connect-content-encoding", "grpc-web+proto": "grpc-encoding"}
+    headers = {"content-type": f"application/{kind}", encoding.get(kind, "content-encoding"): "gzip"}
+    body = deflated if kind not in encoding else struct.pack(">BI", 1, len(deflated)) + deflated
+    method = "Wait" if kind != "connect+json" else "StreamResults"
+    with RawConnection(shared_daemon.http_address) as connection:
+        connection.send(request("POST", f"{SERVICE}/{method}", headers, body))
+        answer = connection.answer("POST")
+    assert message in unquote(answer.body.decode("latin-1"))
+
+
+def test_a_body_of_tiny_chunks_does_not_hold_the_loop(shared_daemon: DaemonProcess) -> None:
+    """A megabyte in chunks of one byte each: others are served between them, and it is answered."""
+    body = chunked(b"{" + b" " * 200_000 + b"}", 1)
+    headers = {"content-type": "application/json", "transfer-encoding": "chunked"}
+    with RawConnection(shared_daemon.http_address) as connection:
+        connection.send(request("POST", STATUS, headers, body))
+        assert connection.answer("POST").status == 200
+
+
+def test_an_idle_connection_is_closed_after_a_while(start_daemon: StartDaemon) -> None:
+    """One that has had its answer stays for the next request for longer than a request may take, but not for ever."""
+    daemon = start_daemon("--http-keepalive-timeout-ms", "1500", "--http-read-timeout-ms", "100")
+    with connect(daemon) as kept:
+        for _ in range(2):
+            kept.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            kept.settimeout(PATIENCE_S)
+            assert _body(kept) == b"ok\n"
+            assert not select.select([kept], [], [], 0.4)[0]
+        assert kept.recv(1) == b""
+
+
+async def test_eager_scrapers_get_the_page_that_there_is(start_daemon: StartDaemon) -> None:
+    """Four of them ask without a pause, in one version after the other: what they get is computed once a second for
+    each of two formats, while honest waits are answered.
+    """
+    daemon = start_daemon("--http-metrics-interval-ms", "3600000")
+    pages: set[bytes] = set()
+
+    def scrape() -> None:
+        with connect(daemon) as scraper:
+            for version in range(250):
+                accept = f"application/openmetrics-text; version=1.0.{version}" if version % 2 else "text/plain"
+                scraper.sendall(f"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\n\r\n".encode())
+                pages.add(_body(scraper))
+
+    async with AsyncClient(daemon.address) as client:
+        scrapes = [asyncio.create_task(asyncio.to_thread(scrape)) for _ in range(4)]
+        waits = 0
+        while not all(scrape.done() for scrape in scrapes):
+            waiting = asyncio.create_task(client.produce({"orders-3": waits + 1}, timeout=PATIENCE_S))
+            await asyncio.sleep(0)
+            await client.advance("orders-3", high_watermark=waits + 1)
+            assert (await waiting).satisfied
+            waits += 1
+        await asyncio.gather(*scrapes)
+    assert waits > 10
+    assert len(pages) == 2
+
+
+def _body(connection: socket.socket) -> bytes:
+    data = _some(connection)
+    while b"\r\n\r\n" not in data:
+        data += _some(connection)
+    head, _, body = data.partition(b"\r\n\r\n")
+    length = next(
+        int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")
+    )
+    while len(body) < length:
+        body += _some(connection)
+    return body
+
+
+def _some(connection: socket.socket) -> bytes:
+    data = connection.recv(65_536)
+    assert data, "the connection was closed"
+    return data

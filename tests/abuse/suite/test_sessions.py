@@ -1,0 +1,156 @@
+"""What a stranger can do with sessions: fill the table, leave them behind, use another's ids, lose batches."""
+
+import asyncio
+
+import grpc
+import pytest
+from purgatory_client import AsyncClient, Outcome, batches, errors
+
+from purgatory.v1 import operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.conftest import StartDaemon
+from tests.daemon_process import DaemonProcess
+from tests.service.serving import DaemonChannel, Peer, eventually, high_watermark, produce
+from tests.service.test_refused_ids import batch_of
+
+SESSIONS_MAX = 50
+FEW = ("--limits-sessions-max", str(SESSIONS_MAX))
+LONG = 120.0
+
+
+async def serve_an_honest_wait(daemon: DaemonProcess) -> None:
+    """Somebody comes in, waits, and is answered."""
+    async with AsyncClient(daemon.address) as client, asyncio.timeout(LONG):
+        waiting = asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG))
+        await eventually(lambda: client.pending == 1, "submitted")
+        await client.advance("orders-3", high_watermark=42)
+        assert (await waiting).satisfied
+
+
+async def sessions(caller: DaemonChannel) -> int:
+    return (await caller.status()).sessions
+
+
+async def test_empty_sessions_shut_nobody_out(start_daemon: StartDaemon) -> None:
+    """Far more than the daemon keeps are opened by calls that register nothing: an honest caller gets in at once."""
+    daemon = start_daemon(*FEW)
+    async with DaemonChannel(daemon.address) as stranger:
+        nothing = wire.RegisterBatch(rows=operation_pb2.OperationRows())
+        for number in range(4 * SESSIONS_MAX):
+            await stranger.stub.Register(wire.RegisterRequest(session_id=f"empty-{number}", batch=nothing))
+        assert await sessions(stranger) == SESSIONS_MAX
+        await serve_an_honest_wait(daemon)
+
+
+async def test_empty_sessions_are_gone_in_seconds(start_daemon: StartDaemon) -> None:
+    """Not after the ten minutes for which a session with something in it is kept."""
+    daemon = start_daemon("--session-finished-ttl-ms", "200")
+    async with DaemonChannel(daemon.address) as stranger:
+        for number in range(SESSIONS_MAX):
+            peer = await Peer(stranger, f"empty-{number}").open()
+            peer.cancel()
+
+        async def all_gone() -> bool:
+            return await sessions(stranger) == 0
+
+        await eventually(all_gone, "the empty sessions are gone")
+
+
+async def test_a_full_table_is_told_to_caller_and_operator(start_daemon: StartDaemon) -> None:
+    """Sessions in which something waits give way to nobody: who is refused is counted, and the log says it once."""
+    daemon = start_daemon(*FEW)
+    async with DaemonChannel(daemon.address) as stranger:
+        for number in range(2 * SESSIONS_MAX):
+            rows = operation_pb2.OperationRows(operations=[produce(1, "held", 1, 600_000)])
+            request = wire.RegisterRequest(session_id=f"full-{number}", batch=wire.RegisterBatch(rows=rows))
+            if number < SESSIONS_MAX:
+                await stranger.stub.Register(request)
+                continue
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stranger.stub.Register(request)
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert daemon.log.count("a limit is reached") == 1
+        assert "(sessions)" in daemon.log
+        await stranger.stub.CloseSession(wire.CloseSessionRequest(session_id="full-0"))
+        await serve_an_honest_wait(daemon)
+
+
+async def test_short_lived_callers_leave_nothing_behind(start_daemon: StartDaemon) -> None:
+    """A hundred honest programs, one after the other, each with a client that it closes: the table stays empty."""
+    daemon = start_daemon(*FEW)
+    async with DaemonChannel(daemon.address) as looking:
+        await looking.stub.Advance(_reached("orders"))
+        for _ in range(2 * SESSIONS_MAX):
+            async with AsyncClient(daemon.address) as client:
+                assert (await client.produce({"orders-0": 42}, timeout=LONG)).satisfied
+        assert await sessions(looking) == 0
+
+
+async def test_callers_that_just_vanish_shut_nobody_out(start_daemon: StartDaemon) -> None:
+    """The same for programs of before, which cannot close a session: each has its answer, and vanishes."""
+    daemon = start_daemon(*FEW)
+    async with DaemonChannel(daemon.address) as callers:
+        await callers.stub.Advance(_reached("orders"))
+        for number in range(2 * SESSIONS_MAX):
+            peer = await Peer(callers, f"job-{number}").open()
+            await peer.registered(produce(1, "orders", 42))
+            await peer.results()
+            await peer.acknowledge(1)
+            await peer.half_close()
+            assert await peer.code() is grpc.StatusCode.OK
+        await serve_an_honest_wait(daemon)
+
+
+async def test_a_stranger_who_uses_up_my_ids_cannot_make_me_hang(daemon: DaemonProcess) -> None:
+    """The highest id there is, registered in my session: what I wait for fails and says why, long before its timeout.
+    Then my client begins another session.
+    """
+    async with AsyncClient(daemon.address) as client, AsyncClient(daemon.address) as stranger, asyncio.timeout(LONG):
+        assert (await client.produce({"orders-3": 42}, timeout=0)).outcome is Outcome.EXPIRED
+        before = client.session_id
+        last = batches.produce(["elsewhere-0"], offsets=[1], indexes=[0])
+        assert (await stranger.register(client.session_id, 2**61 - 1, last)).accepted == 1
+        with pytest.raises(errors.OperationIdInUse):
+            await client.produce({"orders-3": 42}, timeout=10 * LONG)
+        await eventually(lambda: client.session_id != before, "another session")
+        assert (await client.produce({"orders-3": 42}, timeout=0)).outcome is Outcome.EXPIRED
+
+
+async def test_a_corrected_batch_loses_nothing(daemon: DaemonProcess) -> None:
+    """A batch is refused for a short column, the next one accepted, the first sent again as it should have been: its
+    operations are refused, each with a result, and wait under new ids. None is said to be known.
+    """
+    async with DaemonChannel(daemon.address) as caller:
+        peer = await Peer(caller, "s").open()
+        await peer.send(register=batch_of([1, 2, 3], "short column"))
+        assert (await peer.receipt()).batch_refusal.field == "columns.timeout_ms"
+        await peer.send(register=batch_of([4, 5], "columns"))
+        assert (await peer.receipt()).accepted == 2
+        await peer.send(register=batch_of([1, 2, 3], "columns"))
+        receipt = await peer.receipt()
+        assert (receipt.accepted, receipt.already_known) == (0, 0)
+        assert [one.operation_id for one in receipt.refusals] == [1, 2, 3]
+        assert [one.operation_id for one in (await peer.results()).rows.results] == [1, 2, 3]
+        await peer.send(register=batch_of([6, 7, 8], "columns"))
+        assert (await peer.receipt()).accepted == 3
+        await peer.send(register=batch_of([1, 4, 6], "columns"))
+        assert (await peer.receipt()).already_known == 3
+        assert await caller.pending() == 5
+        peer.cancel()
+
+
+async def test_a_batch_sent_again_at_once_is_registered(daemon: DaemonProcess) -> None:
+    """Nothing higher has been accepted: the ids are free."""
+    async with DaemonChannel(daemon.address) as caller:
+        peer = await Peer(caller, "s").open()
+        await peer.send(register=batch_of([1, 2, 3], "short column"))
+        await peer.receipt()
+        await peer.send(register=batch_of([1, 2, 3], "columns"))
+        assert (await peer.receipt()).accepted == 3
+        peer.cancel()
+
+
+def _reached(topic: str) -> wire.AdvanceRequest:
+    request = wire.AdvanceRequest()
+    request.rows.events.append(high_watermark(topic, 42))
+    return request
