@@ -120,7 +120,7 @@ result-kills: $(STAMPS)/pipeline $(STAMPS)/engine ## Kill a query that reads res
 abuse: $(STAMPS)/dev $(STAMPS)/engine ## Attacks, floods, fuzzed requests and churn at a real daemon (ARGS="--only flood", or --minutes 120 --requests 1000000 --seed 7)
 	@$(BIN)/python -m tests.abuse $(ARGS)
 
-lint: $(STAMPS)/pipeline $(STAMPS)/stubs ## Check style, imports, types, the wire's contract and the house rules
+lint: $(STAMPS)/pipeline $(STAMPS)/stubs ## Check style, imports, types, the wire's contract, sizes and texts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo --cache-dir .build/import-linter
