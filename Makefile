@@ -134,8 +134,9 @@ format: $(STAMPS)/dev ## Format the code and fix what ruff can fix
 
 proto: $(STAMPS)/stubs ## Generate purgatory/v1 from proto/
 
-docs: $(STAMPS)/serving $(STAMPS)/stubs ## Write docs/configuration.md from the settings
+docs: $(STAMPS)/dev $(STAMPS)/stubs ## Write the generated pages: docs/configuration.md, metrics.md, modules.md
 	@$(BIN)/python -m tests.test_configuration_page
+	@$(BIN)/python -m tests.test_architecture
 	@$(BIN)/python -m tests.metrics.test_metrics_page
 
 .PHONY: docs-site
@@ -149,7 +150,7 @@ wheel: $(STAMPS)/serving ## Build the wheel into dist/
 	@rm -rf purgatory_waits.egg-info # otherwise Python, run from here, takes it for the installed package
 
 .PHONY: bench-quick bench-compare bench-pipeline bench-stream
-bench: $(STAMPS)/pipeline $(STAMPS)/profiled ## Measure Purgatory beside its peers (ARGS="--huge", ARGS="--only 'timer/*'")
+bench: $(STAMPS)/pipeline $(STAMPS)/profiled ## Measure Purgatory beside its peers (ARGS="--only 'timer/*'")
 	@$(BIN)/python -m bench $(ARGS)
 
 bench-quick: $(STAMPS)/profiled ## The same in under a minute, with nothing written

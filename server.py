@@ -6,6 +6,7 @@ from purgatory.startup_signals import handle_startup_signals
 
 if __name__ == "__main__":
     handle_startup_signals()
-    from purgatory.daemon import main
+    from purgatory.extensions import ALL
+    from purgatory.run_daemon import main
 
-    sys.exit(main())
+    sys.exit(main(ALL))

@@ -1,10 +1,11 @@
-"""The harness: one run, one table, one JSON, plots.
+"""Runs the benchmarks and writes one table, one JSON file and a plot.
 
-    make bench                                    # everything but ten million pending, which ARGS="--huge" adds
-    make bench-quick                              # less of it, in under a minute
-    python -m bench --only 'timer/*' --runs 3     # some of it; results are shown and not written
+    make bench                                    # everything
+    make bench-quick                              # small sizes, in less than a minute
+    python -m bench --only 'timer/*' --runs 3     # some suites; results are shown but not written
 
-Subject and peers take turns in one run. Nothing is asserted; peers that cannot be had are named and left out.
+Subject and peers are measured alternately in one run. Nothing is asserted. Peers that are not available are named and
+skipped.
 """
 
 import argparse
@@ -19,9 +20,9 @@ from typing import Final
 from bench.measure.lab import Lab
 from bench.measure.processes import ROOT, WorkerFailed
 from bench.measure.result_rows import Row, table, write_rows
-from bench.render.page import pictures_in, write_table
+from bench.render.page import write_table
 from bench.scale import FULL, QUICK, Scale
-from bench.suites import engine_suite, journal_suite, page_suite, service_suite
+from bench.suites import engine_suite, journal_suite, service_suite
 
 RESULTS: Final = ROOT / "bench" / "results"
 PAGE: Final = ROOT / "docs" / "performance.md"
@@ -31,19 +32,13 @@ SUITES: Final[dict[str, Callable[[Lab], None]]] = {
     "timer/": engine_suite.timers,
     "memory/": engine_suite.memory,
     "service/throughput": service_suite.throughput,
-    "service/json": service_suite.json_waits,
-    "service/secured": service_suite.secured,
-    "service/page": page_suite.viewed,
-    "service/refusals": service_suite.refusals,
     "service/latency": service_suite.latency,
     "service/lateness": service_suite.lateness,
     "service/herd": service_suite.herd,
-    "page/first-paint": page_suite.first_paint,
     "journal/columns": journal_suite.columns,
     "journal/receipt": journal_suite.receipts,
     "journal/recovery": journal_suite.recovery,
     "archive/columns": journal_suite.archived,
-    "huge/": service_suite.huge,
 }
 
 
@@ -52,7 +47,7 @@ def main() -> None:
     scale = QUICK if arguments.quick else FULL
     if arguments.runs:
         scale = dataclasses.replace(scale, runs=arguments.runs)
-    rows, skipped = measure(scale, arguments.only, huge=arguments.huge)
+    rows, skipped = measure(scale, arguments.only)
     print(table(rows))
     for line in skipped:
         print(f"\n{line}")
@@ -63,35 +58,34 @@ def main() -> None:
         print(f"\nwritten: {output}")
         print(plotted(rows, output.parent))
         if arguments.output is None:
-            write_table(PAGE, output, pictures_in(output.parent))
+            write_table(PAGE, output)
             print(f"written: {PAGE}")
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="bench", description="Measures Purgatory beside its peers.")
+    parser = argparse.ArgumentParser(prog="bench", description="Measure Purgatory against its peers.")
     parser.add_argument("--quick", action="store_true", help="small sizes, one pair each; nothing is written")
-    parser.add_argument("--only", default="", help="suites whose name fits, such as 'timer/*'; nothing is written")
-    parser.add_argument("--runs", type=int, default=0, help="pairs of each benchmark")
-    parser.add_argument("--huge", action="store_true", help="ten million pending operations too (2.5 GB)")
-    parser.add_argument("--output", type=Path, default=None, help="where to write the JSON; plots go beside it")
+    parser.add_argument("--only", default="", help="suites that match a pattern, such as 'timer/*'; nothing is written")
+    parser.add_argument("--runs", type=int, default=0, help="number of pairs per benchmark")
+    parser.add_argument(
+        "--output", type=Path, default=None, help="where to write the JSON; the plot is written to the same folder"
+    )
     return parser.parse_args()
 
 
-def measure(scale: Scale, only: str, *, huge: bool) -> tuple[list[Row], list[str]]:
-    """The rows of the suites that are wanted, and the lines on what was left out."""
+def measure(scale: Scale, only: str) -> tuple[list[Row], list[str]]:
+    """Run the selected suites. Returns their rows, and a line for each thing that was skipped."""
     rows: list[Row] = []
     skipped: list[str] = []
     for name, suite in SUITES.items():
         if only and not fnmatch.fnmatch(name, only) and not name.startswith(only):
-            continue
-        if name == "huge/" and not huge:
             continue
         started = time.monotonic()
         lab = Lab(scale, skipped)
         try:
             suite(lab)
         except WorkerFailed as failure:
-            lab.skip(f"{name} broke off: {failure}")
+            lab.skip(f"{name} failed: {failure}")
         finally:
             lab.close()
         rows.extend(lab.rows)
@@ -100,12 +94,12 @@ def measure(scale: Scale, only: str, *, huge: bool) -> tuple[list[Row], list[str
 
 
 def plotted(rows: list[Row], folder: Path) -> str:
-    """Writes the plots; returns the line to print."""
+    """Write the plot; returns the line to print."""
     try:
-        from bench.render.plots import write_plots  # noqa: PLC0415 - the figures do not need it
+        from bench.render.plots import write_plot  # noqa: PLC0415 - the figures do not need it
     except ImportError as missing:
-        return f"plots are skipped: {missing.name} is not installed (pip install altair vl-convert-python)"
-    return "\n".join(f"written: {path}" for path in write_plots(rows, folder))
+        return f"no plot: {missing.name} is not installed (pip install altair vl-convert-python)"
+    return f"written: {write_plot(rows, folder)}"
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ def tape(operations: int) -> None:
 
 def client(operations: int) -> None:
     """The client's share: batches submitted, sent and answered, without a network."""
-    from purgatory_client.many import partition_columns
+    from purgatory_client.batches import partition_columns
     from purgatory_client.results import OperationKind
     from purgatory_client.session.session_core import SessionCore
 

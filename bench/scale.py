@@ -1,4 +1,4 @@
-"""How large and how often: everything, or what fits into a minute."""
+"""Sizes and repetitions of the benchmarks: the full run, and the quick one that takes less than a minute."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -8,29 +8,29 @@ __all__ = ["FULL", "QUICK", "Scale"]
 
 @dataclass(frozen=True)
 class Scale:
-    """Sizes of all benchmarks. `runs` are pairs; `seconds` is what one measured part of a pair takes."""
+    """Sizes of all benchmarks. `runs` counts pairs; `seconds` is the duration of each measured half of a pair."""
 
     runs: int
     seconds: float
     register_complete: tuple[int, ...]
-    """Pending for each key."""
+    """Pending operations on each key."""
     hot_pending: int
-    """Pending for each of 10,000 keys."""
+    """Pending operations on each of 10,000 keys."""
     total_pending: int
     herd: int
-    """Operations with one same deadline."""
+    """Operations with the same deadline."""
     delay_ms: int
-    """Until that deadline, where it is waited for on a real clock: filling must be done by then."""
+    """Milliseconds to that deadline on a real clock. All operations must be registered before it."""
     timers: int
     fetches: int
     memory: int
     in_flight: int
-    """Callers that await one wait each."""
+    """Concurrent callers with one wait each."""
     probes: int
-    """Of a latency."""
+    """Samples of a latency."""
     expire_rate: int
     slow_peers: bool
-    """Whether peers take part where they take long."""
+    """Whether to run peers that take long."""
 
 
 FULL: Final = Scale(
@@ -54,14 +54,14 @@ QUICK: Final = Scale(
     seconds=0.15,
     register_complete=(10, 10_000),
     hot_pending=2,
-    total_pending=100_000,
-    herd=20_000,
-    delay_ms=700,
+    total_pending=50_000,
+    herd=10_000,
+    delay_ms=500,
     timers=20_000,
-    fetches=1_000,
+    fetches=200,
     memory=200_000,
-    in_flight=2_000,
-    probes=100,
-    expire_rate=5_000,
+    in_flight=1_000,
+    probes=50,
+    expire_rate=2_000,
     slow_peers=False,
 )

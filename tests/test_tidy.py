@@ -19,7 +19,6 @@ ENTRY_POINTS = {
     "purgatory_sources.cli",  # the console script
     "purgatory_sources.uri",  # what each source is made from
     "bench.subjects.engine_runs",  # make bench
-    "bench.kafka_source",  # python -m bench.kafka_source
     "tests.mutants.simulated_days",  # named in pyproject.toml, for make mutants
 }
 TEXTS = ("*.py", "*.md", "*.toml", "*.yml", "*.yaml", "*.txt", "*.proto", "Makefile", "Dockerfile", ".dockerignore")

@@ -9,7 +9,7 @@ from purgatory_client import AsyncClient, Outcome, events
 
 from bench.drivers.messages import TIMEOUT_MS, new_topic
 from bench.measure.worker import Numbers, measured, on_uvloop, serve
-from purgatory.service import garbage
+from purgatory.service.budget import garbage
 from purgatory.service.settings import GcSettings
 
 MARKS_PER_STEP: Final = 10
@@ -72,15 +72,13 @@ def lane_of(client: AsyncClient, partition: tuple[str, int], batch: int) -> Lane
 
 
 @on_uvloop
-async def columns(
-    address: str, batch: int, lanes: int, seconds: float, rate: float = 0.0, *, tls_ca: str = "", token: str = ""
-) -> Numbers:
+async def columns(address: str, batch: int, lanes: int, seconds: float, rate: float = 0.0) -> Numbers:
     """Batches of `batch` single-partition produce waits on `lanes` partitions, for `seconds`.
 
-    With `rate` (operations a second) no more than that are registered. `tls_ca`: over TLS, trusting this file.
+    `rate` limits the operations registered per second; 0: no limit.
     """
     garbage.tune(GcSettings())
-    async with AsyncClient(address, tls_ca=tls_ca or None, token=token or None) as client:
+    async with AsyncClient(address) as client:
         topic = new_topic()
         await lane_of(client, (topic, lanes), batch).run(time.perf_counter())  # connects
         interval_s = batch * lanes / rate if rate else 0.0

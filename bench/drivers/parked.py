@@ -8,7 +8,7 @@ import grpc
 from purgatory_client.session.channel import OPTIONS, open_channel
 from purgatory_client.session.session_driver import Call
 
-from bench.drivers.messages import HOUR_MS, acknowledgement, mark_request, new_topic, opening, produce_batch
+from bench.drivers.messages import HOUR_MS, acknowledgement, new_topic, opening, produce_batch
 from bench.measure.worker import Numbers, measured, on_uvloop, resident_bytes, serve
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
@@ -82,18 +82,5 @@ async def herd(address: str, count: int, keys: int, deadline_s: float) -> Number
     return measured(seconds, count)
 
 
-def complete(address: str, count: int) -> Numbers:
-    """Parks `count` more waits on a new topic in slices and completes each: does a full daemon still work?"""
-    with grpc.insecure_channel(address, options=OPTIONS) as channel:
-        stub = PurgatoryServiceStub(channel)
-        parking = Parking(stub, 1)
-        started = time.perf_counter()
-        while parking.registered < count:
-            parking.park(1_000)
-            receipt = stub.Advance(mark_request(parking.topic, 0, parking.registered)).receipt
-            assert receipt.ended_total == 1_000, f"{receipt.ended_total} were completed"
-        return measured(time.perf_counter() - started, parking.registered)
-
-
 if __name__ == "__main__":
-    serve({"park": park, "herd": herd, "complete": complete})
+    serve({"park": park, "herd": herd})

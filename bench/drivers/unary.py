@@ -4,12 +4,11 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-import grpc
 from purgatory_client.session.channel import open_channel
 
 from bench.drivers.client import Lane, run_lanes
 from bench.drivers.messages import mark_request, new_topic, wait_request
-from bench.measure.worker import Numbers, cpu_seconds, measured, on_uvloop, serve
+from bench.measure.worker import Numbers, measured, on_uvloop, serve
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 
@@ -42,35 +41,6 @@ async def wait_satisfied(address: str, callers: int, seconds: float) -> Numbers:
 
 
 @on_uvloop
-async def wait_cost(address: str, process_id: int, callers: int, seconds: float, is_refused: int) -> Numbers:
-    """`wait_satisfied`, counted in the processor's time of the daemon: `seconds` are those that it used. With
-    `is_refused` 1 the calls are refused, but for a few, and 0 none is.
-    """
-    async with open_channel(address) as channel:
-        stub, topic, refused = PurgatoryServiceStub(channel), new_topic(), 0
-        request = wait_request(topic, 0, 1_000)
-        if is_refused:
-            request.operation.timeout_ms = 0  # the few that are taken end at once too
-
-        async def wait() -> None:
-            nonlocal refused
-            try:
-                await stub.Wait(request)
-            except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
-                    raise
-                refused += 1
-
-        if not is_refused:
-            await stub.Advance(mark_request(topic, 0, 1_000))
-        used_s = cpu_seconds(process_id)
-        done = await repeat(wait, callers, seconds)
-        used_s = cpu_seconds(process_id) - used_s
-        assert (refused > done["operations"] * 0.9) if is_refused else not refused, f"{refused} calls were refused"
-        return measured(used_s, int(done["operations"]))
-
-
-@on_uvloop
 async def empty(address: str, callers: int, seconds: float) -> Numbers:
     """The same callers with a call that is empty both ways."""
     async with open_channel(address) as channel:
@@ -97,4 +67,4 @@ async def conditions(address: str, batch: int, lanes: int, seconds: float) -> Nu
 
 
 if __name__ == "__main__":
-    serve({"wait-satisfied": wait_satisfied, "wait-cost": wait_cost, "empty": empty, "conditions": conditions})
+    serve({"wait-satisfied": wait_satisfied, "empty": empty, "conditions": conditions})

@@ -99,10 +99,13 @@ class Lab:
         runs: int | None = None,
         warm_up: bool = True,
     ) -> None:
-        """Measures in turn and keeps the rows. Peers that are None could not be had."""
+        """Measure subject and peers in turn and keep the rows. Peers that are None are not available.
+
+        A single pair is measured without a warm-up, which would double the time of `make bench-quick`.
+        """
         there = {name: measure for name, measure in peers.items() if measure is not None}
         count = self.scale.runs if runs is None else runs
-        rows = in_turn(figures, subject, there, count, description(), warm_up=warm_up)
+        rows = in_turn(figures, subject, there, count, description(), warm_up=warm_up and count > 1)
         self.rows.extend(rows)
         for row in rows:
             beside = "" if row.ratio is None else f"{row.ratio:>8.3g} x {row.peer}"

@@ -7,7 +7,6 @@ with its input.
 
 import gc
 import json
-import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from functools import wraps
@@ -16,7 +15,7 @@ from typing import Any, ParamSpec, get_type_hints
 
 import uvloop
 
-__all__ = ["Numbers", "Workload", "cpu_seconds", "measured", "on_uvloop", "resident_bytes", "serve"]
+__all__ = ["Numbers", "Workload", "measured", "on_uvloop", "resident_bytes", "serve"]
 
 Numbers = dict[str, float]
 """What a workload answers, by name; "seconds" and "operations" where something was counted in a time."""
@@ -39,12 +38,6 @@ def resident_bytes(process_id: int | None = None) -> int:
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
     raise ValueError(f"/proc/{folder}/status has no VmRSS")
-
-
-def cpu_seconds(process_id: int) -> float:
-    """What a process has used of processors' time, in all its threads, user and system."""
-    fields = Path(f"/proc/{process_id}/stat").read_text("ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def on_uvloop(work: Callable[P, Coroutine[Any, Any, Numbers]]) -> Callable[P, Numbers]:

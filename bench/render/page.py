@@ -1,4 +1,4 @@
-"""Writes table and plots of a run into docs/performance.md, between two markers, and leaves all other words alone."""
+"""Writes the table of a run into docs/performance.md, between two markers; the rest of the page is not changed."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,41 +6,28 @@ from typing import Final
 
 from bench.measure.result_rows import Row, read_rows, table
 
-__all__ = ["BEGIN", "END", "pictures_in", "with_table", "write_table"]
+__all__ = ["BEGIN", "END", "with_table", "write_table"]
 
 BEGIN: Final = "<!-- the table of bench/results/latest.json, written by make bench -->"
 END: Final = "<!-- end of the table -->"
-PICTURES: Final = {
-    "throughput": "Throughput against what is pending on each key",
-    "timers": "Timers",
-    "whole-path": "Throughput of the whole path",
-    "latency": "Latency, idle and under load",
-    "memory": "Memory of a pending operation",
-    "lateness": "Expiry lateness",
-}
 
 
-def write_table(page: Path, results: Path, pictures: Sequence[str] = (), begins: str = BEGIN) -> None:
-    """Replaces the page's table by that of a file of results (read, since writing rounds), and its plots by these.
+def write_table(page: Path, results: Path, begins: str = BEGIN) -> None:
+    """Replace the page's table by that of a file of results. Raises ValueError if the page has no markers.
 
-    Raises ValueError without the markers.
+    The rows are read back from the file because writing rounds them: page and file must agree.
     """
-    page.write_text(with_table(page.read_text("utf-8"), read_rows(results), pictures, begins), "utf-8")
+    page.write_text(with_table(page.read_text("utf-8"), read_rows(results), begins), "utf-8")
 
 
-def pictures_in(results: Path) -> list[str]:
-    return [name for name in PICTURES if (results / f"{name}.png").exists()]
-
-
-def with_table(text: str, rows: Sequence[Row], pictures: Sequence[str] = (), begins: str = BEGIN) -> str:
-    """The page's text with the table of these rows and these plots. Raises ValueError when it lacks the markers."""
+def with_table(text: str, rows: Sequence[Row], begins: str = BEGIN) -> str:
+    """The page's text with the table of these rows. Raises ValueError if the text has no markers."""
     before, begin, rest = text.partition(begins)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"no place for the table: the page should have {begins!r} and {END!r}")
+        raise ValueError(f"the page lacks the markers {begins!r} and {END!r}")
     parts = ["Not measured yet."]
     if rows:
         parts = [f"Measured on: {'; '.join(sorted({row.machine for row in rows}))}.", table(rows)]
-        parts += [f"![{PICTURES[name]}](../bench/results/{name}.png)" for name in pictures]
     shown = "\n\n".join(parts)
     return f"{before}{begins}\n\n{shown}\n\n{END}{after}"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from purgatory_client import Client
-from purgatory_client.many import produce
+from purgatory_client.batches import produce
 from purgatory_pipeline.datasource import PurgatoryDataSource
 from purgatory_pipeline.spark.spark_session import pass_settings, spark_session
 from pyspark.sql import SparkSession

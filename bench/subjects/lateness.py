@@ -18,7 +18,7 @@ from purgatory.engine.codes import EXPIRED, PRODUCE
 from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
-from purgatory.service import garbage
+from purgatory.service.budget import garbage
 from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.sessions.session import Session

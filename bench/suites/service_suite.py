@@ -1,37 +1,25 @@
 """What callers see of the daemon over loopback, beside an echo server, Redis, and the service most people write."""
 
 import time
-from typing import Any, Final
+from typing import Final
 
 from bench.measure.lab import Lab
 from bench.measure.pairing import Figure, Measure
-from bench.measure.processes import DaemonProcess, WorkerFailed, run_of
+from bench.measure.processes import WorkerFailed, run_of
 from bench.measure.worker import Numbers
-from examples.secure_demo.authority import Authority
-from purgatory.service.access.tokens import add_token
 
-__all__ = ["herd", "huge", "json_waits", "latency", "lateness", "refusals", "secured", "throughput"]
+__all__ = ["herd", "latency", "lateness", "throughput"]
 
 CLIENT: Final = "bench.drivers.client"
 UNARY: Final = "bench.drivers.unary"
-JSON: Final = "bench.drivers.json_waits"
 LATENCY: Final = "bench.drivers.latency"
 PARKED: Final = "bench.drivers.parked"
 REDIS: Final = "bench.drivers.redis_load"
 ECHO: Final = "bench.peers.echo_server"
 LANES: Final = 8
 CALLERS: Final = 32
-JSON_CALLERS: Final = 64
-FLOOD: Final = 256
 INTERVAL_MS: Final = 10
 ATTEMPTS: Final = 4
-HUGE: Final = 10_000_000
-POLICY: Final = """\
-[[grant]]
-to = ["load"]
-roles = ["wait", "advance"]
-topics = ["run-*"]
-"""
 CALIBRATION: Final = 4
 """How many times as long the load runs as the probes may take beside it."""
 
@@ -69,60 +57,6 @@ def throughput(lab: Lab) -> None:
         [Figure("service/wait-satisfied", "calls/s")],
         ("daemon", run_of(unary, "wait-satisfied", address=ours, **calls)),
         {"echo": run_of(unary, "empty", address=echo, **calls)},
-    )
-
-
-def json_waits(lab: Lab) -> None:
-    """Unary waits that hold, as JSON over HTTP beside the same over gRPC."""
-    daemon = lab.daemon()
-    calls: dict[str, Any] = {"address": daemon.address, "callers": JSON_CALLERS, "seconds": 2 * lab.scale.seconds}
-    lab.measure(
-        [Figure("service/wait-satisfied/json", "calls/s")],
-        ("daemon", run_of(lab.worker(JSON), "json-waits", http_address=daemon.http_address, **calls)),
-        {"grpc": run_of(lab.worker(UNARY), "wait-satisfied", **calls)},
-    )
-
-
-def secured(lab: Lab) -> None:
-    """Columns over TLS, with a token and a policy, beside the same daemon with none of them."""
-    folder = lab.folder()
-    authority = Authority("The bench's authority")
-    authority.issue("purgatory", hosts=("127.0.0.1",)).write(folder, "server")
-    (folder / "ca.crt").write_bytes(authority.certificate_pem)
-    (folder / "policy.toml").write_text(POLICY, "utf-8")
-    token = add_token(folder / "tokens", "load", None)
-    files = {"tls-certificate": "server.crt", "tls-key": "server.key", "access-policy": "policy.toml"}
-    files["access-tokens"] = "tokens"
-    arguments = [part for name, file in files.items() for part in (f"--{name}-file", str(folder / file))]
-    client = lab.worker(CLIENT)
-    batches: dict[str, Any] = {"batch": 500, "lanes": LANES, "seconds": 2 * lab.scale.seconds}
-    guarded = {"address": lab.daemon(*arguments).address, "tls_ca": str(folder / "ca.crt"), "token": token}
-    lab.measure(
-        [Figure("service/columns/batch=500/tls+token+policy", "ops/s")],
-        ("daemon", run_of(client, "columns", **guarded, **batches)),
-        {"none": run_of(client, "columns", address=lab.daemon().address, **batches)},
-    )
-
-
-def refusals(lab: Lab) -> None:
-    """Calls of Wait that are refused beside those that are served, by what a second of the daemon's processor does:
-    whoever is refused must not cost more than who is served.
-    """
-    unary, refusing, serving = lab.worker(UNARY), lab.daemon("--limits-calls-per-second-max", "1"), lab.daemon()
-    calls = {"callers": FLOOD, "seconds": lab.scale.seconds}
-
-    def cost(daemon: DaemonProcess, is_refused: int) -> Measure:
-        of: dict[str, str | float] = {
-            "address": daemon.address,
-            "process_id": daemon.process_id,
-            "is_refused": is_refused,
-        }
-        return run_of(unary, "wait-cost", **of, **calls)
-
-    lab.measure(
-        [Figure("service/wait-refused", "calls/CPU s")],
-        ("daemon", cost(refusing, 1)),
-        {"served": cost(serving, 0)},
     )
 
 
@@ -244,18 +178,4 @@ def herd(lab: Lab) -> None:
             "self": lambda: advances(time.monotonic(), max(1.0, drain_s)),
         },
         runs=min(3, scale.runs),
-    )
-
-
-def huge(lab: Lab) -> None:
-    """Ten million operations pending in one daemon: its memory, and whether it still completes others."""
-    driver, process = lab.worker(PARKED), lab.daemon("--limits-pending-operations-max", str(HUGE + 100_000))
-    before = driver.run("complete", address=process.address, count=100_000)
-    parked = driver.run("park", address=process.address, process_id=process.process_id, count=HUGE, keys=10_000)
-    lab.measure_once([Figure("huge/memory", "B", "resident")], "daemon", lambda: parked)
-    lab.measure(
-        [Figure("huge/complete", "ops/s")],
-        ("daemon", run_of(driver, "complete", address=process.address, count=100_000)),
-        {"self": lambda: before},
-        runs=1,
     )

@@ -6,7 +6,7 @@ from purgatory_client.blocking import Client
 from purgatory_client.events import AdvanceReceipt, Event
 from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.results import OperationKind, Outcome, PartitionResult, Result, ResultColumns
-from purgatory_client.session.sessions_of_others import ClosedSession, Collected, Registered
+from purgatory_client.session.detached_sessions import ClosedSession, Collected, Registered
 
 __all__ = [
     "DEFAULT_ADDRESS",

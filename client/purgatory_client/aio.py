@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
 from purgatory.v1 import purgatory_service_pb2
-from purgatory_client import many, waits
+from purgatory_client import batches, waits
+from purgatory_client.batches import Entry, WaitBatch
 from purgatory_client.errors import InvalidRequest, Unavailable
 from purgatory_client.events import AdvanceReceipt, Event, signalled
-from purgatory_client.many import Entry, WaitColumns
 from purgatory_client.marks import Marks, events_of
 from purgatory_client.method_docs import described
 from purgatory_client.outbox.outbox_file import OutboxFile
@@ -21,13 +21,13 @@ from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.results import Result, ResultColumns, already_satisfied
 from purgatory_client.session.backoff import Resumption
 from purgatory_client.session.channel import ChannelSecurity, Pem, Token
+from purgatory_client.session.detached_sessions import CALL_TIMEOUT, Collected, Collector, Registered, register
 from purgatory_client.session.event_sender import EventSender
 from purgatory_client.session.event_stream import EventStream
 from purgatory_client.session.session_driver import OPEN_TIMEOUT, SessionDriver
-from purgatory_client.session.sessions_of_others import CALL_TIMEOUT, Collected, Collector, Registered, register
-from purgatory_client.single_calls import SingleCalls, topic_partition
 from purgatory_client.sources.position_tokens import Positions
 from purgatory_client.sources.source_names import KAFKA, kafka_group
+from purgatory_client.unary import SingleCalls, topic_partition
 from purgatory_client.waits import ByPartition, Name, Wait
 from purgatory_client.wire.decode_results import arrived_row
 from purgatory_client.wire.encode_waits import row_of_wait
@@ -150,10 +150,10 @@ class AsyncClient(SingleCalls):
     fetch = _waiting(waits.fetch, Result)
     delete_records = _waiting(waits.delete_records, Result)
     signal = _waiting(waits.signal, Result)
-    produce_many = _waiting(many.produce, ResultColumns)
-    fetch_many = _waiting(many.fetch, ResultColumns)
-    delete_records_many = _waiting(many.delete_records, ResultColumns)
-    signal_many = _waiting(many.signal, ResultColumns)
+    produce_many = _waiting(batches.produce, ResultColumns)
+    fetch_many = _waiting(batches.fetch, ResultColumns)
+    delete_records_many = _waiting(batches.delete_records, ResultColumns)
+    signal_many = _waiting(batches.signal, ResultColumns)
 
     async def caught_up(
         self,
@@ -280,8 +280,8 @@ class AsyncClient(SingleCalls):
         """
         return await self._session.submit_kept(wait, tag)
 
-    async def submit_many(self, batch: WaitColumns, tag: str = "") -> Ticket:
-        """As `submit`, for a batch made by a function of `purgatory_client.many`, under one tag."""
+    async def submit_many(self, batch: WaitBatch, tag: str = "") -> Ticket:
+        """As `submit`, for a batch made by a function of `purgatory_client.batches`, under one tag."""
         return await self._session.submit_kept(batch, tag)
 
     async def recovered(self) -> list[Ticket]:
@@ -328,7 +328,7 @@ class AsyncClient(SingleCalls):
     # Sessions of others: registered by one client, collected by another
 
     async def register(
-        self, session_id: str, first_operation_id: int, batch: WaitColumns, *, incarnation: str = ""
+        self, session_id: str, first_operation_id: int, batch: WaitBatch, *, incarnation: str = ""
     ) -> Registered:
         """Register a batch in a session that is not this client's, without waiting; `results` collects its results.
 
@@ -337,7 +337,7 @@ class AsyncClient(SingleCalls):
         Args:
             session_id: The session, new or known to the daemon.
             first_operation_id: The id of the first operation; the others follow it. Ids rise within a session.
-            batch: Made by a function of `purgatory_client.many`.
+            batch: Made by a function of `purgatory_client.batches`.
             incarnation: From the `Registered` of an earlier batch: register only if the session was not created again
                 since then. Empty: not checked, and the session is created if it does not exist.
 

@@ -29,11 +29,10 @@
         ├── WaitCancelled
         └── WaitShutDown
 
-A wait that expires, fails or is cancelled is an outcome, not an error: it is raised only where a caller asks for it.
+A wait that expires, fails or is cancelled is an outcome, not an error: only `raise_for_outcome()` raises it.
 """
 
-from purgatory_client.events import EventRefused, StaleEpoch
-from purgatory_client.plain_errors import (
+from purgatory_client.base_errors import (
     ClientClosed,
     DaemonError,
     InvalidRequest,
@@ -55,6 +54,7 @@ from purgatory_client.plain_errors import (
     Unauthenticated,
     Unavailable,
 )
+from purgatory_client.events import EventRefused, StaleEpoch
 from purgatory_client.results import WaitCancelled, WaitError, WaitExpired, WaitFailed, WaitShutDown, WaitStale
 
 __all__ = [

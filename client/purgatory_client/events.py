@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from purgatory.v1 import event_pb2 as wire
+from purgatory_client.base_errors import PurgatoryClientError
 from purgatory_client.number_checks import int32, int64
 from purgatory_client.partition_names import PartitionName, checked_key, partition_name
-from purgatory_client.plain_errors import PurgatoryClientError
 from purgatory_client.waits import Name
 
 STALE_EPOCH: Final = 74

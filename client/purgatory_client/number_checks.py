@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from operator import index
 from typing import Final, TypeVar
 
-from purgatory_client.plain_errors import InvalidRequest
+from purgatory_client.base_errors import InvalidRequest
 
 T = TypeVar("T")
 

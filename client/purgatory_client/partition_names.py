@@ -9,7 +9,7 @@ sent is refused here.
 from functools import lru_cache
 from typing import Final
 
-from purgatory_client.plain_errors import InvalidRequest
+from purgatory_client.base_errors import InvalidRequest
 
 PartitionName = tuple[str, int]
 """(topic, partition)."""

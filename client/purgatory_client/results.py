@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
 
+from purgatory_client.base_errors import PurgatoryClientError
 from purgatory_client.partition_names import format_partition
-from purgatory_client.plain_errors import PurgatoryClientError
 
 MARK_STALE: Final = 1001
 """Error code of a mark that a source could not see for longer than the wait for it would bear. It is not Kafka's."""
@@ -327,19 +327,19 @@ class WaitError(PurgatoryClientError):
 
 
 class WaitFailed(WaitError):
-    """The condition can no longer hold; the error codes of the partitions say why."""
+    """The condition can no longer be met; the partitions' error codes say why."""
 
 
 class WaitStale(WaitFailed):
-    """No source could see one of its marks for longer than the wait would bear (`fail_when_stale`)."""
+    """One of the marks was stale for longer than the wait accepts (`fail_when_stale`)."""
 
 
 class WaitExpired(WaitError):
-    """Time ran out."""
+    """The timeout passed first."""
 
 
 class WaitCancelled(WaitError):
-    """Cancelled at the daemon: by an operator, or with its session."""
+    """Cancelled at the daemon, by an operator or because the session was closed."""
 
 
 class WaitShutDown(WaitError):
@@ -347,7 +347,7 @@ class WaitShutDown(WaitError):
 
 
 def _open_item(item: PartitionResult) -> str:
-    stale = "" if item.stale_for is None else f", not seen for {item.stale_for:.1f} s: {item.stale_reason}"
+    stale = "" if item.stale_for is None else f", stale for {item.stale_for:.1f} s: {item.stale_reason}"
     return f"{item.name}: {item.reached_offset} of {item.required_offset} (error {item.error_code}{stale})"
 
 

@@ -1,15 +1,15 @@
-"""A small replicated log of real processes, in which every wait is one of the purgatory's.
+"""A small replicated log in which every wait is an operation at a Purgatory daemon.
 
-A leader and two followers keep their log in files; a producer appends with acks=all, a consumer reads by long poll. The
-leader waits for nothing by itself: it reports to the daemon what happens and registers what must be waited for.
+The run starts a daemon and two follower processes. The leader, a producer and a consumer run as tasks of the main
+process and talk gRPC over loopback, as the followers do.
 
 Reading order:
-    leader.py         what becomes a delayed operation, and when: the part to copy into a broker of your own
-    membership.py     who is in sync: the controller's part
-    daemon_link.py    events to the daemon in order, waits at the daemon, and an account of each wait
-    follower.py, producer.py, consumer.py     the other processes
-    log_file.py, wire.py                      bytes: a log in a file, messages between the processes
-    child.py, cluster.py, story.py, proof.py  starts it all, tells the story, checks and prints it
+    leader.py         which requests become delayed operations; the part to copy into your own broker
+    membership.py     which replicas are in sync; the controller's part
+    daemon_link.py    sends events to the daemon in order, and records each wait
+    follower.py, clients.py     followers, producer and consumer
+    log_file.py, wire.py        the log's file, and the messages on the wire
+    proof.py, __main__.py       the checks, and the run
 
-A study of waiting, not a broker to run: the leader is fixed, and nothing is fsynced.
+This is a study of waiting, not a broker: the leader is fixed, and nothing is fsynced.
 """

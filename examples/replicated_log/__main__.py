@@ -1,94 +1,191 @@
-"""The demonstration's command line: `python -m examples.replicated_log --help`."""
+"""Runs the demonstration: `python -m examples.replicated_log --help`."""
 
 import argparse
 import asyncio
+import json
 import signal
 import sys
 import tempfile
+import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
-import grpc
-from purgatory_client.errors import PurgatoryClientError
+from purgatory_client import AsyncClient
 
-from examples.replicated_log.cluster import PROJECT, ChildFailed
-from examples.replicated_log.producer import split_lines
-from examples.replicated_log.story import Options, Story
+from examples.local_daemon import serving
+from examples.replicated_log.clients import consume, produce, split_lines
+from examples.replicated_log.daemon_link import EventQueue
+from examples.replicated_log.leader import EPOCH, Leader
+from examples.replicated_log.log_file import LogFile, decode_all
+from examples.replicated_log.membership import Membership, in_sync_key
+from examples.replicated_log.proof import Check, Counters, check_counters, check_records, read_counters
+from examples.replicated_log.wire import call, connect
 
+PARTITION: Final = "replicated-log-0"
+LEADER: Final = 1
+FOLLOWERS: Final = [2, 3]
+KILLED: Final = 3
 LINES_MIN: Final = 8
-"""With fewer there is no middle to kill a follower in."""
-EXIT_NOT_PROVEN: Final = 1
-EXIT_USAGE: Final = 2
+TIMEOUT_S: Final = 60.0
 EXIT_INTERRUPTED: Final = 130
 
 
-def read_options() -> Options:
-    """The command line. Exits with 2 when it cannot be used, with one line that says why."""
-    parser = argparse.ArgumentParser(
-        "replicated_log",
-        description="A small replicated log of real processes whose every wait is at a purgatory daemon.",
-        epilog="Exit code 0: everything was proven. 1: something was not. 2: bad usage.",
-    )
-    parser.add_argument(
-        "--input", type=Path, default=PROJECT / "README.md", help="file whose lines are sent (default: the README)"
-    )
-    parser.add_argument("--kill-follower", action="store_true", help="kill a follower midway and have it back")
-    parser.add_argument(
-        "--daemon", metavar="ADDRESS", help="use this daemon (gRPC host:port) instead of one of our own"
-    )
-    parser.add_argument(
-        "--daemon-http", metavar="ADDRESS", default="127.0.0.1:7441", help="its HTTP host:port (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--archive", metavar="DIR", type=Path, help="have our own daemon keep its history there, as Parquet"
-    )
-    given = parser.parse_args()
-    if given.archive is not None and given.daemon is not None:
-        parser.error("--archive is for a daemon of our own: leave --daemon out")
-    try:
-        lines = split_lines(given.input.read_bytes())
-    except OSError as error:
-        parser.error(f"--input: {error}")
-    if len(lines) < LINES_MIN:
-        parser.error(f"--input: {given.input} has {len(lines)} lines, at least {LINES_MIN} are needed")
-    archive = None if given.archive is None else given.archive.resolve()
-    return Options(given.input.resolve(), given.kill_follower, given.daemon, given.daemon_http, archive)
+class Run:
+    """One run: the folder with the logs, the processes, and the leader."""
+
+    def __init__(self, folder: Path, lines: list[bytes], stack: AsyncExitStack) -> None:
+        self._folder = folder
+        self._lines = lines
+        self._stack = stack
+        self._followers: dict[int, asyncio.subprocess.Process] = {}
+        self._begun = time.monotonic()
+
+    async def prove(self, *, kill_follower: bool, archive: Path | None) -> list[Check]:
+        options = () if archive is None else ("--archive", str(archive))
+        address = await self._stack.enter_async_context(serving(self._folder, *options))
+        http_address = json.loads((self._folder / "ready.json").read_text())["http_address"]
+        self._note(f"purgatory daemon on {address}, metrics on http://{http_address}/metrics")
+        client = await self._stack.enter_async_context(AsyncClient(address))
+        group = await self._stack.enter_async_context(asyncio.TaskGroup())
+        queue = EventQueue(client, group)
+        membership = Membership(client, queue, PARTITION, LEADER, FOLLOWERS, EPOCH)
+        leader = Leader(client, queue, membership, PARTITION, LogFile(self._path(LEADER)))
+        port = await leader.start()
+        self._stack.push_async_callback(leader.stop)
+        for replica_id in FOLLOWERS:
+            await self._start_follower(replica_id, port)
+        checks = await self._carry_records(client, leader, port, kill_follower=kill_follower)
+        checks += await self._trim(port, len(self._lines) // 2)
+        for process in self._followers.values():
+            await _end(process)
+        await leader.stop()
+        await queue.applied()
+        counters = await self._settled_counters(leader, http_address)
+        return checks + [check_counters(kind, found, leader.ledger) for kind, found in counters.items()]
+
+    async def _settled_counters(self, leader: Leader, http_address: str) -> dict[str, Counters]:
+        """The daemon's counters once no wait is open here or pending there. Raises TimeoutError."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while True:
+                counters = await asyncio.to_thread(read_counters, http_address)
+                if not leader.ledger.open_count and not any(kind.pending for kind in counters.values()):
+                    return counters
+                await asyncio.sleep(0.05)
+
+    async def _carry_records(
+        self, client: AsyncClient, leader: Leader, port: int, *, kill_follower: bool
+    ) -> list[Check]:
+        count = len(self._lines)
+
+        async def wait_in_sync(in_sync: list[int], times: int) -> None:
+            """Wait, at the daemon, until this in-sync set has been signalled `times` times."""
+            wait = client.signal({in_sync_key(PARTITION, in_sync): times}, timeout=TIMEOUT_S)
+            (await leader.ledger.record("signal", wait)).raise_for_outcome()
+            self._note(f"in sync: {in_sync}")
+
+        async def before(offset: int) -> None:
+            """Kill the follower while records are unacknowledged, continue without it, and start it again."""
+            if kill_follower and offset == count // 3:
+                self._followers[KILLED].kill()
+                await self._followers[KILLED].wait()
+                self._note(f"killed follower {KILLED} (pid {self._followers[KILLED].pid})")
+            if kill_follower and offset == count // 2:
+                await wait_in_sync([LEADER, *(other for other in FOLLOWERS if other != KILLED)], 1)
+            if kill_follower and offset == count * 3 // 4:
+                await self._start_follower(KILLED, port)
+
+        async with asyncio.TaskGroup() as group:
+            consuming = group.create_task(consume(port, count))
+            await produce(port, self._lines, before)
+            self._note(f"all {count} records acknowledged")
+        self._note(f"all {count} records consumed")
+        await wait_in_sync([LEADER, *FOLLOWERS], 2 if kill_follower else 1)  # the first signal is sent at the start
+        return [check_records("consumer", consuming.result(), self._lines), *self._check_logs(0)]
+
+    async def _trim(self, port: int, offset: int) -> list[Check]:
+        """Delete the records below `offset` on all replicas."""
+        async with connect(port) as channel:
+            fields = (await call(channel, "delete_records", offset=offset, timeout_s=TIMEOUT_S)).fields
+        self._note(f"trimmed to offset {offset}: the low watermark is {fields['low_watermark']}")
+        done = fields["error"] == 0 and fields["low_watermark"] >= offset
+        return [Check(done, f"delete records below {offset}: error {fields['error']}"), *self._check_logs(offset)]
+
+    def _check_logs(self, first: int) -> list[Check]:
+        return [
+            check_records(
+                f"log of replica {replica_id} from {first}",
+                list(decode_all(self._path(replica_id).read_bytes())),
+                self._lines[first:],
+                first,
+            )
+            for replica_id in (LEADER, *FOLLOWERS)
+        ]
+
+    async def _start_follower(self, replica_id: int, port: int) -> None:
+        module = [sys.executable, "-m", "examples.replicated_log.follower"]
+        process = await asyncio.create_subprocess_exec(
+            *module, str(port), str(self._path(replica_id)), str(replica_id), stdout=asyncio.subprocess.PIPE
+        )
+        self._stack.push_async_callback(_end, process)
+        assert process.stdout is not None, "a pipe was asked for"
+        line = await asyncio.wait_for(process.stdout.readline(), TIMEOUT_S)
+        if not line:
+            raise ChildProcessError(f"follower {replica_id} exited with {await process.wait()}")
+        self._followers[replica_id] = process
+        self._note(f"follower {replica_id} (pid {process.pid}) starts at offset {int(line)}")
+
+    def _path(self, replica_id: int) -> Path:
+        return self._folder / f"replica-{replica_id}.log"
+
+    def _note(self, text: str) -> None:
+        print(f"{time.monotonic() - self._begun:6.2f} s  {text}", flush=True)
 
 
-async def _run_until_signal(options: Options, directory: Path) -> bool:
-    """The first SIGTERM or Ctrl-C cancels the run, so that its processes are ended before this one."""
-    loop = asyncio.get_running_loop()
-    story = asyncio.ensure_future(Story(options, split_lines(options.input.read_bytes()), directory).tell())
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.terminate()
+        await process.wait()
 
-    def stop() -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, lambda: None)
-        story.cancel()
 
+async def run(arguments: argparse.Namespace, lines: list[bytes], folder: Path) -> list[Check]:
+    task = asyncio.current_task()
+    assert task is not None, "runs in a task"
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    return await story
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    async with AsyncExitStack() as stack:
+        archive = arguments.archive and arguments.archive.resolve()
+        return await Run(folder, lines, stack).prove(kill_follower=arguments.kill_follower, archive=archive)
 
 
 def main() -> int:
-    options = read_options()
-    with tempfile.TemporaryDirectory(prefix="replicated-log-") as directory:
-        try:
-            proven = asyncio.run(_run_until_signal(options, Path(directory)))
-        except asyncio.CancelledError:
-            print("interrupted; all processes are ended", file=sys.stderr)
-            return EXIT_INTERRUPTED
-        except (ChildFailed, grpc.RpcError, PurgatoryClientError, OSError) as error:
-            print(f"failed: {type(error).__name__}: {error}", file=sys.stderr)
-            return EXIT_NOT_PROVEN
-    if options.archive is not None:
-        print(f"\nhistory of the daemon: {options.archive}")
-    print(
-        "\nproven: every record is where it should be, every wait ended once"
-        if proven
-        else "\nNOT PROVEN: see FAIL above"
+    parser = argparse.ArgumentParser(
+        "replicated_log",
+        description="A small replicated log in which every wait is an operation at a Purgatory daemon.",
+        epilog="Exit code 0: all checks passed. 1: a check or the run failed. 2: invalid usage.",
     )
-    return 0 if proven else EXIT_NOT_PROVEN
+    parser.add_argument(
+        "--input", type=Path, default=Path(__file__), help="file whose lines are sent (default: this program)"
+    )
+    parser.add_argument("--kill-follower", action="store_true", help="kill a follower midway and restart it")
+    parser.add_argument("--archive", metavar="DIR", type=Path, help="record the daemon's history there as Parquet")
+    arguments = parser.parse_args()
+    try:
+        lines = split_lines(arguments.input.read_bytes())
+    except OSError as error:
+        parser.error(f"--input: {error}")
+    if len(lines) < LINES_MIN:
+        parser.error(f"--input: {arguments.input} has {len(lines)} lines; at least {LINES_MIN} are needed")
+    with tempfile.TemporaryDirectory(prefix="replicated-log-") as folder:
+        try:
+            checks = asyncio.run(run(arguments, lines, Path(folder)))
+        except asyncio.CancelledError:
+            print("interrupted; all processes have ended", file=sys.stderr)
+            return EXIT_INTERRUPTED
+    print("\n", *checks, sep="\n")
+    proven = all(check.holds for check in checks)
+    print("\nproven: every record arrived once, every wait ended once" if proven else "\nNOT PROVEN: see FAIL above")
+    return 0 if proven else 1
 
 
 if __name__ == "__main__":

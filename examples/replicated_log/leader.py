@@ -1,38 +1,36 @@
-"""The leader: takes appends, serves fetches, and keeps no wait of its own.
+"""The leader: accepts appends, serves fetches, and has no timers or wait lists of its own.
 
-What must be waited for is a delayed operation at the daemon; what happens here is sent to it as events:
+Each request that must wait becomes a delayed operation at the daemon, and whatever happens here is sent as an event:
 
     append with acks=all          LEADER_APPEND, then DelayedProduce for the offset after the record
-    follower fetch                FOLLOWER_PROGRESS; at the log end a DelayedFetch with its replica id
-    consumer fetch                DelayedFetch for min_bytes below the high watermark, unless they are there
+    follower fetch                FOLLOWER_PROGRESS; at the log end a DelayedFetch with the replica's id
+    consumer fetch                DelayedFetch for min_bytes, unless enough is below the high watermark
     delete records                LOG_START_OFFSET, then DelayedDeleteRecords until every replica has followed
 
-The daemon computes the high watermark; the leader only knows the highest that a result brought, which is always safe:
-below it everything is on all in-sync replicas, and nothing above it is ever shown to a consumer.
+The daemon computes the high watermark. The leader knows only the highest value that a result contained. That value may
+be old, which is safe: everything below it is on all in-sync replicas, and consumers never see anything above it.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, Final
 
 import grpc.aio
 from purgatory_client import AsyncClient, PartitionResult, Result, events
 
-from examples.replicated_log.child import Starter, run_child, say
 from examples.replicated_log.daemon_link import EventQueue, WaitLedger
 from examples.replicated_log.log_file import LogFile, OffsetOutOfRange
 from examples.replicated_log.membership import Membership
 from examples.replicated_log.wire import LOOPBACK, OPTIONS, SERVICE, Context, Message, call_handler, stream_handler
 
-LEADER_EPOCH: Final = 1
+EPOCH: Final = 1
 MIN_IN_SYNC: Final = 2
 NOT_ENOUGH_REPLICAS: Final = 19
 """Kafka's error code."""
 
 
 class Leader:
-    """The leader of one partition. An error in a call is gRPC's to report; one of the daemon ends the group."""
+    """The leader of one partition. If the daemon refuses an event, the task group of `queue` fails."""
 
     def __init__(
         self, client: AsyncClient, queue: EventQueue, membership: Membership, partition: str, log: LogFile
@@ -42,41 +40,39 @@ class Leader:
         self._membership = membership
         self._partition = partition
         self._log = log
-        self._ledger = WaitLedger()
         self._high_watermark = log.log_start_offset
+        self._server: Final = grpc.aio.server(options=OPTIONS)
+        self.ledger: Final = WaitLedger()
 
-    async def serve(self) -> None:
-        """Serve on a free port, said to the starter, until cancelled."""
+    async def start(self) -> int:
+        """Serve on a free port of loopback; returns the port."""
         self._membership.begin(MIN_IN_SYNC)
         self._report_log_end()
-        server = grpc.aio.server(options=OPTIONS)
         handlers = {
             "append": stream_handler(self._append),
             "follower_fetch": stream_handler(self._follower_fetch),
             "consumer_fetch": call_handler(self._consumer_fetch),
             "delete_records": call_handler(self._delete_records),
-            "report": call_handler(self._report),
         }
-        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
-        port = server.add_insecure_port(f"{LOOPBACK}:0")
+        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
+        port = self._server.add_insecure_port(f"{LOOPBACK}:0")
         await self._queue.applied()
-        await server.start()
-        say("ready", port=port)
-        try:
-            await server.wait_for_termination()
-        finally:
-            await server.stop(None)
-            self._log.close()
+        await self._server.start()
+        return port
 
-    # The calls. A caller that goes away cancels its call, and with it the wait at the daemon.
+    async def stop(self) -> None:
+        await self._server.stop(None)
+        self._log.close()
+
+    # A caller that disconnects cancels its handler, and with it the wait at the daemon.
 
     async def _append(self, requests: AsyncIterator[Message], context: Context) -> None:
-        """Records are appended in the order in which they come, and acknowledged as their waits end."""
+        """Append records in the order received; acknowledge each one when its wait ends."""
         writing = asyncio.Lock()
 
         async def acknowledge(offset: int, timeout_s: float) -> None:
-            wait = self._client.produce({self._partition: offset + 1}, timeout=timeout_s, leader_epochs=LEADER_EPOCH)
-            reached = self._learn(await self._ledger.entered("produce", wait))
+            wait = self._client.produce({self._partition: offset + 1}, timeout=timeout_s, leader_epochs=EPOCH)
+            reached = self._learn(await self.ledger.record("produce", wait))
             async with writing:
                 await context.write(self._answer({"offset": offset, "error": reached.error_code}))
 
@@ -91,20 +87,17 @@ class Leader:
                 group.create_task(acknowledge(offset, request.fields["timeout_s"]))
 
     async def _follower_fetch(self, requests: AsyncIterator[Message], _: Context) -> AsyncIterator[Message]:
-        """One fetch after the other. When the stream ends, the follower has gone."""
+        """Serve one follower, fetch by fetch. The end of the stream means that the follower is gone."""
         replica_id = None
         try:
             async for request in requests:
                 replica_id, offset = request.fields["replica_id"], request.fields["offset"]
-                log_start, log_end = request.fields["log_start_offset"], self._log.log_end_offset
-                if offset >= self._log.log_start_offset:
-                    await self._membership.fetched(replica_id, offset, log_start, log_end, self._high_watermark)
-                    if offset == self._log.log_end_offset:
-                        await self._queue.applied()  # first the daemon must know of this log end
-                        await self._wait_to_fetch("fetch/follower", request, replica_id=replica_id)
-                # Below the log's start, also when it moved meanwhile, there is nothing; the answer says where to go on.
-                is_there, end = offset >= self._log.log_start_offset, self._log.log_end_offset
-                yield self._answer({}, self._log.read(offset, end, request.fields["bytes_max"]) if is_there else b"")
+                log_start = request.fields["log_start_offset"]
+                await self._membership.fetched(replica_id, offset, log_start, self._high_watermark)
+                if offset == self._log.log_end_offset:
+                    await self._queue.applied()  # otherwise the daemon may not know this log end yet
+                    await self._wait_to_fetch(request, replica_id=replica_id)
+                yield self._answer({}, self._log.read(offset, self._log.log_end_offset, request.fields["bytes_max"]))
         finally:
             if replica_id is not None:
                 self._membership.lost(replica_id)
@@ -113,7 +106,7 @@ class Leader:
         offset, bytes_max = request.fields["offset"], request.fields["bytes_max"]
         records = self._log.read(offset, self._high_watermark, bytes_max)
         if len(records) < request.fields["min_bytes"]:
-            await self._wait_to_fetch("fetch/consumer", request, min_bytes=request.fields["min_bytes"])
+            await self._wait_to_fetch(request, min_bytes=request.fields["min_bytes"])
             records = self._log.read(offset, self._high_watermark, bytes_max)
         return self._answer({}, records)
 
@@ -122,55 +115,37 @@ class Leader:
         if offset > self._high_watermark:
             raise OffsetOutOfRange(f"{offset} is above the high watermark {self._high_watermark}")
         self._log.trim(offset)
-        self._queue.push(events.log_start_offset(self._partition, offset, leader_epoch=LEADER_EPOCH))
+        self._queue.push(events.log_start_offset(self._partition, offset, leader_epoch=EPOCH))
         await self._queue.applied()
         wait = self._client.delete_records({self._partition: offset}, timeout=request.fields["timeout_s"])
-        deleted = (await self._ledger.entered("delete_records", wait)).partitions[self._partition]
+        deleted = (await self.ledger.record("delete_records", wait)).partitions[self._partition]
         return self._answer({"error": deleted.error_code, "low_watermark": deleted.reached_offset})
 
-    async def _report(self, _: Message, __: Context) -> Message:
-        state = {"in_sync": self._membership.in_sync, "open": self._ledger.open_count}
-        return self._answer(state, self._ledger.to_json())
-
-    # Waits at the daemon, events to it, marks from it.
-
-    async def _wait_to_fetch(
-        self, who: str, request: Message, min_bytes: int = 1, replica_id: int | None = None
-    ) -> None:
-        """As a consumer up to the high watermark, as a follower (`replica_id`) up to the log end."""
+    async def _wait_to_fetch(self, request: Message, min_bytes: int = 1, replica_id: int | None = None) -> None:
+        """Wait for bytes: up to the high watermark, or for a follower (`replica_id`) up to the log end."""
         offsets, timeout = {self._partition: request.fields["offset"]}, request.fields["wait_s"]
         wait = self._client.fetch(offsets, min_bytes=min_bytes, timeout=timeout, replica_id=replica_id)
-        self._learn(await self._ledger.entered(who, wait))
+        self._learn(await self.ledger.record("fetch", wait))
 
     def _report_log_end(self) -> None:
+        log = self._log
         self._queue.push(
             events.log_end_offset(
                 self._partition,
-                self._log.log_end_offset,
-                byte_position=self._log.byte_size,
+                log.log_end_offset,
+                byte_position=log.byte_position,
                 segment_base_offset=0,
-                leader_epoch=LEADER_EPOCH,
+                leader_epoch=EPOCH,
             )
         )
 
     def _learn(self, result: Result) -> PartitionResult:
+        """Take the high watermark from a result. Results may arrive out of order, hence the maximum."""
         partition = result.partitions[self._partition]
-        heard = partition.reached_offset if partition.fetched is None else partition.fetched.high_watermark
-        self._high_watermark = max(self._high_watermark, heard)
+        mark = partition.reached_offset if partition.fetched is None else partition.fetched.high_watermark
+        self._high_watermark = max(self._high_watermark, mark)
         return partition
 
     def _answer(self, fields: dict[str, Any], body: bytes = b"") -> Message:
         marks = {"high_watermark": self._high_watermark, "log_start_offset": self._log.log_start_offset}
         return Message(marks | fields, body)
-
-
-async def lead(_: Starter, daemon: str, partition: str, directory: str, replica_id: int, followers: list[int]) -> None:
-    async with AsyncClient(daemon) as client, asyncio.TaskGroup() as group:
-        queue = EventQueue(client, group)
-        membership = Membership(client, queue, partition, replica_id, followers, LEADER_EPOCH)
-        group.create_task(membership.watch_lag())
-        await Leader(client, queue, membership, partition, LogFile(Path(directory))).serve()
-
-
-if __name__ == "__main__":
-    run_child(lead)

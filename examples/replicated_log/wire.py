@@ -1,4 +1,4 @@
-"""What the log's processes say to each other, by gRPC without a schema: a message is a line of JSON, then any bytes."""
+"""The messages between leader, followers, producer and consumer: gRPC; a line of JSON, then bytes."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -26,31 +26,30 @@ class Message(NamedTuple):
 
 
 Context = grpc.aio.ServicerContext[Message, Message]
-StreamMethod = Callable[[AsyncIterator[Message], Context], Any]
-CallMethod = Callable[[Message, Context], Any]
 
 
-def stream_handler(method: StreamMethod) -> "grpc.RpcMethodHandler[Message, Message]":
+def stream_handler(
+    method: Callable[[AsyncIterator[Message], Context], Any],
+) -> "grpc.RpcMethodHandler[Message, Message]":
     return grpc.stream_stream_rpc_method_handler(method, Message.unpack, Message.pack)
 
 
-def call_handler(method: CallMethod) -> "grpc.RpcMethodHandler[Message, Message]":
+def call_handler(method: Callable[[Message, Context], Any]) -> "grpc.RpcMethodHandler[Message, Message]":
     return grpc.unary_unary_rpc_method_handler(method, Message.unpack, Message.pack)
 
 
 def connect(port: int) -> grpc.aio.Channel:
-    """A connection to the leader, on this machine."""
+    """A channel to the leader."""
     return grpc.aio.insecure_channel(f"{LOOPBACK}:{port}", options=OPTIONS)
 
 
 def open_stream(channel: grpc.aio.Channel, name: str) -> grpc.aio.StreamStreamCall[Message, Message]:
-    """A stream of requests and answers, which serves until one side leaves."""
     method = channel.stream_stream(f"/{SERVICE}/{name}", Message.pack, Message.unpack)
     return method()
 
 
 async def call(channel: grpc.aio.Channel, name: str, **fields: object) -> Message:
-    """One request and its answer. Raises grpc.RpcError: the leader has failed or gone."""
+    """Send one request. Raises grpc.RpcError if the leader failed or is gone."""
     method = channel.unary_unary(f"/{SERVICE}/{name}", Message.pack, Message.unpack)
     answer: Message = await method(Message(fields))
     return answer

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from purgatory_client import AsyncClient, many, waits
+from purgatory_client import AsyncClient, batches, waits
 from purgatory_client.errors import PurgatoryClientError
 
 from examples.secure_demo.setting import Scene
@@ -34,7 +34,7 @@ class Row:
 async def all_rows(scene: Scene) -> list[Row]:
     """Makes every call, in an order that tells the story."""
     async with scene.client(scene.tokens["billing"], name="billing") as billing:
-        pending = many.produce(["orders-0"], offsets=[1_000], timeouts_ms=[600_000])
+        pending = batches.produce(["orders-0"], offsets=[1_000], timeouts_ms=[600_000])
         registered = await billing.register(SESSION, 1, pending)
         assert registered.accepted == 1, registered
         return [

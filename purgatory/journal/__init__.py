@@ -1,1 +1,1 @@
-"""The journal on disk: everything that the daemon has receipted survives a crash (docs/durability.md)."""
+"""The journal on disk, by which everything that the daemon has acknowledged survives a crash (docs/durability.md)."""

@@ -1,12 +1,11 @@
-"""Time that continues over restarts: the engine's milliseconds go on where the last daemon with this journal stopped.
+"""Engine time that continues across restarts, from where the last daemon with this journal stopped.
 
-A journal's time begins as the wall clock of its first daemon and then follows the monotonic clock, so setting the wall
-clock changes nothing while a daemon runs. The time between two daemons is:
+A journal's time starts as the wall clock of its first daemon and then follows the monotonic clock, so setting the wall
+clock has no effect while a daemon runs. The time between two daemons is:
 
-- within one boot of the machine: exactly what the boot clock says; setting the wall clock changes nothing;
-- otherwise: what the wall clock says, but never negative. A clock that was set back makes waits that much longer, never
-  shorter than asked; one that was set forward cannot be distinguished from a long pause, and is
-  believed.
+- within one boot of the machine: the difference of the boot clock; setting the wall clock has no effect;
+- otherwise: the difference of the wall clock, but never negative. If the clock was set back, waits become longer, never
+  shorter than requested. If it was set forward, that cannot be distinguished from a long pause and is accepted.
 """
 
 import functools
@@ -22,12 +21,12 @@ BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class ClockReading(NamedTuple):
-    """What the machine's clocks say now, milliseconds."""
+    """The machine's clocks, milliseconds."""
 
     wall_ms: int
     boot_ms: int
     boot_id: str
-    """Identifies the boot, and with it the machine; empty: not known."""
+    """Identifies the boot, and thereby the machine; empty: unknown."""
 
 
 ReadClocks = Callable[[], ClockReading]
@@ -44,7 +43,7 @@ def _boot_ms() -> int:
 
 @functools.cache
 def _boot_id() -> str:
-    """Read once: it cannot change while a process lives."""
+    """Cached: it cannot change during the life of a process."""
     try:
         return BOOT_ID.read_text("ascii").strip()
     except OSError:
@@ -52,7 +51,7 @@ def _boot_id() -> str:
 
 
 def journal_now_ms(last: Moment | None, now: ClockReading) -> int:
-    """The journal's time now, given the last moment that it recorded."""
+    """The journal's current time, given the last moment that it recorded; milliseconds."""
     if last is None:
         return now.wall_ms
     if now.boot_id and now.boot_id == last.boot_id:

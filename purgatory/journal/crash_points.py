@@ -1,4 +1,4 @@
-"""Places at which tests/crash lets the daemon die as by a power switch. A hook for tests, and no setting."""
+"""Points at which tests/crash makes the daemon kill itself. A hook for tests, not a setting."""
 
 from __future__ import annotations
 
@@ -16,17 +16,21 @@ NEVER: Final = "never"
 POINTS: Final = (BEFORE_BEGIN, BEFORE_COMMIT, AFTER_COMMIT, AFTER_TELLING, AFTER_CHECKPOINT, AFTER_VACUUM)
 
 VARIABLE: Final = "PURGATORY_TEST_CRASH_AT"
-"""In the environment of a daemon that is to die; a value like those of `CrashPoints`."""
+"""Environment variable of a daemon that should die, with a value as in `CrashPoints`."""
 
 
 class CrashPoints:
-    """'before-commit:3' kills the process when it comes before a commit for the third time."""
+    """'before-commit:3' kills the process before its third commit."""
 
     def __init__(self, where: str = NEVER) -> None:
-        """Raises ValueError for what is no point."""
+        """Raises:
+        ValueError: `where` is not a crash point.
+        """
         self._point, _, times = where.partition(":")
         if self._point not in {NEVER, *POINTS}:
-            raise ValueError(f"{where}: should be one of {', '.join(POINTS)}, with :N for the Nth time")
+            raise ValueError(
+                f"not a crash point: {where}; use one of {', '.join(POINTS)}, followed by :N for the Nth time"
+            )
         self._times_left = int(times or 1)
 
     @classmethod

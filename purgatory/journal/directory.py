@@ -1,4 +1,4 @@
-"""The folder of a journal: its files, the lock that keeps a second daemon out, and the number of its last group."""
+"""The folder of a journal: its files, the lock against a second daemon, and the number of the last group."""
 
 import contextlib
 import fcntl
@@ -12,17 +12,23 @@ from purgatory.journal.errors import JournalError, JournalLocked
 DATABASE: Final = "journal.db"
 LOCK: Final = "lock"
 HOLDER_BYTES: Final = 20
-"""The first line of the lock file: the process id of the holder. The second is the last group's number."""
+"""Length of the first line of the lock file, the process id of the holder. The second line is the last group's number.
+"""
 
 
 class Directory:
-    """A locked folder. The lock ends with the process, however that ends, or with `release`.
+    """A locked folder. The lock is released with the process, however that ends, or by `release`.
 
-    The folder itself is locked: a lock on a file in it would end when somebody removes the file.
+    The folder itself is locked, because a lock on a file in it would be lost if the file was removed.
     """
 
     def __init__(self, path: Path) -> None:
-        """Creates the folder if need be. Raises `JournalLocked`, or `JournalError` when it cannot be used."""
+        """Lock the folder. Create it if it does not exist.
+
+        Raises:
+            JournalLocked: Another process has locked it.
+            JournalError: It cannot be used.
+        """
         self.path: Final = path
         self.database: Final = path / DATABASE
         try:
@@ -39,24 +45,27 @@ class Directory:
             raise JournalLocked(
                 f"{path} is in use by process {holder}: stop it first, or choose another folder"
             ) from None
-        with contextlib.suppress(OSError):  # a full disk: the process id is only for error messages
+        with contextlib.suppress(OSError):  # disk full: the process id is only used in error messages
             os.pwrite(self._lock, f"{os.getpid():<{HOLDER_BYTES - 1}}\n".encode(), 0)
         self._files: list[tuple[int, int]] = []
 
     def release(self) -> None:
         descriptors = self._lock, self._folder
-        self._lock = self._folder = -1  # a thread of the journal that does not end must not write to a later file
+        self._lock = self._folder = -1  # a journal thread that is still running must not write to a file opened later
         for descriptor in descriptors:
             os.close(descriptor)
 
     def note_files(self) -> None:
-        """The database is open: from now on `check_files` finds what becomes of the files."""
+        """Remember the identity of the open files, for `check_files`."""
         self._files = self._identities()
 
     def check_files(self) -> None:
-        """Raises `JournalError` if the folder or one of its files is no longer the one that was opened.
+        """Check that the folder and its files are still the ones that were opened.
 
-        Writing to a removed file succeeds, and nothing of it is there after a restart.
+        Writing to a removed file succeeds, but the data is lost at the next restart.
+
+        Raises:
+            JournalError: One of them was removed or replaced.
         """
         try:
             if self._identities() == self._files:
@@ -70,20 +79,20 @@ class Directory:
         return [(status.st_dev, status.st_ino) for status in map(os.stat, paths)]
 
     def note_group(self, number: int) -> None:
-        """Notes that all groups up to this one are in the journal; 0: none need be.
+        """Store the number of the last group that is in the journal.
 
-        It is not synced: a kill of the process does not take it back, a power cut may.
+        It survives a kill of the process. It is not synced, so a power cut may restore an older number; see `sync`.
         """
         text = f"{number:020}"
-        with contextlib.suppress(OSError):  # a full disk: an older note is true as well
+        with contextlib.suppress(OSError):  # disk full: an older number is still correct
             os.pwrite(self._lock, f"{text} {zlib.crc32(text.encode()):010}\n".encode(), HOLDER_BYTES)
 
     def noted_group(self) -> int:
-        """The number noted last; 0 if there is none, or it is not as written."""
+        """The number stored last; 0 if there is none or its checksum is wrong."""
         text, _, crc32 = os.pread(self._lock, 32, HOLDER_BYTES).partition(b" ")
         return int(text) if crc32 == b"%010d\n" % zlib.crc32(text) else 0
 
     def sync(self) -> None:
-        """Makes the folder's entries durable, which an fsync of a file does not, and the note."""
+        """Make the folder's entries durable, which an fsync of a file does not, and the number of the last group."""
         os.fsync(self._lock)
         os.fsync(self._folder)

@@ -1,8 +1,10 @@
-"""What can be wrong with a journal."""
+"""Errors of the journal."""
+
+from pathlib import Path
 
 
 class JournalError(Exception):
-    """The journal cannot be used. The message is one line that names the folder and says what to do."""
+    """The journal cannot be used. The message is one line with the folder and the remedy."""
 
 
 class JournalLocked(JournalError):
@@ -14,4 +16,13 @@ class JournalTooNew(JournalError):
 
 
 class JournalDamaged(JournalError):
-    """A row, or the file, is not what was written: see `purgatory journal check` and `repair`."""
+    """The file or a row was changed, or groups are missing."""
+
+
+def damaged(folder: Path, what: str) -> JournalDamaged:
+    """The error for a journal that cannot be trusted. It names the remedies."""
+    return JournalDamaged(
+        f"the journal in {folder} is damaged: {what}. Run `purgatory journal check {folder}` for details. To continue, "
+        "`purgatory journal import` your last export into an empty folder, or start with an empty folder: clients then "
+        "register their waits again"
+    )

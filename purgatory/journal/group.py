@@ -1,7 +1,7 @@
-"""What goes into the journal in one transaction: everything that has happened up to one moment, as plain data.
+"""The contents of one transaction of the journal: all changes up to one moment, as plain data.
 
-A group is sealed on the event loop, between two engine calls, so all of it belongs to the same moment: marks, what has
-ended, what waits. From then on only the journal's thread touches it.
+A group is sealed on the event loop between two engine calls, so marks, results and pending operations in it belong to
+the same moment. After that, only the journal's thread accesses it.
 """
 
 from collections.abc import Callable
@@ -12,11 +12,11 @@ from purgatory.engine.completions import Completions
 from purgatory.engine.snapshot.saved_operations import SavedOperations
 
 RefusedRows = list[tuple[int, str, str, int, int]]
-"""Refused registrations, each as (google.rpc.Code, field, message, operation id, kind or 0)."""
+"""Refused registrations: (google.rpc.Code, field, message, operation id, kind or 0)."""
 
 
 class Moment(NamedTuple):
-    """One moment on all clocks, milliseconds. See `continued_time`."""
+    """A moment on all clocks, milliseconds. See `continued_time`."""
 
     engine_ms: int
     wall_ms: int
@@ -25,7 +25,7 @@ class Moment(NamedTuple):
 
 
 class SessionState(NamedTuple):
-    """The numbers of a session. Sequence numbers are as the client sees them, less `sequence_shift`."""
+    """A row of the table `sessions`. Sequence numbers are those that the client sees, minus `sequence_shift`."""
 
     session: int
     session_id: str
@@ -33,27 +33,31 @@ class SessionState(NamedTuple):
     last_sequence: int
     acknowledged_sequence: int
     sequence_shift: int
+    uncertain_after: int = -1
+    """Not resumed since a crash: results above this number may differ from those that the client has. -1: resumed."""
+    incarnation: str = ""
+    principal: str = ""
+    """The owner; empty on a daemon without access control."""
+    callback_url: str = ""
+    """Destination of the results (webhooks); empty: none."""
+    callback_token: str = ""
 
 
 class SessionChanges:
-    """What has happened in one session since the last group."""
+    """The changes of one session since the last group."""
 
     def __init__(self, state: SessionState, first_sequence: int) -> None:
         self.state: Final = state
         self.first_sequence: Final = first_sequence
-        """Of the first of the results."""
+        """Sequence number of the first result."""
         self.results: Final[list[Completions | RefusedRows]] = []
-        """In order of their sequence numbers."""
+        """Results, in order of their sequence numbers."""
         self.registered: SavedOperations | None = None
-        """New operations that wait."""
+        """New pending operations."""
         self.progressed: SavedOperations | None = None
-        """Operations that waited before and still do, but for fewer partitions."""
-        self.uncertain_after = -1
-        """The session awaits its client: results above this number may differ from those it has. -1: it does not."""
+        """Operations that were pending before and now wait for fewer partitions."""
         self.refused_ids = b""
-        """Packed ranges of ids whose batches were refused as a whole."""
-        self.constants: Final[dict[str, tuple[str, ...]]] = {}
-        """What never changes in the life of a session: its row in each table of `statements.CONSTANT_OF_SESSION`."""
+        """Packed ranges of ids in batches that were refused as a whole."""
         self.dropped = False
 
 
@@ -65,22 +69,22 @@ class Group:
         self.moment: Final = moment
         self.sessions: Final[list[SessionChanges]] = []
         self.partitions: Final[list[tuple[PartitionName, bytes]]] = []
-        """Partitions that events have named; without bytes: removed."""
+        """Partitions named by events; empty bytes: removed."""
         self.keys: Final[list[tuple[str, int]]] = []
-        """Keys that were signalled, and their counts; 0: forgotten."""
+        """Signalled keys and their counts; 0: forgotten."""
         self.dead_letters: Final[list[tuple[int, bytes]]] = []
-        """Results that were not delivered, by number; without bytes: gone."""
+        """Undelivered results, by number; empty bytes: removed."""
         self.is_last = False
-        """The daemon ends cleanly with this group."""
+        """Whether this is the last group of a clean shutdown."""
 
 
 class WriteFailure(NamedTuple):
-    """Why the journal cannot be written at present."""
+    """The reason why the journal cannot be written."""
 
     is_full: bool
-    """No space is left; otherwise the disk fails or is read-only."""
+    """Whether no space is left; otherwise the disk fails or is read-only."""
     reason: str
 
 
 Report = Callable[[Group | WriteFailure], None]
-"""Called in the journal's thread for each group that is durable, and each time that writing fails."""
+"""Called in the journal's thread with each durable group and each failed write."""

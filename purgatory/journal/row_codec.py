@@ -1,7 +1,7 @@
-"""Rows of the journal: their checksums, and the packed contents of changes and results.
+"""Checksums of the journal's rows, and the packed contents of changes and results.
 
-A checksum is the CRC-32 of a row's values in the order of the table. Types and lengths go into it too, so a value
-cannot move from one column to the next unnoticed.
+A checksum is the CRC-32 of a row's values in the order of the columns. It includes types and lengths, so it also
+detects a value that has moved to another column.
 """
 
 import json
@@ -41,7 +41,7 @@ def checksum(*values: Value) -> int:
 
 
 def is_intact(table: str, row: tuple[Any, ...]) -> bool:
-    """Whether a row of a table, read with all its columns, is as it was written."""
+    """Whether the checksum of a row, read with all its columns, is correct."""
     values = row[1:-1] if table in SURROGATE_KEYED else row[:-1]
     try:
         return bool(checksum(*values) == row[-1])
@@ -50,7 +50,7 @@ def is_intact(table: str, row: tuple[Any, ...]) -> bool:
 
 
 def pack_changes(changes: list[tuple[PartitionName, bytes]]) -> bytes:
-    """The content of a row of changes: partitions with their contents; empty ones were removed."""
+    """The content of a row of `changes`: partitions and their contents; empty: removed."""
     packed: list[bytes] = []
     for (topic, number), content in changes:
         name = topic.encode()
@@ -72,7 +72,7 @@ def unpack_changes(content: bytes) -> list[tuple[PartitionName, bytes]]:
 
 
 def pack_results(parts: list[Completions | RefusedRows]) -> tuple[bytes, int]:
-    """The content of a row of results, and how many results there are."""
+    """The content of a row of `results`, and the number of results."""
     packed: list[bytes] = []
     count = 0
     for part in parts:
@@ -86,7 +86,7 @@ def pack_results(parts: list[Completions | RefusedRows]) -> tuple[bytes, int]:
 
 
 def unpack_results(content: bytes, owner_id: int) -> list[Completions | RefusedRows]:
-    """The results of a row, as those of this owner."""
+    """The results of a row, for the given engine owner."""
     parts: list[Completions | RefusedRows] = []
     place = 0
     while place < len(content):

@@ -1,4 +1,4 @@
-"""The tables of the journal, and the migrations of older versions. docs/durability.md describes each table."""
+"""The tables of the journal and their version. docs/durability.md describes each table."""
 
 import sqlite3
 from typing import Final
@@ -6,9 +6,9 @@ from typing import Final
 from purgatory.journal.errors import JournalTooNew
 
 APPLICATION_ID: Final = 0x50555247
-"""'PURG', so that `file` and people can tell."""
+"""'PURG': lets `file` identify a journal."""
 
-VERSION_1: Final = """
+SCHEMA: Final = """
 CREATE TABLE moment (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     engine_ms INTEGER NOT NULL,
@@ -26,6 +26,21 @@ CREATE TABLE sessions (
     last_sequence INTEGER NOT NULL,
     acknowledged_sequence INTEGER NOT NULL,
     sequence_shift INTEGER NOT NULL,
+    uncertain_after INTEGER NOT NULL,
+    incarnation TEXT NOT NULL,
+    principal TEXT NOT NULL,
+    callback_url TEXT NOT NULL,
+    callback_token TEXT NOT NULL,
+    crc32 INTEGER NOT NULL
+);
+CREATE TABLE refused_ids (
+    session INTEGER PRIMARY KEY,
+    ranges BLOB NOT NULL,
+    crc32 INTEGER NOT NULL
+);
+CREATE TABLE dead_letters (
+    letter INTEGER PRIMARY KEY,
+    content BLOB NOT NULL,
     crc32 INTEGER NOT NULL
 );
 CREATE TABLE registrations (
@@ -71,71 +86,16 @@ CREATE TABLE keys (
 );
 """
 
-VERSION_2: Final = """
-CREATE TABLE unheard (
-    session INTEGER PRIMARY KEY,
-    after_sequence INTEGER NOT NULL,
-    crc32 INTEGER NOT NULL
-);
-"""
-
-VERSION_3: Final = """
-CREATE TABLE principals (
-    session INTEGER PRIMARY KEY,
-    principal TEXT NOT NULL,
-    crc32 INTEGER NOT NULL
-);
-CREATE TABLE refused_ids (
-    session INTEGER PRIMARY KEY,
-    ranges BLOB NOT NULL,
-    crc32 INTEGER NOT NULL
-);
-"""
-"""Tables of their own: new columns of `sessions` would change the checksums of its rows."""
-
-VERSION_4: Final = """
-CREATE TABLE callbacks (
-    session INTEGER PRIMARY KEY,
-    url TEXT NOT NULL,
-    token TEXT NOT NULL,
-    crc32 INTEGER NOT NULL
-);
-CREATE TABLE dead_letters (
-    letter INTEGER PRIMARY KEY,
-    content BLOB NOT NULL,
-    crc32 INTEGER NOT NULL
-);
-"""
-
-VERSION_5: Final = """
-CREATE TABLE incarnations (
-    session INTEGER PRIMARY KEY,
-    incarnation TEXT NOT NULL,
-    crc32 INTEGER NOT NULL
-);
-"""
-
-MIGRATIONS: Final[tuple[str, ...]] = (VERSION_1, VERSION_2, VERSION_3, VERSION_4, VERSION_5)
-"""The script that makes version n + 1 out of version n; version 0 is an empty file. Only ever appended to."""
-
-ADDED_IN: Final = {
-    "awaiting_resume": 2, "principals": 3, "refused_ids": 3, "callbacks": 4, "dead_letters": 4, "incarnations": 5,
-}  # fmt: skip
-"""The version that added a table, where it is not the first."""
-
-NAMES_ON_DISK: Final = {"awaiting_resume": "unheard"}
-"""What a table is called on disk, where it goes by another name here: a rename would cost every user a migration."""
+MIGRATIONS: Final = (SCHEMA,)
+"""Script n turns version n into version n + 1; version 0 is an empty file. After a release, only append to it."""
 
 COLUMNS: Final = {
     "moment": ("one", "engine_ms", "wall_ms", "boot_ms", "boot_id", "group_number", "clean"),
     "sessions": (
         "session", "session_id", "highest_operation_id", "last_sequence", "acknowledged_sequence", "sequence_shift",
+        "uncertain_after", "incarnation", "principal", "callback_url", "callback_token",
     ),
-    "awaiting_resume": ("session", "after_sequence"),
-    "principals": ("session", "principal"),
     "refused_ids": ("session", "ranges"),
-    "callbacks": ("session", "url", "token"),
-    "incarnations": ("session", "incarnation"),
     "dead_letters": ("letter", "content"),
     "registrations": ("registration", "session", "first_operation_id", "last_operation_id", "operations", "content"),
     "gone": ("registration", "bits"),
@@ -144,38 +104,30 @@ COLUMNS: Final = {
     "changes": ("change", "content"),
     "keys": ("place", "key", "count"),
 }  # fmt: skip
-"""The columns of each table, without the checksum, which is the last."""
+"""The columns of each table, except the last one, which is the checksum."""
 
 SURROGATE_KEYED: Final = {"moment", "partitions", "keys"}
-"""Tables whose first column is a number without meaning, which the checksum leaves out."""
-
-
-def name_on_disk(table: str) -> str:
-    return NAMES_ON_DISK.get(table, table)
+"""Tables whose first column is a meaningless number, which is not part of the checksum."""
 
 
 def select(table: str) -> str:
-    """SQL for all rows of a table with all columns, in order of the first."""
+    """SQL for all rows of a table with all columns, ordered by the first one."""
     columns = COLUMNS[table]
-    return f"SELECT {', '.join(columns)}, crc32 FROM {name_on_disk(table)} ORDER BY {columns[0]}"  # noqa: S608 - our own names
+    return f"SELECT {', '.join(columns)}, crc32 FROM {table} ORDER BY {columns[0]}"  # noqa: S608 - our own names
 
 
-def version_of(database: sqlite3.Connection) -> int:
-    return int(database.execute("PRAGMA user_version").fetchone()[0])
+def migrate(database: sqlite3.Connection, name: str, migrations: tuple[str, ...] = MIGRATIONS) -> None:
+    """Bring a journal to the newest version, one transaction per version.
 
-
-def migrate(database: sqlite3.Connection, name: str, migrations: tuple[str, ...] = MIGRATIONS) -> int:
-    """Brings a journal to the newest version, one transaction per version; returns the version that it had.
-
-    Raises `JournalTooNew` for one of a later version than this program knows.
+    Raises:
+        JournalTooNew: The file's version is newer than this program.
     """
-    version = version_of(database)
+    version = int(database.execute("PRAGMA user_version").fetchone()[0])
     if version > len(migrations):
         raise JournalTooNew(
-            f"{name} is of version {version}, and this program knows versions up to {len(migrations)}: run the "
-            f"program that wrote it, or a newer one"
+            f"{name} has version {version}; this program supports versions up to {len(migrations)}: run the program "
+            "that wrote it, or a newer one"
         )
     for number, script in enumerate(migrations[version:], version + 1):
         pragmas = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {number};"
         database.executescript(f"BEGIN IMMEDIATE; {script}; {pragmas} COMMIT;")
-    return version

@@ -1,9 +1,9 @@
-"""A group as SQL: the rows it adds, changes and deletes. Built once, so that a failed commit is retried as it was.
+"""Translation of groups to SQL: rows to add, change and delete. Built once, so that a failed commit is retried
+unchanged.
 
-Every statement may run twice with the same outcome: a commit that reported an error may turn out to have been done.
+All statements are idempotent, because a commit that reported an error may have succeeded.
 """
 
-from collections.abc import Iterable
 from typing import Any, Final
 
 from purgatory.engine.batches import PartitionName
@@ -12,89 +12,57 @@ from purgatory.engine.snapshot.saved_operations import SavedOperations
 from purgatory.journal.group import Group, SessionChanges
 from purgatory.journal.row_codec import Value, checksum, pack_changes, pack_results
 from purgatory.journal.session_rows import RegistrationRow, SessionRows
-from purgatory.journal.sql_schema import name_on_disk
+from purgatory.journal.sql_schema import COLUMNS
 
-AWAITING_RESUME: Final = name_on_disk("awaiting_resume")
+BY_NUMBER: Final = ("registrations", "gone", "results", "sessions", "refused_ids", "dead_letters", "changes")
+"""Tables whose first column identifies a row. In the others, that column is a surrogate key."""
 
-UPSERT_REGISTRATION: Final = "INSERT OR REPLACE INTO registrations VALUES (?, ?, ?, ?, ?, ?, ?)"
-UPSERT_GONE: Final = "INSERT OR REPLACE INTO gone VALUES (?, ?, ?)"
-UPSERT_RESULTS: Final = "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?)"
-UPSERT_SESSION: Final = "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?)"
-UPSERT_AWAITING_RESUME: Final = f"INSERT OR REPLACE INTO {AWAITING_RESUME} VALUES (?, ?, ?)"  # noqa: S608 - our own name
-UPSERT_PRINCIPAL: Final = "INSERT OR REPLACE INTO principals VALUES (?, ?, ?)"
-UPSERT_REFUSED_IDS: Final = "INSERT OR REPLACE INTO refused_ids VALUES (?, ?, ?)"
-UPSERT_CALLBACK: Final = "INSERT OR REPLACE INTO callbacks VALUES (?, ?, ?, ?)"
-UPSERT_INCARNATION: Final = "INSERT OR REPLACE INTO incarnations VALUES (?, ?, ?)"
-UPSERT_DEAD_LETTER: Final = "INSERT OR REPLACE INTO dead_letters VALUES (?, ?, ?)"
-UPSERT_PARTITION: Final = (
-    "INSERT INTO partitions (topic, number, content, crc32) VALUES (?, ?, ?, ?) "
-    "ON CONFLICT (topic, number) DO UPDATE SET content = excluded.content, crc32 = excluded.crc32"
-)
-UPSERT_CHANGES: Final = "INSERT OR REPLACE INTO changes VALUES (?, ?, ?)"
-DELETE_CHANGES: Final = "DELETE FROM changes WHERE change = ?"
-UPSERT_KEY: Final = "INSERT OR REPLACE INTO keys (key, count, crc32) VALUES (?, ?, ?)"
-UPSERT_MOMENT: Final = "INSERT OR REPLACE INTO moment VALUES (1, ?, ?, ?, ?, ?, ?, ?)"
-DELETE_REGISTRATION: Final = "DELETE FROM registrations WHERE registration = ?"
-DELETE_GONE: Final = "DELETE FROM gone WHERE registration = ?"
-DELETE_RESULTS: Final = "DELETE FROM results WHERE result = ?"
-DELETE_SESSION: Final = "DELETE FROM sessions WHERE session = ?"
-DELETE_AWAITING_RESUME: Final = f"DELETE FROM {AWAITING_RESUME} WHERE session = ?"  # noqa: S608 - our own name
-DELETE_PRINCIPAL: Final = "DELETE FROM principals WHERE session = ?"
-DELETE_REFUSED_IDS: Final = "DELETE FROM refused_ids WHERE session = ?"
-DELETE_CALLBACK: Final = "DELETE FROM callbacks WHERE session = ?"
-DELETE_INCARNATION: Final = "DELETE FROM incarnations WHERE session = ?"
-DELETE_DEAD_LETTER: Final = "DELETE FROM dead_letters WHERE letter = ?"
-DELETE_PARTITION: Final = "DELETE FROM partitions WHERE topic = ? AND number = ?"
-DELETE_KEY: Final = "DELETE FROM keys WHERE key = ?"
-
-ORDER: Final = (
-    UPSERT_REGISTRATION, UPSERT_GONE, UPSERT_RESULTS, UPSERT_SESSION, UPSERT_AWAITING_RESUME, UPSERT_PRINCIPAL,
-    UPSERT_REFUSED_IDS, UPSERT_CALLBACK, UPSERT_INCARNATION, UPSERT_DEAD_LETTER, UPSERT_PARTITION, UPSERT_CHANGES,
-    UPSERT_KEY, DELETE_REGISTRATION, DELETE_GONE, DELETE_RESULTS, DELETE_SESSION, DELETE_AWAITING_RESUME,
-    DELETE_PRINCIPAL, DELETE_REFUSED_IDS, DELETE_CALLBACK, DELETE_INCARNATION, DELETE_DEAD_LETTER, DELETE_PARTITION,
-    DELETE_CHANGES, DELETE_KEY, UPSERT_MOMENT,
-)  # fmt: skip
-
-CONSTANT_OF_SESSION: Final = {
-    "principals": (UPSERT_PRINCIPAL, DELETE_PRINCIPAL),
-    "callbacks": (UPSERT_CALLBACK, DELETE_CALLBACK),
-    "incarnations": (UPSERT_INCARNATION, DELETE_INCARNATION),
+UPSERT: Final = {
+    table: f"INSERT OR REPLACE INTO {table} VALUES (?{', ?' * len(COLUMNS[table])})"  # noqa: S608 - our own names
+    for table in BY_NUMBER
+} | {
+    "partitions": "INSERT INTO partitions (topic, number, content, crc32) VALUES (?, ?, ?, ?) "
+    "ON CONFLICT (topic, number) DO UPDATE SET content = excluded.content, crc32 = excluded.crc32",
+    "keys": "INSERT OR REPLACE INTO keys (key, count, crc32) VALUES (?, ?, ?)",
+    "moment": "INSERT OR REPLACE INTO moment VALUES (1, ?, ?, ?, ?, ?, ?, ?)",
+}  # fmt: skip
+DELETE: Final = {table: f"DELETE FROM {table} WHERE {COLUMNS[table][0]} = ?" for table in BY_NUMBER} | {  # noqa: S608 - our own names
+    "partitions": "DELETE FROM partitions WHERE topic = ? AND number = ?",
+    "keys": "DELETE FROM keys WHERE key = ?",
 }
-"""Tables with at most one row for each session, which is written once and deleted with the session."""
+
+ORDER: Final = (*UPSERT.values(), *DELETE.values())
+"""The order within a transaction. Deletions come last: a group may write a row and end it, or merge it elsewhere."""
 
 CHANGE_ROWS_MAX: Final = 64
-"""Rows of changes that are kept before they are merged into `partitions`."""
+"""Rows of `changes` after which they are merged into `partitions`."""
 FEW_PARTITIONS: Final = 4
-"""So few changed partitions are written to `partitions` at once."""
+"""Up to this many changed partitions are written to `partitions` directly."""
 
 Statements = dict[str, list[tuple[Any, ...]]]
-"""By SQL text: the parameters of each time it is run."""
+"""Parameters of each execution, by SQL text."""
 
 
 class StatementBuilder:
-    """Turns groups into statements, and keeps track of the rows that these add and delete."""
+    """Translates groups to statements and keeps track of the rows that exist."""
 
     def __init__(self) -> None:
         self._sessions: Final[dict[int, SessionRows]] = {}
-        self._awaiting_resume: Final[set[int]] = set()
-        """Sessions that have a row in that table."""
-        self._with_constant: Final[dict[str, set[int]]] = {table: set() for table in CONSTANT_OF_SESSION}
-        """The same for the tables of `CONSTANT_OF_SESSION`."""
         self._refused_ids: Final[dict[int, bytes]] = {}
-        """The rows of `refused_ids`."""
+        """The rows of `refused_ids`, to write only those that change."""
         self._last_registration = 0
         self._last_result = 0
         self._last_change = 0
         self._change_rows: Final[list[int]] = []
-        """Rows of changes that are not merged yet."""
+        """Rows of `changes` that are not yet merged."""
         self._unmerged: Final[dict[PartitionName, bytes]] = {}
-        """Their contents together."""
+        """Their combined contents."""
         self.registrations = 0
         """Rows of that table."""
         self.results = 0
         """Rows of that table."""
 
-    # Rows found at start. They must be added in order.
+    # Rows found at start. They must be added in order of their numbers: the next row gets the number after the last.
 
     def add_existing_registration(self, session: int, registration: int, roster: Roster) -> None:
         self._last_registration = registration
@@ -109,12 +77,6 @@ class StatementBuilder:
         self._last_result = result
         self.results += 1
         self._rows_of(session).add_results(result, last_sequence)
-
-    def add_existing_awaiting_resume(self, session: int) -> None:
-        self._awaiting_resume.add(session)
-
-    def add_existing_constants(self, table: str, sessions: Iterable[int]) -> None:
-        self._with_constant[table].update(sessions)
 
     def add_existing_refused_ids(self, session: int, ranges: bytes) -> None:
         self._refused_ids[session] = ranges
@@ -137,45 +99,42 @@ class StatementBuilder:
             self._add_partitions(group, out)
         for key, count in group.keys:
             if count:
-                _put(out, UPSERT_KEY, key, count)
+                _put(out, "keys", key, count)
             else:
-                out[DELETE_KEY].append((key,))
+                out[DELETE["keys"]].append((key,))
         for letter, content in group.dead_letters:
             if content:
-                _put(out, UPSERT_DEAD_LETTER, letter, content)
+                _put(out, "dead_letters", letter, content)
             else:
-                out[DELETE_DEAD_LETTER].append((letter,))
-        _put(out, UPSERT_MOMENT, *group.moment, group.number, int(group.is_last))
+                out[DELETE["dead_letters"]].append((letter,))
+        _put(out, "moment", *group.moment, group.number, int(group.is_last))
         return out
 
     def _add_partitions(self, group: Group, out: Statements) -> None:
-        """Many at a time go into one row of changes, which costs less than a row for each; these are merged later."""
+        """Write many partitions as one row of `changes`, which is cheaper than a row for each, and merge those rows
+        later.
+        """
         self._unmerged.update(group.partitions)
         few = not self._change_rows and len(group.partitions) <= FEW_PARTITIONS
         if not few and len(self._change_rows) < CHANGE_ROWS_MAX:
             self._last_change += 1
             self._change_rows.append(self._last_change)
-            _put(out, UPSERT_CHANGES, self._last_change, pack_changes(group.partitions))
+            _put(out, "changes", self._last_change, pack_changes(group.partitions))
             return
         for (topic, number), content in self._unmerged.items():
             if content:
-                _put(out, UPSERT_PARTITION, topic, number, content)
+                _put(out, "partitions", topic, number, content)
             else:
-                out[DELETE_PARTITION].append((topic, number))
-        out[DELETE_CHANGES].extend((change,) for change in self._change_rows)
+                out[DELETE["partitions"]].append((topic, number))
+        out[DELETE["changes"]].extend((change,) for change in self._change_rows)
         self._change_rows.clear()
         self._unmerged.clear()
 
     def _drop_session(self, part: SessionChanges, out: Statements) -> None:
         session = part.state.session
         rows = self._sessions.pop(session, None)
-        out[DELETE_SESSION].append((session,))
-        self._update_awaiting_resume(session, -1, out)
+        out[DELETE["sessions"]].append((session,))
         self._update_refused_ids(session, b"", out)
-        for table, (_, delete) in CONSTANT_OF_SESSION.items():
-            if session in self._with_constant[table]:
-                self._with_constant[table].remove(session)
-                out[delete].append((session,))
         if rows is not None:
             self._delete_registrations(rows.registrations(), out)
             self._delete_results(rows.acknowledge(part.state.last_sequence), out)
@@ -184,7 +143,7 @@ class StatementBuilder:
         state = part.state
         rows = self._rows_of(state.session)
         changed: dict[int, RegistrationRow] = {}
-        # Old rows are struck before new ones are added: a progressed operation is in both, and stays in the new one.
+        # Strike from old rows before adding new ones: a progressed operation is in both and must stay in the new one.
         for ended in part.results:
             if not isinstance(ended, list):
                 changed.update((row.registration, row) for row in rows.strike(ended.operation_ids))
@@ -192,7 +151,7 @@ class StatementBuilder:
             changed.update((row.registration, row) for row in rows.strike(part.progressed.operation_ids))
         for row in changed.values():
             if row.roster.left:
-                _put(out, UPSERT_GONE, row.registration, row.roster.gone())
+                _put(out, "gone", row.registration, row.roster.gone())
         self._delete_registrations([row.registration for row in changed.values() if not row.roster.left], out)
         if part.registered is not None and len(part.registered):
             row_id = self._insert_registration(state.session, part.registered, out)
@@ -201,34 +160,22 @@ class StatementBuilder:
             row_id = self._insert_registration(state.session, part.progressed, out)
             rows.add_moved(row_id, Roster(part.progressed.operation_ids, b""))
         self._delete_results(rows.acknowledge(state.acknowledged_sequence), out)
-        if part.results and state.last_sequence > state.acknowledged_sequence:  # acknowledged already: never written
+        if (
+            part.results and state.last_sequence > state.acknowledged_sequence
+        ):  # results already acknowledged are not written
             self._insert_results(part, rows, out)
-        _put(out, UPSERT_SESSION, *state)
-        self._update_awaiting_resume(state.session, part.uncertain_after, out)
+        _put(out, "sessions", *state)
         self._update_refused_ids(state.session, part.refused_ids, out)
-        for table, constant in part.constants.items():
-            if state.session not in self._with_constant[table]:
-                self._with_constant[table].add(state.session)
-                _put(out, CONSTANT_OF_SESSION[table][0], state.session, *constant)
 
     def _update_refused_ids(self, session: int, ranges: bytes, out: Statements) -> None:
         if ranges == self._refused_ids.get(session, b""):
             return
         if ranges:
             self._refused_ids[session] = ranges
-            _put(out, UPSERT_REFUSED_IDS, session, ranges)
+            _put(out, "refused_ids", session, ranges)
         else:
             del self._refused_ids[session]
-            out[DELETE_REFUSED_IDS].append((session,))
-
-    def _update_awaiting_resume(self, session: int, after_sequence: int, out: Statements) -> None:
-        """The row is written once, and stays until the client has resumed the session."""
-        if after_sequence >= 0 and session not in self._awaiting_resume:
-            self._awaiting_resume.add(session)
-            _put(out, UPSERT_AWAITING_RESUME, session, after_sequence)
-        elif after_sequence < 0 and session in self._awaiting_resume:
-            self._awaiting_resume.remove(session)
-            out[DELETE_AWAITING_RESUME].append((session,))
+            out[DELETE["refused_ids"]].append((session,))
 
     def _rows_of(self, session: int) -> SessionRows:
         return self._sessions.setdefault(session, SessionRows())
@@ -238,7 +185,7 @@ class StatementBuilder:
         self.registrations += 1
         ids = saved.operation_ids
         first, last = ids[0], ids[len(ids) - 1]
-        _put(out, UPSERT_REGISTRATION, self._last_registration, session, first, last, len(ids), saved.to_bytes())
+        _put(out, "registrations", self._last_registration, session, first, last, len(ids), saved.to_bytes())
         return self._last_registration
 
     def _insert_results(self, part: SessionChanges, rows: SessionRows, out: Statements) -> None:
@@ -247,20 +194,20 @@ class StatementBuilder:
         content, count = pack_results(part.results)
         last = part.first_sequence + count - 1
         assert last == part.state.last_sequence, f"results end at {last}, the session at {part.state.last_sequence}"
-        _put(out, UPSERT_RESULTS, self._last_result, part.state.session, part.first_sequence, count, content)
+        _put(out, "results", self._last_result, part.state.session, part.first_sequence, count, content)
         rows.add_results(self._last_result, last)
 
     def _delete_registrations(self, rows: list[int], out: Statements) -> None:
         self.registrations -= len(rows)
         for row in rows:
-            out[DELETE_REGISTRATION].append((row,))
-            out[DELETE_GONE].append((row,))
+            out[DELETE["registrations"]].append((row,))
+            out[DELETE["gone"]].append((row,))
 
     def _delete_results(self, rows: list[int], out: Statements) -> None:
         self.results -= len(rows)
-        out[DELETE_RESULTS].extend((row,) for row in rows)
+        out[DELETE["results"]].extend((row,) for row in rows)
 
 
-def _put(out: Statements, sql: str, *row: Value) -> None:
-    """A row with its checksum."""
-    out[sql].append((*row, checksum(*row)))
+def _put(out: Statements, table: str, *row: Value) -> None:
+    """Add a row and its checksum."""
+    out[UPSERT[table]].append((*row, checksum(*row)))

@@ -1,8 +1,9 @@
-"""The journal's file: opened, read at start, written a group at a time, kept small. Used by one thread at a time."""
+"""The journal's database: opening, reading, committing groups, maintenance. Used by one thread at a time."""
 
 import contextlib
 import os
 import sqlite3
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -16,30 +17,38 @@ from purgatory.journal.crash_points import (
     CrashPoints,
 )
 from purgatory.journal.directory import Directory
-from purgatory.journal.errors import JournalDamaged, JournalError
+from purgatory.journal.errors import JournalError, damaged
 from purgatory.journal.group import Moment, WriteFailure
-from purgatory.journal.log_damage import FRAME_BYTES, PAGE_BYTES, WAL_FRAME, WAL_HEADER, find_damage
+from purgatory.journal.integrity import changed_row, missing_groups
 from purgatory.journal.row_codec import is_intact
-from purgatory.journal.sql_schema import COLUMNS, migrate, name_on_disk, select
-from purgatory.journal.statements import ORDER, UPSERT_MOMENT, Statements
+from purgatory.journal.sql_schema import migrate, select
+from purgatory.journal.statements import ORDER, UPSERT, Statements
+
+PAGE_BYTES: Final = 4_096
+
+WAL_HEADER: Final = struct.Struct(">16x8s8x")
+"""Header of the write-ahead log (sqlite.org/fileformat2.html): the salt, which changes at each restart of the log."""
+
+WAL_FRAME: Final = struct.Struct(">8x8s8x")
+"""Header of a frame, before its page: the salt of the log that it belongs to."""
 
 WAL_PAGES_MAX: Final = 4_000
-"""Pages of the write-ahead log after which it is checkpointed, between two commits, and restarted in place.
+"""Pages of the write-ahead log after which it is checkpointed, between two commits, and overwritten from its start.
 
-Overwriting it is deliberate: syncing a file that keeps its size takes half as long as syncing one that grows.
+It is not truncated, because syncing a file of constant size takes half as long as syncing one that grows.
 """
 
 WAL_PAGES_KEPT: Final = 2 * WAL_PAGES_MAX
-"""A log that has grown beyond this is truncated to it when it is restarted."""
+"""A log that has grown beyond this is truncated when it is restarted."""
 
 VACUUM_PAGES: Final = 512
-"""Pages that one step of incremental vacuum may move."""
+"""Maximum of pages that one step of incremental vacuum moves."""
 
 FREE_PAGES_KEPT: Final = 256
-"""Free pages that are left in the file, since they will be needed again."""
+"""Free pages that are kept in the file for reuse."""
 
 REWRITTEN: Final = ".rewritten"
-"""Suffix of a complete and durable file that is about to replace the journal."""
+"""Suffix of a complete and durable file that will replace the journal."""
 
 FSYNC_FAILED: Final = {sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC}
 
@@ -48,7 +57,11 @@ class Store:
     """An open journal. Methods raise sqlite3.Error where the disk fails; see `describe_failure`."""
 
     def __init__(self, directory: Directory, crash: CrashPoints) -> None:
-        """Opens the file, or creates it. Raises `JournalError`."""
+        """Open the file, or create it.
+
+        Raises:
+            JournalError: It cannot be opened, or is damaged.
+        """
         self._directory: Final = directory
         self._crash: Final = crash
         self._database = self._open()
@@ -59,9 +72,9 @@ class Store:
         path = self._directory.database
         try:
             self._finish_rewrite()
-            damage = find_damage(self._directory)
-            if damage is not None:
-                raise damaged(self._directory.path, damage)
+            missing = missing_groups(self._directory)  # before SQLite writes to the file, which would hide it
+            if missing is not None:
+                raise damaged(self._directory.path, missing)
             database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
             try:
                 _prepare(database, str(path))
@@ -79,16 +92,16 @@ class Store:
         return database
 
     def reopen(self) -> None:
-        """Opens a new connection: after an I/O error the old one's cache cannot be trusted."""
+        """Open a new connection: after an I/O error the cache of the old one cannot be trusted."""
         with contextlib.suppress(sqlite3.Error):
             self._database.close()
         self._database = self._open()
 
     def rewrite(self) -> None:
-        """Writes everything that is known to be durable into a new file, which replaces the old one.
+        """Copy everything that is known to be durable to a new file, which replaces the old one.
 
         After a failed fsync the kernel may have marked dirty pages as clean, and a second fsync would succeed without
-        writing them. So nothing that was written since the last good fsync is relied on.
+        writing them. So nothing that was written since the last successful fsync can be relied on.
         """
         new_file = self._sibling(".new")
         self.reopen()
@@ -102,9 +115,9 @@ class Store:
         self._database = self._open()
 
     def _finish_rewrite(self) -> None:
-        """Puts a rewritten file in place, also one that a crash left behind.
+        """Replace the journal by the rewritten file, if there is one, possibly from before a crash.
 
-        The old file's log goes first: SQLite would replay it into the new file, which contains all of it already.
+        The old file's log must be deleted first: SQLite would replay it into the new file, which already contains it.
         """
         rewritten = self._sibling(REWRITTEN)
         if rewritten.exists():
@@ -119,7 +132,7 @@ class Store:
     # Writing.
 
     def commit(self, statements: Statements) -> None:
-        """One transaction. It is durable when this returns."""
+        """Commit one transaction. It is durable when this returns."""
         self._crash.reached(BEFORE_BEGIN)
         self.check_files()
         database = self._database
@@ -134,16 +147,19 @@ class Store:
             if database.in_transaction:
                 database.execute("ROLLBACK")
             raise
-        *_, number, _, _ = statements[UPSERT_MOMENT][0]
+        *_, number, _, _ = statements[UPSERT["moment"]][0]
+        # After the commit, never before it: the journal must not end before the stored number.
         self._directory.note_group(number)
         self._crash.reached(AFTER_COMMIT)
 
     def check_files(self) -> None:
-        """Raises `JournalError` if what is written would go to files that are not in the folder."""
+        """See `Directory.check_files`."""
         self._directory.check_files()
 
     def maintain(self, *, idle: bool) -> bool:
-        """A bounded step of keeping the files small; whether there is more to do. `idle`: no commit waits for it."""
+        """Do one bounded step of maintenance; return whether there is more to do. `idle`: no commit is waiting."""
+        if not idle:
+            self._directory.sync()  # after a power cut, only damage to groups since then goes undetected
         if idle and self._free_pages() > FREE_PAGES_KEPT:
             self._database.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").fetchall()
             self._crash.reached(AFTER_VACUUM)
@@ -155,8 +171,8 @@ class Store:
         return False
 
     def _checkpoint(self, mode: str) -> None:
-        # Until the log is restarted, reading only a part of it would mix its pages with newer ones in the file. The
-        # last group's number must be durable, for that to be noticed after a power cut too.
+        # Sync first. Until the log is restarted, a log that is readable only in part would mix its pages with newer
+        # ones in the file; the number of the last group detects that, after a power cut only if it is durable.
         self._directory.sync()
         self._database.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
         self._crash.reached(AFTER_CHECKPOINT)
@@ -166,18 +182,18 @@ class Store:
         return wal.stat().st_size if wal.exists() else 0
 
     def _is_wal_full(self) -> bool:
-        """Whether WAL_PAGES_MAX pages were written since the log was restarted: then the last of them has its salt.
+        """Whether WAL_PAGES_MAX pages were written since the log was restarted: the last of them then has its salt.
 
-        The log's index (-shm) would tell more directly, but closing any descriptor of it in this process would drop the
+        The log's index (-shm) has this number, but closing any descriptor of that file in this process would drop the
         POSIX locks that SQLite holds on it.
         """
-        place = WAL_HEADER.size + (WAL_PAGES_MAX - 1) * FRAME_BYTES
+        place = WAL_HEADER.size + (WAL_PAGES_MAX - 1) * (WAL_FRAME.size + PAGE_BYTES)
         if self._wal_bytes() < place + WAL_FRAME.size:
             return False
         with self._sibling("-wal").open("rb") as log:
-            _, salt, _ = WAL_HEADER.unpack(log.read(WAL_HEADER.size))
+            (salt,) = WAL_HEADER.unpack(log.read(WAL_HEADER.size))
             log.seek(place)
-            return bool(WAL_FRAME.unpack(log.read(WAL_FRAME.size))[1] == salt)
+            return bool(WAL_FRAME.unpack(log.read(WAL_FRAME.size)) == (salt,))
 
     def _sibling(self, suffix: str) -> Path:
         path = self._directory.database
@@ -192,7 +208,11 @@ class Store:
     # Reading.
 
     def verify(self) -> None:
-        """Checks the file's own structure. Raises `JournalDamaged`."""
+        """Check the structure of the file.
+
+        Raises:
+            JournalDamaged: It is broken.
+        """
         try:
             answer = self._database.execute("PRAGMA quick_check(1)").fetchone()[0]
         except sqlite3.DatabaseError as error:
@@ -201,33 +221,32 @@ class Store:
             raise damaged(self._directory.path, f"the file is broken: {answer}")
 
     def moment(self) -> tuple[Moment, int, bool] | None:
-        """The last group's moment and number, and whether the last daemon shut down cleanly. None in a new journal."""
+        """Moment and number of the last group, and whether the daemon shut down cleanly; None in a new journal."""
         for _, engine_ms, wall_ms, boot_ms, boot_id, number, is_clean in self.rows("moment"):
             return Moment(engine_ms, wall_ms, boot_ms, boot_id), number, bool(is_clean)
         return None
 
     def count(self, table: str) -> int:
-        return int(self._database.execute(f"SELECT count(*) FROM {name_on_disk(table)}").fetchone()[0])  # noqa: S608 - ours
+        return int(self._database.execute(f"SELECT count(*) FROM {table}").fetchone()[0])  # noqa: S608 - ours
 
     def rows(self, table: str) -> Iterator[tuple[Any, ...]]:
-        """All rows of a table, with the values of its `COLUMNS`, in order of the first.
+        """All rows of a table, with the values of its `COLUMNS`, ordered by the first one.
 
-        Raises `JournalDamaged` at the first row that is not as written.
+        Raises:
+            JournalDamaged: The checksum of a row is wrong, or the table cannot be read.
         """
         folder = self._directory.path
         try:
             for row in self._database.execute(select(table)):
                 if not is_intact(table, row):
-                    raise damaged(
-                        folder, f"the row of {name_on_disk(table)} with {COLUMNS[table][0]} {row[0]} is not as written"
-                    )
+                    raise damaged(folder, changed_row(table, row[0]))
                 yield row[:-1]
         except sqlite3.DatabaseError as error:
-            raise damaged(folder, f"table {name_on_disk(table)} cannot be read: {error}") from None
+            raise damaged(folder, f"table {table} cannot be read: {error}") from None
 
 
 def _prepare(database: sqlite3.Connection, name: str) -> None:
-    """Sets the connection up and migrates the tables to the newest version."""
+    """Configure the connection and migrate the tables to the newest version."""
     pragmas = (
         f"page_size = {PAGE_BYTES}",
         "auto_vacuum = INCREMENTAL",
@@ -243,17 +262,9 @@ def _prepare(database: sqlite3.Connection, name: str) -> None:
     migrate(database, name)
 
 
-def damaged(folder: Path, what: str) -> JournalDamaged:
-    """The error for a journal that cannot be trusted."""
-    return JournalDamaged(
-        f"the journal in {folder} is damaged: {what}. `purgatory journal check {folder}` says what is intact, "
-        f"`purgatory journal repair {folder}` sets the rest aside"
-    )
-
-
 def describe_failure(error: sqlite3.Error) -> WriteFailure:
-    """What an error of SQLite means for callers."""
+    """Translate an error of SQLite for callers."""
     code = getattr(error, "sqlite_errorcode", 0)
     if code == sqlite3.SQLITE_FULL:
-        return WriteFailure(is_full=True, reason=f"no space is left for the journal ({error}): free some")
-    return WriteFailure(is_full=False, reason=f"the journal cannot be written ({error})")
+        return WriteFailure(is_full=True, reason=f"no space left for the journal ({error}): free some disk space")
+    return WriteFailure(is_full=False, reason=f"cannot write the journal ({error})")

@@ -1,7 +1,7 @@
-"""The journal's thread: takes one group after the other, makes each durable, and reports.
+"""The journal's thread: makes one group after the other durable and reports each.
 
-While the disk fails it holds the group and tries again, so nothing that was handed over is lost; success after failure
-is reported like any other. After a failed fsync the file is rewritten before anything else (`Store.rewrite`).
+While the disk fails, it keeps the group and retries, so no submitted group is lost. After a failed fsync the file is
+rewritten before anything else (`Store.rewrite`).
 """
 
 import logging
@@ -20,24 +20,24 @@ LOGGER: Final = logging.getLogger(__name__)
 
 RETRY_S: Final = 0.5
 IDLE_S: Final = 0.5
-"""After so long without a group there is time to give space back to the disk."""
+"""Maintenance that may delay a commit, such as shrinking the file, starts after this time without a group."""
 
 GROUPS_PER_MAINTENANCE: Final = 32
 
 IOERR: Final = 10
-"""The low byte of all of SQLite's codes for failed reads and writes."""
+"""Low byte of all SQLite error codes for failed reads and writes."""
 
 
 class JournalThread:
-    """Writes groups. `start` it, `submit` one group at a time, `close` it at the end."""
+    """Writes groups: `start`, then `submit` one group at a time, and finally `close`."""
 
     def __init__(
         self, store: Store, builder: StatementBuilder, report: Report, crash: CrashPoints, retry_s: float = RETRY_S
     ) -> None:
         self.errors = 0
-        """Times that the disk failed."""
+        """Number of disk failures."""
         self.bytes = store.size_bytes()
-        """Size of the files, as of the last maintenance."""
+        """Size of the files at the last maintenance."""
         self._store: Final = store
         self._builder: Final = builder
         self._report: Final = report
@@ -48,20 +48,20 @@ class JournalThread:
         self._must_reopen = False
         self._must_rewrite = False
         self._is_lost = False
-        """The files of the journal were found to be gone."""
+        """The files were found to be removed or replaced; reported once."""
         self._groups_unmaintained = 0
-        """Groups since the last maintenance; looking at the files costs more than writing a small group."""
+        """Groups since the last maintenance. Checking file sizes takes longer than writing a small group."""
         self._thread: Final = threading.Thread(target=self._run, name="journal", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def submit(self, group: Group) -> None:
-        """Hands a group over; nothing in it may change from now on."""
+        """Submit a group. It must not be modified afterwards."""
         self._groups.put(group)
 
     def close(self, timeout_s: float) -> bool:
-        """Writes what was handed over and ends; False when it could not, or not in time."""
+        """Write all submitted groups and end. Return False if that failed or timed out."""
         self._closing.set()
         self._groups.put(None)
         self._thread.join(timeout_s)
@@ -74,13 +74,13 @@ class JournalThread:
             while self._step():
                 pass
         except Exception as error:
-            LOGGER.exception("the journal's thread has ended")
+            LOGGER.exception("the journal's thread has failed")
             self._report(WriteFailure(is_full=False, reason=f"the journal has failed ({error}): restart the daemon"))
         finally:
             self._store.close()
 
     def _step(self) -> bool:
-        """Writes the next group, or does maintenance when none comes; False at the end."""
+        """Write the next group, or do maintenance if there is none. Return False at the end."""
         more = True
         try:
             group = self._groups.get(timeout=IDLE_S)
@@ -102,7 +102,7 @@ class JournalThread:
         return True
 
     def _commit(self, statements: Statements) -> bool:
-        """Tries until the group is durable; False when the daemon ends before that."""
+        """Retry until the group is durable. Return False if the daemon ends before that."""
         while True:
             try:
                 self._recover()
@@ -110,7 +110,7 @@ class JournalThread:
             except (sqlite3.Error, JournalError, OSError) as error:
                 self._on_failure(error)
                 if self._closing.wait(self._retry_s):
-                    LOGGER.error("the daemon ends without its last changes in the journal")  # noqa: TRY400
+                    LOGGER.error("the daemon ends, and its last changes could not be written to the journal")  # noqa: TRY400
                     return False
             else:
                 return True
@@ -135,11 +135,11 @@ class JournalThread:
                 self._must_reopen = True
         else:
             failure = WriteFailure(is_full=False, reason=str(error))
-        LOGGER.warning("%s; trying again", failure.reason)
+        LOGGER.warning("%s; retrying", failure.reason)
         self._report(failure)
 
     def _check_files(self) -> None:
-        """While no group is committed, which would find the same. Reports a loss once."""
+        """Check the files while no groups are committed; each commit checks them as well."""
         try:
             self._store.check_files()
         except (JournalError, OSError) as error:
@@ -148,13 +148,13 @@ class JournalThread:
                 self._on_failure(error)
 
     def _maintain(self, *, idle: bool) -> bool:
-        """Does a step of maintenance. Its failure only counts once a commit fails too."""
+        """Do a step of maintenance. A failure is only logged: if the disk really fails, the next commit reports it."""
         self._groups_unmaintained = 0
         try:
             more = self._store.maintain(idle=idle)
             self.bytes = self._store.size_bytes()
         except (sqlite3.Error, OSError) as error:
-            LOGGER.warning("maintenance of the journal failed (%s); it continues", error)
+            LOGGER.warning("maintenance of the journal failed (%s); will be retried", error)
             if getattr(error, "sqlite_errorcode", 0) in FSYNC_FAILED:
                 self._must_rewrite = True
             return False

@@ -35,6 +35,7 @@ from purgatory.service.listeners.result_tail import ResultTail
 from purgatory.service.loop_stalls import WORK_PER_SLICE, LoopStalls
 from purgatory.service.reaper import EXPIRED_PER_SLICE, Reaper
 from purgatory.service.registrations import OpenBatch, Registrations, count_refused
+from purgatory.service.sessions.callbacks import Callbacks, NoCallbacks
 from purgatory.service.sessions.refused import (
     located,
 )
@@ -67,6 +68,8 @@ class Host:
         self.tail: Final = ResultTail(self.listeners)
         self.journal = Journal()
         """The journal; a no-op journal unless `use_journal` is called."""
+        self.callbacks: Callbacks = NoCallbacks()
+        """Refuses callbacks, unless an extension replaces it."""
         self.shares: Final = Shares(settings, engine)
         self.holds: Final = LoopStalls()
         """Stall timers of everything that may take long, by name of the call."""

@@ -13,12 +13,12 @@ from purgatory.service.errors import BatchRejected, unreadable_batch
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.sessions.outbox import slices_of
 from purgatory.service.sessions.refused import (
-    RefusedCompletions,
     RefusedOperation,
     engine_receipt,
     first_of_each_id,
     located,
     refuse_all,
+    refused_completions,
 )
 from purgatory.service.sessions.refused_ids import FULL
 from purgatory.service.sessions.session import Session
@@ -140,7 +140,7 @@ class Registrations:
         for listener in self._listeners:
             # Must precede the append: the journal derives sequence numbers from the outbox.
             listener.refused_in_session(session, refused)
-        session.outbox.append(slices_of(RefusedCompletions(refused), [entry.refusal for entry in refused]))
+        session.outbox.append(slices_of(refused_completions(refused), [entry.refusal for entry in refused]))
         session.wake()
         known = [entry.operation_id for entry in refused if entry.operation_id <= OPERATION_ID_MAX]
         session.owner.highest_operation_id = max(session.owner.highest_operation_id, *known, 0)

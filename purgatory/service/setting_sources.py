@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from purgatory.service.access.watched_file import read_regular_file
 from purgatory.service.settings import ENVIRONMENT_PREFIX, Settings, SettingsGroup
+from purgatory.service.transport.watched_file import read_regular_file
 
 CLIENT_VARIABLES: Final = frozenset(("PURGATORY_TLS_CA", "PURGATORY_TLS_CERTIFICATE", "PURGATORY_TLS_KEY"))
 """Of the command line, which may run where the daemon does, with the same environment."""

@@ -1,9 +1,8 @@
 """The daemon's settings: names, defaults and limits. How they are loaded is in `setting_sources`.
 
-Settings are grouped by the part of the daemon that uses them. Every setting has one name in three spellings:
-`engine.tick_ms` in the file (table `[engine]`, key `tick_ms`), PURGATORY_ENGINE_TICK_MS in the environment,
-`--engine-tick-ms` as a flag. Flags win over the environment, the environment over the file, the file over the defaults.
-Flags, `--help` and docs/configuration.md are derived from the fields, so a setting is declared here and nowhere else.
+A setting has one name in three spellings: `engine.tick_ms` in the file (table `[engine]`, key `tick_ms`),
+PURGATORY_ENGINE_TICK_MS in the environment, `--engine-tick-ms` as a flag. Flags override the environment, the
+environment overrides the file. Flags, `--help` and docs/configuration.md are derived from the fields.
 
 No group may be called `service` or `port`: Kubernetes sets PURGATORY_SERVICE_HOST and PURGATORY_PORT by itself.
 """
@@ -455,6 +454,7 @@ class Settings(BaseSettings):
             "spaces.",
         )
     )
+    extensions: str = setting("all", "Extensions to load, separated by spaces. all: every one; none: only the core.")
     grpc: GrpcSettings = GrpcSettings()
     http: HttpSettings = HttpSettings()
     tls: TlsSettings = TlsSettings()

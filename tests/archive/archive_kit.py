@@ -20,8 +20,8 @@ from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
+from purgatory.extensions.archive.archive_listener import ArchiveListener
 from purgatory.service.host import Host
-from purgatory.service.listeners.archive import ArchiveListener
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import ArchiveSettings, HostSettings, SessionSettings
 from purgatory.service.translate.operations import OperationRun

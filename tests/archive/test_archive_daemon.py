@@ -14,7 +14,7 @@ import pytest
 
 from purgatory.archive import layout, schema
 from purgatory.archive.run_details import RunDetails
-from purgatory.service.flags import read_command_line
+from purgatory.flags import read_command_line
 from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub

@@ -10,11 +10,11 @@ from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, Refusal, RegisterReceipt
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
+from purgatory.service.budget.garbage import PauseWatch
 from purgatory.service.errors import BatchRejected, RpcError
-from purgatory.service.garbage import PauseWatch
 from purgatory.service.host import Host
-from purgatory.service.listeners.exposition import HostCollector
-from purgatory.service.listeners.metrics import Metrics
+from purgatory.service.metrics.exposition import HostCollector
+from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.settings import HostSettings
 from tests.archive.archive_kit import AT_MS, ArchivedHost, marks, produces
 from tests.archive.failing_disk import FailingDisk

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from bench.compare import BETTER, NOT_COMPARED, SAME, WORSE, compared, shown
-from bench.measure.instructions import UNIT, counted_by_perf, counted_by_valgrind
+from bench.measure.instructions import UNIT
 from bench.measure.result_rows import Row
 
 COUNTED = Row("instructions/x", "engine", None, 1_000.0, UNIT, None, 1, 1_000.0, 1_000.0, "valgrind, cc 12")
@@ -71,11 +71,3 @@ def test_rows_of_one_name_beside_two_peers_are_told_apart() -> None:
     other = dataclasses.replace(RATIO, peer="heapq", ratio=9.0, max=9.0)
     verdicts = compared([RATIO, other], [dataclasses.replace(other, ratio=1.0, max=1.0), RATIO])
     assert [verdict.said for verdict in verdicts] == [SAME, WORSE]
-
-
-def test_what_the_tools_say_is_read() -> None:
-    """Valgrind's and perf's counts are found, and perf's refusal is no count."""
-    assert counted_by_valgrind("==7== Events    : Ir\n==7== Collected : 181655256\n==7==\n") == 181_655_256
-    assert counted_by_valgrind("valgrind: failed to start") is None
-    assert counted_by_perf("noise\n181655256,,instructions:u,1,100.00,,\n") == 181_655_256
-    assert counted_by_perf("<not supported>,,instructions:u,0,100.00,,\n") is None

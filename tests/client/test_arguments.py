@@ -4,9 +4,9 @@ import inspect
 import re
 
 import pytest
-from purgatory_client import AsyncClient, Client, many, waits
+from purgatory_client import AsyncClient, Client, batches, waits
+from purgatory_client.batches import WaitBatch, partition_columns
 from purgatory_client.errors import InvalidRequest
-from purgatory_client.many import WaitColumns, partition_columns
 from purgatory_client.number_checks import int32, int64, int_column, milliseconds, squeeze, take
 from purgatory_client.partition_names import checked_key, partition_name
 from purgatory_client.results import OperationKind
@@ -51,7 +51,7 @@ def test_take_and_squeeze() -> None:
     assert squeeze([4, 5]) == [4, 5]
 
 
-def batch(**columns: list[int]) -> WaitColumns:
+def batch(**columns: list[int]) -> WaitBatch:
     given = {"indexes": None, "offsets": [1, 2, 3], "timeouts_ms": None, "item_counts": None, **columns}
     return partition_columns(OperationKind.PRODUCE, ["a-0", "b-0"], **given)
 
@@ -133,7 +133,7 @@ def test_text_that_cannot_be_sent_is_refused() -> None:
 @pytest.mark.parametrize("name", ["produce", "fetch", "delete_records", "signal"])
 def test_methods_that_wait_have_the_arguments_of_their_functions(client: type, name: str) -> None:
     """And say what these are, what they return and what they raise."""
-    for method, function in ((name, getattr(waits, name)), (f"{name}_many", getattr(many, name))):
+    for method, function in ((name, getattr(waits, name)), (f"{name}_many", getattr(batches, name))):
         signature = inspect.signature(getattr(client, method))
         assert list(signature.parameters)[1:] == list(inspect.signature(function).parameters)
         described = getattr(client, method).__doc__

@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from purgatory_client import AsyncClient, OperationKind, Outcome, errors, events, many, waits
-from purgatory_client.session.sessions_of_others import Registered
+from purgatory_client import AsyncClient, OperationKind, Outcome, batches, errors, events, waits
+from purgatory_client.session.detached_sessions import Registered
 
 from tests.client.until import until_pending
 from tests.conftest import StartDaemon
@@ -385,7 +385,7 @@ async def test_results_of_a_session_that_was_created_again(client: AsyncClient) 
     await client.advance("orders-3", high_watermark=9)
 
     async def register(count: int, incarnation: str = "") -> Registered:
-        batch = many.produce(["orders-3"], offsets=range(1, count + 1))
+        batch = batches.produce(["orders-3"], offsets=range(1, count + 1))
         return await client.register("again", 1, batch, incarnation=incarnation)
 
     first = await register(3)

@@ -5,8 +5,8 @@ import inspect
 import grpc
 import pytest
 from purgatory_client import errors
-from purgatory_client.cli.exits import Exit, exit_of_error
-from purgatory_client.plain_errors import from_code
+from purgatory_client.base_errors import from_code
+from purgatory_client.cli.exit_codes import Exit, exit_of_error
 
 
 @pytest.mark.parametrize(

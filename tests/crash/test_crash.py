@@ -1,4 +1,4 @@
-"""A small share of `make crash`."""
+"""A small form of `make crash`."""
 
 import asyncio
 import signal
@@ -14,30 +14,30 @@ from tests.crash.limited_disk import DISKS, LimitedDisk, NotPossibleHere
 from tests.crash.power_cut import Power
 from tests.daemon_process import run_to_end
 
-KILLS = 6
-KILLS_WHILE_FULL = 4
-CUTS = 3
+KILLS = 4
+KILLS_WHILE_FULL = 2
+CUTS = 2
 
 
 def test_daemon_dies_at_the_point_that_its_environment_names(tmp_path: Path) -> None:
-    """The hook that the runs below rely on: killed at its first commit, whether it serves by then or not."""
+    """The hook that the tests below rely on: the daemon dies at its first commit."""
     listen = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--data-dir", str(tmp_path / "data")]
     assert run_to_end(tmp_path, listen, {VARIABLE: "before-commit:1"}).returncode == -signal.SIGKILL
 
 
-@pytest.mark.slow  # seven daemons
+@pytest.mark.slow  # five daemons
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_no_kill_loses_repeats_or_hastens_anything(tmp_path: Path, mode: str) -> None:
-    """Six daemons are killed, some at points of the journal: all that was receipted ends once, and not too early."""
+    """Daemons are killed, some at points of the journal: every acknowledged wait ends once, and not too early."""
     tally = asyncio.run(CrashRun(tmp_path, 1, mode).run(KILLS))
     assert tally.operations > KILLS
     assert tally.outbox_waits > KILLS
     assert tally.outbox_kills
 
 
-@pytest.mark.slow  # four daemons, and a copy of the journal with every commit
+@pytest.mark.slow  # three daemons, and a copy of the journal at every commit
 def test_no_power_cut_loses_anything(tmp_path: Path) -> None:
-    """Each daemon begins with the files as they were last synced, and another wall clock: a receipt needs no more."""
+    """Each daemon starts with the files as last synced, and with another wall clock."""
     try:
         power = Power(tmp_path / "shim")
     except NotPossibleHere as error:
@@ -46,12 +46,12 @@ def test_no_power_cut_loses_anything(tmp_path: Path) -> None:
     assert tally.operations > CUTS
 
 
-@pytest.mark.slow  # five daemons
+@pytest.mark.slow  # three daemons
 @pytest.mark.parametrize("room_in", DISKS)
 def test_a_disk_that_fills_up_loses_nothing(
     tmp_path: Path, room_in: Callable[[Path], AbstractContextManager[LimitedDisk]]
 ) -> None:
-    """Without room every caller is refused and nothing ends; with room all go on by themselves, over kills in both."""
+    """While the disk is full every caller is refused; with space again all continue. Kills occur in both states."""
     try:
         with room_in(tmp_path / "disk") as room:
             tally = asyncio.run(CrashRun(tmp_path, 3, room=room).run(KILLS_WHILE_FULL))

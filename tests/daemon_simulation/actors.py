@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import grpc
 from purgatory_client import AsyncClient, Event, OperationKind, Result, ResultColumns, events, waits
+from purgatory_client.batches import Entry
 from purgatory_client.errors import ClientClosed, NotFound, PurgatoryClientError, Unavailable
-from purgatory_client.many import Entry
 
 from purgatory.engine import codes
 from purgatory.v1 import purgatory_service_pb2 as wire

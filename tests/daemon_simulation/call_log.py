@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass, field
 
 from purgatory_client import Result, ResultColumns
-from purgatory_client.many import Entry
+from purgatory_client.batches import Entry
 
 from tests.daemon_simulation.plan import Batch, PlannedWait
 

@@ -9,8 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from purgatory_client import Outcome, Result, ResultColumns
+from purgatory_client.batches import WaitBatch
 from purgatory_client.errors import ClientClosed, InvalidRequest, LimitExceeded, Unavailable
-from purgatory_client.many import WaitColumns
 from purgatory_client.waits import Wait
 
 from tests.daemon_simulation.actors import tally_key
@@ -50,7 +50,7 @@ class Seen:
 
 def seen_of(call: SimulatedCall) -> Iterator[Seen]:
     if isinstance(call.what, Batch):
-        first_id = call.wait.operation_id if isinstance(call.wait, WaitColumns) else 0
+        first_id = call.wait.operation_id if isinstance(call.wait, WaitBatch) else 0
         results = list(call.result) if isinstance(call.result, ResultColumns) else None
         for place, operation in enumerate(call.what.operations):
             seen = Seen(call, operation, first_id + place if first_id else 0)

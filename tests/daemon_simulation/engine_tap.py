@@ -5,8 +5,7 @@ and none of the answers: whether those were right is what the checker works out 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, RegisterReceipt
 from purgatory.engine.engine import Engine
@@ -17,27 +16,44 @@ from purgatory.engine.waiting.wakeups import UNLIMITED
 from purgatory.service.sessions.session import Session
 
 
-@dataclass(frozen=True)
-class OwnerAdded:
+class OwnerAdded(NamedTuple):
     owner: int
 
 
-@dataclass(frozen=True)
-class OwnerRemoved:
+class OwnerRemoved(NamedTuple):
     owner: int
     now_ms: int
 
 
-@dataclass(frozen=True)
-class BatchRegistered:
+class IdsCancelled(NamedTuple):
+    owner: int
+    operation_ids: tuple[int, ...]
+    now_ms: int
+
+
+class OwnerCancelled(NamedTuple):
+    owner: int
+    now_ms: int
+
+
+class ClockAdvanced(NamedTuple):
+    now_ms: int
+    limit: int
+
+
+class EngineShutDown(NamedTuple):
+    now_ms: int
+    limit: int
+
+
+class BatchRegistered(NamedTuple):
     owner: int
     kind: int
     batch: OperationBatch
     now_ms: int
 
 
-@dataclass(frozen=True)
-class Applied:
+class Applied(NamedTuple):
     """The events of `batch` from `start` up to `stop`."""
 
     batch: EventBatch
@@ -46,37 +62,11 @@ class Applied:
     now_ms: int
 
 
-@dataclass(frozen=True)
-class IdsCancelled:
-    owner: int
-    operation_ids: tuple[int, ...]
-    now_ms: int
-
-
-@dataclass(frozen=True)
-class OwnerCancelled:
-    owner: int
-    now_ms: int
-
-
-@dataclass(frozen=True)
-class NameCancelled:
+class NameCancelled(NamedTuple):
     """`name`: a partition, or a key as (key, -1)."""
 
     name: tuple[str, int]
     now_ms: int
-
-
-@dataclass(frozen=True)
-class ClockAdvanced:
-    now_ms: int
-    limit: int
-
-
-@dataclass(frozen=True)
-class EngineShutDown:
-    now_ms: int
-    limit: int
 
 
 EngineCall = (

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import uvloop
 from purgatory_client import AsyncClient
-from purgatory_client.many import WaitColumns
+from purgatory_client.batches import WaitBatch
 from purgatory_client.waits import Wait
 
 from purgatory.engine import codes
@@ -167,6 +167,8 @@ class SimulatedDay:
                 self.ledger.complaints.append(f"client {actor.number} has {actor.client.pending} pending at the end")
 
     def _all_acknowledged(self) -> bool:
+        for session in self.served.host.sessions:
+            session.outbox.check()
         sessions = [self.served.host.sessions.find(actor.client.session_id) for actor in self.actors]
         return all(session is None or not session.outbox.unacknowledged for session in sessions)
 
@@ -204,7 +206,7 @@ class SimulatedDay:
         ids: list[int] = []
         if isinstance(call.wait, Wait):
             ids = [call.wait.operation_id]
-        elif isinstance(call.wait, WaitColumns) and call.wait.operation_id:
+        elif isinstance(call.wait, WaitBatch) and call.wait.operation_id:
             ids = [call.wait.operation_id + place for place in call.wait.pending_positions()]
         now = self.served.host.time.now_ms()
         return any(self.served.host.engine.describe(session.owner, one, now) is not None for one in ids)

@@ -1,4 +1,4 @@
-"""The replicated log runs for real: its processes, a daemon of its own, files on disk, and a follower killed midway."""
+"""The replicated-log example with its real processes and files, and a follower killed midway."""
 
 import os
 import random
@@ -56,26 +56,22 @@ def assert_proven(run: subprocess.CompletedProcess[str], kills: bool) -> None:
     """Everything that the demonstration checks holds, and it checked everything."""
     assert run.returncode == 0, f"exit {run.returncode}\n{run.stdout}\n{run.stderr}"
     assert "FAIL" not in run.stdout
-    assert "proven: every record is where it should be" in run.stdout
+    assert "proven: every record arrived once" in run.stdout
     assert len(re.findall(r"^ok {4}log of replica \d", run.stdout, re.MULTILINE)) == 6, run.stdout
-    assert len(re.findall(r"^ok {4}/metrics", run.stdout, re.MULTILINE)) == 8, run.stdout
+    assert len(re.findall(r"^ok {4}/metrics", run.stdout, re.MULTILINE)) == 4, run.stdout
     assert ("killed follower" in run.stdout) == kills
-    assert re.search(r"^produce +satisfied +\d+", run.stdout, re.MULTILINE), run.stdout
 
 
-@MODES
-def test_odd_lines_arrive_byte_for_byte(odd_lines: Path, mode: list[str]) -> None:
-    """Consumer and followers hold exactly what was sent, whatever the bytes, also when a follower dies midway."""
-    run = run_demo("--input", str(odd_lines), *mode)
-    assert_proven(run, kills=bool(mode))
+def test_odd_lines_arrive_byte_for_byte(odd_lines: Path) -> None:
+    """Consumer and followers hold exactly what was sent, whatever the bytes."""
+    assert_proven(run_demo("--input", str(odd_lines)), kills=False)
 
 
 def test_the_history_of_a_run_replays(odd_lines: Path, tmp_path: Path) -> None:
-    """With --archive the daemon's history lies there, and a fresh engine fed with it ends every wait the same way."""
+    """The same with a follower killed midway; and a fresh engine fed with the archive ends every wait the same way."""
     folder = tmp_path / "history"
     run = run_demo("--input", str(odd_lines), "--kill-follower", "--archive", str(folder))
     assert_proven(run, kills=True)
-    assert f"history of the daemon: {folder}" in run.stdout
     outcomes = rows_of(folder, OUTCOMES)
     assert sum(row["kind"] == "produce" for row in outcomes) == len(odd_lines.read_bytes().split(b"\n"))
     assert without(Replay(folder).outcomes, "at") == without(outcomes, "at")
@@ -87,7 +83,7 @@ def test_real_log_arrives_byte_for_byte(mode: list[str]) -> None:
     """2,000 lines of a real log arrive byte for byte, with 2,000 acks=all waits at the daemon."""
     run = run_demo("--input", str(REAL_LOG), *mode)
     assert_proven(run, kills=bool(mode))
-    assert re.search(r"^produce +satisfied +2000 ", run.stdout, re.MULTILINE), run.stdout
+    assert "/metrics produce: 2000 registered = 2000 satisfied" in run.stdout
 
 
 @pytest.mark.parametrize(
@@ -95,8 +91,8 @@ def test_real_log_arrives_byte_for_byte(mode: list[str]) -> None:
     [(None, "No such file"), (b"", "0 lines"), (b"1\n2\n", "at least 8")],
     ids=["none", "empty", "short"],
 )
-def test_unusable_input_is_said_in_one_line(tmp_path: Path, content: bytes | None, complaint: str) -> None:
-    """An input that cannot serve ends with exit code 2 and a line that says why, before any process is started."""
+def test_unusable_input_is_a_usage_error(tmp_path: Path, content: bytes | None, complaint: str) -> None:
+    """Exit code 2 and one line with the reason, before any process is started."""
     path = tmp_path / "input"
     if content is not None:
         path.write_bytes(content)
@@ -107,7 +103,7 @@ def test_unusable_input_is_said_in_one_line(tmp_path: Path, content: bytes | Non
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_interrupted_run_leaves_no_process(odd_lines: Path, number: signal.Signals) -> None:
-    """A run that is ended by a signal ends every process that it has started."""
+    """A run that is interrupted ends every process that it started."""
     command = [sys.executable, "-m", "examples.replicated_log", "--input", str(odd_lines), "--kill-follower"]
     with subprocess.Popen(
         command, cwd=PROJECT, env=demo_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -117,7 +113,7 @@ def test_interrupted_run_leaves_no_process(odd_lines: Path, number: signal.Signa
         started = {pid for pid in children_of(demo.pid) if pid}
         demo.send_signal(number)
         assert demo.wait(timeout=60) == 130
-    assert len(started) >= 4, f"only {started} were there"
+    assert len(started) >= 2, f"only {started} were running"  # the daemon and a follower
     deadline = time.monotonic() + 10
     while left := {pid for pid in started | children if is_running(pid)}:
         assert time.monotonic() < deadline, f"still running: {left}"

@@ -1,4 +1,4 @@
-"""What the examples do with a daemon that runs already."""
+"""Examples that connect to a running daemon."""
 
 import os
 import subprocess
@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 from purgatory_client import AsyncClient, waits
 
-from examples.replicated_log.cluster import PROJECT, Cluster
+from examples.local_daemon import serving
 
+PROJECT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
 SECONDS_MAX = 120
 
 
 @pytest.fixture
-async def daemon(tmp_path: Path) -> AsyncIterator[tuple[str, str]]:
-    """A daemon of the test's own: its gRPC and HTTP addresses."""
-    async with Cluster(tmp_path, lambda _: None) as cluster:
-        yield await cluster.start_daemon()
+async def daemon(tmp_path: Path) -> AsyncIterator[str]:
+    """The gRPC address of a new daemon."""
+    async with serving(tmp_path) as address:
+        yield address
 
 
 def run_example(*arguments: str) -> str:
@@ -38,38 +39,19 @@ def run_example(*arguments: str) -> str:
     return run.stdout
 
 
-async def test_first_wait_is_satisfied(daemon: tuple[str, str]) -> None:
+async def test_first_wait_is_satisfied(daemon: str) -> None:
     """The smallest example prints that its wait was satisfied at offset 42."""
-    printed = run_example("examples/first_wait.py", daemon[0])
+    printed = run_example("examples/first_wait.py", daemon)
     assert printed.startswith("satisfied after ")
     assert printed.endswith("orders-3 has reached 42\n")
 
 
-async def test_order_desk_ships_every_order(daemon: tuple[str, str], tmp_path: Path) -> None:
+async def test_order_desk_ships_every_order(daemon: str, tmp_path: Path) -> None:
     """New orders are shipped, and so are those that an earlier run has left."""
     outbox = tmp_path / "desk.db"
-    printed = run_example("examples/order_desk.py", daemon[0], str(outbox))
+    printed = run_example("examples/order_desk.py", daemon, str(outbox))
     assert printed.splitlines() == ["0 orders of an earlier run", *(f"order-{i}: satisfied" for i in range(3))]
-    async with AsyncClient(daemon[0], outbox=outbox) as client:
+    async with AsyncClient(daemon, outbox=outbox) as client:
         await client.submit(waits.produce({"orders-3": 2}, timeout=60), tag="order-left")
-    printed = run_example("examples/order_desk.py", daemon[0], str(outbox))
+    printed = run_example("examples/order_desk.py", daemon, str(outbox))
     assert printed.splitlines() == ["1 orders of an earlier run", "order-left: satisfied"]
-
-
-async def test_demonstration_runs_twice_on_one_daemon(daemon: tuple[str, str], tmp_path: Path) -> None:
-    """Two runs on a daemon that others may use do not disturb each other, and leave nothing pending."""
-    lines = tmp_path / "lines"
-    lines.write_bytes(b"a line of some length\n" * 300)
-    grpc_address, http_address = daemon
-    for _ in range(2):
-        printed = run_example(
-            "-m",
-            "examples.replicated_log",
-            "--input",
-            str(lines),
-            "--daemon",
-            grpc_address,
-            "--daemon-http",
-            http_address,
-        )
-        assert "proven: every record is where it should be" in printed

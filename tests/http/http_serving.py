@@ -23,9 +23,8 @@ from purgatory.service.http.http_calls import HttpMethods
 from purgatory.service.http.server_sent_events import ServerSentEvents
 from purgatory.service.http.site import HttpSite
 from purgatory.service.rpc.call_gate import CallGate
-from purgatory.service.rpc.servicer import PurgatoryServicer
 from purgatory.service.settings import HostSettings, HttpSettings
-from tests.service.serving import ServedHost, serving
+from tests.service.serving import ServedHost, all_methods, serving
 
 SERVICE = "/purgatory.v1.PurgatoryService"
 JSON, BINARY = "json", "proto"
@@ -118,7 +117,9 @@ async def serving_http(
         host = served.host
         gate = CallGate(host.fair_queue, host.settings.limits, host.listeners)
         methods = HttpMethods(
-            PurgatoryServicer(host), gate, lambda _method: lambda _context: host.sessions.accounts.nobody
+            all_methods(host),
+            gate,
+            lambda _method: lambda _context: host.sessions.accounts.nobody,
         )
         calls = {**ConnectCalls(methods, message_bytes_max).applications(), **ServerSentEvents(methods).applications()}
         site = HttpSite(HttpSettings(), [], calls=calls)

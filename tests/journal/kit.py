@@ -16,7 +16,7 @@ from purgatory.journal.continued_time import ClockReading, ReadClocks
 from purgatory.journal.crash_points import AFTER_COMMIT, CrashPoints
 from purgatory.journal.errors import JournalError
 from purgatory.service.host import Host
-from purgatory.service.listeners.recovery import OpenJournal
+from purgatory.service.recovery import OpenJournal
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
@@ -144,6 +144,7 @@ def picture(host: Host) -> dict[str, Any]:
     sessions = {}
     for session in host.sessions._by_id.values():
         outbox = session.outbox
+        outbox.check()
         if session.is_blank:
             continue
         results = [row for part in (*outbox._written, *outbox._unwritten) for row in rows_of(part)]

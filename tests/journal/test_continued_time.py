@@ -7,7 +7,7 @@ import pytest
 from purgatory.journal.continued_time import ClockReading, journal_now_ms
 from purgatory.journal.group import Moment
 from purgatory.service.host import Host
-from purgatory.service.listeners.recovery import OpenJournal
+from purgatory.service.recovery import OpenJournal
 from purgatory.testing import ManualClock
 from tests.journal.kit import PATIENCE_S, new_host, register
 

@@ -11,11 +11,11 @@ from prometheus_client import generate_latest
 from purgatory.engine import codes
 from purgatory.journal.crash_points import BEFORE_COMMIT, CrashPoints
 from purgatory.journal.errors import JournalError
+from purgatory.service.budget.garbage import PauseWatch
 from purgatory.service.errors import BatchRejected
-from purgatory.service.garbage import PauseWatch
 from purgatory.service.host import Host
-from purgatory.service.listeners.exposition import make_registry
-from purgatory.service.listeners.metrics import Metrics
+from purgatory.service.metrics.exposition import make_registry
+from purgatory.service.metrics.metrics import Metrics
 from tests.journal.kit import PATIENCE_S, JournaledHost, high_watermark, register
 from tests.journal.test_damage import read
 from tests.service.serving import apply_events

@@ -14,7 +14,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.journal.row_codec import pack_results, unpack_results
 from purgatory.service.sessions.outbox import slices_of
-from purgatory.service.sessions.packed import PackedCompletions
+from purgatory.service.sessions.packed import packed
 from tests.client.until import until_pending
 from tests.journal.kit import PATIENCE_S
 from tests.journal.test_restart import free_address, start
@@ -69,5 +69,5 @@ def test_stale_marks_are_kept_with_results() -> None:
     assert again.stale_marks == STALE
     [whole] = slices_of(again)
     first, rest = whole.split(1)
-    assert PackedCompletions([rest, first]).stale_marks == {1: STALE[2], 2: STALE[3], 3: STALE[0]}
+    assert packed([rest, first]).stale_marks == {1: STALE[2], 2: STALE[3], 3: STALE[0]}
     assert whole.held_bytes() > slices_of(without)[0].held_bytes()

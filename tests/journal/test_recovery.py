@@ -9,12 +9,12 @@ import pytest
 from purgatory.journal import statements
 from purgatory.journal.group import Group
 from purgatory.service.host import Host
-from purgatory.service.listeners.recovery import OpenJournal
+from purgatory.service.recovery import OpenJournal
 from purgatory.testing import ManualClock
 from tests.archive.archive_life import Life
 from tests.journal.kit import ITEM_COLUMNS, PATIENCE_S, PowerCut, copy_files, keep, picture
 
-SEEDS = 10
+SEEDS = 5
 STEPS = 60
 GROUP_MAX = 20
 

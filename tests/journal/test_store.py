@@ -9,9 +9,8 @@ from purgatory.journal import store as stores
 from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import Directory
 from purgatory.journal.group import Group, Moment
-from purgatory.journal.log_damage import PAGE_BYTES
 from purgatory.journal.statements import StatementBuilder
-from purgatory.journal.store import Store
+from purgatory.journal.store import PAGE_BYTES, Store
 
 PAGES_MAX = 20
 

@@ -10,10 +10,10 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.core import HistogramMetricFamily
 
+from purgatory.extensions.page.daemon_views import DaemonViews
+from purgatory.extensions.page.ranked_waits import RankedWaits
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.listeners.metrics import Metrics
-from purgatory.service.page.daemon_views import DaemonViews
-from purgatory.service.page.ranked_waits import RankedWaits
+from purgatory.service.metrics.metrics import Metrics
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.service.serving import ServedHost, refused, serving

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from purgatory_client import events, many
+from purgatory_client import batches, events
 from purgatory_client.blocking import Client
 
 SESSION: Final = "checkout"
@@ -18,33 +18,33 @@ def register_waits(client: Client, *, count: int = WAITS) -> None:
     """So many waits in one session, a quarter of each kind, for minutes to hours. The last of some are hostile."""
     each, last = count // 4, count // 4 - 1
     numbers = range(each)
-    batches = [
-        many.produce(
+    made = [
+        batches.produce(
             [*((HOT_TOPIC, partition) for partition in range(PARTITIONS)), (HOSTILE_TOPIC, 0)],
             indexes=[*(skewed(number) for number in numbers[:last]), PARTITIONS],
             offsets=[10_000 + 4 * number for number in numbers],
             timeouts_ms=[60_000 + number * 7_000 for number in numbers],
         ),
-        many.fetch(
+        batches.fetch(
             [("payments", partition) for partition in range(8)],
             indexes=[number % 8 for number in numbers],
             offsets=[500] * each,
             min_bytes=[1_000_000] * each,
             timeouts_ms=[30_000 + number * 1_000 for number in numbers],
         ),
-        many.delete_records(
+        batches.delete_records(
             [("audit", partition) for partition in range(3)],
             indexes=[number % 3 for number in numbers],
             offsets=[900] * each,
             timeouts_ms=[600_000 + number * 60_000 for number in numbers],
         ),
-        many.signal(
+        batches.signal(
             [*(f"nightly-{number}" for number in range(40)), HOSTILE_KEY],
             indexes=[*(number % 40 for number in numbers[:last]), 40],
             timeouts_ms=[7_200_000 + number * 1_000 for number in numbers],
         ),
     ]
-    for place, batch in enumerate(batches):
+    for place, batch in enumerate(made):
         client.register(SESSION, 1 + place * each, batch)
 
 

@@ -197,7 +197,7 @@ def test_nothing_sticks_out(
 def test_files_are_small_and_strict(daemon: DaemonProcess) -> None:
     """All of them together stay below 200 kB, none may be led to run anything of another's, and there are no others."""
     origin, total = f"http://{daemon.http_address}", 0
-    folder = Path(__file__).parents[2] / "purgatory/service/page/static"
+    folder = Path(__file__).parents[2] / "purgatory/extensions/page/static"
     for path in ("/", *(f"/page/static/{file.name}" for file in folder.iterdir())):
         with urllib.request.urlopen(origin + path, timeout=30) as answer:
             total += len(answer.read())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from purgatory_client import Client
-from purgatory_client.many import partition_columns
+from purgatory_client.batches import partition_columns
 from purgatory_client.results import OperationKind
 from purgatory_pipeline.archive import intake_account
 from purgatory_pipeline.archive.accounting import account

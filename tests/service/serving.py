@@ -17,15 +17,19 @@ from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, 
 from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
+from purgatory.extension import Core
+from purgatory.extensions.webhooks.extension import WebhooksExtension
+from purgatory.service.access.access import Access
 from purgatory.service.access.account import Account
 from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Listener
+from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.rpc.call import Identify
 from purgatory.service.rpc.call_gate import CallGate
-from purgatory.service.rpc.handlers import add_to_server
+from purgatory.service.rpc.handlers import Method, add_to_server, service_methods
 from purgatory.service.rpc.servicer import PurgatoryServicer
 from purgatory.service.sessions.session import Session
-from purgatory.service.settings import HostSettings
+from purgatory.service.settings import AccessSettings, HostSettings, Settings
 from purgatory.service.translate.events import IncomingEvents
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -154,6 +158,13 @@ async def serving(
         await host.stop()
 
 
+def all_methods(host: Host) -> dict[str, Method]:
+    """The methods of a daemon that has the extension `webhooks`."""
+    access = Access(AccessSettings(), host.sessions.accounts, lambda _context: "")
+    webhooks = WebhooksExtension(Core(Settings(), host, Metrics(), access, None, 0))
+    return service_methods(PurgatoryServicer(host), webhooks.calls())
+
+
 async def start_server(
     host: Host,
     options: list[tuple[str, Any]] | None = None,
@@ -167,7 +178,7 @@ async def start_server(
     advice = host.retry_advice.next_expiry_ms
     gate = CallGate(host.fair_queue, host.settings.limits, host.listeners, now_s, advice)
     ask = identify or (lambda _method: lambda _context: host.sessions.accounts.nobody)
-    add_to_server(PurgatoryServicer(host), server, gate, ask)
+    add_to_server(all_methods(host), server, gate, ask)
     port = server.add_insecure_port("127.0.0.1:0")
     host.start()
     await server.start()

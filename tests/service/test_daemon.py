@@ -26,10 +26,11 @@ from prometheus_client.parser import text_string_to_metric_families
 import purgatory
 from purgatory.daemon import Daemon
 from purgatory.engine import COMPILED
+from purgatory.extensions.archive.archive_listener import ArchiveListener
+from purgatory.extensions.archive.extension import ArchiveExtension
 from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import Directory
 from purgatory.journal.store import Store
-from purgatory.service.listeners.archive import ArchiveListener
 from purgatory.service.setting_sources import load_settings
 from purgatory.v1 import event_pb2, purgatory_service_pb2_grpc, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -386,7 +387,7 @@ async def test_the_journal_is_closed_where_the_archive_fails(tmp_path: Path, mon
         "journal": {"dir": tmp_path / "data"},
         "gc": {**dict(zip(names, gc.get_threshold(), strict=True)), "freeze": False},
     }
-    daemon = Daemon(load_settings(flags))
+    daemon = Daemon(load_settings(flags), [ArchiveExtension])
     await daemon.start()
     with pytest.raises(OSError, match="the archive's disk is gone"):
         await daemon.stop()

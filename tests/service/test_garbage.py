@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from purgatory.service.garbage import MemoryTrimmer
+from purgatory.service.budget.garbage import MemoryTrimmer
 from tests.service.serving import eventually
 
 
@@ -63,7 +63,7 @@ async def test_an_interval_of_zero_switches_it_off() -> None:
 
 POOLS_OF_THREADS = """
 import ctypes, sys, threading
-from purgatory.service import garbage
+from purgatory.service.budget import garbage
 if sys.argv[1] == "one":
     garbage.use_one_arena()
 libc = ctypes.CDLL(None)

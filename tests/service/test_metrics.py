@@ -18,9 +18,9 @@ from purgatory.engine.codes import (
     SATISFIED,
 )
 from purgatory.engine.completions import Completions
-from purgatory.service.listeners.histogram import Histogram
-from purgatory.service.listeners.metrics import Metrics
+from purgatory.service.histogram import Histogram
 from purgatory.service.listeners.refusal_log import INTERVAL_MS, SUBJECTS_MAX, RefusalLog
+from purgatory.service.metrics.metrics import Metrics
 from purgatory.testing import ManualClock
 
 

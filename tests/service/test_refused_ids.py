@@ -129,7 +129,7 @@ def test_of_a_batch_that_is_too_large_no_id_is_looked_at() -> None:
     assert register_or_refuse(host, session, batch_of([1, 2], "columns")).accepted == 2
     for form in ("columns", "rows"):
         refusal = register_or_refuse(host, session, batch_of(list(range(3, 30)), form)).batch_refusal
-        assert f"the most in one batch is {BATCH_MAX}" in refusal.message
+        assert f"at most {BATCH_MAX} are allowed in one batch" in refusal.message
     assert 3 in session.refused_ids
     assert OPERATION_ID_MAX in session.refused_ids
     assert register_or_refuse(host, session, batch_of([10], "columns")).accepted == 1

@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from purgatory.service.listeners.metrics import Metrics
+from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.settings import HostSettings, LimitsSettings, SessionSettings
 from purgatory.testing import ManualClock
 from purgatory.v1 import operation_pb2, result_pb2

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from purgatory.service.flags import CommandLine, config_lines, read_command_line
+from purgatory.flags import CommandLine, config_lines, read_command_line
 from purgatory.service.setting_sources import (
     SettingsError,
     environment_name,
@@ -77,6 +77,7 @@ def test_every_setting_can_be_given_as_a_variable(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PURGATORY_WEBHOOKS_ALLOWED_HOSTS", "example.org")  # the default is empty, as if it were not set
     monkeypatch.setenv("PURGATORY_HTTP_ALLOWED_HOSTS", "example.org")  # the same
     monkeypatch.setenv("PURGATORY_SOURCE", "kafka://127.0.0.1:9092")
+    monkeypatch.setenv("PURGATORY_EXTENSIONS", "all")
     monkeypatch.setenv("PURGATORY_READY_FILE", str(tmp_path / "ready"))
     command_line = read()
     sources = [line.rpartition("# ")[2] for line in config_lines(command_line) if "=" in line]

@@ -7,7 +7,7 @@ from purgatory.engine.batches import Refusal
 from purgatory.engine.completions import Completions, FetchedPartition
 from purgatory.service.errors import BatchRejected
 from purgatory.service.sessions.outbox import ResultSlice, slices_of
-from purgatory.service.sessions.refused import RefusedCompletions, RefusedOperation
+from purgatory.service.sessions.refused import RefusedOperation, refused_completions
 from purgatory.service.translate.events import events_from_columns, events_from_rows
 from purgatory.service.translate.operations import parts_from_columns, parts_from_rows
 from purgatory.service.translate.results import MESSAGES_MAX, event_refusals, fill_columns, fill_rows
@@ -71,7 +71,7 @@ def test_rows_without_condition_or_with_falling_ids_are_refused() -> None:
         (1, "condition", 6),
         (2, "operation_id", 4),
     ]
-    assert "4 does not rise" in refused[1][0].message
+    assert refused[1][0].message == "ids must rise: 4 follows 6"
 
 
 def test_operation_columns_are_copied() -> None:
@@ -184,7 +184,7 @@ def test_events_that_need_rows_are_refused_as_columns() -> None:
     [events] = events_from_columns(columns, 1_000)
     assert events.batch.types == [codes.HIGH_WATERMARK, 0]
     explained = events.explain(Refusal(1, codes.INVALID_ARGUMENT, "event", "type 0 is not known"))
-    assert explained.message == "leadership events go as rows only"
+    assert explained.message == "leadership events can only be sent as rows"
     other = Refusal(0, codes.INVALID_ARGUMENT, "offset", "-1")
     assert events.explain(other) is other
 
@@ -272,7 +272,7 @@ def test_refused_results_keep_their_reason_in_both_shapes() -> None:
         RefusedOperation(Refusal(3, codes.INVALID_ARGUMENT, "timeout_ms", "-1 is not in 0..10"), 7, codes.PRODUCE),
         RefusedOperation(Refusal(4, codes.RESOURCE_EXHAUSTED, "operation_id", "full"), 8, codes.PRODUCE),
     ]
-    [part] = slices_of(RefusedCompletions(refused), [refusal for refusal, _, _ in refused])
+    [part] = slices_of(refused_completions(refused), [refusal for refusal, _, _ in refused])
     _, tail = part.split(1)
     [row] = rows_of([tail])
     assert (row.outcome, row.operation_id, row.refusal.index, row.refusal.message) == (codes.REFUSED, 8, 4, "full")

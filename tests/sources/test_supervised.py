@@ -16,7 +16,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from purgatory_client import AsyncClient
 from purgatory_sources.source_program import NoRepetitions
 
-from purgatory.service.sources.supervised_sources import SupervisedSource
+from purgatory.extensions.connectors.supervised_sources import SupervisedSource
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess, children_of, is_running
 

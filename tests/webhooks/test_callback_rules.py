@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from purgatory.service.webhooks.callback_rules import CallbackNotAllowed, CallbackRules, CallbackTarget
+from purgatory.extensions.webhooks.callback_rules import CallbackNotAllowed, CallbackRules, CallbackTarget
 
 
 def rules(*hosts: str, allow_http: bool = True, allow_private: bool = False) -> CallbackRules:

@@ -5,8 +5,8 @@ from collections import Counter
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from purgatory.service.webhooks import dead_letters
-from purgatory.service.webhooks.dead_letters import DeadLetters
+from purgatory.extensions.webhooks import dead_letters
+from purgatory.extensions.webhooks.dead_letters import DeadLetters
 from purgatory.v1 import webhook_pb2
 
 

@@ -4,9 +4,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 
+from purgatory.extensions.webhooks.deliveries import Deliveries, RetrySchedule
+from purgatory.extensions.webhooks.webhook_poster import DELIVERED, REFUSED, UNREACHABLE, Attempt
 from purgatory.service.fair_queue import next_loop_turn
-from purgatory.service.webhooks.deliveries import Deliveries, RetrySchedule
-from purgatory.service.webhooks.webhook_poster import DELIVERED, REFUSED, UNREACHABLE, Attempt
 
 SCHEDULE = RetrySchedule(first_ms=1_000, longest_ms=8_000, give_up_ms=20_000)
 

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from purgatory.service.transport.outbound import READ_BYTES
-from purgatory.service.webhooks.callback_rules import CallbackRules
-from purgatory.service.webhooks.webhook_form import WebhookSigner
-from purgatory.service.webhooks.webhook_poster import (
+from purgatory.extensions.webhooks.callback_rules import CallbackRules
+from purgatory.extensions.webhooks.webhook_form import WebhookSigner
+from purgatory.extensions.webhooks.webhook_poster import (
     ANSWER_BYTES_MAX,
     DELIVERED,
     NOT_ALLOWED,
@@ -24,6 +23,7 @@ from purgatory.service.webhooks.webhook_poster import (
     WebhookPoster,
     retry_after_s,
 )
+from purgatory.service.transport.outbound import READ_BYTES
 from tests.webhooks.receiver import DROP, HANG, SECRET, WebhookReceiver
 
 BODY = '{"type":"operation.ended","data":{"result":{"operationId":"1"}}}'

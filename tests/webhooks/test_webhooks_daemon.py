@@ -227,7 +227,7 @@ def test_what_is_given_up_is_a_dead_letter_and_can_be_sent_again(start_daemon: S
             partly = purgatory(*some_by_command, address=second.address)
             assert partly.returncode == 16
             assert "not found: nobody" in partly.stderr
-            assert "sending 1 letter again" in partly.stdout
+            assert "resending 1 letter" in partly.stdout
             receiver.answer = lambda _received: 200
             caller.until(lambda: len(caller.dead_letters()) == 3)
             receiver.received.clear()
@@ -245,7 +245,7 @@ def test_what_is_given_up_is_a_dead_letter_and_can_be_sent_again(start_daemon: S
             assert unknown.returncode == 16
             assert json.loads(unknown.stdout) == {"resent": 0, "unknown_webhook_ids": ["nobody"]}
             none = purgatory("dead-letters", "--resend-all", address=second.address)
-            assert (none.returncode, none.stdout.strip()) == (16, "no letters to send")
+            assert (none.returncode, none.stdout.strip()) == (16, "no letters to resend")
         received = receiver.wait_for(lambda all_: len(all_) == 3)
     assert {one.webhook_id for one in received} == {letter.webhook_id for letter in letters}
     assert "is given up after" in first.log

@@ -1,4 +1,4 @@
-"""The commands of `purgatory`: what each takes, and which call it makes. `render` prints."""
+"""The commands of `purgatory`: their arguments, and the client calls they make. `render` prints the results."""
 
 import sys
 from collections.abc import AsyncIterator
@@ -13,9 +13,10 @@ from purgatory_client.aio import AsyncClient
 from purgatory_client.cli import render
 from purgatory_client.cli.advance import advance
 from purgatory_client.cli.caught_up import caught_up, reached
-from purgatory_client.cli.exits import OF_OUTCOME, Exit, epilog
+from purgatory_client.cli.connection_options import DEFAULT_ADDRESS, Address, AsJson, run, secured
+from purgatory_client.cli.dead_letters import dead_letters
+from purgatory_client.cli.exit_codes import OF_OUTCOME, Exit, epilog
 from purgatory_client.cli.load import load, results
-from purgatory_client.cli.looking_on import hot, tail
 from purgatory_client.cli.parsing import (
     UsageError,
     checked_partition,
@@ -26,8 +27,7 @@ from purgatory_client.cli.parsing import (
     partition_offsets,
     seconds,
 )
-from purgatory_client.cli.running import DEFAULT_ADDRESS, Address, AsJson, run, secured
-from purgatory_client.cli.undelivered import dead_letters
+from purgatory_client.cli.tail import hot, tail
 from purgatory_client.cli.watching import Watch, shown
 from purgatory_client.results import Result
 from purgatory_client.sources.position_tokens import FORM, Positions
@@ -35,11 +35,11 @@ from purgatory_client.sources.position_tokens import FORM, Positions
 T = TypeVar("T")
 
 _PASSED_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""Settings of a command whose arguments another program parses."""
+"""Settings of a command that passes its arguments on to another parser."""
 
 app: Final = typer.Typer(
     name="purgatory",
-    help="Waits as a service: wait for positions and signals, report what happened, inspect what is pending.",
+    help="Waits as a service: wait for offsets and signals, report events, inspect pending operations.",
     epilog=epilog(),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -59,19 +59,21 @@ def wait(
         list[str],
         typer.Argument(
             metavar="TARGET...",
-            help="partition@offset (orders-3@42), keys with --signal, or a token of `purgatory caught-up --token`.",
+            help="partition@offset (orders-3@42), keys with --signal, or a token from `purgatory caught-up --token`.",
         ),
     ],
     timeout: Annotated[
-        str, typer.Option("--timeout", "-t", help="How long to wait: 500ms, 30s, 2m, 1h; 0: answer at once.")
+        str, typer.Option("--timeout", "-t", help="How long to wait: 500ms, 30s, 2m, 1h; 0: answer immediately.")
     ] = "30s",
     record: Annotated[
-        bool, typer.Option("--record", help="The offsets are those of records: wait for what is above them.")
+        bool, typer.Option("--record", help="Treat the offsets as record offsets: wait for offset + 1.")
     ] = False,
     fetch: Annotated[bool, typer.Option("--fetch", help="Wait until records can be read from the offsets.")] = False,
-    min_bytes: Annotated[int, typer.Option(help="With --fetch: bytes to wait for, over all partitions.")] = 1,
-    replica_id: Annotated[int | None, typer.Option(help="With --fetch: the follower that fetches.")] = None,
-    read_committed: Annotated[bool, typer.Option(help="With --fetch: up to the last stable offset.")] = False,
+    min_bytes: Annotated[int, typer.Option(help="Total bytes to wait for, over all partitions (with --fetch).")] = 1,
+    replica_id: Annotated[int | None, typer.Option(help="Fetch as this follower (with --fetch).")] = None,
+    read_committed: Annotated[
+        bool, typer.Option(help="Count bytes up to the last stable offset only (with --fetch).")
+    ] = False,
     delete_records: Annotated[
         bool,
         typer.Option(
@@ -79,24 +81,24 @@ def wait(
         ),
     ] = False,
     signal: Annotated[
-        bool, typer.Option("--signal", help="Wait until keys are signalled; key@3: three times.")
+        bool, typer.Option("--signal", help="Wait until the keys are signalled; key@3: three times.")
     ] = False,
-    any_key: Annotated[bool, typer.Option("--any", help="With --signal: one key is enough.")] = False,
-    from_now: Annotated[bool, typer.Option("--from-now", help="With --signal: earlier signals do not count.")] = False,
+    any_key: Annotated[bool, typer.Option("--any", help="Wait for any one of the keys (with --signal).")] = False,
+    from_now: Annotated[
+        bool, typer.Option("--from-now", help="Ignore signals sent before this command (with --signal).")
+    ] = False,
     fail_when_stale: Annotated[
         str | None,
-        typer.Option(
-            "--fail-when-stale", help="Fail when a mark is stale, or never reported, for this long: 500ms, 5s."
-        ),
+        typer.Option("--fail-when-stale", help="Fail if a mark is stale or unreported for this long: 500ms, 5s."),
     ] = None,
     address: Address = DEFAULT_ADDRESS,
     as_json: AsJson = False,
 ) -> NoReturn:
-    """Wait until offsets are reached (by high watermarks, unless an option says otherwise) and print the result."""
+    """Wait until the targets are reached and print the result. Offsets are compared with high watermarks by default."""
 
     async def call(client: AsyncClient) -> Exit:
         if [fetch, delete_records, signal, record].count(True) > 1:
-            raise UsageError("--fetch, --delete-records, --signal and --record exclude each other")
+            raise UsageError("--fetch, --delete-records, --signal and --record cannot be combined")
         limit = seconds(timeout)
         stale = None if fail_when_stale is None else seconds(fail_when_stale)
         if fetch:
@@ -112,7 +114,7 @@ def wait(
             one = waits.signal(key_counts(targets), timeout=limit, any=any_key, from_now=from_now)
         elif targets[0].startswith(FORM):
             if len(targets) > 1:
-                raise UsageError("a token must be the only target; wait for several tokens one after the other")
+                raise UsageError("a token must be the only target; wait for one token at a time")
             result = await reached(client, Positions.of_token(targets[0]), limit, stale)
             return _show(result, as_json)
         else:
@@ -126,24 +128,26 @@ def wait(
 @app.command("ls", epilog=epilog())
 @secured
 def ls(
-    partitions: Annotated[bool, typer.Option("--partitions", "-p", help="List partitions, not operations.")] = False,
-    prefix: Annotated[str, typer.Option(help="With --partitions: only topics with this prefix.")] = "",
+    partitions: Annotated[
+        bool, typer.Option("--partitions", "-p", help="List partitions instead of operations.")
+    ] = False,
+    prefix: Annotated[str, typer.Option(help="Only topics with this prefix (with --partitions).")] = "",
     kind: Annotated[str | None, typer.Option(help="Only this kind: produce, fetch, delete_records or signal.")] = None,
-    partition: Annotated[str | None, typer.Option(help="Only what waits on this partition.")] = None,
-    key: Annotated[str, typer.Option(help="Only what waits on this key.")] = "",
+    partition: Annotated[str | None, typer.Option(help="Only operations that wait on this partition.")] = None,
+    key: Annotated[str, typer.Option(help="Only operations that wait on this key.")] = "",
     session: Annotated[str, typer.Option(help="Only this session.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="The most to list.")] = 1_000,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of entries.")] = 1_000,
     sort: Annotated[
         str | None,
-        typer.Option(help="Rank all operations by their time: remaining or waited, most urgent first; at most 1,000."),
+        typer.Option(help="Sort all operations by remaining or waited time, most urgent first; lists at most 1,000."),
     ] = None,
-    reverse: Annotated[bool, typer.Option("--reverse", help="With --sort: the least urgent first.")] = False,
-    search: Annotated[str, typer.Option(help="With --sort: only names that contain this, in any case.")] = "",
+    reverse: Annotated[bool, typer.Option("--reverse", help="Least urgent first (with --sort).")] = False,
+    search: Annotated[str, typer.Option(help="Only names that contain this text, ignoring case (with --sort).")] = "",
     watch: Watch = None,
     address: Address = DEFAULT_ADDRESS,
     as_json: AsJson = False,
 ) -> NoReturn:
-    """List the pending operations, or the known partitions."""
+    """List pending operations, or known partitions."""
 
     async def call(client: AsyncClient) -> Exit:
         page = min(limit, 1_000)
@@ -178,7 +182,7 @@ def show(
     address: Address = DEFAULT_ADDRESS,
     as_json: AsJson = False,
 ) -> NoReturn:
-    """Show one partition, or one pending operation."""
+    """Show a partition or a pending operation."""
 
     async def call(client: AsyncClient) -> Exit:
         reference = operation_reference(what)
@@ -194,20 +198,20 @@ def show(
 @app.command("cancel", epilog=epilog())
 @secured
 def cancel(
-    operations: Annotated[list[str] | None, typer.Argument(metavar="[SESSION/ID]...", help="Operations.")] = None,
-    session: Annotated[str | None, typer.Option(help="All of this session.")] = None,
-    partition: Annotated[str | None, typer.Option(help="All that wait on this partition.")] = None,
-    key: Annotated[str | None, typer.Option(help="All that wait on this key.")] = None,
+    operations: Annotated[
+        list[str] | None, typer.Argument(metavar="[SESSION/ID]...", help="Operations to cancel.")
+    ] = None,
+    session: Annotated[str | None, typer.Option(help="Cancel all operations of this session.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Cancel all operations that wait on this partition.")] = None,
+    key: Annotated[str | None, typer.Option(help="Cancel all operations that wait on this key.")] = None,
     address: Address = DEFAULT_ADDRESS,
     as_json: AsJson = False,
 ) -> NoReturn:
-    """Cancel pending operations. Exit code 16 when there was none."""
+    """Cancel pending operations. Exit code 16 if none was found."""
 
     async def call(client: AsyncClient) -> Exit:
         if [bool(operations), session is not None, partition is not None, key is not None].count(True) != 1:
-            raise UsageError(
-                "say what to cancel: operations (SESSION/ID), --session, --partition or --key; one of them"
-            )
+            raise UsageError("give exactly one of: operations (SESSION/ID), --session, --partition, --key")
         count = 0
         for session_id, operation_id in [_reference(text) for text in operations or []]:
             count += await client.cancel([operation_id], session_id=session_id)
@@ -223,11 +227,11 @@ def cancel(
 @app.command("close", epilog=epilog())
 @secured
 def close(
-    session: Annotated[str, typer.Argument(metavar="SESSION", help="The session.")],
+    session: Annotated[str, typer.Argument(metavar="SESSION", help="Session id.")],
     address: Address = DEFAULT_ADDRESS,
     as_json: AsJson = False,
 ) -> NoReturn:
-    """Close a session: cancel all that is pending in it, and drop all results that nobody has acknowledged."""
+    """Close a session: cancel its pending operations and drop its unacknowledged results."""
 
     async def call(client: AsyncClient) -> Exit:
         render.closed(await client.close_session(session), as_json=as_json)
@@ -239,7 +243,7 @@ def close(
 @app.command("status", epilog=epilog())
 @secured
 def status(watch: Watch = None, address: Address = DEFAULT_ADDRESS, as_json: AsJson = False) -> NoReturn:
-    """Show the daemon's version and counts, and how much time pending operations have left."""
+    """Show the daemon's version, its counters, and the remaining time of pending operations."""
 
     async def call(client: AsyncClient) -> Exit:
         async def show() -> None:
@@ -253,11 +257,11 @@ def status(watch: Watch = None, address: Address = DEFAULT_ADDRESS, as_json: AsJ
 @app.command("top", epilog=epilog())
 @secured
 def top(address: Address = DEFAULT_ADDRESS) -> NoReturn:
-    """Look at what waits, as it changes: the terminal's own page, with keys that sort and filter it."""
+    """Show a live view of pending operations in the terminal, with keys to sort and filter."""
     try:
-        from purgatory_client.cli.top import Top  # noqa: PLC0415 - an extra, which takes long to load
+        from purgatory_client.cli.top import Top  # noqa: PLC0415 - optional, and slow to import
     except ModuleNotFoundError as error:
-        render.error_line(f"this needs {error.name}; install it with: pip install 'purgatory-waits[top]'")
+        render.error_line(f"`purgatory top` needs {error.name}; install it with: pip install 'purgatory-waits[top]'")
         raise typer.Exit(Exit.ERROR) from error
 
     async def call(client: AsyncClient) -> Exit:
@@ -269,18 +273,19 @@ def top(address: Address = DEFAULT_ADDRESS) -> NoReturn:
 
 @app.command("serve", add_help_option=False, context_settings=_PASSED_ON)
 def serve(context: typer.Context) -> NoReturn:
-    """Run the daemon; `purgatory serve --help` lists its settings."""
+    """Run the daemon; see `purgatory serve --help` for its settings."""
     try:
-        from purgatory.daemon import main as run_daemon  # noqa: PLC0415 - the client runs without the server's packages
+        from purgatory.extensions import ALL  # noqa: PLC0415 - as above
+        from purgatory.run_daemon import main as run_daemon  # noqa: PLC0415 - the client runs without the server's packages
     except ModuleNotFoundError as error:
         render.error_line(f"the daemon needs {error.name}; install it with: pip install 'purgatory-waits[server]'")
         raise typer.Exit(Exit.ERROR) from error
-    raise typer.Exit(run_daemon(context.args, program="purgatory serve"))
+    raise typer.Exit(run_daemon(ALL, context.args, program="purgatory serve"))
 
 
 @app.command("journal", add_help_option=False, context_settings=_PASSED_ON)
 def journal(context: typer.Context) -> NoReturn:
-    """Check, repair, dump, export or import a daemon's journal; `purgatory journal --help` says how."""
+    """Check, repair, dump, export or import a journal; see `purgatory journal --help`."""
     from purgatory.journal.maintenance import main as run_journal  # noqa: PLC0415 - only this command needs the engine
 
     raise typer.Exit(run_journal(context.args))
@@ -288,13 +293,13 @@ def journal(context: typer.Context) -> NoReturn:
 
 @app.command("token", add_help_option=False, context_settings=_PASSED_ON)
 def token(context: typer.Context) -> NoReturn:
-    """Make and list the bearer tokens that a daemon knows; `purgatory token --help` says how."""
+    """Create and list the daemon's bearer tokens; see `purgatory token --help`."""
     raise typer.Exit(_access_commands().run_token(context.args))
 
 
 @app.command("policy", add_help_option=False, context_settings=_PASSED_ON)
 def policy(context: typer.Context) -> NoReturn:
-    """Check a policy, and what it lets somebody do; `purgatory policy --help` says how."""
+    """Check a policy file, or what it permits a caller; see `purgatory policy --help`."""
     raise typer.Exit(_access_commands().run_policy(context.args))
 
 
@@ -320,16 +325,16 @@ def _show(result: Result, as_json: bool) -> Exit:
 def _reference(text: str) -> tuple[str, int]:
     reference = operation_reference(text)
     if reference is None:
-        raise UsageError(f"{text!r} is not an operation; write SESSION/ID as `purgatory ls` shows them")
+        raise UsageError(f"not an operation: {text!r}; expected SESSION/ID as shown by `purgatory ls`")
     return reference
 
 
 async def _up_to(limit: int, items: AsyncIterator[T]) -> AsyncIterator[T]:
-    """The first `limit` items, with a message on stderr if there are more."""
+    """Yield the first `limit` items, and print a message on stderr if there are more."""
     count = 0
     async for item in items:
         if count == limit:
-            render.error_line(f"there are more than {limit}; see --limit")
+            render.error_line(f"only the first {limit} are listed; see --limit")
             return
         count += 1
         yield item

@@ -1,5 +1,5 @@
-"""`purgatory load` registers many waits in one session, satisfies them if asked to, and reports how fast it went;
-`purgatory results` collects the results of a session that nobody is connected to.
+"""`purgatory load` registers many waits in one session, optionally satisfies them, and prints the throughput;
+`purgatory results` collects the results of a session without a connected client.
 """
 
 import asyncio
@@ -15,19 +15,19 @@ import typer
 
 from purgatory_client import events
 from purgatory_client.aio import AsyncClient
+from purgatory_client.batches import partition_columns
 from purgatory_client.cli import render_load
-from purgatory_client.cli.exits import Exit, exit_of_outcomes
+from purgatory_client.cli.connection_options import DEFAULT_ADDRESS, Address, AsJson, run
+from purgatory_client.cli.exit_codes import Exit, exit_of_outcomes
 from purgatory_client.cli.parsing import UsageError, checked_partition, seconds
-from purgatory_client.cli.running import DEFAULT_ADDRESS, Address, AsJson, run
-from purgatory_client.many import partition_columns
 from purgatory_client.number_checks import milliseconds
 from purgatory_client.results import OperationKind, Outcome
-from purgatory_client.session.sessions_of_others import Collected
+from purgatory_client.session.detached_sessions import Collected
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What to do. Operation i waits on partition i % `partitions`, for one offset more than the one before it there."""
+    """The load. Operation i waits on partition i % `partitions`, one offset above the previous operation there."""
 
     session_id: str
     operations: int
@@ -43,25 +43,25 @@ class Load:
 
 
 def load(
-    operations: Annotated[int, typer.Option("--operations", "-n", min=1, help="How many waits.")] = 100_000,
-    session: Annotated[str, typer.Option(help="The session's id, new to the daemon; random by default.")] = "",
-    topic: Annotated[str, typer.Option(help="The partitions are TOPIC-0, TOPIC-1 and so on.")] = "load",
-    partitions: Annotated[int, typer.Option(min=1, max=100_000, help="How many partitions they wait on.")] = 100,
-    timeout: Annotated[str, typer.Option("--timeout", "-t", help="Of each wait: 500ms, 30s, 2m, 1h.")] = "10m",
-    batch: Annotated[int, typer.Option(min=1, max=10_000, help="Waits in one message.")] = 500,
-    rate: Annotated[float, typer.Option(min=0, help="Waits a second; 0: as fast as the daemon takes them.")] = 0.0,
+    operations: Annotated[int, typer.Option("--operations", "-n", min=1, help="Number of waits.")] = 100_000,
+    session: Annotated[str, typer.Option(help="Session id, unused so far; random by default.")] = "",
+    topic: Annotated[str, typer.Option(help="Topic; the partitions are TOPIC-0, TOPIC-1 and so on.")] = "load",
+    partitions: Annotated[int, typer.Option(min=1, max=100_000, help="Number of partitions to wait on.")] = 100,
+    timeout: Annotated[str, typer.Option("--timeout", "-t", help="Timeout of each wait: 500ms, 30s, 2m, 1h.")] = "10m",
+    batch: Annotated[int, typer.Option(min=1, max=10_000, help="Number of waits in one message.")] = 500,
+    rate: Annotated[float, typer.Option(min=0, help="Waits per second; 0: no limit.")] = 0.0,
     advance: Annotated[
-        bool, typer.Option("--advance", help="Then advance the high watermarks until all are reached.")
+        bool, typer.Option("--advance", help="Advance the high watermarks until all waits are satisfied.")
     ] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Then leave; `purgatory results --session ID` collects the results.")
+        bool, typer.Option("--detach", help="Exit after registering; collect with `purgatory results --session ID`.")
     ] = False,
     address: Address = DEFAULT_ADDRESS,
     as_json: AsJson = False,
 ) -> NoReturn:
-    """Register many produce waits in one session, follow them to their end, and print how fast it went.
+    """Register many produce waits in one session, wait for their results, and print the throughput.
 
-    The exit code is that of the gravest outcome; with --detach 0 when the daemon has taken all.
+    The exit code is that of the most severe outcome; with --detach, 0 if the daemon accepted all waits.
     """
     session_id = session or f"load-{uuid.uuid4().hex[:12]}"
 
@@ -72,20 +72,24 @@ def load(
         render_load.load_report(report, as_json=as_json)
         return exit_of_outcomes(report.outcomes)
 
-    stays = f"what is registered goes on; end it with: purgatory cancel --session {session_id}"
+    stays = f"the registered waits stay pending; cancel them with: purgatory cancel --session {session_id}"
     raise typer.Exit(run(address, call, interrupted=stays))
 
 
 def results(
-    session: Annotated[str, typer.Option("--session", help="The session, as `purgatory load` and `ls` name it.")],
-    counts_only: Annotated[bool, typer.Option("--counts", help="Print only how many had each outcome.")] = False,
+    session: Annotated[
+        str, typer.Option("--session", help="Session id, as printed by `purgatory load` and `purgatory ls`.")
+    ],
+    counts_only: Annotated[
+        bool, typer.Option("--counts", help="Print only the number of results per outcome.")
+    ] = False,
     address: Address = DEFAULT_ADDRESS,
     as_json: AsJson = False,
 ) -> NoReturn:
-    """Collect the results of a session, until nothing is pending in it.
+    """Collect the results of a session until none of its operations is pending.
 
-    Each is acknowledged once it is printed, and is then gone from the daemon. Ctrl-C leaves the rest there. The exit
-    code is that of the gravest outcome.
+    Each result is acknowledged after it was printed, and the daemon then drops it. After Ctrl-C the rest stays at the
+    daemon. The exit code is that of the most severe outcome.
     """
 
     async def call(client: AsyncClient) -> Exit:
@@ -94,7 +98,7 @@ def results(
         render_load.outcomes(session, outcomes, as_json=as_json, on_stdout=counts_only)
         return exit_of_outcomes(outcomes)
 
-    raise typer.Exit(run(address, call, interrupted="what was not printed is still at the daemon"))
+    raise typer.Exit(run(address, call, interrupted="results that were not printed are still at the daemon"))
 
 
 async def _load(client: AsyncClient, wanted: Load, *, advance: bool, detach: bool) -> render_load.LoadReport:
@@ -119,7 +123,7 @@ async def _load(client: AsyncClient, wanted: Load, *, advance: bool, detach: boo
 
 
 async def _register(client: AsyncClient, wanted: Load, bases: list[int]) -> int:
-    """Register all waits, one message at a time; returns how many the daemon refused."""
+    """Register all waits, one message at a time; returns the number of refused ones."""
     started_s = time.monotonic()
     refused, incarnation = 0, ""
     for first in range(0, wanted.operations, wanted.batch):
@@ -135,7 +139,7 @@ async def _register(client: AsyncClient, wanted: Load, bases: list[int]) -> int:
         incarnation = answer.incarnation
         if first == 0 and answer.already_known == batch.count:
             raise UsageError(
-                f"the daemon has operations of a session {wanted.session_id!r} already; take another id, or collect "
+                f"session {wanted.session_id!r} already has operations at the daemon; use another id, or collect "
                 f"its results: purgatory results --session {wanted.session_id}"
             )
         refused += len(answer.refusals)
@@ -143,7 +147,7 @@ async def _register(client: AsyncClient, wanted: Load, bases: list[int]) -> int:
 
 
 async def _advance(client: AsyncClient, wanted: Load, bases: list[int]) -> None:
-    """Advance each high watermark to where its last wait is, in as many steps as there were batches."""
+    """Advance each high watermark to the offset of its last wait, in as many steps as there were batches."""
     each = -(-wanted.operations // wanted.partitions)
     step = max(1, wanted.batch // wanted.partitions)
     for reached in range(step, each + step, step):
@@ -155,7 +159,7 @@ async def _advance(client: AsyncClient, wanted: Load, bases: list[int]) -> None:
 async def _collect(
     client: AsyncClient, session_id: str, use: Callable[[Collected], None] | None = None
 ) -> Counter[Outcome]:
-    """Collect all results of a session; each batch is acknowledged after it was used."""
+    """Collect all results of a session. A batch is acknowledged only after `use` returned."""
     outcomes: Counter[Outcome] = Counter()
     async for collected in client.results(session_id):
         outcomes.update(map(Outcome, collected.results.outcomes))

@@ -1,4 +1,4 @@
-"""Parses what users write: "orders-3@42", "job-17", "30s". Raises UsageError, which says what to write instead."""
+"""Parses arguments such as "orders-3@42", "job-17" and "30s". UsageError names the expected form."""
 
 import math
 import re
@@ -16,7 +16,7 @@ _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 
 
 class UsageError(Exception):
-    """An argument that cannot be understood; the message says what could."""
+    """An invalid argument. The message names the expected form."""
 
 
 def seconds(text: str) -> float:
@@ -24,14 +24,14 @@ def seconds(text: str) -> float:
     match = _DURATION.fullmatch(text.strip())
     value = float(match[1]) * UNITS_S[match[2] or ""] if match else math.inf
     if value == math.inf:
-        raise UsageError(f"{text!r} is not a duration; write a number and a unit, like 500ms, 30s, 2m or 1h")
+        raise UsageError(f"not a duration: {text!r}; expected a number and a unit, like 500ms, 30s, 2m or 1h")
     return value
 
 
 def partition_offsets(targets: Sequence[str], default_offset: int | None = None) -> dict[str, int]:
-    """Targets "orders-3@42" as a mapping of partition to offset; without "@42" the default, where there is one.
+    """Parse targets "orders-3@42" into a mapping of partition to offset. Without "@42", use `default_offset` if given.
 
-    What follows the "@" may be a log sequence number of PostgreSQL: "pg/main/all@0/16B3748".
+    The offset may be a PostgreSQL log sequence number: "pg/main/all@0/16B3748".
     """
     offsets: dict[str, int] = {}
     for target in targets:
@@ -40,7 +40,7 @@ def partition_offsets(targets: Sequence[str], default_offset: int | None = None)
             name, number = target, "" if default_offset is None else str(default_offset)
         partition = checked_partition(name)
         if partition in offsets:
-            raise UsageError(f"{partition} is given twice; each partition once")
+            raise UsageError(f"partition {partition} is given twice")
         offsets[partition] = _offset(target, number)
     return offsets
 
@@ -53,7 +53,7 @@ def _offset(target: str, number: str) -> int:
             return offset_of_lsn(number)
         except InvalidRequest as error:
             raise UsageError(error.message) from error
-    raise UsageError(f"{target!r} is not a target; write partition@offset, like orders-3@42")
+    raise UsageError(f"not a target: {target!r}; expected partition@offset, like orders-3@42")
 
 
 def key_counts(targets: Sequence[str]) -> dict[str, int]:
@@ -64,7 +64,7 @@ def key_counts(targets: Sequence[str]) -> dict[str, int]:
         if not (at and number.isascii() and number.isdigit()):
             key, number = target, "1"
         if key in counts:
-            raise UsageError(f"{key} is given twice; each key once, with a count where it takes several: {key}@2")
+            raise UsageError(f"key {key} is given twice; to wait for several signals, write {key}@2")
         counts[key] = int(number)
     return counts
 
@@ -78,7 +78,7 @@ def checked_partition(name: str) -> str:
 
 
 def operation_reference(text: str) -> tuple[str, int] | None:
-    """(session id, operation id) of "SESSION/17"; None when it is not written so."""
+    """Parse "SESSION/17" into session id and operation id; None if the text has another form."""
     session_id, slash, number = text.rpartition("/")
     if slash and number.isascii() and number.isdigit():
         return session_id, int(number)
@@ -90,7 +90,7 @@ def follower(text: str) -> tuple[int, int, int | None]:
     match = re.fullmatch(r"(\d+):(\d+)(?::(\d+))?", text, re.ASCII)
     if match is None:
         raise UsageError(
-            f"{text!r} is not a follower's progress; write id:log_end_offset[:log_start_offset], like 2:41"
+            f"not a follower's progress: {text!r}; expected id:log_end_offset[:log_start_offset], like 2:41"
         )
     return int(match[1]), int(match[2]), None if match[3] is None else int(match[3])
 
@@ -100,7 +100,9 @@ def ids(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise UsageError(f"{text!r} is not a list of replica ids; write numbers with commas, like 1,2,3") from error
+        raise UsageError(
+            f"not a list of replica ids: {text!r}; expected numbers separated by commas, like 1,2,3"
+        ) from error
 
 
 def kind_of(name: str) -> OperationKind:
@@ -108,7 +110,7 @@ def kind_of(name: str) -> OperationKind:
     try:
         return OperationKind[name.upper().replace("-", "_")]
     except KeyError as error:
-        raise UsageError(f"{name!r} is not a kind; write produce, fetch, delete_records or signal") from error
+        raise UsageError(f"not a kind: {name!r}; expected produce, fetch, delete_records or signal") from error
 
 
 def order_of(name: str, *, reverse: bool) -> OperationOrder:
@@ -118,7 +120,7 @@ def order_of(name: str, *, reverse: bool) -> OperationOrder:
         "waited": (OperationOrder.LONGEST_WAITED, OperationOrder.SHORTEST_WAITED),
     }
     if name not in orders:
-        raise UsageError(f"cannot sort by {name!r}; write remaining or waited")
+        raise UsageError(f"cannot sort by {name!r}; expected remaining or waited")
     return orders[name][reverse]
 
 
@@ -128,5 +130,5 @@ def outcome_of(name: str) -> Outcome:
     del outcomes["pending"], outcomes["refused"]
     outcome = outcomes.get(name.lower().replace("-", "_"))
     if outcome is None:
-        raise UsageError(f"{name!r} is not an outcome; write one of {', '.join(outcomes)}")
+        raise UsageError(f"not an outcome: {name!r}; expected one of {', '.join(outcomes)}")
     return outcome

@@ -1,7 +1,7 @@
-"""What the commands print: data on stdout, messages on stderr.
+"""Prints the output of the commands: data on stdout, messages on stderr.
 
 With `--json` each command prints one JSON document (listings: one object per line, so that they can be streamed).
-Durations are seconds, unknown offsets are -1, and what is absent is null.
+Durations are in seconds, unknown offsets are -1, and missing values are null.
 """
 
 import json
@@ -16,12 +16,12 @@ from rich.table import Table
 
 from purgatory_client.events import AdvanceReceipt
 from purgatory_client.results import MARK_STALE, Outcome, PartitionResult, Result
-from purgatory_client.session.sessions_of_others import ClosedSession
+from purgatory_client.session.detached_sessions import ClosedSession
 from purgatory_client.sources.position_tokens import Positions
 from purgatory_client.views import Partition, PendingOperation, RemainingTime, SourceStatus, Status
 
 PLAIN_WIDTH: Final = 400
-"""Width of a table in a file or a pipe, where nothing should be cut off."""
+"""Width of a table in a file or a pipe, where no column should be cut off."""
 
 ERROR_NAMES: Final[dict[int, str]] = {
     -1: "UNKNOWN_SERVER_ERROR",
@@ -42,20 +42,20 @@ COLOURS: Final = {Outcome.SATISFIED: "green", Outcome.EXPIRED: "yellow"}
 
 
 def escape(text: str) -> str:
-    """Text from the daemon, fit for a terminal: markup is shown as it is, and what cannot be printed (control
-    characters, bidirectional overrides) as in a Python string. Topics and session ids are strangers' words, which may
-    hold escape sequences.
+    """Make text from the daemon safe for a terminal: escape rich's markup and unprintable characters.
+
+    Topics and session ids come from other callers and may contain escape sequences or bidirectional overrides.
     """
     return escape_markup(printable(text))
 
 
 def printable(text: str) -> str:
-    """The same where there is no markup."""
+    """Replace unprintable characters by their Python escapes."""
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def clear() -> None:
-    """Clears the screen, if stdout is one."""
+    """Clear the screen if stdout is a terminal."""
     Console(highlight=False).clear()
 
 
@@ -64,7 +64,7 @@ def error_line(message: str) -> None:
 
 
 def result(answer: Result, *, as_json: bool) -> None:
-    """A line for the wait and one for each partition or key."""
+    """Print a line for the wait and one for each partition or key."""
     colour = COLOURS.get(answer.outcome, "red")
     late = f" ({answer.lateness:.3f} s late)" if answer.lateness else ""
     print_either(
@@ -75,8 +75,8 @@ def result(answer: Result, *, as_json: bool) -> None:
 
 
 def item_line(item: PartitionResult, outcome: Outcome) -> str:
-    """One partition or key of a result: how far it got, its error, when it would have been reached."""
-    reached = "nothing known" if item.reached_offset < 0 else f"reached {item.reached_offset}"
+    """One partition or key of a result: the offset reached, its error, and the estimated time to the target."""
+    reached = "no mark reported" if item.reached_offset < 0 else f"reached {item.reached_offset}"
     parts = [f"{item.name}: {reached} of {item.required_offset}"]
     if item.fetched is not None:
         parts = [f"{item.name}: {item.fetched.available_bytes} bytes from {item.required_offset}, {reached}"]
@@ -87,7 +87,7 @@ def item_line(item: PartitionResult, outcome: Outcome) -> str:
     if outcome == Outcome.EXPIRED and item.error_code == 7:
         parts.append(_estimate(item))
     if item.stale_for is not None:
-        parts.append(f"not seen for {item.stale_for:.1f} s: {item.stale_reason}".removesuffix(": "))
+        parts.append(f"stale for {item.stale_for:.1f} s: {item.stale_reason}".removesuffix(": "))
     return ", ".join(parts)
 
 
@@ -102,11 +102,11 @@ def result_document(answer: Result) -> dict[str, Any]:
 
 
 def token(ends: Positions, *, as_json: bool) -> None:
-    """Where marks end now, as a token."""
+    """Print end positions as a token."""
     if as_json:
         print_json({"token": ends.token, "offsets": ends.offsets})
     else:
-        sys.stdout.write(f"{ends.token}\n")  # not by rich, which would break a long line
+        sys.stdout.write(f"{ends.token}\n")  # not through rich, which would wrap a long line
 
 
 def receipt(answer: AdvanceReceipt, *, as_json: bool) -> None:
@@ -160,7 +160,7 @@ def operation(one: PendingOperation, *, as_json: bool) -> None:
         lines.append(f"  for at least {one.min_bytes} bytes")
     for item in one.items:
         state = "waiting" if item.error_code == 7 else ERROR_NAMES.get(item.error_code, "reached")
-        reached = "nothing known" if item.reached_offset < 0 else str(item.reached_offset)
+        reached = "no mark reported" if item.reached_offset < 0 else str(item.reached_offset)
         lines.append(f"  {escape(item.name)}: {reached} of {item.required_offset}, {state}")
     print_either(operation_document(one) if as_json else None, *lines)
 
@@ -190,7 +190,7 @@ def partition(one: Partition, *, as_json: bool) -> None:
     ]
     if one.stale_for is not None:
         why = f": {escape(one.stale_reason)}" if one.stale_reason else ""
-        lines.insert(1, f"  [red]stale[/red]: no source has seen it for {span(one.stale_for)}{why}")
+        lines.insert(1, f"  [red]stale[/red] for {span(one.stale_for)}{why}")
     if one.in_sync_replica_ids:
         lines.append(f"  in sync: {', '.join(map(str, one.in_sync_replica_ids))}; {_mark(one.leader_id)} leads")
     for replica in one.replicas:
@@ -249,7 +249,7 @@ def _print_sources(console: Console, sources: list[SourceStatus]) -> None:
 
 
 def remaining_line(left: RemainingTime) -> str:
-    """How much time pending operations have left; empty buckets are left out."""
+    """The remaining time of pending operations, without empty buckets."""
     if left.soonest is None or left.latest is None:
         return "nothing is pending"
     bounds = [f"up to {span(bound)}" for bound in left.bounds] + [f"more than {span(left.bounds[-1])}"]
@@ -258,7 +258,7 @@ def remaining_line(left: RemainingTime) -> str:
 
 
 def span(seconds: float) -> str:
-    """A duration in the largest unit that fits, as `--timeout` takes it."""
+    """A duration in the largest unit that fits, in the form that `--timeout` accepts."""
     unit, length = next(((unit, length) for unit, length in _SPANS if seconds >= length), ("s", 1))
     return f"{seconds / length:.3f}".rstrip("0").rstrip(".") + unit
 
@@ -284,13 +284,13 @@ def _item_document(item: PartitionResult) -> dict[str, Any]:
 
 def _estimate(item: PartitionResult) -> str:
     if item.estimated_remaining is None:
-        return "no estimate: it did not move" if item.reached_offset >= 0 else "no estimate"
+        return "no estimate: the mark did not move" if item.reached_offset >= 0 else "no estimate"
     pace = "" if item.pace_per_second is None else f" at {item.pace_per_second:.1f} a second"
     return f"would have been reached in about {item.estimated_remaining:.3f} s{pace}"
 
 
 def waits_for(one: PendingOperation) -> str:
-    """The names that an operation waits for. Not escaped."""
+    """The names and offsets that an operation waits for. Not escaped."""
     items = [f"{item.name}@{item.required_offset}" for item in one.items[:3]]
     more = f" and {len(one.items) - 3} more" if len(one.items) > 3 else ""
     return ", ".join(items) + more
@@ -331,7 +331,7 @@ def console_for_data() -> Console:
 
 
 def print_either(document: dict[str, Any] | None, *lines: str) -> None:
-    """The document as JSON, or the lines (rich's markup) where it is None."""
+    """Print the document as JSON, or the lines (rich's markup) if it is None."""
     if document is not None:
         print_json(document)
         return
@@ -341,7 +341,7 @@ def print_either(document: dict[str, Any] | None, *lines: str) -> None:
 
 
 def print_json(document: dict[str, Any], indent: int | None = 2) -> None:
-    """A document on stdout; `indent` None: on one line."""
+    """Print a document on stdout; on one line if `indent` is None."""
     text = json.dumps(document, indent=indent, ensure_ascii=False)
-    # JSON escapes the control characters of ASCII alone; a terminal obeys others too.
+    # json.dumps escapes only ASCII control characters, but terminals obey others too.
     sys.stdout.write("".join(one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text) + "\n")

@@ -1,4 +1,4 @@
-"""What `purgatory load` and `purgatory results` print."""
+"""Prints the output of `purgatory load` and `purgatory results`."""
 
 import sys
 from collections import Counter
@@ -8,12 +8,12 @@ from rich.markup import escape
 
 from purgatory_client.cli.render import error_line, outcome_text, plural, print_either, print_json, result_document
 from purgatory_client.results import Outcome
-from purgatory_client.session.sessions_of_others import Collected
+from purgatory_client.session.detached_sessions import Collected
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What a load did; seconds. Of results that were left at the daemon only the refused are in `outcomes`."""
+    """The report of a load; times in seconds. With --detach, `outcomes` contains only the refused waits."""
 
     session_id: str
     operations: int
@@ -33,7 +33,7 @@ def collected(batch: Collected, *, as_json: bool) -> None:
 
 
 def outcomes(session_id: str, counts: Counter[Outcome], *, as_json: bool, on_stdout: bool) -> None:
-    """How many results of a session had each outcome."""
+    """Print the number of results per outcome."""
     line = f"session {session_id}: {_outcome_counts(counts)}"
     if on_stdout:
         document = {"session_id": session_id, "outcomes": _counts_document(counts)}
@@ -48,7 +48,7 @@ def load_report(report: LoadReport, *, as_json: bool) -> None:
         lines.append(f"advanced in {report.advancing:.3f} s")
     if report.ending is None:
         refused = f"{_outcome_counts(report.outcomes)}; " if report.outcomes else ""
-        lines.append(f"{refused}left; collect with: purgatory results --session {report.session_id}")
+        lines.append(f"{refused}detached; collect with: purgatory results --session {report.session_id}")
     else:
         lines.append(f"{_paced('ended', report.outcomes.total(), report.ending)}: {_outcome_counts(report.outcomes)}")
     document = {**asdict(report), "outcomes": _counts_document(report.outcomes)}
@@ -56,7 +56,7 @@ def load_report(report: LoadReport, *, as_json: bool) -> None:
 
 
 def _paced(done: str, count: int, elapsed: float) -> str:
-    pace = f" ({count / elapsed:.0f} a second)" if elapsed > 0 else ""
+    pace = f" ({count / elapsed:.0f} per second)" if elapsed > 0 else ""
     return f"{count} {plural('wait', count)} {done} in {elapsed:.3f} s{pace}"
 
 

@@ -1,4 +1,4 @@
-"""`purgatory top`: what waits, what is hot and what has just ended, as it changes. Needs Textual (the extra `top`)."""
+"""`purgatory top`: a live view of pending, most watched and recently ended operations. Needs Textual (extra `top`)."""
 
 import asyncio
 import contextlib
@@ -15,20 +15,20 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from purgatory_client.aio import AsyncClient
 from purgatory_client.cli.render import COLOURS, outcome_text, plural, printable, span, waits_for
-from purgatory_client.cli.render_onlookers import waited_for
+from purgatory_client.cli.render_tail import waited_for
 from purgatory_client.errors import PurgatoryClientError
 from purgatory_client.views import EndedOperation, OperationOrder, Status
 
 INTERVAL_S: Final = 1.0
 ROWS_MAX: Final = 500
-"""Rows of a view. The daemon may have millions of waits pending: it ranks and searches all of them."""
+"""Maximum rows of a view. With millions of waits pending, the daemon sorts and searches all of them."""
 ORDERS: Final = {
     ("left", False): OperationOrder.LEAST_REMAINING,
     ("left", True): OperationOrder.MOST_REMAINING,
     ("waited", False): OperationOrder.LONGEST_WAITED,
     ("waited", True): OperationOrder.SHORTEST_WAITED,
 }
-"""What the daemon ranks by, for a column and whether it is reversed. Other columns sort what was fetched."""
+"""The daemon's sort order by column and direction. Other columns sort only the rows that were fetched."""
 ENDED_KEPT: Final = 500
 RETRY_S: Final = 1.0
 
@@ -37,18 +37,18 @@ Value = str | int | float
 
 @dataclass(frozen=True)
 class TopColumn:
-    """A column of a view: its heading, its width in characters (0: what is left), and how a value is written."""
+    """A column of a view: its heading, width in characters (0: the remaining width), and value format."""
 
     heading: str
     width: int
     write: Callable[[Any], str] = str
     descends: bool = False
-    """Sorted by it, the greatest comes first."""
+    """Whether sorting by this column puts the greatest value first."""
 
 
 @dataclass
 class TopView:
-    """A view: its columns, how its rows are fetched, and by which column they are sorted."""
+    """A view: its columns, the function that fetches its rows, and the column they are sorted by."""
 
     title: str
     columns: tuple[TopColumn, ...]
@@ -62,7 +62,7 @@ def _span(value: float) -> str:
 
 
 class Top(App[None]):
-    """The terminal's page. Text of strangers is shown with whatever is not printable escaped, and never as markup."""
+    """The live view. Text from other callers is never interpreted as markup, and unprintable characters are escaped."""
 
     TITLE = "purgatory"
     CSS = """

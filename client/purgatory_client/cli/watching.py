@@ -1,4 +1,4 @@
-"""`--watch`: a command's output again and again, for a person to look at."""
+"""`--watch` repeats a command's output until interrupted."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from purgatory_client.cli import render
-from purgatory_client.cli.exits import Exit
+from purgatory_client.cli.exit_codes import Exit
 from purgatory_client.cli.parsing import UsageError, seconds
 from purgatory_client.errors import Unavailable
 
@@ -15,18 +15,18 @@ INTERVAL_S_MIN: Final = 0.1
 
 Watch = Annotated[
     str | None,
-    typer.Option("--watch", "-w", metavar="INTERVAL", help="Show it again this often, until Ctrl-C: 500ms, 2s."),
+    typer.Option("--watch", "-w", metavar="INTERVAL", help="Repeat at this interval until Ctrl-C: 500ms, 2s."),
 ]
 
 
 async def shown(watch: str | None, show: Callable[[], Awaitable[None]]) -> Exit:
-    """Shows something once, or with `watch` until interrupted; a daemon that is away is waited for."""
+    """Call `show` once, or with `watch` until interrupted. While the daemon is unavailable, keep trying."""
     if watch is None:
         await show()
         return Exit.OK
     interval_s = seconds(watch)
     if interval_s < INTERVAL_S_MIN:
-        raise UsageError(f"--watch {watch} is too often; at least {INTERVAL_S_MIN} s")
+        raise UsageError(f"--watch {watch} is too short; the minimum is {INTERVAL_S_MIN} s")
     while True:
         render.clear()
         try:

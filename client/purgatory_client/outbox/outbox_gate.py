@@ -20,8 +20,8 @@ from typing import Final, TypeVar
 
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory_client.batches import Entry, WaitBatch
 from purgatory_client.errors import InvalidRequest, OutboxUnwritable, PurgatoryClientError
-from purgatory_client.many import Entry, WaitColumns
 from purgatory_client.outbox.outbox_file import (
     ConfirmationRecord,
     OpeningRecord,
@@ -259,11 +259,11 @@ class OutboxGate:
 
 def _registration(entry: Entry, tag: str) -> RegistrationRecord:
     columns = operation_pb2.OperationColumns()
-    if isinstance(entry, WaitColumns):
+    if isinstance(entry, WaitBatch):
         fill_with_many(columns, entry, range(entry.count), NEVER_LOST, 0.0)
     else:
         fill_with_waits(columns, [entry], NEVER_LOST, 0.0)
-    is_batch, encoded = isinstance(entry, WaitColumns), columns.SerializeToString()
+    is_batch, encoded = isinstance(entry, WaitBatch), columns.SerializeToString()
     return RegistrationRecord(entry.operation_id, entry.count, is_batch, tag, _wall_time(entry), encoded)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from purgatory_client.many import Entry, WaitColumns
+from purgatory_client.batches import Entry, WaitBatch
 from purgatory_client.results import OperationKind
 
 
@@ -30,7 +30,7 @@ class Ticket:
     @property
     def is_batch(self) -> bool:
         """True: a batch, whose results `result_many` returns."""
-        return isinstance(self.entry, WaitColumns)
+        return isinstance(self.entry, WaitBatch)
 
 
 def ticket_of(entry: Entry, tag: str, submitted_time: float) -> Ticket:

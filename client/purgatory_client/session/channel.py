@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 from grpc_status import rpc_status
 
-from purgatory_client.plain_errors import ClientClosed, InvalidRequest
+from purgatory_client.base_errors import ClientClosed, InvalidRequest
 from purgatory_client.session.backoff import Retry
 
 MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024

@@ -11,8 +11,8 @@ from typing import Final, cast
 import grpc.aio
 
 from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory_client.base_errors import from_code
 from purgatory_client.errors import Unavailable
-from purgatory_client.plain_errors import from_code
 
 Call = grpc.aio.StreamStreamCall[wire.AdvanceStreamRequest, wire.AdvanceStreamResponse]
 

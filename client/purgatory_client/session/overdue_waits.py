@@ -6,8 +6,8 @@ Costs nothing for each wait: what is pending is visited in rounds, a part each s
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from purgatory_client.batches import Entry, WaitBatch
 from purgatory_client.errors import NoAnswer
-from purgatory_client.many import Entry, WaitColumns
 
 TURN: Final = 1.0
 """Seconds between two parts of a round."""
@@ -51,7 +51,7 @@ class OverdueWaits:
 
 def due_after(entry: Entry, timeout_default: float | None) -> float | None:
     """Seconds after which the answer to a wait, or the last one to a batch, is overdue; None: nobody knows."""
-    timeout_ms = entry.longest_timeout_ms if isinstance(entry, WaitColumns) else entry.timeout_ms
+    timeout_ms = entry.longest_timeout_ms if isinstance(entry, WaitBatch) else entry.timeout_ms
     timeout = timeout_default if timeout_ms is None else timeout_ms / 1_000
     return None if timeout is None else timeout + max(GRACE, timeout * GRACE_SHARE)
 

@@ -1,6 +1,6 @@
 """The waits that have an operation id and no result yet, and the chunks in which they are sent.
 
-They are in one dictionary in the order of ids, so what is above the daemon's highest id is its tail. A `WaitColumns` is
+They are in one dictionary in the order of ids, so what is above the daemon's highest id is its tail. A `WaitBatch` is
 one entry however many operations it has; its other ids are found by bisection among those of the batches.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 
+from purgatory_client.batches import Entry, WaitBatch
 from purgatory_client.errors import OutboxCopied, PurgatoryClientError, Unavailable
-from purgatory_client.many import Entry, WaitColumns
 from purgatory_client.results import Outcome, Result, ResultColumns
 from purgatory_client.waits import Wait
 from purgatory_client.wire.decode_results import ResultsArrived
@@ -30,10 +30,10 @@ BYTES_PER_CHUNK_MAX = 2_000_000
 
 @dataclass(slots=True, eq=False)
 class WaitChunk:
-    """What is sent as one batch: single waits of one kind, or some operations of one `WaitColumns`."""
+    """What is sent as one batch: single waits of one kind, or some operations of one `WaitBatch`."""
 
     waits: list[Wait]
-    batch: WaitColumns | None = None
+    batch: WaitBatch | None = None
     positions: Sequence[int] = ()
     size_bytes: int = 0
     """Of its message. Set when it is encoded."""
@@ -79,7 +79,7 @@ class PendingWaits:
         entry.operation_id = self._next_id
         self._next_id += entry.count
         self._entries[entry.operation_id] = entry
-        if isinstance(entry, WaitColumns):
+        if isinstance(entry, WaitBatch):
             self._batch_ids.append(entry.operation_id)
         self.count += entry.remaining
 
@@ -171,16 +171,16 @@ class PendingWaits:
         self._batch_ids.clear()
         self.count = 0
 
-    def _find_batch(self, operation_id: int) -> WaitColumns | None:
+    def _find_batch(self, operation_id: int) -> WaitBatch | None:
         """The batch with this operation; None: there is none, or all of it has ended."""
         place = bisect_right(self._batch_ids, operation_id) - 1
         if place < 0:
             return None
         batch = self._entries[self._batch_ids[place]]
-        assert isinstance(batch, WaitColumns), f"operation {batch.operation_id} is not a batch"
+        assert isinstance(batch, WaitBatch), f"operation {batch.operation_id} is not a batch"
         return batch if operation_id < batch.operation_id + batch.count else None
 
-    def _some_ended(self, batch: WaitColumns, count: int, ended: list[Ended]) -> None:
+    def _some_ended(self, batch: WaitBatch, count: int, ended: list[Ended]) -> None:
         """Note that `count` operations of a batch have ended; with the last of them the batch has."""
         self.count -= count
         if count and not batch.remaining:
@@ -189,12 +189,12 @@ class PendingWaits:
 
     def _forget(self, entry: Entry) -> None:
         del self._entries[entry.operation_id]
-        if isinstance(entry, WaitColumns):
+        if isinstance(entry, WaitBatch):
             del self._batch_ids[bisect_right(self._batch_ids, entry.operation_id) - 1]
 
 
 def batch_key(entry: Entry) -> object:
-    """Waits with the same key can share a batch on the wire; a `WaitColumns` shares its batches with nobody."""
+    """Waits with the same key can share a batch on the wire; a `WaitBatch` shares its batches with nobody."""
     if isinstance(entry, Wait):
         return entry.kind, entry.timeout_ms is None, entry.stale_timeout_ms is None
     return entry
@@ -206,7 +206,7 @@ def cut_into_chunks(entries: Iterable[Entry], chunk_max: int, known_id: int = 0)
     """
     chunks: list[WaitChunk] = []
     for key, run in groupby(entries, key=batch_key):
-        if isinstance(key, WaitColumns):
+        if isinstance(key, WaitBatch):
             chunks.extend(batch_chunks(key, chunk_max, max(0, known_id + 1 - key.operation_id)))
         else:
             waits = (entry for entry in run if isinstance(entry, Wait))
@@ -226,7 +226,7 @@ def take_waits(waits: Iterator[Wait], chunk_max: int) -> list[Wait]:
     return taken
 
 
-def batch_chunks(batch: WaitColumns, chunk_max: int, start: int) -> Iterator[WaitChunk]:
+def batch_chunks(batch: WaitBatch, chunk_max: int, start: int) -> Iterator[WaitChunk]:
     """Cut what is pending of a batch from position `start` on into chunks."""
     positions = batch.pending_positions(start)
     items_each = max(1, -(-batch.item_total // batch.count))

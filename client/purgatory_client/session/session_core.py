@@ -29,8 +29,8 @@ from itertools import chain, islice
 from typing import Final
 
 from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory_client.batches import Entry, WaitBatch
 from purgatory_client.errors import LimitExceeded, OperationIdInUse
-from purgatory_client.many import Entry, WaitColumns
 from purgatory_client.results import Outcome
 from purgatory_client.session.overdue_waits import GRACE, OverdueWaits, due_after, no_answer
 from purgatory_client.session.pending_waits import (
@@ -480,7 +480,7 @@ class SessionCore:
 
 def _pending_ids(wait: Entry) -> Sequence[int]:
     """Ids of the operations of a wait or batch that have not ended."""
-    return wait.ids_of(wait.pending_positions()) if isinstance(wait, WaitColumns) else [wait.operation_id]
+    return wait.ids_of(wait.pending_positions()) if isinstance(wait, WaitBatch) else [wait.operation_id]
 
 
 def _arrived(batch: wire.ResultBatch) -> list[ResultsArrived]:

@@ -19,6 +19,8 @@ from grpc_status import rpc_status
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
+from purgatory_client.base_errors import from_rpc_error
+from purgatory_client.batches import Entry
 from purgatory_client.errors import (
     ClientClosed,
     OperationIdInUse,
@@ -29,11 +31,9 @@ from purgatory_client.errors import (
     SessionTakenOver,
     Unavailable,
 )
-from purgatory_client.many import Entry
 from purgatory_client.outbox.outbox_file import OutboxFile
 from purgatory_client.outbox.outbox_gate import OutboxGate
 from purgatory_client.outbox.ticket import Ticket
-from purgatory_client.plain_errors import from_rpc_error
 from purgatory_client.results import Result, ResultColumns
 from purgatory_client.session.backoff import Backoff
 from purgatory_client.session.channel import UNPROTECTED, ChannelSecurity, check_process, open_channel

@@ -13,8 +13,8 @@ import grpc.aio
 
 from purgatory.v1 import operation_pb2, source_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
+from purgatory_client.base_errors import PurgatoryClientError, Unavailable, from_code
 from purgatory_client.partition_names import PartitionName
-from purgatory_client.plain_errors import PurgatoryClientError, Unavailable, from_code
 
 STALE_MAX: Final = 2_000
 STALE_PARTITIONS_MAX: Final = 10_000

@@ -9,7 +9,7 @@ topics have no "/", and in those of groups it is escaped, so that a name says wh
 from typing import Final
 from urllib.parse import quote, unquote
 
-from purgatory_client.plain_errors import InvalidRequest
+from purgatory_client.base_errors import InvalidRequest
 
 KAFKA: Final = "kafka"
 """The label of a cluster that was given no other."""

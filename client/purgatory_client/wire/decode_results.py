@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from google.protobuf.message import Message
 
 from purgatory.v1 import operation_pb2, result_pb2
-from purgatory_client.plain_errors import ProtocolError, PurgatoryClientError, from_code
+from purgatory_client.base_errors import ProtocolError, PurgatoryClientError, from_code
 from purgatory_client.results import COLUMNS, FETCH_COLUMNS, OPERATION_COLUMNS, Outcome, ResultColumns, item_columns
 
 SEGMENTS_MAX: Final = 32
@@ -165,7 +165,7 @@ class ResultSegment(NamedTuple):
     item: int
 
 
-class GatheredResults:
+class BatchResults:
     """The results so far of a batch of `count` operations with `item_total` items."""
 
     def __init__(self, kind: int, count: int, item_total: int) -> None:

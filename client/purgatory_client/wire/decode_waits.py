@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from purgatory.v1 import operation_pb2 as wire
-from purgatory_client.many import WaitColumns
+from purgatory_client.batches import WaitBatch
 from purgatory_client.partition_names import PartitionName
 from purgatory_client.results import OperationKind
 from purgatory_client.waits import ITEM_DEFAULTS, Wait
@@ -28,8 +28,8 @@ def wait_of(columns: wire.OperationColumns) -> Wait:
     )
 
 
-def batch_of(columns: wire.OperationColumns) -> WaitColumns:
-    batch = WaitColumns(
+def batch_of(columns: wire.OperationColumns) -> WaitBatch:
+    batch = WaitBatch(
         OperationKind(columns.kind),
         _names(columns),
         indexes=list(columns.item_index),

@@ -1,4 +1,4 @@
-"""Encodes waits: single waits of one kind or a slice of a `WaitColumns` as columns, one wait as a row.
+"""Encodes waits: single waits of one kind or a slice of a `WaitBatch` as columns, one wait as a row.
 
 Values were checked when the waits were made (`number_checks`, `partition_names`), so nothing is refused here.
 """
@@ -10,7 +10,7 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from purgatory.v1 import operation_pb2 as wire
-from purgatory_client.many import WaitColumns
+from purgatory_client.batches import WaitBatch
 from purgatory_client.number_checks import squeeze, take
 from purgatory_client.partition_names import PartitionName
 from purgatory_client.results import OperationKind
@@ -55,7 +55,7 @@ def fill_with_waits(columns: wire.OperationColumns, waits: Sequence[Wait], lost_
 
 
 def fill_with_many(
-    columns: wire.OperationColumns, batch: WaitColumns, positions: Sequence[int], lost_at: float, now: float
+    columns: wire.OperationColumns, batch: WaitBatch, positions: Sequence[int], lost_at: float, now: float
 ) -> None:
     """Encode the operations of a batch at `positions`, which rise; timeouts as in `fill_with_waits`."""
     items = batch.items_of(positions)
@@ -110,7 +110,7 @@ def _remaining_ms(wait: Wait, lost_at: float, now: float) -> int:
     return _remaining(wait.timeout_ms, int((now - wait.submitted_at) * 1_000))
 
 
-def _remaining_column(batch: WaitColumns, lost_at: float, now: float) -> list[int]:
+def _remaining_column(batch: WaitBatch, lost_at: float, now: float) -> list[int]:
     if batch.submitted_at >= lost_at:
         return batch.timeouts_ms
     elapsed_ms = int((now - batch.submitted_at) * 1_000)

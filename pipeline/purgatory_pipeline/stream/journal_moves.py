@@ -55,11 +55,15 @@ def shard_of_journal(folder: Path) -> bytes:
         last = store.moment()
         if last is None:
             raise LoadCannotMove(f"the journal in {folder} is empty")
-        for table, what in (
-            ("results", "results that nobody has acknowledged: start the daemon and collect them"),
-            ("callbacks", "sessions whose results are sent to a callback: wait until they have ended"),
+        sessions = [SessionState(*row) for row in store.rows("sessions")]
+        for is_present, what in (
+            (store.count("results"), "results that nobody has acknowledged: start the daemon and collect them"),
+            (
+                any(state.callback_url for state in sessions),
+                "sessions whose results are sent to a callback: wait until they have ended",
+            ),
         ):
-            if store.count(table):
+            if is_present:
                 raise LoadCannotMove(f"the journal in {folder} has {what}")
         moment = last[0]
         shard = Shard()
@@ -71,7 +75,7 @@ def shard_of_journal(folder: Path) -> bytes:
         to_wall_ms = moment.wall_ms - moment.engine_ms
         engine = shard.start_engine(int(min([moment.engine_ms, *(at_ms - 1 for at_ms in deadlines_ms)])) + to_wall_ms)
         contents = restore_marks(engine, store)
-        callers: dict[int, str] = {row[0]: row[1] for row in store.rows("sessions")}
+        callers = {state.session: state.session_id for state in sessions}
         gone_bits: dict[int, bytes] = dict(store.rows("gone"))
         with mentioned(engine, parts, contents):
             for (number, session, *_), saved in zip(rows, parts, strict=True):
@@ -203,8 +207,8 @@ def sessions_of(
             with mentioned(together, [saved], contents):
                 together.restore(owner, saved, b"", now_ms)
         owner.put_in_order()
-        part = SessionChanges(SessionState(number, str(caller), int(rows["operation_id"].max()), 0, 0, 0), 1)
-        part.constants["incarnations"] = (secrets.token_hex(8),)
+        highest = int(rows["operation_id"].max())
+        part = SessionChanges(SessionState(number, str(caller), highest, 0, 0, 0, incarnation=secrets.token_hex(8)), 1)
         part.registered = together.snapshots.save_above(owner, 0)
         yield part
 

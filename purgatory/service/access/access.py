@@ -22,9 +22,9 @@ from purgatory.service.access.errors import AccessError
 from purgatory.service.access.json_web_tokens import BadToken, JsonWebTokens
 from purgatory.service.access.roles import CALLS, OBSERVE
 from purgatory.service.access.tokens import KnownToken, TokensError, hash_of, is_expired, new_token, read_tokens
-from purgatory.service.access.watched_file import WatchedFile
 from purgatory.service.errors import RpcError, permission_denied, unauthenticated
 from purgatory.service.settings import AccessSettings
+from purgatory.service.transport.watched_file import WatchedFile
 
 LOGGER: Final = logging.getLogger(__name__)
 RELOAD_INTERVAL_S: Final = 1.0

@@ -27,7 +27,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from purgatory.service.access.errors import AccessError
 from purgatory.service.access.own_shares import AS_FOR_ALL, OwnShares
 from purgatory.service.access.roles import NONE, ROLES, Grants, Names, Role
-from purgatory.service.access.watched_file import read_regular_file
+from purgatory.service.transport.watched_file import read_regular_file
 
 PRINCIPALS_KEPT: Final = 10_000
 """Principals whose grants are kept ready; those of others are worked out again."""

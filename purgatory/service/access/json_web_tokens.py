@@ -27,9 +27,9 @@ from joserfc.jwt import JWTClaimsRegistry
 
 from purgatory.service.access.errors import AccessError
 from purgatory.service.access.tokens import PRINCIPAL_LENGTH_MAX
-from purgatory.service.access.watched_file import read_regular_file
 from purgatory.service.errors import unavailable
 from purgatory.service.transport.outbound import NoAnswer, Outbound
+from purgatory.service.transport.watched_file import read_regular_file
 
 LOGGER: Final = logging.getLogger(__name__)
 ALGORITHMS: Final = [

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from purgatory.service.access.errors import AccessError
-from purgatory.service.access.watched_file import read_regular_file
+from purgatory.service.transport.watched_file import read_regular_file
 
 PREFIX: Final = "pgt_"
 """So that people and scanners of leaked secrets recognize one."""

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from purgatory.service.budget.garbage import YOUNG, trim_function
 from purgatory.service.budget.memory_budget import MemoryBudget
-from purgatory.service.garbage import YOUNG, trim_function
 
 LOGGER: Final = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ A call is let in before anything of its body is read, and its request is decoded
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, cast
@@ -21,7 +21,7 @@ from purgatory.service.http.connect_codecs import FairThread
 from purgatory.service.http.http_context import HttpContext
 from purgatory.service.rpc.call import Call, Context, Identify
 from purgatory.service.rpc.call_gate import CallGate
-from purgatory.service.rpc.handlers import SERVICE, work_of
+from purgatory.service.rpc.handlers import SERVICE, Method, work_of
 
 BOTH_WAYS: Final = "is a stream in both directions, which HTTP/1.1 cannot carry: use gRPC"
 
@@ -43,7 +43,7 @@ class HttpMethod:
 class HttpMethods:
     """All methods of the service, by name. `identify`: as for gRPC."""
 
-    def __init__(self, servicer: object, gate: CallGate, identify: Identify) -> None:
+    def __init__(self, methods: Mapping[str, Method], gate: CallGate, identify: Identify) -> None:
         self.gate: Final = gate
         self.thread: Final = FairThread()
         self.is_ending = False
@@ -51,7 +51,7 @@ class HttpMethods:
         self.by_name: Final = {
             method.name: HttpMethod(
                 method,
-                _both_ways(method.name) if method.client_streaming else getattr(servicer, method.name),
+                _both_ways(method.name) if method.client_streaming else methods[method.name],
                 identify(method.name),
                 work_of(method),
                 GetMessageClass(method.input_type),

@@ -1,7 +1,6 @@
-"""Whether the daemon lives and takes work.
+"""Probes: `/healthz` reports whether the event loop answers, `/readyz` whether new work is accepted.
 
-Liveness (`/healthz`) means that the event loop answers, readiness (`/readyz`) that new work is accepted. They differ
-while the daemon shuts down: it must not be restarted then, and not be sent more work.
+They differ during shutdown, when the daemon must neither be restarted nor receive new work.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,11 +12,13 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 PROBES: Final = frozenset(("/healthz", "/readyz"))
-"""Answered without any credential: what probes a daemon has none, and learns nothing but yes or no."""
+"""Answered without credentials: probes have none. The answers reveal nothing about operations."""
 
 
-def probe_routes(is_ready: Callable[[], bool], source_states: Callable[[], Sequence[str]] = tuple) -> list[BaseRoute]:
-    """`is_ready` is called at each probe; `source_states` says how each source fares that the daemon runs itself."""
+def probe_routes(is_ready: Callable[[], bool], details: Callable[[], Sequence[str]] = tuple) -> list[BaseRoute]:
+    """Both functions are called for each probe. `details` are lines that follow "ready"; they do not change the status:
+    a daemon with a stale connector still serves all other waits.
+    """
 
     async def healthz(_request: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -25,8 +26,6 @@ def probe_routes(is_ready: Callable[[], bool], source_states: Callable[[], Seque
     async def readyz(_request: Request) -> Response:
         if not is_ready():
             return PlainTextResponse("not ready\n", HTTPStatus.SERVICE_UNAVAILABLE)
-        # A source that cannot see does not make the daemon unready: what else is waited for is served as ever.
-        states = "".join(f"source {number}: {state}\n" for number, state in enumerate(source_states(), 1))
-        return PlainTextResponse(f"ready\n{states}")
+        return PlainTextResponse("".join(f"{line}\n" for line in ("ready", *details())))
 
     return [Route("/healthz", healthz), Route("/readyz", readyz)]

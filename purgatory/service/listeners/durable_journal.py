@@ -24,7 +24,7 @@ from purgatory.journal.group import Group, Moment, RefusedRows, SessionChanges, 
 from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.thread import JournalThread
 from purgatory.service.engine_time import EngineTime
-from purgatory.service.listeners.histogram import Histogram
+from purgatory.service.histogram import Histogram
 from purgatory.service.listeners.listener import ASYNC, SYNC, Journal
 from purgatory.service.loop_stalls import StallTimer
 from purgatory.service.sessions.refused import RefusedOperation
@@ -361,16 +361,15 @@ class DurableJournal(Journal):
         shift = session.sequence_shift
         highest = int(session.owner.highest_operation_id)
         last, acknowledged = outbox.last_sequence - shift, outbox.acknowledged_sequence - shift
-        state = SessionState(session.number, session.session_id, highest, last, acknowledged, shift)
+        uncertain_after = session.uncertain_after - shift if session.uncertain_after >= 0 else -1
+        state = SessionState(
+            session.number, session.session_id, highest, last, acknowledged, shift, uncertain_after,
+            session.incarnation, session.account.principal, *(session.callback or ("", "")),
+        )  # fmt: skip
         sealed = SessionChanges(state, last - changes.count + 1)
         sealed.dropped = changes.dropped
         if changes.dropped:
             return sealed
-        sealed.constants["incarnations"] = (session.incarnation,)
-        if session.account.principal:
-            sealed.constants["principals"] = (session.account.principal,)
-        if session.callback is not None:
-            sealed.constants["callbacks"] = session.callback
         sealed.refused_ids = session.refused_ids.to_bytes()
         sealed.results.extend(changes.results)
         sealed.registered = self._engine.snapshots.save_above(session.owner, changes.known)
@@ -380,10 +379,8 @@ class DurableJournal(Journal):
             sealed.progressed = self._engine.snapshots.save_some(session.owner, progressed)
         session.journaled_operation_id = highest
         session.is_journaled = True
-        if session.uncertain_after >= 0:
-            # Its client has not resumed since a crash: results go out once it is durable that it has.
-            sealed.uncertain_after = session.uncertain_after - shift
-        else:
+        # After a crash, results are sent once it is durable that the client has resumed the session.
+        if session.uncertain_after < 0:
             self._releases_committing.append((session, state.last_sequence))
         return sealed
 

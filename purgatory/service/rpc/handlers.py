@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -45,19 +45,33 @@ RefuseRevoked = Callable[[Context], object]
 """Raises `RpcError` for a caller whose certificate has been revoked."""
 
 
+def service_methods(servicer: object, extra: Mapping[str, Method] | None = None) -> dict[str, Method]:
+    """All methods of the service by name: those of extensions (`extra`), then the servicer's own. Calls that neither
+    serves end with UNIMPLEMENTED.
+    """
+    own = {method.name: getattr(servicer, method.name, _not_served(method.name)) for method in SERVICE.methods}
+    return own | dict(extra or {})
+
+
+def _not_served(name: str) -> Method:
+    async def refuse(_request: object, _call: Call) -> None:
+        raise RpcError(code_pb2.UNIMPLEMENTED, f"{name} belongs to an extension that this daemon runs without")
+
+    return refuse
+
+
 def add_to_server(
-    servicer: object,
+    methods: dict[str, Method],
     server: grpc.aio.Server,
     gate: CallGate,
     identify: Identify,
     refuse_revoked: RefuseRevoked | None = None,
 ) -> None:
-    """Add all methods of our service, behind `gate`.
+    """Add the methods of our service (see `service_methods`), behind `gate`.
 
     `identify` runs for each call before its request is read. It is not an interceptor because gRPC would then create
     two coroutines and a handler for each call.
     """
-    methods = {method.name: getattr(servicer, method.name) for method in SERVICE.methods}
     _add(SERVICE, methods, server, gate, checked(identify, refuse_revoked))
 
 

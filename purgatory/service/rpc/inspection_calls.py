@@ -19,7 +19,6 @@ from purgatory.engine import COMPILED
 from purgatory.service.access.account import Account
 from purgatory.service.access.audit import NAME
 from purgatory.service.access.roles import ADMIN, OBSERVE, Role
-from purgatory.service.access.visibility import may_see, rank_pending, ranked_views
 from purgatory.service.errors import RpcError, invalid_argument, not_found, permission_denied, quoted
 from purgatory.service.host import Host
 from purgatory.service.rpc.call import Call
@@ -38,8 +37,8 @@ from purgatory.service.translate.views import (
     remaining,
     timestamp,
 )
+from purgatory.service.visibility import may_see, rank_pending, ranked_views
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1 import purgatory_service_pb2_grpc
 from purgatory.v1 import source_pb2 as source_wire
 
 # ruff: noqa: N802 - methods have the names of the calls
@@ -75,7 +74,7 @@ Place = list[int | str]
 """Where a page begins; its parts mean something only to the listing."""
 
 
-class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
+class InspectionCalls:
     """The part of the service that changes nothing. Methods raise `RpcError`."""
 
     def __init__(self, host: Host) -> None:
@@ -110,7 +109,7 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             owner_id = NO_OWNER if one is None else one.owner.owner_id
         name = partition_name(request.topic_partition) if request.HasField("topic_partition") else None
         if request.order:
-            return self._held(await self._ranked(request, call, owner_id, name), call)
+            return held_answer(self._host, await self._ranked(request, call, owner_id, name), call)
         if request.search:
             raise invalid_argument("search", "needs an order: set order as well")
         filters = f"operations {request.principal!r} {request.session_id!r} {kind} {name} {request.key!r}"
@@ -137,7 +136,7 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             await call.turn()
         if start >= 0:
             response.next_page_token = make_token(filters, [start])
-        return self._held(response, call)
+        return held_answer(self._host, response, call)
 
     async def _ranked(
         self, request: wire.ListOperationsRequest, call: Call, owner_id: int, name: Name | None
@@ -183,7 +182,7 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         if view is None:
             raise not_found("partition", f"{name[0]}-{name[1]}")
         staleness = self._host.sources.stale(name, now_ms)
-        return self._held(wire.GetPartitionResponse(partition=partition(view, staleness, now_ms)), call)
+        return held_answer(self._host, wire.GetPartitionResponse(partition=partition(view, staleness, now_ms)), call)
 
     async def ListPartitions(self, request: wire.ListPartitionsRequest, call: Call) -> wire.ListPartitionsResponse:
         """A page of known partitions, ordered by name, so that partitions that come and go do not shift other pages.
@@ -209,7 +208,7 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             await call.turn()
         if page.last is not None and page.has_more:
             page.response.next_page_token = make_token(filters, list(page.last))
-        return self._held(page.response, call)
+        return held_answer(self._host, page.response, call)
 
     async def _sort_names(self) -> list[Name]:
         """All known partitions by name; put in order only when some have come or gone since."""
@@ -312,17 +311,18 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         self._host.sessions.accounts.audit.refused(NAME, call.account.principal, role=role, name=name)
         return permission_denied(role, name)
 
-    def _held(self, answer: Answer, call: Call) -> Answer:
-        """Counts an answer as held until its call has ended: it stays here while the caller does not read it."""
-        budget, held = self._host.shares.budget, answer.ByteSize()
-        budget.answers_bytes += held
-        on_end: Any = lambda _context: budget.let_go(held)  # noqa: E731 - the stubs want a class that does not exist
-        call.context.add_done_callback(on_end)
-        return answer
-
     def _now(self) -> WallTime:
         """Now, on the engine's clock and the wall clock."""
         return WallTime(self._host.time.now_ms(), time.time())
+
+
+def held_answer(host: Host, answer: Answer, call: Call) -> Answer:
+    """Counts an answer against the memory budget until its call ends: it is held while the caller does not read it."""
+    budget, held = host.shares.budget, answer.ByteSize()
+    budget.answers_bytes += held
+    on_end: Any = lambda _context: budget.let_go(held)  # noqa: E731 - the stubs want a class that does not exist
+    call.context.add_done_callback(on_end)
+    return answer
 
 
 class PartitionPage:

@@ -22,17 +22,13 @@ from purgatory.service.rpc.inspection_calls import InspectionCalls
 from purgatory.service.rpc.onlooker_calls import list_hot_names, tail_results
 from purgatory.service.rpc.session_requests import cancel, register, serve_requests
 from purgatory.service.rpc.source_calls import serve_source, source_ends
-from purgatory.service.rpc.webhook_calls import list_dead_letters, resend_dead_letters
 from purgatory.service.sessions import session as sessions
 from purgatory.service.sessions.result_stream import ResultStream
-from purgatory.service.settings import WebhooksSettings
 from purgatory.service.translate.operations import NO_CONDITION, run_from_row
 from purgatory.service.translate.results import fill_row
 from purgatory.service.translate.views import partition_name
-from purgatory.service.webhooks.webhooks import Webhooks
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import source_pb2 as source_wire
-from purgatory.v1 import webhook_pb2 as webhook_wire
 from purgatory.v1.operation_pb2 import Operation
 
 # ruff: noqa: N802 - methods have the names of the calls
@@ -41,11 +37,10 @@ from purgatory.v1.operation_pb2 import Operation
 class PurgatoryServicer(InspectionCalls):
     """The service of proto/purgatory/v1 over one host."""
 
-    def __init__(self, host: Host, webhooks: Webhooks | None = None, message_bytes_max: int = 4_194_304) -> None:
+    def __init__(self, host: Host, message_bytes_max: int = 4_194_304) -> None:
         """`message_bytes_max`: the largest message that the servers in front of this accept."""
         super().__init__(host)
         self._message_bytes_max: Final = message_bytes_max
-        self._webhooks: Final = webhooks or Webhooks(host, WebhooksSettings())
 
     # Waiting.
 
@@ -81,16 +76,16 @@ class PurgatoryServicer(InspectionCalls):
     async def Register(self, request: wire.RegisterRequest, call: Call) -> wire.RegisterResponse:
         """Registers a batch in a session, which is created on first use."""
         if request.callback_url:
-            self._webhooks.check_url(request.callback_url)
+            self._host.callbacks.check_url(request.callback_url)
         session = self._open_session(call, request.session_id, request.incarnation)[0]
-        self._webhooks.attach(session, request.callback_url)
+        self._host.callbacks.attach(session, request.callback_url)
         session.has_unary_callers = True
         try:
             response = wire.RegisterResponse(receipt=await register(self._host, session, request.batch, call.turn))
         except BatchRejected as error:
             raise from_refusal(error.refusal, "batch", error.retry_after_ms) from None
         finally:
-            self._webhooks.detach_if_finished(session)
+            self._host.callbacks.detach_if_finished(session)
         await self._host.journal.durable()
         response.incarnation = session.incarnation
         return response
@@ -145,21 +140,6 @@ class PurgatoryServicer(InspectionCalls):
     ) -> source_wire.GetSourceEndsResponse:
         """Where logs end, as their sources see it from now on."""
         return await source_ends(self._host, request, call)
-
-    # Webhooks.
-
-    async def ListDeadLetters(
-        self, request: webhook_wire.ListDeadLettersRequest, call: Call
-    ) -> webhook_wire.ListDeadLettersResponse:
-        """A page of the results that their callbacks did not take."""
-        self._host.admission.check_answer()
-        return self._held(list_dead_letters(self._webhooks, request, call), call)
-
-    async def ResendDeadLetters(
-        self, request: webhook_wire.ResendDeadLettersRequest, call: Call
-    ) -> webhook_wire.ResendDeadLettersResponse:
-        """Sends dead letters again."""
-        return resend_dead_letters(self._webhooks, request, call)
 
     # Cancels.
 

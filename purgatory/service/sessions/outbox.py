@@ -24,27 +24,26 @@ from purgatory.service.budget.result_bytes import (
     SLICE_BYTES,
     STALE_MARK_BYTES,
 )
-from purgatory.service.sessions.packed import PackedCompletions
-from purgatory.service.sessions.refused import RefusedCompletions
+from purgatory.service.sessions.packed import ArrayCompletions, packed
 from purgatory.service.translate.uniform_columns import is_uniform
 
 PACKED_TOGETHER: Final = 64
-"""So many slices in a row are put together where each has"""
+"""This many consecutive slices are concatenated into one, provided that each of them has at most"""
 SMALL: Final = 4
-"""no more results than this,"""
+"""this many results and"""
 SMALL_ITEMS: Final = 64
-"""and no more items: putting 64 results of 2,000 items together would hold the loop for 20 ms."""
+"""this many items: concatenating 64 results of 2,000 items would block the loop for 20 ms."""
 
 UNLIMITED: Final = 2**63
-"""Above any sequence number."""
+"""Greater than any sequence number."""
 
 
-Results = Completions | RefusedCompletions | PackedCompletions
+Results = Completions | ArrayCompletions
 
 
 @dataclass(slots=True, eq=False)
 class ResultSlice:
-    """Results `start` to `stop` of some completions, all of one kind; `refusals` has the reasons of refused ones."""
+    """Results `start` to `stop` of some completions, all of one kind. `refusals` has the reasons of refusals."""
 
     completions: Results
     kind: int
@@ -53,9 +52,9 @@ class ResultSlice:
     item_start: int
     item_stop: int
     fetched_start: int
-    """Where the slice begins in `completions.fetched`, if its kind is fetch."""
+    """Start of the slice in `completions.fetched` if its kind is fetch."""
     refusals: Sequence[Refusal] = ()
-    """One for each of the completions (not just those of the slice), or none."""
+    """Either empty, or one for each of the completions, not only those of the slice."""
 
     def __post_init__(self) -> None:
         assert self.start < self.stop, f"an empty slice: start={self.start} stop={self.stop}"
@@ -64,7 +63,7 @@ class ResultSlice:
         return self.stop - self.start
 
     def held_bytes(self) -> int:
-        """What the slice takes in memory, estimated."""
+        """Estimated memory of the slice."""
         items = self.item_stop - self.item_start
         held = SLICE_BYTES + len(self) * RESULT_BYTES + items * RESULT_ITEM_BYTES
         if self.kind == codes.FETCH:
@@ -77,12 +76,12 @@ class ResultSlice:
         return held
 
     def count_within(self, results_max: int, items_max: int) -> int:
-        """How many results from the first on are at most so many, with at most so many items."""
+        """The number of leading results within both limits."""
         count = min(len(self), results_max)
         items = self.item_stop - self.item_start
         if items <= items_max:
             return count
-        if items == len(self):  # nearly always: one item each
+        if items == len(self):  # almost always: one item each
             return min(count, items_max)
         for place, item_count in enumerate(self.completions.item_counts[self.start : self.start + count]):
             items_max -= item_count
@@ -91,7 +90,7 @@ class ResultSlice:
         return count
 
     def split(self, count: int) -> tuple[ResultSlice, ResultSlice]:
-        """The first `count` results, and the rest."""
+        """Return the first `count` results and the rest. Both are views of the same completions."""
         assert 0 < count < len(self), f"count={count} of {len(self)}"
         middle = self.start + count
         items = sum(self.completions.item_counts[self.start : middle])
@@ -108,7 +107,7 @@ class ResultSlice:
 
 
 def slices_of(completions: Results, refusals: Sequence[Refusal] = ()) -> list[ResultSlice]:
-    """Cuts completions into slices of one kind, in order."""
+    """Cut completions into slices of one kind each, in order."""
     kinds = completions.kinds
     if len(kinds) == 0:
         return []
@@ -137,26 +136,29 @@ def _ignore(_bytes: int) -> None:
 
 
 class Outbox:
-    """One session's unacknowledged results. Sequence numbers never repeat and have no gaps."""
+    """The unacknowledged results of one session. Sequence numbers have no gaps and are never reused."""
 
     def __init__(self, hold: Callable[[int], None] = _ignore) -> None:
-        """`hold` is told by how many bytes more, or less, is held."""
+        """Args:
+        hold: Called with each change of `held_bytes`.
+        """
         self._hold = hold
         self.held_bytes = 0
-        """Of all results in it, estimated."""
+        """Estimated memory of all results in the outbox."""
         self._written: Final[deque[ResultSlice]] = deque()
         self._unwritten: Final[deque[ResultSlice]] = deque()
         self.last_sequence = 0
-        """The newest result's; 0: there was none yet."""
+        """Sequence number of the newest result; 0: there was none."""
         self.acknowledged_sequence = 0
-        """Results up to this one were acknowledged and dropped."""
+        """Results up to this one have been acknowledged and dropped."""
         self._next_sequence = 1
-        """The first unwritten result's."""
+        """Sequence number of the first unwritten result."""
         self._released_sequence = UNLIMITED
-        """Results above this one may not be written yet: the journal holds them back until they are durable."""
+        """Results above this one must not be written yet: the journal holds them until they are durable."""
         self._receipts_due: Final[deque[list[int]]] = deque()
-        """For each batch without a receipt yet: the sequence number above which results may be its own, alone in a list
-        by which the batch knows it. They rise."""
+        """For each batch without a receipt: the sequence number above which results may belong to it. Each number is in
+        a list of its own, which identifies the batch and lets `shift` change the number. The numbers rise.
+        """
 
     @property
     def unacknowledged(self) -> int:
@@ -164,11 +166,11 @@ class Outbox:
 
     @property
     def unwritten(self) -> int:
-        """How many results have not been written on the current stream."""
+        """The number of results not yet written on the current stream."""
         return self.last_sequence - self._next_sequence + 1
 
     def append(self, slices: Sequence[ResultSlice]) -> None:
-        """Gives the next sequence numbers to these results."""
+        """Add results; they get the next sequence numbers."""
         self._unwritten.extend(slices)
         for part in slices:
             self.last_sequence += len(part)
@@ -176,38 +178,41 @@ class Outbox:
         self._pack_tail(self._unwritten)
 
     def hold(self) -> None:
-        """Results appended from now on are not written before they are released."""
+        """Hold back results that are appended from now on until they are released."""
         self._released_sequence = min(self._released_sequence, self.last_sequence)
 
     def release(self, sequence: int) -> None:
-        """Results up to `sequence` may be written."""
+        """Allow results up to `sequence` to be written."""
         self._released_sequence = sequence
 
     def release_all(self) -> None:
-        """All results may be written, also those appended later."""
+        """Allow all results to be written, including those appended later."""
         self._released_sequence = UNLIMITED
 
     def hold_for_receipt(self) -> list[int]:
-        """Results appended from now on are not written before what is returned has been given to `receipt_sent`."""
+        """Hold back results that are appended from now on until the returned hold is passed to `receipt_sent`.
+
+        A client must not get the result of an operation before the receipt of its batch.
+        """
         hold = [self.last_sequence]
         self._receipts_due.append(hold)
         return hold
 
     def receipt_sent(self, hold: list[int]) -> None:
-        """The batch that holds results back has its receipt, or gets none."""
+        """Release a hold: the batch has its receipt, or gets none."""
         for place, due in enumerate(self._receipts_due):
             if due is hold:
                 del self._receipts_due[place]
                 return
 
     def start_at(self, sequence: int) -> None:
-        """Makes a new outbox continue one whose numbers were used up to `sequence`."""
+        """Continue numbering after `sequence` in a new outbox."""
         assert self.last_sequence == 0, f"the outbox has results up to {self.last_sequence} already"
         self.last_sequence = self.acknowledged_sequence = sequence
         self._next_sequence = sequence + 1
 
     def shift(self, count: int) -> None:
-        """Raises all sequence numbers, those given out and those to come, by `count`."""
+        """Increase all sequence numbers, assigned and future, by `count`."""
         self.last_sequence += count
         self.acknowledged_sequence += count
         self._next_sequence += count
@@ -216,13 +221,13 @@ class Outbox:
             hold[0] += count
 
     def rewind(self) -> None:
-        """Makes all unacknowledged results unwritten, for a new stream."""
+        """Mark all unacknowledged results as unwritten, for a new stream."""
         self._unwritten.extendleft(reversed(self._written))
         self._written.clear()
         self._next_sequence = self.acknowledged_sequence + 1
 
     def acknowledge(self, sequence: int) -> None:
-        """Drops results up to `sequence`, at most `last_sequence`; one that was acknowledged before changes nothing."""
+        """Drop results up to `sequence`, which is at most `last_sequence`. Acknowledging twice changes nothing."""
         assert sequence <= self.last_sequence, f"sequence={sequence} last_sequence={self.last_sequence}"
         count = sequence - self.acknowledged_sequence
         if count <= 0:
@@ -234,12 +239,17 @@ class Outbox:
         assert count == 0, f"{count} acknowledged results were not in the outbox"
 
     def take(self, results_max: int, items_max: int = UNLIMITED) -> tuple[int, list[ResultSlice]]:
-        """The next unwritten results of one kind, at most so many, and the sequence number of the first.
+        """Take the next unwritten results of one kind. They count as written unless they are `put_back`.
 
-        Together they have at most `items_max` items, but for a single result, which may have any number. They count as
-        written from now on; `put_back` undoes that.
+        Args:
+            results_max: Maximum number of results.
+            items_max: Maximum number of items in all of them. A single result may have more.
+
+        Returns:
+            The sequence number of the first result, and the results.
         """
-        self._pack_tail(self._written)  # now, as what is taken last may be put back
+        # Before taking, not after: `put_back` expects the slices that were taken last at the end of the queue.
+        self._pack_tail(self._written)
         first_sequence = self._next_sequence
         taken: list[ResultSlice] = []
         released = self._released_sequence
@@ -267,19 +277,36 @@ class Outbox:
         return first_sequence, taken
 
     def put_back(self, taken: Sequence[ResultSlice]) -> None:
-        """Undoes the last `take`."""
+        """Undo the last `take`."""
         for part in reversed(taken):
             assert self._written[-1] is part, "only what was taken last can be put back"
             self._unwritten.appendleft(self._written.pop())
             self._next_sequence -= len(part)
 
     def discard(self) -> None:
-        """The session is gone: nothing that is still done with its results counts."""
+        """Stop counting memory: the session has been dropped, although a stream may still write its results."""
         self._hold(-self.held_bytes)
         self._hold = _ignore
 
+    def check(self) -> None:
+        """Assert the invariants. Simulations and tests call it; it reads every slice."""
+        written = sum(map(len, self._written))
+        unwritten = sum(map(len, self._unwritten))
+        numbers = f"acknowledged={self.acknowledged_sequence} next={self._next_sequence} last={self.last_sequence}"
+        assert self.acknowledged_sequence < self._next_sequence <= self.last_sequence + 1, numbers
+        assert written == self._next_sequence - 1 - self.acknowledged_sequence, f"{written} written, {numbers}"
+        assert unwritten == self.unwritten, f"{unwritten} in the queue, {numbers}"
+        held = sum(part.held_bytes() for part in (*self._written, *self._unwritten))
+        assert held == self.held_bytes, f"held_bytes={self.held_bytes}, the slices have {held}"
+        holds = [hold for (hold,) in self._receipts_due]
+        assert holds == sorted(holds), f"holds of receipts must rise: {holds}"
+        for part in (*self._written, *self._unwritten):
+            counts = part.completions.item_counts[part.start : part.stop]
+            assert part.item_stop - part.item_start == sum(counts), f"items of a slice: {part}"
+            assert all(kind == part.kind for kind in part.completions.kinds[part.start : part.stop]), f"kinds: {part}"
+
     def _drop_left(self, queue: deque[ResultSlice], count: int) -> int:
-        """Drops up to `count` results at the left of `queue`; returns how many are still to be dropped."""
+        """Drop up to `count` results from the left of `queue`; return how many remain to be dropped."""
         while count and queue:
             part = queue.popleft()
             self._count(-part.held_bytes())
@@ -292,7 +319,7 @@ class Outbox:
         return count
 
     def _pack_tail(self, queue: deque[ResultSlice]) -> None:
-        """Puts the last slices together if they are many and small, as when nobody reads and waits end one by one."""
+        """Concatenate the last slices if they are many and small: waits that end one by one while no client reads."""
         if len(queue) < PACKED_TOGETHER:
             return
         kind = queue[-1].kind
@@ -314,8 +341,8 @@ class Outbox:
             queue.pop()
             self._count(-part.held_bytes())
         tail.reverse()
-        packed = PackedCompletions(tail)
-        whole = ResultSlice(packed, kind, 0, len(packed.kinds), 0, len(packed.item_partitions), 0)
+        together = packed(tail)
+        whole = ResultSlice(together, kind, 0, len(together.kinds), 0, len(together.item_partitions), 0)
         queue.append(whole)
         self._count(whole.held_bytes())
 

@@ -1,4 +1,4 @@
-"""Results that came one by one, put together: each set of columns takes a kilobyte, whatever is in it."""
+"""Results in arrays. Results that ended one by one are concatenated, because a set of columns costs a kilobyte."""
 
 from array import array
 from collections.abc import Sequence
@@ -6,20 +6,14 @@ from typing import Final, Protocol
 
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.completions import NOTHING_STALE, Completions, FetchedPartition
-from purgatory.service.sessions.refused import RefusedCompletions
-from purgatory.service.translate.uniform_columns import FLOAT, SIGNED, Form
-
-OF_OPERATIONS: Final = ("operation_ids", "kinds", "outcomes", "waited_ms", "lateness_ms", "item_counts")
-OF_ITEMS: Final = (
-    "error_codes", "required_offsets", "reached_offsets", "log_start_offsets", "estimated_remaining_ms",
-)  # fmt: skip
+from purgatory.service.translate.result_columns import ITEM_COLUMNS, OPERATION_COLUMNS
 
 
 class SliceSpan(Protocol):
-    """Some results of some completions."""
+    """Results `start` to `stop` of some completions, with their items."""
 
     @property
-    def completions(self) -> "Completions | RefusedCompletions | PackedCompletions": ...
+    def completions(self) -> "Completions | ArrayCompletions": ...
 
     start: int
     stop: int
@@ -27,8 +21,8 @@ class SliceSpan(Protocol):
     item_stop: int
 
 
-class PackedCompletions:
-    """The results of several spans, none of them fetches, in the columns of `Completions`."""
+class ArrayCompletions:
+    """Results in the columns of `Completions`, as arrays; empty at first."""
 
     operation_ids: "array[int]"
     kinds: "array[int]"
@@ -43,22 +37,32 @@ class PackedCompletions:
     estimated_remaining_ms: "array[int]"
     paces_per_second: "array[float]"
 
-    def __init__(self, spans: Sequence[SliceSpan]) -> None:
-        for name in OF_OPERATIONS:
-            octets = [getattr(span.completions, name)[span.start : span.stop] for span in spans]
-            setattr(self, name, _column(b"".join(octets), SIGNED))
-        for name in (*OF_ITEMS, "paces_per_second"):
-            octets = [getattr(span.completions, name)[span.item_start : span.item_stop] for span in spans]
-            setattr(self, name, _column(b"".join(octets), FLOAT if name == "paces_per_second" else SIGNED))
-        self.item_partitions: Final[list[PartitionName]] = [
-            name for span in spans for name in span.completions.item_partitions[span.item_start : span.item_stop]
-        ]
+    def __init__(self) -> None:
+        for column in (*OPERATION_COLUMNS, *ITEM_COLUMNS):
+            setattr(self, column.name, array(column.form))
+        self.item_partitions: list[PartitionName] = []
         self.fetched: Final[list[FetchedPartition]] = []
-        self.stale_marks: Final = _stale_marks(spans)
+        self.stale_marks = NOTHING_STALE
+
+
+def packed(spans: Sequence[SliceSpan]) -> ArrayCompletions:
+    """Concatenate the results of several spans, none of which are fetches."""
+    found = ArrayCompletions()
+    for column in OPERATION_COLUMNS:
+        values = [getattr(span.completions, column.name)[span.start : span.stop] for span in spans]
+        getattr(found, column.name).frombytes(b"".join(values))
+    for column in ITEM_COLUMNS:
+        values = [getattr(span.completions, column.name)[span.item_start : span.item_stop] for span in spans]
+        getattr(found, column.name).frombytes(b"".join(values))
+    found.item_partitions = [
+        name for span in spans for name in span.completions.item_partitions[span.item_start : span.item_stop]
+    ]
+    found.stale_marks = _stale_marks(spans)
+    return found
 
 
 def _stale_marks(spans: Sequence[SliceSpan]) -> dict[int, tuple[int, str]]:
-    """The stale marks of the spans, by their new places."""
+    """The stale marks of the spans, by their new index."""
     if not any(span.completions.stale_marks for span in spans):
         return NOTHING_STALE
     found: dict[int, tuple[int, str]] = {}
@@ -69,9 +73,3 @@ def _stale_marks(spans: Sequence[SliceSpan]) -> dict[int, tuple[int, str]]:
                 found[before + item - span.item_start] = mark
         before += span.item_stop - span.item_start
     return found
-
-
-def _column(octets: bytes, form: Form) -> "array[int]":
-    column: array[int] = array(form)
-    column.frombytes(octets)
-    return column

@@ -1,61 +1,48 @@
-"""Refused registrations: which of them get a result, and how these results look in the columns of completions.
+"""Refused registrations: which of them get a result, and their results in the columns of completions.
 
-A refused registration ends as a result like any other, so that a caller who reads only results misses nothing. An id
-has one result: a refusal that is sent again, or that repeats an id of its own batch, gets none.
+A refused registration gets a result like any other, so that a caller that reads only results misses nothing. Each id
+has one result: a refusal that is repeated, or of an id that occurs earlier in the same batch, gets none.
 """
 
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from purgatory.engine import codes
-from purgatory.engine.batches import PartitionName, Refusal, RegisterReceipt
-from purgatory.engine.completions import NOTHING_STALE, FetchedPartition
+from purgatory.engine.batches import Refusal, RegisterReceipt
+from purgatory.service.sessions.packed import ArrayCompletions
 from purgatory.service.sessions.refused_ids import RefusedIds
 from purgatory.service.translate.operations import OperationRun
-from purgatory.service.translate.uniform_columns import FLOAT, SIGNED, UNSIGNED
+from purgatory.service.translate.result_columns import OPERATION_COLUMNS
+from purgatory.service.translate.uniform_columns import SIGNED, UNSIGNED
 
 
 class RefusedOperation(NamedTuple):
-    """One refused registration. `refusal.index` is its place in the caller's batch; `kind` is 0 where it has none."""
+    """One refused registration. `refusal.index` is its index in the caller's batch; `kind` is 0 if unknown."""
 
     refusal: Refusal
     operation_id: int
     kind: int
 
 
-class RefusedCompletions:
-    """Operations that never got into the engine, in the columns of `Completions`.
-
-    The ids are the caller's own, and may be anything that the wire can carry.
-    """
-
-    def __init__(self, refused: Sequence[RefusedOperation]) -> None:
-        zeros = array(SIGNED, [0]) * len(refused)
-        self.operation_ids: Final = array(UNSIGNED, [operation_id for _, operation_id, _ in refused])
-        self.kinds: Final = array(SIGNED, [kind for _, _, kind in refused])
-        self.outcomes: Final = array(SIGNED, [codes.REFUSED]) * len(refused)
-        self.waited_ms: Final = zeros
-        self.lateness_ms: Final = zeros
-        self.item_counts: Final = zeros
-        self.item_partitions: Final[list[PartitionName]] = []
-        self.error_codes: Final = array(SIGNED)
-        self.required_offsets: Final = array(SIGNED)
-        self.reached_offsets: Final = array(SIGNED)
-        self.log_start_offsets: Final = array(SIGNED)
-        self.estimated_remaining_ms: Final = array(SIGNED)
-        self.paces_per_second: Final = array(FLOAT)
-        self.fetched: Final[list[FetchedPartition]] = []
-        self.stale_marks: Final = NOTHING_STALE
+def refused_completions(refused: Sequence[RefusedOperation]) -> ArrayCompletions:
+    """Results of operations that the engine has never accepted. Their ids can be any number that the wire carries."""
+    found = ArrayCompletions()
+    for column in OPERATION_COLUMNS:
+        setattr(found, column.name, array(column.form, [0]) * len(refused))
+    found.operation_ids = array(UNSIGNED, [operation_id for _, operation_id, _ in refused])
+    found.kinds = array(SIGNED, [kind for _, _, kind in refused])
+    found.outcomes = array(SIGNED, [codes.REFUSED]) * len(refused)
+    return found
 
 
 def located(run: OperationRun, refusal: Refusal) -> Refusal:
-    """The engine's refusal, with the index in the caller's batch in place of the one in the run."""
+    """The engine's refusal with the index in the caller's batch instead of the index in the run."""
     return Refusal(run.index_of(refusal.index), refusal.code, refusal.field, refusal.message)
 
 
 def refuse_all(run: OperationRun, reason: Refusal) -> list[RefusedOperation]:
-    """Every operation of a run, refused for the same reason."""
+    """Refuse every operation of a run for the same reason."""
     return [
         RefusedOperation(
             Refusal(run.index_of(place), reason.code, reason.field, reason.message), operation_id, run.kind
@@ -65,8 +52,9 @@ def refuse_all(run: OperationRun, reason: Refusal) -> list[RefusedOperation]:
 
 
 def engine_receipt(run: OperationRun, reason: Refusal, known: int, refused_ids: RefusedIds) -> RegisterReceipt:
-    """What the engine would have answered had it refused the whole run. Ids up to `known` were registered before, but
-    for `refused_ids`.
+    """The receipt of a run that is refused before it reaches the engine.
+
+    Ids up to `known` have been registered before, except `refused_ids`.
     """
     receipt = RegisterReceipt()
     for place, operation_id in enumerate(run.batch.operation_ids):
@@ -78,7 +66,7 @@ def engine_receipt(run: OperationRun, reason: Refusal, known: int, refused_ids: 
 
 
 def first_of_each_id(refused: Iterable[RefusedOperation], runs: Sequence[OperationRun]) -> list[RefusedOperation]:
-    """Leaves out those whose id came earlier in the same batch, refused or not: the first one has the id's result."""
+    """Omit refusals whose id occurs earlier in the same batch, refused or not: that operation has the id's result."""
     refused = list(refused)
     first_index = {operation_id: refusal.index for refusal, operation_id, _ in reversed(refused)}
     for run in runs:

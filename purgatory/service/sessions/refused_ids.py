@@ -1,7 +1,7 @@
-"""Which ids of a session were in batches that were refused as a whole, and have not been taken since.
+"""Ids of a session whose batch was refused as a whole and that have not been accepted since.
 
-Ids only rise within a session, so everything up to the highest known id counts as sent before. Without this list the
-ids of a refused batch would count so too, once a later batch was accepted, though they were never registered.
+Ids rise within a session, so every id up to the highest known one counts as registered before. Without this list the
+ids of a refused batch would, too, once a later batch was accepted, although they were never registered.
 """
 
 import struct
@@ -14,7 +14,7 @@ from purgatory.engine.codes import INVALID_ARGUMENT
 from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 
 RANGES_MAX: Final = 256
-"""Ranges kept of one session. Our client sends consecutive ids, and batches that are refused are sent again."""
+"""Ranges kept for one session. Our client sends consecutive ids and sends refused batches again."""
 
 RANGE: Final = struct.Struct("<QQ")
 
@@ -25,16 +25,17 @@ FULL: Final = Refusal(
     0,
     INVALID_ARGUMENT,
     "",
-    f"the session has more than {RANGES_MAX} gaps of ids whose batches were refused as a whole: close it, and go on in "
-    "another",
+    f"the session has more than {RANGES_MAX} separate ranges of ids in refused batches: close it and open another",
 )
 
 
 class RefusedIds:
-    """Disjoint ranges of ids. False: there are none, as in most sessions."""
+    """Disjoint ranges of ids. Falsy if there are none, as in most sessions."""
 
     def __init__(self, packed: bytes = b"") -> None:
-        """`packed` is from `to_bytes`."""
+        """Args:
+        packed: Result of `to_bytes`.
+        """
         self._firsts: Final[list[int]] = []
         self._lasts: Final[list[int]] = []
         for first, last in RANGE.iter_unpack(packed):
@@ -50,14 +51,14 @@ class RefusedIds:
 
     @property
     def is_full(self) -> bool:
-        """Whether not all of them could be noted: then nothing may be accepted in the session any more."""
+        """Whether some ids could not be recorded. The session must then accept nothing more."""
         return len(self._firsts) > RANGES_MAX
 
     def to_bytes(self) -> bytes:
         return b"".join(RANGE.pack(*one) for one in zip(self._firsts, self._lasts, strict=True))
 
     def add(self, operation_ids: Collection[int], highest: int) -> None:
-        """Ids of a refused batch; those up to `highest` are known."""
+        """Add the ids of a refused batch. Ids up to `highest` are known and are skipped."""
         for first, last in _ranges(operation_ids):
             if self.is_full:
                 return
@@ -65,18 +66,20 @@ class RefusedIds:
                 self._add(max(first, highest + 1), last)
 
     def add_all_above(self, highest: int) -> None:
-        """All ids that are not known count as refused, for a batch whose ids cannot be looked at."""
+        """Add all ids that are not known, for a batch whose ids cannot be read."""
         self._add(highest + 1, OPERATION_ID_MAX)
 
     def discard(self, operation_ids: Collection[int]) -> None:
-        """Ids that were taken, or have a result."""
+        """Remove ids that were accepted or have a result."""
         for first, last in _ranges(operation_ids):
             if self.is_full or not self._firsts:
                 return
             self._discard(first, last)
 
     def correct(self, receipt: RegisterReceipt, batch: OperationBatch, known: int) -> None:
-        """Refuses, in the engine's receipt, what it took for known because it is not above `known`."""
+        """Refuse, in the engine's receipt, the operations that it took for known because their ids are not above
+        `known`.
+        """
         refused: dict[int, int] = {}
         for place, operation_id in enumerate(batch.operation_ids):
             if 0 < operation_id <= known and operation_id in self:
@@ -102,7 +105,7 @@ class RefusedIds:
 
 
 def _ranges(operation_ids: Collection[int]) -> Iterator[tuple[int, int]]:
-    """The ids that can be registered, as ranges of consecutive ones, rising."""
+    """The valid ids as ascending ranges of consecutive ids."""
     first = last = 0
     for operation_id in sorted(operation_ids):
         if not 0 < operation_id <= OPERATION_ID_MAX:

@@ -1,8 +1,8 @@
-"""One result stream of a session: what is to be written on it, and when it ends.
+"""One result stream of a session: what it writes, and when it ends.
 
-The writer pulls: control messages first (receipts, heartbeats), then results, a bounded message at a time, from the
-session's outbox. So a slow reader holds back only its own stream: its results wait in its outbox, its control messages
-in a small queue, and while that queue is full its requests are not read.
+The writer pulls: first control messages (receipts, heartbeats), then results from the session's outbox, one bounded
+message at a time. So a slow reader delays only its own stream: its results stay in its outbox and its control messages
+in a small queue, and while that queue is full, no further requests are read from it.
 """
 
 import asyncio
@@ -21,31 +21,32 @@ from purgatory.v1 import purgatory_service_pb2
 Response = purgatory_service_pb2.SessionResponse | purgatory_service_pb2.StreamResultsResponse
 ResponseType = type[purgatory_service_pb2.SessionResponse] | type[purgatory_service_pb2.StreamResultsResponse]
 Write = Callable[[Response | bytes], Awaitable[None]]
-"""Writes a message or its encoded bytes."""
+"""Write a message or its encoded bytes."""
 
 CONTROL_MESSAGES_MAX: Final = 64
-"""Unwritten control messages of one stream; while there are so many its requests are not read."""
+"""Maximum of unwritten control messages of one stream. At this limit, no requests are read from it."""
 
 COLUMN_RESULTS_MAX: Final = 5_000
 ROW_RESULTS_MAX: Final = 1_000
-"""Results in one message, and their items, by shape: translating one message holds the event loop, so it must take a
-few milliseconds at most."""
+"""Maximum of results, and of items, in one message by shape. Encoding a message blocks the event loop, so it must take
+at most a few milliseconds."""
 
 MESSAGE_BYTES_MAX: Final = 3_500_000
-"""A message of results that is larger is made again, once, with fewer: by default gRPC clients accept 4 MiB."""
+"""A larger message of results is encoded again, once, with fewer results: gRPC clients accept 4 MiB by default."""
 
 FIELDS_BYTES_MAX: Final = 200
-"""The most that a result, or an item of one, takes besides its names and texts."""
+"""Maximum size of a result, or of one of its items, without names and texts."""
 
 SILENT_INTERVALS_MAX: Final = 3
-"""A peer that should send heartbeats and has been silent for so many intervals is considered gone."""
+"""A peer that should send heartbeats is considered gone after this many silent intervals."""
 
 SILENT_CHECKS_MIN: Final = 3
-"""It must also have been silent at so many checks: while the event loop was busy, messages may have gone unread."""
+"""It must also have been silent at this many checks: messages may have arrived but not been read while the event loop
+was busy."""
 
 
 def _no_check() -> None:
-    """For a stream of nobody's."""
+    """The recheck of a stream without a principal."""
 
 
 class ResultStream:
@@ -68,7 +69,7 @@ class ResultStream:
         self._expects_heartbeats = expects_heartbeats
         self._control: Final[deque[Response]] = deque()
         self._reserved = 0
-        """Control messages that have a place in the queue and will be sent once they are durable."""
+        """Control messages with a reserved place in the queue, to be sent once they are durable."""
         self._wake: Final = asyncio.Event()
         self._space: Final = asyncio.Event()
         self._space.set()
@@ -78,7 +79,7 @@ class ResultStream:
         self._ending_since_ms = -1
         self._writer: asyncio.Task[None] | None = None
         self.reader: asyncio.Task[None] | None = None
-        """The task that serves the peer's requests. It ends by itself: see `handlers.Requests`."""
+        """The task that serves the peer's requests. It ends by itself (`handlers.Requests`)."""
         self._given_up = False
         self.ended = False
         """Set once nothing more will be written."""
@@ -86,12 +87,12 @@ class ResultStream:
         self.last_write_ms = now_ms
         self._silent_checks = 0
         self.recheck: Callable[[], None] = _no_check
-        """Raises `RpcError` once its principal could not open this stream any more."""
+        """Raises `RpcError` once the principal could no longer open this stream."""
 
     # Called by the reader of the stream.
 
     def waiting_for_peer(self) -> None:
-        """The reader is now waiting for the peer: only from then on can silence be the peer's."""
+        """The reader waits for the peer from now on. Silence before that is not the peer's fault."""
         self._waiting_for_peer = True
 
     def message_received(self, now_ms: int) -> None:
@@ -100,29 +101,29 @@ class ResultStream:
         self.last_read_ms = now_ms
 
     def half_closed(self) -> None:
-        """The peer will send nothing more. The stream ends once everything it waits for has been written."""
+        """The peer will send nothing more. The stream ends once everything the peer waits for has been written."""
         self._half_closed = True
         self._expects_heartbeats = False
         self.wake()
 
     async def wait_for_space(self) -> None:
-        """Returns when a control message may be sent. For one caller at a time, which then sends at most one."""
+        """Wait until a control message may be sent. Only one task may wait, and it then sends at most one message."""
         await self._space.wait()
 
     def send(self, message: Response) -> None:
-        """Queues a control message, which is written before any result that is not being written yet."""
+        """Queue a control message. It is written before all results that are not being written yet."""
         self.reserve()
         self.send_reserved(message)
 
     def reserve(self) -> None:
-        """Takes a place in the queue of control messages for one that `send_reserved` will send later."""
+        """Reserve a place in the queue of control messages, for `send_reserved`."""
         assert self._unwritten < CONTROL_MESSAGES_MAX, "a control message was sent without waiting for space"
         self._reserved += 1
         if self._unwritten >= CONTROL_MESSAGES_MAX:
             self._space.clear()
 
     def send_reserved(self, message: Response) -> None:
-        """Queues a control message in a reserved place."""
+        """Queue a control message in a reserved place."""
         self._reserved -= 1
         self._control.append(message)
         self.wake()
@@ -134,19 +135,19 @@ class ResultStream:
     # Called by the session and the host.
 
     def wake(self) -> None:
-        """Makes the writer look for something to write."""
+        """Wake the writer: there may be something to write."""
         self._wake.set()
 
     def taken_over(self) -> None:
-        """Ends the stream with a message that says that another stream has taken the session over."""
+        """End the stream: another stream has taken over the session."""
         self._go_away(purgatory_service_pb2.GoingAway.REASON_TAKEN_OVER)
 
     def session_closed(self) -> None:
-        """Ends the stream with a message that says that the session was closed."""
+        """End the stream: the session was closed."""
         self._go_away(purgatory_service_pb2.GoingAway.REASON_SESSION_CLOSED)
 
     def shut_down(self) -> None:
-        """Ends the stream with a message that says that the daemon is shutting down."""
+        """End the stream: the daemon is shutting down."""
         self._go_away(purgatory_service_pb2.GoingAway.REASON_SHUTTING_DOWN)
 
     def _go_away(self, reason: purgatory_service_pb2.GoingAway.Reason) -> None:
@@ -165,10 +166,10 @@ class ResultStream:
         return self._last_message is not None or self.ended
 
     def check(self, now_ms: int, heartbeat_interval_ms: int) -> None:
-        """Sends a heartbeat when nothing was written for an interval; ends the stream of a peer that is silent, or that
-        may not have it any more.
+        """Send a heartbeat if nothing was written for an interval. End the stream if its peer is silent or no longer
+        authorized.
 
-        A stream that is ending has one interval to write its last message: a peer that does not read is not waited for.
+        A stream that is ending has one interval to write its last message; a peer that does not read gets no more time.
         """
         if self._last_message is not None:
             if self._ending_since_ms < 0:
@@ -203,15 +204,16 @@ class ResultStream:
     # The writer.
 
     async def run_writer(self, write: Write, now_ms: Callable[[], int], turn: Turn = next_loop_turn) -> None:
-        """Writes until the stream ends, each message of results in its `turn`.
+        """Write until the stream ends. Each message of results acquires a `turn` first.
 
-        Raises what `fail` was given; UNAVAILABLE if the peer does not read.
+        Raises:
+            RpcError: The error passed to `fail`, or UNAVAILABLE if the peer does not read.
         """
         self._writer = asyncio.current_task()
         try:
             await self._write_all(write, now_ms, turn)
         except asyncio.CancelledError:
-            # Ours only if `_give_up` asked for it and nobody else did: another cancellation must go on.
+            # Only `_give_up`'s own cancellation ends here. If the task was cancelled by others as well, propagate that.
             if not self._given_up or self._writer is None or self._writer.uncancel() > 0:
                 raise
             raise unavailable("the stream was ending, and its last messages were not read") from None
@@ -225,7 +227,7 @@ class ResultStream:
     async def _write_all(self, write: Write, now_ms: Callable[[], int], turn: Turn) -> None:
         while True:
             if self._has_results:
-                await turn()  # whatever has come to pass meanwhile, what is written is decided after it
+                await turn()  # choose the message after the turn: the stream may have ended in the meantime
             message = self._next_message()
             if message is not None:
                 self.last_write_ms = now_ms()
@@ -242,7 +244,7 @@ class ResultStream:
 
     @property
     def _has_results(self) -> bool:
-        """Whether results are next: to translate them is the longest work that a stream has."""
+        """Whether results are next. Encoding them is the longest work of a stream, so it needs a turn."""
         is_next = not self._control and self._last_message is None and self.session.stream is self
         return is_next and self.session.outbox.unwritten > 0
 
@@ -267,7 +269,7 @@ class ResultStream:
             return self._next_results()
 
     def _next_results(self) -> bytes | None:
-        """The next message of results, already encoded: its size must be known, and encoding it twice would cost."""
+        """The next message of results, encoded: its size must be checked, and encoding it twice would be slow."""
         outbox = self.session.outbox
         room = COLUMN_RESULTS_MAX if self._columns else ROW_RESULTS_MAX
         first_sequence, slices = outbox.take(room, room)
@@ -276,7 +278,7 @@ class ResultStream:
         encoded = self._encode(first_sequence, slices)
         if len(encoded) > MESSAGE_BYTES_MAX and len(slices) + len(slices[0]) > 2:
             outbox.put_back(slices)
-            # Names of ordinary length never come here, so they are measured only now.
+            # Names of ordinary length never exceed the limit, so they are measured only in this case.
             room = max(1, MESSAGE_BYTES_MAX // 2 // (FIELDS_BYTES_MAX + text_bytes_max(slices)))
             encoded = self._encode(*outbox.take(room, room))
         return encoded
@@ -288,7 +290,7 @@ class ResultStream:
 
 
 def text_bytes_max(slices: Sequence[ResultSlice]) -> int:
-    """At least the most bytes that the texts of one of these results, or of one of its items, take in a message."""
+    """Upper bound for the encoded texts of any one of these results or items, bytes."""
     names = (name[0] for part in slices for name in part.completions.item_partitions[part.item_start : part.item_stop])
     refusals = (refusal for part in slices for refusal in part.refusals[part.start : part.stop])
     longest = max(

@@ -1,4 +1,4 @@
-"""One session: who registers and receives, across streams and reconnects."""
+"""One session: a caller's registrations and results, across streams and reconnects."""
 
 import asyncio
 import secrets
@@ -18,16 +18,14 @@ SessionKey = tuple[str, str]
 
 
 class Callback(NamedTuple):
-    """Where the results of a session are POSTed, and what their ids begin with."""
+    """A session's webhook: the URL that results are POSTed to, and the prefix of their ids."""
 
     url: str
     token: str
 
 
 class AttachedStream(Protocol):
-    """What a session and its next stream ask of the stream that it has: a `ResultStream`, or for a session with a
-    callback a `CallbackStream`.
-    """
+    """The stream of a session, as seen by the session: a `ResultStream`, or a `CallbackStream` if it has a callback."""
 
     def wake(self) -> None: ...
 
@@ -37,11 +35,11 @@ class AttachedStream(Protocol):
 
 
 class Turns:
-    """Whose turn it is: each has it within `async with turns:`, in the order in which they came."""
+    """A fair lock: `async with turns:` admits one task at a time, in order of arrival."""
 
     def __init__(self) -> None:
         self._queue: Final[deque[asyncio.Event]] = deque()
-        """The first one's has come."""
+        """Waiting tasks; the first one holds the lock."""
 
     @property
     def is_taken(self) -> bool:
@@ -77,60 +75,60 @@ class Session:
         self.number: Final = number
         self.owner: Final = owner
         self.account: Final = account
-        """Whose session it is: nobody else can reach it, or learn that it exists."""
+        """The owner. Other accounts cannot access the session or learn that it exists."""
         self.incarnation = secrets.token_hex(8)
-        """Random name of this life of the session. Sequence numbers of different incarnations are unrelated."""
+        """Random name of this incarnation. Sequence numbers of different incarnations are unrelated."""
         self.outbox: Final = Outbox(account.hold_results)
         self.refused_ids = RefusedIds()
         self.registering: Final = Turns()
-        """Of batches that are registered in parts: those of two batches must not mix, as ids rise."""
+        """Held while a batch is registered in parts. Parts of two batches must not be interleaved, because ids rise."""
         self.stream: AttachedStream | None = None
         self.callback: Callback | None = None
-        """Set before anything is registered: the daemon itself sends the results then, and nobody else reads them."""
+        """Set before anything is registered. The daemon then sends the results itself, and no client reads them."""
         self.last_used_ms = now_ms
         self.connected_ms = now_ms
-        """Since when it has had its stream, while it has one."""
+        """Time at which the current stream was attached."""
         self.dropped = False
         self.has_unary_callers = False
-        """Whether anybody used it but by `Session` streams. The opening of such a stream says whether the session is a
-        new one. Others are not told: they would take its results for those they have, and a batch that they send again
-        would be registered again.
+        """Whether it was used by calls other than `Session` streams. The first answer on such a stream states whether
+        the session is new. Other callers do not learn it: they would take its results for those they already have, and
+        a batch that they repeat would be registered twice. So such a session must not be dropped early.
         """
         self.is_journaled = False
         self.journaled_operation_id = 0
-        """The highest that the journal has."""
+        """The highest operation id in the journal."""
         self.sequence_shift = 0
-        """By how much the client's sequence numbers are above the journal's."""
+        """The client's sequence numbers minus the journal's."""
         self.uncertain_after = -1
-        """Not -1: the client has not resumed since a daemon crashed, and may have received other results above this
-        sequence number than those here, since the crash came before the journal had them.
+        """-1, or: the client has not resumed since a crash, and may have received results above this sequence number
+        that the crash lost here.
         """
 
     @property
     def is_blank(self) -> bool:
-        """Whether nothing was ever registered in it."""
+        """Whether nothing has ever been registered."""
         return not self.owner.highest_operation_id and not self.outbox.last_sequence
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing is pending in it, and its client has all results. One that awaits its client since a crash
-        is not: that client may have results which are lost here.
+        """Whether nothing is pending and all results are acknowledged. A session that has not been resumed since a
+        crash is not finished: its client may have results that are lost here.
         """
         is_done = not self.owner.pending and not self.outbox.unacknowledged and self.uncertain_after < 0
         return is_done and not self.registering.is_taken
 
     @property
     def may_go_early(self) -> bool:
-        """Whether nothing is lost by dropping it long before its time to live is over."""
+        """Whether the session can be dropped long before its time to live has passed."""
         return self.is_finished and (self.is_blank or not self.has_unary_callers)
 
     def deliver(self, completions: Completions) -> None:
-        """Gives results of completed operations their sequence numbers, and wakes the stream."""
+        """Add results to the outbox and wake the stream."""
         self.outbox.append(slices_of(completions))
         self.wake()
 
     def release_results(self, hold: list[int]) -> None:
-        """The receipt that results were held back for is on its way, or there is none."""
+        """Release results that were held back for a receipt: it is queued for writing, or there is none."""
         self.outbox.receipt_sent(hold)
         self.wake()
 
@@ -141,7 +139,8 @@ class Session:
     def resume(self, sequence: int) -> None:
         """A client reconnects that has all results up to `sequence`.
 
-        Results that it has and that a crash lost here have used up their sequence numbers, so ours move above them.
+        Results that the client has and that a crash lost here have used their sequence numbers, so the numbers here
+        are shifted above them.
         """
         lost = sequence - self.uncertain_after
         if self.uncertain_after >= 0 and lost > 0:
@@ -152,7 +151,11 @@ class Session:
         self.acknowledge(sequence)
 
     def acknowledge(self, sequence: int) -> None:
-        """Drops results up to `sequence`. Raises `RpcError` for a number that was never given out."""
+        """Drop results up to `sequence`.
+
+        Raises:
+            RpcError: No result with this number has been sent.
+        """
         last = self.outbox.last_sequence
         if sequence > last:
             raise invalid_argument("sequence", f"{sequence} was never sent in this session; the last one is {last}")

@@ -1,15 +1,14 @@
-"""Sessions: who registers and receives, across streams and reconnects.
+"""The table of sessions.
 
-A session belongs to an account, and its id is that account's own: another account may use the same id for another
-session. A session has one engine owner, one outbox and at most one result stream. It lives while it has a stream, and
-for its time to live after its last use. One that is finished goes after a few seconds, as short-lived callers leave
-many, and gives way to new ones at the limit. Sessions without a stream are kept in the order of last use, so finding
-the expired ones costs nothing for the others.
+A session belongs to an account, and its id is local to that account: another account may use the same id for another
+session. A session has one engine owner, one outbox and at most one result stream. It exists while it has a stream, and
+for its time to live after its last use. Finished sessions are dropped after a few seconds, because short-lived callers
+leave many, and are evicted first when the table is full. Sessions without a stream are kept in order of last use, so
+finding the expired ones takes no time for the others.
 
-Why nothing is lost or doubled by a finished session that is gone: its client has acknowledged every result, so none is
-to be sent again. If it comes back, it is told that the session is a new one. It then counts results from wherever the
-next batch begins, and registers again whatever it still waits for: that was never registered here, as nothing was
-pending.
+Dropping a finished session neither loses nor repeats anything. Its client has acknowledged every result, so none has to
+be sent again. If the client returns, it learns that the session is new. It then counts results from the start of the
+next batch, and registers everything it still waits for: none of that was registered here, because nothing was pending.
 """
 
 from collections import OrderedDict
@@ -40,14 +39,14 @@ from purgatory.service.settings import HostSettings
 SESSION_ID_LENGTH_MAX: Final = 128
 
 DROPPED_PER_SLICE: Final = 100
-"""Sessions that go before the loop is free again."""
+"""Sessions dropped in one slice."""
 
 
 class Sessions:
-    """The table of sessions. It adds and removes engine owners, and uses nothing else of the engine.
+    """The table of sessions. It adds and removes engine owners and uses nothing else of the engine.
 
-    `end_pending(session, now_ms)` is called for a session that was dropped and has operations pending: it ends them,
-    and says whether that was all of them. If not, it goes on and calls `forget` at the end.
+    `end_pending(session, now_ms)` is called for a dropped session with pending operations. It cancels them and returns
+    whether all have ended; if not, it continues in later slices and finally calls `forget`.
     """
 
     def __init__(
@@ -72,13 +71,13 @@ class Sessions:
         self._by_id: Final[dict[SessionKey, Session]] = {}
         self._by_owner_id: Final[dict[int, Session]] = {}
         self._disconnected: Final[OrderedDict[SessionKey, Session]] = OrderedDict()
-        """In the order of last use."""
+        """In order of last use."""
         self._just_used: Final[OrderedDict[SessionKey, Session]] = OrderedDict()
-        """Those of the disconnected that may be finished, in the order of last use. One that is not is taken out: to be
-        finished it has to be used.
+        """Disconnected sessions that may be finished, in order of last use. One that turns out not to be finished is
+        removed: it cannot become finished without being used again.
         """
         self._evictable: Final[OrderedDict[SessionKey, Session]] = OrderedDict()
-        """Finished, but not to go early."""
+        """Finished sessions that must not be dropped early; they are evicted only when the table is full."""
         self._streams: Final[set[ResultStream]] = set()
 
     @property
@@ -95,12 +94,14 @@ class Sessions:
         return sum(session.outbox.unacknowledged for session in self._by_id.values())
 
     def find(self, session_id: str, account: Account | None = None) -> Session | None:
-        """An account's session (None: that of nobody)."""
+        """The session of an account; None: of the account of unauthenticated callers."""
         return self._by_id.get(self._key(session_id, account))
 
     def get(self, session_id: str, account: Account | None = None, incarnation: str = "") -> Session:
-        """An account's session (None: that of nobody). Raises `RpcError` (NOT_FOUND) if it does not exist, or has
-        another incarnation than the one given (empty: any).
+        """The session of an account; None: of the account of unauthenticated callers.
+
+        Raises:
+            RpcError: NOT_FOUND: it does not exist, or its incarnation differs from the given one (empty: any).
         """
         session = self.find(session_id, account)
         if session is None:
@@ -110,24 +111,28 @@ class Sessions:
         return session
 
     def __iter__(self) -> Iterator[Session]:
-        """In the order in which they were opened."""
+        """In the order of opening."""
         return iter(self._by_id.values())
 
     def of_owner(self, owner_id: int) -> Session | None:
         return self._by_owner_id.get(owner_id)
 
     def streams(self) -> list[ResultStream]:
-        """All streams, including those that were taken over and have not ended yet."""
+        """All streams, including those that were taken over but have not ended yet."""
         return list(self._streams)
 
     def _key(self, session_id: str, account: Account | None) -> SessionKey:
         return (NOBODY if account is None else account.principal), session_id
 
     def open(self, session_id: str, now_ms: int, account: Account | None = None) -> tuple[Session, bool]:
-        """An account's session of that id, created if need be, and whether it is resumed.
+        """Open the session of an account with this id. Create it if it does not exist.
 
-        A blank session counts as new: an earlier opening whose answer was lost may have created it, and the client has
-        yet to learn that the session it knew is gone. Raises `RpcError` for a bad id, or when there are too many.
+        Returns:
+            The session, and whether it is resumed. A blank session counts as new: an earlier call whose answer was lost
+            may have created it, and the client must still learn that its old session is gone.
+
+        Raises:
+            RpcError: The id is invalid, or there are too many sessions.
         """
         session = self.find(session_id, account)
         if session is not None:
@@ -149,8 +154,9 @@ class Sessions:
         return self._add(session_id, self._opened + 1, account, now_ms), False
 
     def _check_share(self, account: Account, now_ms: int) -> None:
-        """Raises `RpcError` when the account may not have another session. At its share, one of its own that nobody
-        would miss makes room.
+        """Raise `RpcError` if the account must not open another session.
+
+        If the account has reached its share, one of its finished sessions is dropped first.
         """
         refusal = self._shares.session_refusal(account, len(self._by_id))
         if refusal is not None:
@@ -167,7 +173,7 @@ class Sessions:
             raise from_refusal(refusal, "", retry_after_ms)
 
     def _evict_finished(self, now_ms: int) -> bool:
-        """Makes room by dropping a finished session, if there is one: first of those that nobody would miss."""
+        """Drop a finished session if there is one, preferably one that may go early; return whether there was one."""
         while self._just_used:
             session = self._first_just_used()
             if session.may_go_early:
@@ -179,7 +185,7 @@ class Sessions:
         return True
 
     def _first_just_used(self) -> Session:
-        """The first one of those just used. Unless it may go early, it is not one of them from now on."""
+        """The first session in `_just_used`. It is removed from there unless it may go early."""
         session = next(iter(self._just_used.values()))
         if not session.may_go_early:
             del self._just_used[session.key]
@@ -188,18 +194,18 @@ class Sessions:
         return session
 
     def _next_expiry_ms(self, now_ms: int) -> int:
-        """When there may be room again, in milliseconds from now. With all sessions connected: if one ended now."""
+        """Milliseconds until there may be room again. If all sessions are connected: as if one disconnected now."""
         if not self._disconnected:
             return self._finished_ttl_ms
         first = next(iter(self._disconnected.values()))
         return max(1, first.last_used_ms + self._ttl_ms - now_ms)
 
     def restore(self, session_id: str, number: int, now_ms: int, principal: str = NOBODY) -> Session:
-        """A session from the journal, to be filled with what it had. Its time to live starts over."""
+        """Add an empty session from the journal; the caller restores its contents. Its time to live starts over."""
         account = self.accounts.of(principal)
         assert self.find(session_id, account) is None, f"session {session_id!r} exists already"
         session = self._add(session_id, number, account, now_ms)
-        session.has_unary_callers = True  # it may have: the journal does not tell
+        session.has_unary_callers = True  # possibly: the journal does not record it
         return session
 
     def _add(self, session_id: str, number: int, account: Account, now_ms: int) -> Session:
@@ -223,7 +229,7 @@ class Sessions:
         expects_heartbeats: bool,
         now_ms: int,
     ) -> ResultStream:
-        """Makes a new stream the session's; the one it had before ends as taken over."""
+        """Attach a new stream to a session. The previous stream ends with TAKEN_OVER."""
         session.resume(last_sequence)
         before = session.stream
         stream = ResultStream(
@@ -246,7 +252,7 @@ class Sessions:
         return stream
 
     def attach_callback(self, session: Session, stream: AttachedStream) -> None:
-        """Gives a session with a callback the stream that sends its results."""
+        """Attach the stream that sends the results of a session with a callback."""
         assert session.callback is not None, f"session {session.session_id!r} has no callback"
         assert session.stream is None, f"session {session.session_id!r} has a stream"
         session.resume(session.outbox.acknowledged_sequence)
@@ -255,7 +261,7 @@ class Sessions:
         self._forget_last_use(session)
 
     def detach_callback(self, session: Session, now_ms: int) -> None:
-        """The session of a callback is finished: its time to live starts."""
+        """The session of a callback has finished: its time to live starts."""
         session.stream = None
         session.last_used_ms = now_ms
         self._disconnected[session.key] = self._just_used[session.key] = session
@@ -264,7 +270,7 @@ class Sessions:
         return [session for session in self._by_id.values() if session.callback is not None]
 
     def detach(self, stream: ResultStream, now_ms: int) -> None:
-        """A stream has ended. If it was still its session's, the session's time to live starts."""
+        """A stream has ended. If it was still the session's current stream, the time to live starts."""
         for listener in self._listeners:
             listener.stream_disconnected()
         self._streams.discard(stream)
@@ -276,9 +282,7 @@ class Sessions:
                 self._disconnected[session.key] = self._just_used[session.key] = session
 
     def drop_expired(self, now_ms: int) -> bool:
-        """Drops some of the sessions whose time to live is over, and cancels their pending operations. Whether there
-        may be more of them.
-        """
+        """Drop some sessions whose time to live has passed. Return whether there may be more of them."""
         for _ in range(DROPPED_PER_SLICE):
             if not self._just_used:
                 break
@@ -299,19 +303,19 @@ class Sessions:
         return True
 
     def forget(self, session: Session, now_ms: int) -> None:
-        """A dropped session has nothing pending any more."""
+        """A dropped session has no pending operations left: remove its engine owner."""
         del self._by_owner_id[session.owner.owner_id]
         self._engine.remove_owner(session.owner, now_ms)
 
     def touch(self, session: Session, now_ms: int) -> None:
-        """The session is being used: its time to live starts over."""
+        """The session is in use: its time to live starts over."""
         session.last_used_ms = now_ms
         if session.stream is None:
             self._forget_last_use(session)
             self._disconnected[session.key] = self._just_used[session.key] = session
 
     def close(self, session: Session, now_ms: int) -> None:
-        """Drops a session and ends its stream, if it has one."""
+        """Drop a session and end its stream, if it has one."""
         self._drop(session, now_ms)
         if session.stream is not None:
             session.stream.session_closed()

@@ -1,4 +1,4 @@
-"""Unary waits: one internal engine owner for those of each account, one future for each call."""
+"""Unary waits: one engine owner for each account, one future for each call."""
 
 import asyncio
 from collections import defaultdict, deque
@@ -13,17 +13,19 @@ from purgatory.service.sessions.outbox import ResultSlice, slices_of
 
 CANCELS_PER_TURN: Final = 256
 ANSWERS_PER_TURN: Final = 64
-"""Operations that are cancelled, and calls that are answered, in one turn of the loop: a few milliseconds of work."""
+"""Operations cancelled and calls answered in one loop iteration: a few milliseconds of work."""
 
 
 class UnaryWaits:
-    """Calls that wait for one operation each. Ids are given out here, so that they always rise.
+    """Calls that wait for one operation each. Operation ids are assigned here, so they always rise.
 
-    An account has an owner in the engine while calls of it are in flight: what they wait for counts as the account's.
+    An account has an owner in the engine while any of its calls are in flight, so that their waits count against it.
     """
 
     def __init__(self, engine: Engine, now_ms: Callable[[], int], cancel: Callable[[list[int], Account], None]) -> None:
-        """`cancel`: cancels operations of an account's calls that ended before them."""
+        """Args:
+        cancel: Cancels operations of an account whose calls have ended.
+        """
         self._engine: Final = engine
         self._now_ms: Final = now_ms
         self._cancel: Final = cancel
@@ -32,9 +34,9 @@ class UnaryWaits:
         self._futures: Final[dict[int, asyncio.Future[ResultSlice]]] = {}
         self._accounts: Final[dict[int, Account]] = {}
         self._abandoned: Final[deque[int]] = deque()
-        """Operations whose calls have ended before them, to be cancelled."""
+        """Operations whose calls have ended; they will be cancelled."""
         self._is_cancelling = False
-        """In this turn of the loop, so that further ones wait for the next."""
+        """Some were cancelled in this loop iteration; others wait for the next one."""
         self._last_operation_id = 0
 
     def __len__(self) -> int:
@@ -42,23 +44,23 @@ class UnaryWaits:
         return len(self._futures)
 
     def account_of(self, operation_id: int) -> Account | None:
-        """Whose call waits for an operation; None: the call has ended."""
+        """The account whose call waits for an operation; None: the call has ended."""
         return self._accounts.get(operation_id)
 
     def owner_of(self, account: Account) -> Owner:
-        """The owner of an account's calls, of which one at least is in flight."""
+        """The engine owner of an account with at least one call in flight."""
         return self._owners[account]
 
     def account_of_owner(self, owner_id: int) -> Account | None:
-        """Whose calls the owner's operations are; None: it is no owner of calls."""
+        """The account of an engine owner; None: the owner belongs to a session."""
         return self._account_of_owner.get(owner_id)
 
     def owners(self) -> list[Owner]:
-        """Of all calls in flight."""
+        """The engine owners of all calls in flight."""
         return list(self._owners.values())
 
     def add(self, account: Account) -> tuple[int, asyncio.Future[ResultSlice]]:
-        """A new operation id, and the future of its result: a slice of one."""
+        """Return a new operation id and the future of its result, a slice of length 1."""
         if account not in self._owners:
             owner = self._owners[account] = self._engine.add_owner(account.holdings)
             self._account_of_owner[owner.owner_id] = account
@@ -70,8 +72,10 @@ class UnaryWaits:
         return self._last_operation_id, future
 
     def end(self, operation_id: int) -> None:
-        """A call has ended. If its operation is still pending it is cancelled: now or, where many calls end in one turn
-        of the loop, as when a client with thousands of them disconnects, in one of the next turns.
+        """A call has ended. If its operation is still pending, cancel it.
+
+        If many calls end at once, as when a client with thousands of them disconnects, the rest are cancelled in the
+        following loop iterations.
         """
         if self._futures.pop(operation_id, None) is None:
             self._forget(operation_id)
@@ -103,10 +107,10 @@ class UnaryWaits:
             self._engine.remove_owner(owner, self._now_ms())
 
     def deliver(self, completions: Completions) -> None:
-        """Sets the futures of operations that have ended, except those whose call was cancelled since.
+        """Set the futures of operations that have ended, except those whose call has been cancelled.
 
-        Sets a few in each turn of the loop: answering thousands of calls takes a second, in which other calls are
-        served, such as the event that ended them.
+        A few are set in each loop iteration: answering thousands of calls takes a second, and other calls are served
+        in between, such as the `Advance` that ended them.
         """
         self._deliver_some(completions, iter(slices_of(completions)), None)
 
@@ -123,9 +127,9 @@ class UnaryWaits:
 
 
 class OpenWait:
-    """One call of Wait, as a context manager: yields its operation id and the future of its result.
+    """Context manager for one `Wait` call: yields its operation id and the future of its result.
 
-    Not a generator, which would take 0.4 kB: thousands may be open.
+    Not a generator, because that would take 0.4 kB, and thousands may be open.
     """
 
     __slots__ = ("_account", "_operation_id", "_waits")

@@ -1,7 +1,7 @@
-"""The callers of pending unary waits: a wait ends when its caller could not make the call any more.
+"""Re-authorization of pending unary waits: a wait ends when its caller could no longer make the call.
 
-A wait may be pending for hours, and nothing is read from its caller meanwhile. All pending waits are checked in turn,
-an eighth of them at a time, as checking a token takes some microseconds.
+A wait can be pending for hours without any message from its caller. The pending waits are checked in rounds, an eighth
+of them at a time, because checking a token takes some microseconds.
 """
 
 import asyncio
@@ -12,24 +12,26 @@ from weakref import ReferenceType, WeakKeyDictionary
 from purgatory.service.errors import RpcError
 
 ROUNDS: Final = 8
-"""Calls of `check_some` that check every wait once."""
+"""Number of calls to `check_some` that check every wait once."""
 CHECKED_PER_SLICE: Final = 100
 
 
 class WaitingCallers:
-    """A wait is known by the future of its result, and is forgotten with it."""
+    """Pending waits, identified by the future of their result and removed with it."""
 
     def __init__(self) -> None:
         self._rechecks: Final[WeakKeyDictionary[asyncio.Future[Any], Callable[[], None]]] = WeakKeyDictionary()
         self._unchecked: list[ReferenceType[asyncio.Future[Any]]] = []
-        """Those of this round that are left."""
+        """Waits that are not yet checked in this round."""
 
     def add(self, future: asyncio.Future[Any], recheck: Callable[[], None]) -> None:
-        """`recheck` raises `RpcError` once the caller could not make the call any more; the future then does."""
+        """Args:
+        recheck: Raises `RpcError` once the caller could no longer make the call; the future then fails with it.
+        """
         self._rechecks[future] = recheck
 
     async def check_some(self) -> None:
-        """Call this now and then."""
+        """Check some waits. Call this periodically."""
         if not self._unchecked:
             self._unchecked = self._rechecks.keyrefs()
         for number in range(1, len(self._rechecks) // ROUNDS + CHECKED_PER_SLICE):

@@ -13,8 +13,7 @@ from purgatory.service.errors import quoted, resource_exhausted, unavailable
 from purgatory.service.sources.demand import LOST_CHECK_S, Demand
 from purgatory.service.sources.ends_asked import EndsAsked, LogEnd
 from purgatory.service.sources.source_log import SourceLog
-from purgatory.service.sources.source_table import SILENT, SourceStream, SourceTable
-from purgatory.service.sources.supervised_sources import SupervisedSource
+from purgatory.service.sources.source_table import SILENT, ManagedSource, SourceStream, SourceTable
 
 LOGGER: Final = logging.getLogger(__name__)
 SHUTTING_DOWN: Final = "the daemon is shutting down"
@@ -51,9 +50,9 @@ class SourceLinks:
         self.demand: Final = Demand(engine)
         self.log: Final = SourceLog(table)
         self.restarts: Final[dict[str, int]] = {}
-        """By name: how often the daemon has started a source again that it runs itself."""
-        self.supervised: Sequence[SupervisedSource] = ()
-        """Those that the daemon runs itself."""
+        """Restarts of sources that the daemon runs itself, by name."""
+        self.supervised: Sequence[ManagedSource] = ()
+        """Sources that the daemon runs itself."""
         self._now_ms: Final = now_ms
         self._sources_max: Final = sources_max
         self._links: Final[list[AttachedSource]] = []
@@ -63,6 +62,10 @@ class SourceLinks:
     def held_bytes(self) -> int:
         """What reports and names take, estimated."""
         return self.table.held_bytes + self.demand.held_bytes if self.table else 0
+
+    def count_restart(self, name: str) -> None:
+        """The daemon has restarted a source that it runs itself."""
+        self.restarts[name] = self.restarts.get(name, 0) + 1
 
     def attach(self, name: str, principal: str, topic_prefixes: Sequence[str]) -> AttachedSource:
         """Raises `RpcError` when there are too many."""

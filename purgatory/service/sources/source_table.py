@@ -14,7 +14,7 @@ Times are milliseconds on the host's clock.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from purgatory.engine.batches import PartitionName
 from purgatory.service.sources.stale_index import StaleIndex, Unseen
@@ -48,6 +48,18 @@ STATE_NAMES: Final = {
     SILENT: "silent",
     DETACHED: "detached",
 }
+
+
+class ManagedSource(Protocol):
+    """A source that the daemon runs itself, as a child process."""
+
+    name: str
+    restarts: int
+    is_running: bool
+    ending: str
+    """How its last process ended. Empty: none has ended."""
+    changed: float
+    """When `is_running` last changed, in monotonic seconds."""
 
 
 class Staleness(NamedTuple):

@@ -1,7 +1,7 @@
-"""Events from the wire to the engine, part by part: columns are copied, rows become columns. Pure functions.
+"""Decoding of events, part by part: columns are copied, rows become columns. Pure functions.
 
-The engine checks events one by one. Only what columns cannot say (events with sets of replicas) is refused here: the
-type of such an event is set to 0, which the engine refuses, and the refusal found here takes that one's place.
+The engine checks each event. Only events that columns cannot express (with sets of replicas) are refused here: their
+type is set to 0, which the engine refuses, and the refusal from here replaces the engine's.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +40,7 @@ ALL_COLUMNS: Final = {
     "segment_base_offset": "segment_base_offsets",
     "log_start_offset": "log_start_offsets",
 }
-"""Columns that have a value for each event: the field of the wire, and of the engine's batch."""
+"""Columns with a value for each event: the wire field, and the attribute of `EventBatch`."""
 
 COLUMN_DEFAULTS: Final = {
     "offsets": 0,
@@ -52,7 +52,7 @@ COLUMN_DEFAULTS: Final = {
     "flags": 0,
     "replica_sets": None,
 }
-"""What the columns of a batch have of an event whose row does not give a value."""
+"""Values for events whose row does not set the field."""
 
 ROW_FIELDS: Final[dict[int, dict[str, str]]] = {
     codes.LEADER_APPEND: {
@@ -73,13 +73,13 @@ ROW_FIELDS: Final[dict[int, dict[str, str]]] = {
     codes.TRUNCATION: {"offset": "offsets"},
     codes.KEY_SIGNALLED: {"count": "offsets"},
 }
-"""By type of event: the fields of its row that go into a column as they are. Flags and sets of replicas do not."""
+"""By event type: the row fields that are copied to a column unchanged. Flags and sets of replicas are not."""
 
 
 class IncomingEvents:
-    """A part of a batch of events for the engine, and the errors found before the engine saw it, by place in the part.
+    """A part of a batch of events, and the refusals found while decoding it, by index in the part.
 
-    `first` is where the part begins in the batch as it came.
+    `first` is the index of its first event in the caller's batch.
     """
 
     def __init__(
@@ -90,14 +90,15 @@ class IncomingEvents:
         self.first: Final = first
         self.is_last: Final = is_last
         self.done: Final = EventsReceipt()
-        """What has become of it so far."""
+        """The outcome so far."""
 
     def __len__(self) -> int:
         return len(self.batch.types)
 
     def explain(self, refusal: Refusal) -> Refusal:
-        """The refusal found here for the same event, as that knows the reason; if there is none, the engine's own. Its
-        index is the place in the batch as it came.
+        """Replace the engine's refusal by the one from decoding if there is one, because that states the reason.
+
+        The index of the returned refusal is the one in the caller's batch.
         """
         known = self.refusals.get(refusal.index, refusal)
         if self.first == 0:
@@ -106,7 +107,11 @@ class IncomingEvents:
 
 
 def events_from_columns(columns: event_pb2.EventColumns, values_max: int) -> Iterator[IncomingEvents]:
-    """A batch of columns, copied. Raises `BatchRejected` at once for one that cannot be read as a whole."""
+    """Split a batch of columns into parts and copy them.
+
+    Raises:
+        BatchRejected: The batch is unreadable. Raised at once, not by the iterator.
+    """
     if fits_one_part(given_columns(columns, values_max)):
         types: list[int] = columns.type[:]
         batch = EventBatch(
@@ -160,20 +165,20 @@ def _names_of(
 
 
 def _refuse_row_only(types: list[int]) -> dict[int, Refusal]:
-    """Refuses events that columns cannot say, by place; their types are replaced."""
+    """Refuse events that columns cannot express, by index. Their types are set to `REFUSED_TYPE`."""
     refusals: dict[int, Refusal] = {}
     if ROW_ONLY_TYPES.isdisjoint(types):
         return refusals
     for index, event_type in enumerate(types):
         if event_type in ROW_ONLY_TYPES:
-            message = f"{codes.EVENT_NAMES[event_type]} events go as rows only"
+            message = f"{codes.EVENT_NAMES[event_type]} events can only be sent as rows"
             refusals[index] = Refusal(index, codes.INVALID_ARGUMENT, "type", message)
             types[index] = REFUSED_TYPE
     return refusals
 
 
 class _EventShape:
-    """How the rows of a type of event are read, by the table above and the wire's own description."""
+    """The row fields of an event type, from the table above and the message descriptors."""
 
     def __init__(self, event_type: int) -> None:
         message: Any = event_pb2.Event.DESCRIPTOR.fields_by_name[codes.EVENT_NAMES[event_type]].message_type
@@ -184,14 +189,14 @@ class _EventShape:
         ]
         """(field, column, whether the field may be absent)."""
         self.absent: Final = 1 if event_type == codes.KEY_SIGNALLED else codes.UNKNOWN
-        """What an absent field stands for."""
+        """Value of an absent field."""
 
 
 ROW_SHAPES: Final = {name: _EventShape(event_type) for event_type, name in codes.EVENT_NAMES.items()}
 
 
 def events_from_rows(events: Sequence[event_pb2.Event]) -> Iterator[IncomingEvents]:
-    """Rows as full columns. An empty row gets an unknown type, which the engine refuses."""
+    """Convert rows to columns, in parts. An empty row gets an unknown type, which the engine refuses."""
     start = 0
     while True:
         stop = _row_stop(events, start)
@@ -202,7 +207,7 @@ def events_from_rows(events: Sequence[event_pb2.Event]) -> Iterator[IncomingEven
 
 
 def _row_stop(events: Sequence[event_pb2.Event], start: int) -> int:
-    """Where the part that begins at a row ends."""
+    """End of the part that begins at a row."""
     cost = 0
     stop = start
     while stop < len(events) and cost < ROWS_COST_MAX:
@@ -258,7 +263,7 @@ def _replica_lists(message: Any) -> dict[str, Sequence[int]]:  # noqa: ANN401 - 
 
 
 def _too_many_replicas(place: int, name: str, message: Any) -> Refusal | None:  # noqa: ANN401 - either of two messages
-    """The engine refuses long lists too; here they are refused before they are copied."""
+    """Refuse long lists before copying them. The engine would refuse them as well."""
     for field, ids in _replica_lists(message).items():
         if len(ids) > REPLICAS_MAX:
             said = f"{len(ids)} ids are over the limit of {REPLICAS_MAX}"

@@ -1,4 +1,4 @@
-"""What those who look on are told, as messages of the wire. Pure functions."""
+"""Messages for `tail` subscribers and for the list of hot names. Pure functions."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -11,14 +11,14 @@ from purgatory.v1 import operation_pb2, purgatory_service_pb2, result_pb2
 
 
 def is_known_outcome(outcome: int) -> bool:
-    """Whether an operation that waited may end so."""
+    """Whether it is a possible outcome of a pending operation."""
     return outcome in codes.OUTCOMES
 
 
 def hot_names_response(
     names: Sequence[tuple[int, tuple[str, int]]],
 ) -> purgatory_service_pb2.ListHotNamesResponse:
-    """From watch entries and name; a key is (key, -1)."""
+    """Encode pairs of watch entries and name; a key is (key, -1)."""
     response = purgatory_service_pb2.ListHotNamesResponse()
     for watched, name in names:
         hot = response.names.add(watched=watched)

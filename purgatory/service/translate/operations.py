@@ -1,8 +1,8 @@
-"""Registrations from wire to engine, part by part: columns are copied, rows become runs of one kind. Pure functions.
+"""Decoding of registrations, part by part: columns are copied, rows become runs of one kind. Pure functions.
 
-Which fields there are stands in the engine's table of operation columns. The engine checks operations one by one:
-names, values and ids. Only what rows can get wrong before there is a column of it is refused here: a row without a
-condition, and ids that do not rise from one run to the next.
+The fields are listed in the engine's table of operation columns. The engine checks the names, values and ids of each
+operation. Only errors that cannot be expressed in columns are refused here: a row without a condition, and ids that do
+not rise from one run to the next.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,16 +40,16 @@ BATCH_NAMES: Final = {column.wire_name: column.batch_name for column in COLUMNS_
     "item_index": "item_indexes",
     "keys": "keys",
 }
-"""What the engine's batch calls a column of the wire, of those that are copied as they are."""
+"""Attribute of `OperationBatch` for each wire column that is copied unchanged."""
 
 RUN_COST: Final = 10
-"""What a run of rows costs besides its rows, in rows: kinds that alternate make a run of each row."""
+"""Fixed cost of a run, in rows. If kinds alternate, each row is a run."""
 
 
 class OperationRun:
-    """Operations of one kind that follow each other in a batch, as the engine takes them.
+    """Consecutive operations of one kind from a batch, in the engine's form.
 
-    `indexes` holds the place of each in the batch as it came (None: they follow each other from `first` on).
+    `indexes` holds the index of each in the caller's batch (None: they are consecutive, starting at `first`).
     """
 
     def __init__(self, kind: int, batch: OperationBatch, indexes: list[int] | None = None, first: int = 0) -> None:
@@ -59,12 +59,12 @@ class OperationRun:
         self._first: Final = first
 
     def index_of(self, place: int) -> int:
-        """The place in the batch as it came of the run's operation at `place`."""
+        """The index in the caller's batch of the operation at `place` in this run."""
         return place + self._first if self._indexes is None else self._indexes[place]
 
 
 class RegistrationPart(NamedTuple):
-    """A part of a batch of registrations: its runs, and what was refused on the way, with operation ids."""
+    """A part of a batch of registrations: its runs, and the refusals of rows with their operation ids."""
 
     runs: list[OperationRun]
     refused: list[tuple[Refusal, int]]
@@ -72,7 +72,11 @@ class RegistrationPart(NamedTuple):
 
 
 def parts_from_columns(columns: operation_pb2.OperationColumns, items_max: int) -> Iterator[RegistrationPart]:
-    """A batch of columns, a run a part. Raises `BatchRejected` at once for one that cannot be read as a whole."""
+    """Split a batch of columns into parts of one run each.
+
+    Raises:
+        BatchRejected: The batch is unreadable. Raised at once, not by the iterator.
+    """
     kind = int(columns.kind)
     if kind not in codes.KINDS:
         raise unreadable_batch("columns.kind", f"must be one of {KINDS_SAID}, not {kind}")
@@ -88,10 +92,10 @@ def parts_from_columns(columns: operation_pb2.OperationColumns, items_max: int) 
 
 
 def _check_lengths(columns: operation_pb2.OperationColumns, counts: list[int]) -> None:
-    """What the engine checks of each part, for the batch as a whole: nothing is registered of one that is refused."""
+    """The engine's check of lengths, for the whole batch: if it fails, no part must be registered."""
     rows = len(columns.operation_id)
     if rows == 0:
-        raise InvalidBatch("operation_id", "is empty; it takes one id for each operation")
+        raise InvalidBatch("operation_id", "is empty; set one id for each operation")
     for field in OF_OPERATIONS:
         check_length(field, len(getattr(columns, field)), rows)
     items = rows if not counts else counts[0] * rows if len(counts) == 1 else sum(counts)
@@ -135,7 +139,7 @@ def _parts_of_columns(
 
 
 def _cut(counts: list[int], rows: int, row: int, item: int, are_items_given: bool) -> tuple[int, int]:
-    """Where the part that begins at a row and its first item ends: (row, item). One operation is never cut."""
+    """End of the part that begins at a row and its first item: (row, item). Operations are never split."""
     if not counts:
         stop = min(row + VALUES_PER_PART, rows)
         return stop, item + stop - row
@@ -166,7 +170,7 @@ def _whole_run(kind: int, given: dict[str, Any]) -> OperationRun:
 
 
 def run_from_row(operation: operation_pb2.Operation, operation_id: int, timeout_ms_default: int) -> OperationRun | None:
-    """One row by itself; its own id is ignored. None: it has no condition."""
+    """A run of a single row, whose own id is ignored. None: it has no condition."""
     condition = operation.WhichOneof("condition")
     if condition is None:
         return None
@@ -178,7 +182,7 @@ def run_from_row(operation: operation_pb2.Operation, operation_id: int, timeout_
 def parts_from_rows(
     operations: Sequence[operation_pb2.Operation], timeout_ms_default: int
 ) -> Iterator[RegistrationPart]:
-    """Rows as runs of one kind, in order, and the rows that are refused here, each with its operation id."""
+    """Convert rows to runs of one kind, in order. Rows that are refused here are returned with their operation ids."""
     runs: list[OperationRun] = []
     refused: list[tuple[Refusal, int]] = []
     filling: _RowBatch | None = None
@@ -195,7 +199,7 @@ def parts_from_rows(
         if condition is None:
             refused.append((Refusal(index, codes.INVALID_ARGUMENT, "condition", NO_CONDITION), operation_id))
         elif 0 < operation_id <= highest:
-            message = f"{operation_id} does not rise; the highest before it was {highest}"
+            message = f"ids must rise: {operation_id} follows {highest}"
             refused.append((Refusal(index, codes.INVALID_ARGUMENT, "operation_id", message), operation_id))
         else:
             kind = CONDITION_KINDS[condition]
@@ -212,7 +216,7 @@ def parts_from_rows(
 
 
 class _RowField:
-    """A field of the wire's rows, and what a row has that does not give it."""
+    """A field of a row, and its default."""
 
     def __init__(self, column: OperationColumn, message: Any) -> None:  # noqa: ANN401 - a descriptor, of either implementation
         self.name: Final = column.row_name
@@ -227,7 +231,7 @@ class _RowField:
 
 
 class _OperationShape:
-    """Which fields the rows of a kind have, by the table of columns and the wire's own description."""
+    """The row fields of a kind, from the table of columns and the message descriptors."""
 
     def __init__(self, kind: int) -> None:
         self.condition: Final = codes.KIND_NAMES[kind]
@@ -246,8 +250,8 @@ ROW_SHAPES: Final = {kind: _OperationShape(kind) for kind in codes.KINDS}
 
 
 class _RowBatch:
-    """The columns of the run that is being filled. Every column is full (a row has each value or its default), but for
-    those that all kinds have.
+    """The columns of the run that is being filled. Every column of the kind has a value for each row, if need be the
+    default; columns that all kinds have may be shorter.
     """
 
     def __init__(self, kind: int, timeout_ms_default: int) -> None:
@@ -262,7 +266,7 @@ class _RowBatch:
         self._of_item: Final = [(field, getattr(batch, field.batch_name)) for field in self._shape.of_item]
 
     def add(self, index: int, operation_id: int, operation: operation_pb2.Operation) -> int:
-        """The next row; returns how many items it has."""
+        """Append a row; return its number of items."""
         timeout_ms = operation.timeout_ms if operation.HasField("timeout_ms") else self._timeout_ms_default
         condition = getattr(operation, self._shape.condition)
         items = getattr(condition, self._shape.items)
@@ -285,7 +289,7 @@ class _RowBatch:
         return len(items)
 
     def _fill_up_stale_timeouts(self) -> list[int]:
-        """Nearly no row has one, so a column of them begins with the first row that does."""
+        """Fill the column up with defaults. Almost no row has a value, so the first one that has starts the column."""
         values = self._batch.stale_timeouts_ms
         values += [codes.UNKNOWN] * (len(self._batch.operation_ids) - len(values))
         return values

@@ -1,7 +1,7 @@
-"""Batches go to the host in parts, so that the loop is free between them: how much a part holds, and names of parts.
+"""Splitting of batches into parts, so that the event loop runs between them: sizes of parts, and their names.
 
-A part is translated when it is asked for, from ranges of the message's columns. Everything that makes a batch
-unreadable as a whole is looked at before the first part is made, by the lengths of its columns alone.
+A part is translated on demand, from ranges of the message's columns. Everything that makes a whole batch unreadable is
+checked before the first part, from the lengths of the columns alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,42 +10,50 @@ from typing import Any, Final, Generic, TypeVar
 from purgatory.service.errors import unreadable_batch
 
 VALUES_PER_PART: Final = 2_000
-"""Rows, or items, of a batch of columns in one part: one or two milliseconds, ten where all are refused. An operation
-with more items is a part by itself."""
+"""Maximum of rows, and of items, in one part of a batch of columns: one or two milliseconds, ten if all are refused. An
+operation with more items is a part of its own."""
 
 ROWS_COST_MAX: Final = 1_200
-"""Rows, and what is in them, in one part of a batch of rows: to read one costs ten times as much as in columns."""
+"""Maximum cost (rows, items, runs) of one part of a batch of rows. Reading a row takes ten times as long as in columns.
+"""
 
 Name = TypeVar("Name")
 
 
 def given_columns(columns: Any, values_max: int) -> dict[str, Any]:  # noqa: ANN401 - columns of any message
-    """The columns that have values, by name. Raises `BatchRejected` for one that has more values than are allowed.
+    """The columns that have values, by name.
 
-    Of the twenty columns a batch has four or five: to ask for each of them costs more than to ask which there are.
+    A batch has four or five of the twenty columns; `ListFields` is faster than checking each of them.
+
+    Raises:
+        BatchRejected: A column has more than `values_max` values.
     """
     given = {field.name: values for field, values in columns.ListFields() if field.name != "kind"}
     for name, values in given.items():
         count = len(values)
         if count > values_max:
-            raise unreadable_batch(f"columns.{name}", f"has {count} values, the most in one batch is {values_max}")
+            raise unreadable_batch(
+                f"columns.{name}", f"has {count} values; at most {values_max} are allowed in one batch"
+            )
     return given
 
 
 def fits_one_part(given: dict[str, Any]) -> bool:
-    """Whether all these columns do."""
+    """Whether all these columns fit into one part."""
     return all(len(values) <= VALUES_PER_PART for values in given.values())
 
 
 def part_of(values: Any, start: int, stop: int) -> list[Any]:  # noqa: ANN401 - a repeated field
-    """A range of a column, copied; of one that has a single value for all, that value."""
+    """A copy of a range of a column. If the column has a single value for all rows, that value."""
     part: list[Any] = values[start:stop] if len(values) > 1 else values[:]
     return part
 
 
 class Dictionary(Generic[Name]):
-    """The names of a batch that goes in parts. Those of a short dictionary are read once, for all parts; of a long one
-    each part has only those that it uses, with other places.
+    """The dictionary of names of a batch that is split into parts.
+
+    A short dictionary is read once and shared by all parts. With a long one, each part gets the names that it uses, and
+    their indexes change.
     """
 
     def __init__(self, names: Sequence[Any], read: Callable[[Any], Name]) -> None:
@@ -54,7 +62,7 @@ class Dictionary(Generic[Name]):
         self._whole: Final = [read(name) for name in names] if len(names) <= VALUES_PER_PART else None
 
     def part(self, places: list[int]) -> tuple[list[Name], list[int]]:
-        """The dictionary of a part and the places in it. What lies outside of the whole one lies outside of this."""
+        """The dictionary of a part and the indexes into it. Indexes out of range stay out of range."""
         if self._whole is not None:
             return self._whole, places
         used: dict[int, int] = {}

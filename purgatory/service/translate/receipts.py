@@ -1,4 +1,4 @@
-"""Batches of either shape from the wire, and the receipts that answer them. Pure functions."""
+"""Decoding of batches, as rows or columns, and encoding of their receipts. Pure functions."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +12,7 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 
 
 class BatchReceipt:
-    """What became of a batch of registrations: counts, and the refusals with their operation ids."""
+    """The outcome of a batch of registrations: counts, and the refusals with their operation ids."""
 
     def __init__(self) -> None:
         self.highest_operation_id = 0
@@ -24,14 +24,18 @@ class BatchReceipt:
 def registration_parts(
     batch: wire.RegisterBatch, limits: LimitsSettings, timeout_ms_default: int
 ) -> Iterator[RegistrationPart]:
-    """A batch of registrations in parts, each translated when it is asked for. Raises `BatchRejected` at once."""
+    """Split a batch of registrations into parts, each translated on demand.
+
+    Raises:
+        BatchRejected: The batch is unreadable. Raised at once, not by the iterator.
+    """
     if _shape_of(batch, "operation_id", "operations", limits.operations_per_batch_max) == "columns":
         return parts_from_columns(batch.columns, limits.items_per_batch_max)
     return parts_from_rows(batch.rows.operations, timeout_ms_default)
 
 
 def ids_of(batch: wire.RegisterBatch, start: int, stop: int) -> Sequence[int]:
-    """The operation ids in a range of a batch that may not be readable otherwise."""
+    """The operation ids in a range of a batch that may be unreadable otherwise."""
     if batch.WhichOneof("shape") == "rows":
         return [row.operation_id for row in batch.rows.operations[start:stop]]
     return batch.columns.operation_id[start:stop]
@@ -40,7 +44,11 @@ def ids_of(batch: wire.RegisterBatch, start: int, stop: int) -> Sequence[int]:
 def event_parts(
     request: wire.AdvanceRequest | wire.AdvanceStreamRequest, limits: LimitsSettings
 ) -> Iterator[IncomingEvents]:
-    """A batch of events in parts, each translated when it is asked for. Raises `BatchRejected` at once."""
+    """Split a batch of events into parts, each translated on demand.
+
+    Raises:
+        BatchRejected: The batch is unreadable. Raised at once, not by the iterator.
+    """
     if _shape_of(request, "type", "events", limits.events_per_batch_max) == "columns":
         return events_from_columns(request.columns, limits.items_per_batch_max)
     return events_from_rows(request.rows.events)
@@ -49,19 +57,19 @@ def event_parts(
 def _shape_of(
     batch: wire.RegisterBatch | wire.AdvanceRequest | wire.AdvanceStreamRequest, column: str, rows: str, most: int
 ) -> str:
-    """`columns` or `rows`, of which there are at most `most`, going by the field of that name."""
+    """Return `columns` or `rows`, after checking that the field `column` or `rows` has at most `most` values."""
     shape: str | None = batch.WhichOneof("shape")
     if shape is None:
         raise unreadable_batch("shape", "is not set: set rows or columns")
     field = column if shape == "columns" else rows
     count = len(getattr(getattr(batch, shape), field))
     if count > most:
-        raise unreadable_batch(f"{shape}.{field}", f"has {count} values, the most in one batch is {most}")
+        raise unreadable_batch(f"{shape}.{field}", f"has {count} values; at most {most} are allowed in one batch")
     return shape
 
 
 def add_to_receipt(receipt: wire.Receipt, registered: BatchReceipt) -> None:
-    """Adds what became of a part of a batch of registrations."""
+    """Add the outcome of a part of a batch of registrations."""
     receipt.highest_operation_id = registered.highest_operation_id
     receipt.accepted += registered.accepted
     receipt.already_known += registered.already_known
@@ -78,7 +86,7 @@ def refused_receipt(batch_id: int, highest_operation_id: int, refusal: Refusal) 
 
 
 def add_to_advance_receipt(receipt: wire.AdvanceReceipt, events: IncomingEvents) -> None:
-    """Adds what a part of a batch of events did."""
+    """Add the outcome of a part of a batch of events."""
     done = events.done
     receipt.ended.extend(done.ended)
     receipt.ended_total += sum(done.ended)

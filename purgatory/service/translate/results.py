@@ -1,4 +1,4 @@
-"""Results and receipts from the engine to the wire, as columns and as rows. Pure functions."""
+"""Encoding of results and refusals, as columns and as rows. Pure functions."""
 
 from array import array
 from collections.abc import Sequence
@@ -10,38 +10,27 @@ from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 from purgatory.engine.completions import FetchedPartition
 from purgatory.service.sessions.outbox import Results, ResultSlice
-from purgatory.service.translate.uniform_columns import FLOAT, SIGNED, UNSIGNED, Form, shortened, values_of
+from purgatory.service.translate.result_columns import (
+    FETCHED_COLUMNS,
+    ITEM_COLUMNS,
+    ITEM_COUNT,
+    LATENESS_MS,
+    OPERATION_ID,
+    OUTCOME,
+    WAITED_MS,
+    ResultColumn,
+)
+from purgatory.service.translate.uniform_columns import SIGNED, UNSIGNED, shortened, values_of
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2, result_pb2
 
 MESSAGES_MAX: Final = 1_000
-"""How many refusals of one receipt have a field and a message; further ones have index, id and code only, so that the
-receipt of a batch that is refused from end to end stays a small message."""
+"""Refusals of one receipt with field and message. Further ones have only index, id and code, so that the receipt of a
+batch whose operations are all refused stays small."""
 
 ABSENT: Final = -1
-"""On the wire, in columns of what may be absent."""
+"""Marks absent values in columns of optional fields on the wire."""
 
-OF_OPERATIONS: Final[tuple[tuple[str, str, Form, float], ...]] = (
-    ("outcome", "outcomes", SIGNED, 0),
-    ("waited_ms", "waited_ms", SIGNED, 0),
-    ("lateness_ms", "lateness_ms", SIGNED, 0),
-    ("item_count", "item_counts", SIGNED, 1),
-)
-OF_ITEMS: Final[tuple[tuple[str, str, Form, float], ...]] = (
-    ("error_code", "error_codes", SIGNED, 0),
-    ("required_offset", "required_offsets", SIGNED, 0),
-    ("reached_offset", "reached_offsets", SIGNED, 0),
-    ("log_start_offset", "log_start_offsets", SIGNED, 0),
-    ("estimated_remaining_ms", "estimated_remaining_ms", SIGNED, -1),
-    ("pace_per_second", "paces_per_second", FLOAT, -1.0),
-)
-OF_FETCHED: Final = (
-    ("available_bytes", 0),
-    ("high_watermark", 0),
-    ("last_stable_offset", 0),
-    ("diverging_epoch", -1),
-    ("diverging_end_offset", -1),
-)
-"""Columns: their names on the wire and in the engine's completions, and the default of each."""
+SHORTENED: Final = (OUTCOME, WAITED_MS, LATENESS_MS, ITEM_COUNT)
 
 
 def operation_refusal(refusal: Refusal, operation_id: int, *, brief: bool = False) -> operation_pb2.OperationRefusal:
@@ -55,7 +44,7 @@ def operation_refusal(refusal: Refusal, operation_id: int, *, brief: bool = Fals
 
 
 def operation_refusals(refused: Sequence[tuple[Refusal, int]], before: int = 0) -> list[operation_pb2.OperationRefusal]:
-    """Why some operations were refused, in the order of the batch. `before`: refusals that the receipt has already."""
+    """Encode refusals of operations in batch order. `before`: the number of refusals already in the receipt."""
     return [
         operation_refusal(refusal, operation_id, brief=place >= MESSAGES_MAX)
         for place, (refusal, operation_id) in enumerate(refused, before)
@@ -63,7 +52,7 @@ def operation_refusals(refused: Sequence[tuple[Refusal, int]], before: int = 0) 
 
 
 def event_refusals(refusals: Sequence[Refusal], before: int = 0) -> list[event_pb2.EventRefusal]:
-    """Why some events were refused, in the order of the batch. `before`: refusals that the receipt has already."""
+    """Encode refusals of events in batch order. `before`: the number of refusals already in the receipt."""
     return [
         event_pb2.EventRefusal(
             index=refusal.index,
@@ -79,7 +68,7 @@ def event_refusals(refusals: Sequence[Refusal], before: int = 0) -> list[event_p
 def fill_batch(
     batch: purgatory_service_pb2.ResultBatch, first_sequence: int, slices: Sequence[ResultSlice], *, columns: bool
 ) -> None:
-    """Writes consecutive results of one kind into an empty message: assigning a new message would copy it."""
+    """Write consecutive results of one kind into an empty message. Returning a new message would cost a copy."""
     batch.first_sequence = first_sequence
     if columns:
         fill_columns(batch.columns, slices)
@@ -89,17 +78,17 @@ def fill_batch(
 
 
 def fill_columns(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice]) -> None:
-    """Writes results of one kind as columns with one dictionary. A column of equal values is shortened."""
+    """Write results of one kind as columns with one dictionary. A column of equal values is shortened."""
     kind = slices[0].kind
     assert all(part.kind == kind for part in slices), f"one message has one kind: {[part.kind for part in slices]}"
     columns.kind = cast("operation_pb2.OperationKind", kind)
     operations = [(part.completions, part.start, part.stop) for part in slices]
     items = [(part.completions, part.item_start, part.item_stop) for part in slices]
-    _fill(columns, "operation_id", values_of(_joined("operation_ids", operations), UNSIGNED))
-    for name, field, form, default in OF_OPERATIONS:
-        _fill(columns, name, _column(field, operations, form, default))
-    for name, field, form, default in OF_ITEMS:
-        _fill(columns, name, _column(field, items, form, default))
+    _fill(columns, OPERATION_ID, values_of(_joined(OPERATION_ID, operations), UNSIGNED))
+    for column in SHORTENED:
+        _fill(columns, column, _column(column, operations))
+    for column in ITEM_COLUMNS:
+        _fill(columns, column, _column(column, items))
     _fill_dictionary(columns, slices)
     if kind == codes.FETCH:
         _fill_fetched(columns, slices)
@@ -110,25 +99,23 @@ def fill_columns(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice
             columns.refusals.append(operation_refusal(part.refusals[place], part.completions.operation_ids[place]))
 
 
-def _column(
-    field: str, spans: Sequence[tuple[Results, int, int]], form: Form, default: float
-) -> list[int] | list[float]:
-    """A column as the wire has it. A single value, as when the daemon is idle, is read; many are compared as bytes."""
+def _column(column: ResultColumn, spans: Sequence[tuple[Results, int, int]]) -> list[int] | list[float]:
+    """A column as the wire has it. A single value, as on an idle daemon, is read; many are compared as bytes."""
     completions, start, stop = spans[0]
     if len(spans) == 1 and stop - start == 1:
-        value = getattr(completions, field)[start]
-        return [] if value == default else [value]
-    return shortened(_joined(field, spans), form, default)
+        value = getattr(completions, column.name)[start]
+        return [] if value == column.default else [value]
+    return shortened(_joined(column, spans), column.form, column.default)
 
 
-def _joined(field: str, spans: Sequence[tuple[Results, int, int]]) -> bytes:
+def _joined(column: ResultColumn, spans: Sequence[tuple[Results, int, int]]) -> bytes:
     """The bytes of a column over several slices of completions."""
-    return b"".join([getattr(completions, field)[start:stop] for completions, start, stop in spans])
+    return b"".join([getattr(completions, column.name)[start:stop] for completions, start, stop in spans])
 
 
-def _fill(columns: result_pb2.ResultColumns, name: str, values: list[int] | list[float]) -> None:
+def _fill(columns: result_pb2.ResultColumns, column: ResultColumn, values: list[int] | list[float]) -> None:
     if values:
-        getattr(columns, name).extend(values)
+        getattr(columns, column.wire_name).extend(values)
 
 
 def _fill_dictionary(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice]) -> None:
@@ -154,9 +141,9 @@ def _fill_fetched(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlic
     for part in slices:
         stop = part.fetched_start + part.item_stop - part.item_start
         fetched += part.completions.fetched[part.fetched_start : stop]
-    for name, default in OF_FETCHED:
-        values = array(SIGNED, [getattr(one, name) for one in fetched])
-        _fill(columns, name, shortened(values.tobytes(), SIGNED, default))
+    for column in FETCHED_COLUMNS:
+        values = array(SIGNED, [getattr(one, column.name) for one in fetched])
+        _fill(columns, column, shortened(values.tobytes(), SIGNED, column.default))
 
 
 def _fill_stale_marks(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice]) -> None:
@@ -177,7 +164,7 @@ def _fill_stale_marks(columns: result_pb2.ResultColumns, slices: Sequence[Result
 
 
 def fill_rows(rows: RepeatedCompositeFieldContainer[result_pb2.Result], part: ResultSlice) -> None:
-    """Adds results of one kind as rows."""
+    """Append results of one kind as rows."""
     item, fetched = part.item_start, part.fetched_start
     for place in range(part.start, part.stop):
         fill_row(rows.add(), part, place, item, fetched)
@@ -187,7 +174,7 @@ def fill_rows(rows: RepeatedCompositeFieldContainer[result_pb2.Result], part: Re
 
 
 def fill_row(row: result_pb2.Result, part: ResultSlice, place: int, item: int, fetched: int) -> None:
-    """Writes one result into an empty message; its items begin at `item`, those of a fetch at `fetched`."""
+    """Write one result into an empty message. Its items start at `item`, and those of a fetch at `fetched`."""
     completions, kind = part.completions, part.kind
     row.operation_id = completions.operation_ids[place]
     row.kind = cast("operation_pb2.OperationKind", kind)
@@ -208,16 +195,12 @@ def _fill_partition(partition: result_pb2.PartitionResult, completions: Results,
         partition.key = completions.item_partitions[item][0]
     else:
         partition.topic_partition.topic, partition.topic_partition.partition = completions.item_partitions[item]
-    partition.error_code = completions.error_codes[item]
-    partition.required_offset = completions.required_offsets[item]
-    partition.reached_offset = completions.reached_offsets[item]
-    partition.log_start_offset = completions.log_start_offsets[item]
-    if completions.estimated_remaining_ms[item] >= 0:
-        partition.estimated_remaining_ms = completions.estimated_remaining_ms[item]
+    for name, wire_name, _, default in ITEM_COLUMNS:
+        value = getattr(completions, name)[item]
+        if value != default:
+            setattr(partition, wire_name, value)
     if item in completions.stale_marks:
         partition.stale_ms, partition.stale_reason = completions.stale_marks[item]
-    if completions.paces_per_second[item] >= 0:
-        partition.pace_per_second = completions.paces_per_second[item]
 
 
 def _fill_fetched_partition(message: result_pb2.FetchedPartition, fetched: FetchedPartition) -> None:

@@ -1,4 +1,4 @@
-"""What sources and the daemon tell each other, between the wire and the room of sources. Pure functions."""
+"""Messages between connectors and the daemon. Pure functions."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -7,9 +7,8 @@ from typing import Final
 from purgatory.engine.batches import PartitionName
 from purgatory.service.errors import invalid_argument
 from purgatory.service.sources.ends_asked import EndsAnswer, LogEnd
-from purgatory.service.sources.source_table import LOADING, REFUSED, KnownSource, SourceStream
+from purgatory.service.sources.source_table import LOADING, REFUSED, KnownSource, ManagedSource, SourceStream
 from purgatory.service.sources.stale_index import StaleIndex, Unseen
-from purgatory.service.sources.supervised_sources import SupervisedSource
 from purgatory.service.translate.results import topic_partition
 from purgatory.v1 import source_pb2 as wire
 
@@ -17,38 +16,46 @@ NAME_LENGTH_MAX: Final = 249
 PREFIXES_MAX: Final = 100
 REPORT_BYTES_MAX: Final = 1024 * 1024
 STALE_MAX: Final = 2_000
-"""Entries of one report: some seven milliseconds."""
+"""Entries of one report: about seven milliseconds."""
 STALE_PARTITIONS_MAX: Final = 10_000
-"""Partitions of all its entries."""
+"""Total partitions of all entries."""
 REASON_LENGTH_MAX: Final = 1_000
 ENDS_MAX: Final = 100_000
-"""In one answer."""
+"""Log ends in one answer."""
 
 
 def checked_hello(hello: wire.SourceHello) -> tuple[str, list[str]]:
-    """The name and the prefixes. Raises `RpcError` for what cannot be one."""
+    """The name and the topic prefixes.
+
+    Raises:
+        RpcError: One of them is invalid.
+    """
     _check_length("hello.name", hello.name)
     prefixes = list(hello.topic_prefixes)
     if not 1 <= len(prefixes) <= PREFIXES_MAX:
-        raise invalid_argument("hello.topic_prefixes", f"are {len(prefixes)}, and should be 1 to {PREFIXES_MAX}")
+        raise invalid_argument("hello.topic_prefixes", f"{len(prefixes)} prefixes given; allowed: 1 to {PREFIXES_MAX}")
     for place, prefix in enumerate(prefixes):
         _check_length(f"hello.topic_prefixes[{place}]", prefix)
     return hello.name, prefixes
 
 
 def take_report(report: wire.SourceReport, stream: SourceStream, now_ms: int) -> None:
-    """Puts a report in the place of the one before. Raises `RpcError`, with nothing changed."""
+    """Replace the previous report of a stream.
+
+    Raises:
+        RpcError: The report is invalid; nothing has changed.
+    """
     if not LOADING <= report.state <= REFUSED:
-        raise invalid_argument("report.state", f"is no state that a source reports: {report.state}")
+        raise invalid_argument("report.state", f"not a state that a connector can report: {report.state}")
     if report.lag_ms < 0:
         raise invalid_argument("report.lag_ms", f"must be 0 or greater, not {report.lag_ms}")
     size = report.ByteSize()
     if size > REPORT_BYTES_MAX:
-        raise invalid_argument("report", f"has {size} bytes, at most {REPORT_BYTES_MAX} are taken")
+        raise invalid_argument("report", f"has {size} bytes; at most {REPORT_BYTES_MAX} are allowed")
     entries, partitions = len(report.stale), sum(len(one.partitions) for one in report.stale)
     if entries > STALE_MAX or partitions > STALE_PARTITIONS_MAX:
-        most = f"at most {STALE_MAX} with {STALE_PARTITIONS_MAX} partitions are taken: name prefixes"
-        raise invalid_argument("report.stale", f"has {entries} entries with {partitions} partitions, {most}")
+        most = f"at most {STALE_MAX} with {STALE_PARTITIONS_MAX} are allowed: use prefixes"
+        raise invalid_argument("report.stale", f"has {entries} entries with {partitions} partitions; {most}")
     index = StaleIndex()
     for place, one in enumerate(report.stale):
         if one.stale_ms < 0:
@@ -59,11 +66,15 @@ def take_report(report: wire.SourceReport, stream: SourceStream, now_ms: int) ->
 
 
 def answer_of(ends: wire.SourceEnds) -> EndsAnswer:
-    """Raises `RpcError` for what makes no sense."""
+    """Decode an answer about log ends.
+
+    Raises:
+        RpcError: There are too many, or an offset is negative.
+    """
     if ends.error:
         return EndsAnswer([], ends.error[:REASON_LENGTH_MAX])
     if len(ends.ends) > ENDS_MAX:
-        raise invalid_argument("ends.ends", f"are {len(ends.ends)}, at most {ENDS_MAX} are taken")
+        raise invalid_argument("ends.ends", f"{len(ends.ends)} log ends given; at most {ENDS_MAX} are allowed")
     for place, end in enumerate(ends.ends):
         if end.offset < 0:
             raise invalid_argument(f"ends.ends[{place}].offset", f"must be 0 or greater, not {end.offset}")
@@ -91,7 +102,7 @@ def ends_response(ends: Sequence[LogEnd]) -> wire.GetSourceEndsResponse:
 
 
 def source_status(source: KnownSource, now_ms: int, stale_partitions: int, restarts: int | None) -> wire.SourceStatus:
-    """How a source fares, by the one of its streams that fares best."""
+    """The state of a connector: that of its best stream."""
     stream = source.leading(now_ms)
     stale_since_ms = stream.stale_since_ms(now_ms)
     return wire.SourceStatus(
@@ -109,9 +120,9 @@ def source_status(source: KnownSource, now_ms: int, stale_partitions: int, resta
     )
 
 
-def absent_source_status(source: SupervisedSource) -> wire.SourceStatus:
-    """A source that the daemon runs and that has never been attached."""
-    said = f"it ended ({source.ending}); the daemon's log has what it said" if source.ending else "it has not come yet"
+def absent_source_status(source: ManagedSource) -> wire.SourceStatus:
+    """The state of a connector that the daemon runs and that has never attached."""
+    said = f"ended ({source.ending}); its output is in the daemon's log" if source.ending else "not attached yet"
     return wire.SourceStatus(
         name=source.name,
         state=wire.SOURCE_STATE_LOADING if source.is_running else wire.SOURCE_STATE_DETACHED,
@@ -128,4 +139,4 @@ def _log_end(end: wire.PartitionEnd) -> LogEnd:
 
 def _check_length(field: str, text: str) -> None:
     if not 1 <= len(text) <= NAME_LENGTH_MAX:
-        raise invalid_argument(field, f"has {len(text)} characters, and should have 1 to {NAME_LENGTH_MAX}")
+        raise invalid_argument(field, f"{len(text)} characters given; allowed: 1 to {NAME_LENGTH_MAX}")

@@ -1,6 +1,6 @@
-"""Columns of 64-bit numbers, shortened to one value where all are the same. They are compared and joined as bytes.
+"""Columns of 64-bit numbers, shortened to one value if all are equal. They are compared and concatenated as bytes.
 
-Reading a value makes a Python object of it, which costs more than everything else that happens to it here.
+Reading a value creates a Python object, which takes longer than everything else that is done with it here.
 """
 
 from typing import Final, Literal
@@ -15,7 +15,7 @@ VALUE_BYTES: Final = 8
 
 
 def is_uniform(octets: bytes) -> bool:
-    """Whether all values are the same (also when there are none, or one)."""
+    """Whether all values are equal; true for zero or one value."""
     return octets[VALUE_BYTES:] == octets[:-VALUE_BYTES]
 
 
@@ -24,7 +24,7 @@ def values_of(octets: bytes, form: Form) -> list[int] | list[float]:
 
 
 def shortened(octets: bytes, form: Form, default: float) -> list[int] | list[float]:
-    """The values as the wire has them: one when all are the same, none when that is the default."""
+    """The values on the wire: a single one if all are equal, none if that is the default."""
     if not is_uniform(octets):
         return values_of(octets, form)
     first = values_of(octets[:VALUE_BYTES], form)

@@ -1,4 +1,4 @@
-"""The engine's views as messages of the wire. Pure functions: wall time is an argument."""
+"""Encoding of the engine's views. Pure functions: wall time is an argument."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -14,11 +14,11 @@ from purgatory.service.translate.results import topic_partition
 from purgatory.v1 import operation_pb2, purgatory_service_pb2, result_pb2
 
 REMAINING_BOUNDS_MS: Final = (1_000, 10_000, 60_000, 600_000, 3_600_000, 86_400_000)
-"""Bounds of the histogram of the time that pending operations have left."""
+"""Bounds of the histogram of remaining time of pending operations."""
 
 
 def _fields(message_type: type[Message], *others: str) -> list[str]:
-    """The fields of a message, but for `others`."""
+    """The fields of a message except `others`."""
     return [field.name for field in message_type.DESCRIPTOR.fields if field.name not in others]
 
 
@@ -30,19 +30,19 @@ KIND_FIELDS: Final = _fields(purgatory_service_pb2.KindStatus, "kind")
 
 
 class WallTime:
-    """Turns engine time into timestamps: `now_ms` is now on the engine's clock, `now_s` on the wall's."""
+    """Converts engine time to timestamps. `now_ms` is the current engine time, `now_s` the current wall time."""
 
     def __init__(self, now_ms: int, now_s: float) -> None:
         self.now_ms: Final = now_ms
         self.now_s: Final = now_s
 
     def timestamp(self, engine_ms: int) -> timestamp_pb2.Timestamp:
-        """An instant of the engine's clock as a timestamp."""
+        """Convert an engine time to a timestamp."""
         return timestamp(self.now_s + (engine_ms - self.now_ms) / 1_000)
 
 
 def timestamp(wall_s: float) -> timestamp_pb2.Timestamp:
-    """Seconds since the epoch as a timestamp, to the millisecond."""
+    """Convert seconds since the epoch to a timestamp with millisecond precision."""
     stamp = timestamp_pb2.Timestamp()
     stamp.FromMilliseconds(round(wall_s * 1_000))
     return stamp

@@ -14,8 +14,8 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from purgatory.service.access.watched_file import read_regular_file
 from purgatory.service.settings import TlsSettings
+from purgatory.service.transport.watched_file import read_regular_file
 
 RevokedSerials = frozenset[tuple[bytes, int]]
 """Revoked certificates: the name of the issuer (DER) and the serial number."""

@@ -16,7 +16,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.errors import BatchRejected, RpcError
 from purgatory.service.host import Host
-from purgatory.service.listeners.metrics import Metrics
+from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.rpc import event_calls, session_requests
 from purgatory.service.rpc.call import Call, Context
 from purgatory.service.rpc.inspection_calls import InspectionCalls

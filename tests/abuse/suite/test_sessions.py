@@ -4,7 +4,7 @@ import asyncio
 
 import grpc
 import pytest
-from purgatory_client import AsyncClient, Outcome, errors, many
+from purgatory_client import AsyncClient, Outcome, batches, errors
 
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -108,7 +108,7 @@ async def test_a_stranger_who_uses_up_my_ids_cannot_make_me_hang(daemon: DaemonP
     async with AsyncClient(daemon.address) as client, AsyncClient(daemon.address) as stranger, asyncio.timeout(LONG):
         assert (await client.produce({"orders-3": 42}, timeout=0)).outcome is Outcome.EXPIRED
         before = client.session_id
-        last = many.produce(["elsewhere-0"], offsets=[1], indexes=[0])
+        last = batches.produce(["elsewhere-0"], offsets=[1], indexes=[0])
         assert (await stranger.register(client.session_id, 2**61 - 1, last)).accepted == 1
         with pytest.raises(errors.OperationIdInUse):
             await client.produce({"orders-3": 42}, timeout=10 * LONG)

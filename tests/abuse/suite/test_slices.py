@@ -178,7 +178,7 @@ def test_more_values_than_a_batch_may_have_are_refused_as_a_whole(field: str) ->
         columns.item_count.append(10 + extra if field == "item_index" else 10)
         columns.item_index.extend(range(10 + extra if field == "item_index" else 10))
         if extra:
-            with pytest.raises(BatchRejected, match="has 11 values, the most in one batch is 10"):
+            with pytest.raises(BatchRejected, match="has 11 values; at most 10 are allowed in one batch"):
                 registration_parts(wire.RegisterBatch(columns=columns), limits, 30_000)
         else:
             assert next(registration_parts(wire.RegisterBatch(columns=columns), limits, 30_000)).is_last

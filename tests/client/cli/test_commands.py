@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from purgatory_client import AsyncClient, Client, many
-from purgatory_client.cli.exits import MEANINGS, Exit
+from purgatory_client import AsyncClient, Client, batches
+from purgatory_client.cli.exit_codes import MEANINGS, Exit
 from purgatory_client.cli.parsing import UsageError, follower, key_counts, partition_offsets, seconds
 from purgatory_client.sources.source_link import EndsWanted, SourceState
 
@@ -159,7 +159,7 @@ def test_a_failed_and_a_cancelled_wait(shared_daemon: DaemonProcess, run: Run, l
 
 def test_a_session_is_closed(shared_daemon: DaemonProcess, run: Run, looking: Client) -> None:
     """Says what ended with it; exit code 16 when there is none of that name."""
-    looking.register("left-behind", 1, many.produce(["left-0"], offsets=[9, 10], indexes=[0, 0]))
+    looking.register("left-behind", 1, batches.produce(["left-0"], offsets=[9, 10], indexes=[0, 0]))
     closed = run("close", "left-behind")
     assert (closed.returncode, closed.stdout) == (0, "closed: 2 operations cancelled, 0 results dropped\n")
     assert run("close", "left-behind").returncode == 16
@@ -234,17 +234,17 @@ async def test_caught_up_with_empty_topics(start_daemon: StartDaemon, run: Run) 
     ("arguments", "says"),
     [
         (["wait", "orders@42"], "'orders' is not a partition"),
-        (["wait", "orders-3"], "write partition@offset, like orders-3@42"),
-        (["wait", "orders-3@42", "--timeout", "soon"], "'soon' is not a duration"),
+        (["wait", "orders-3"], "expected partition@offset, like orders-3@42"),
+        (["wait", "orders-3@42", "--timeout", "soon"], "not a duration: 'soon'"),
         (["wait", "orders-3@1", "orders-3@2"], "orders-3 is given twice"),
-        (["wait", "a-1@1", "--fetch", "--signal"], "exclude each other"),
+        (["wait", "a-1@1", "--fetch", "--signal"], "cannot be combined"),
         (["wait"], "TARGET"),
-        (["advance"], "a partition, or --signal KEY"),
-        (["advance", "orders-3"], "say what happened"),
+        (["advance"], "a partition or --signal KEY"),
+        (["advance", "orders-3"], "no event given"),
         (["advance", "orders-3", "--replica", "x"], "2:41"),
-        (["cancel"], "say what to cancel"),
+        (["cancel"], "exactly one of"),
         (["cancel", "nonsense"], "SESSION/ID"),
-        (["ls", "--kind", "nonsense"], "is not a kind"),
+        (["ls", "--kind", "nonsense"], "not a kind"),
         (["show", "nonsense"], "is not a partition"),
         (["--nonsense"], "nonsense"),
         (["nonsense"], "nonsense"),

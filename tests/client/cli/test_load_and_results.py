@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from purgatory_client import Client, Outcome, errors
-from purgatory_client.cli.exits import Exit, exit_of_outcomes
+from purgatory_client.batches import partition_columns
+from purgatory_client.cli.exit_codes import Exit, exit_of_outcomes
 from purgatory_client.cli.render import remaining_line, span
-from purgatory_client.many import partition_columns
 from purgatory_client.results import OperationKind
 from purgatory_client.views import RemainingTime
 
@@ -45,7 +45,7 @@ def test_a_load_that_is_left_is_collected_later_each_result_once(run: Run, looki
     assert "time left: 1000 up to 10m; first expires in 9." in shown
     again = run("load", "-n", "1000", "--session", "left-1", "--topic", "left", "--partitions", "10", "--detach")
     assert again.returncode == Exit.USAGE
-    assert "take another id, or collect its results" in again.stderr
+    assert "use another id, or collect its results" in again.stderr
     for number in range(10):
         looking.advance(f"left-{number}", high_watermark=100)
     collected = run("results", "--session", "left-1", "--json")
@@ -63,7 +63,7 @@ def test_a_load_that_expires_says_so(run: Run) -> None:
     """Without --advance the waits expire: exit code 11, in text and from `results`."""
     answer = run("load", "-n", "50", "--timeout", "50ms", "--topic", "late", "--rate", "1000", "--batch", "10")
     assert answer.returncode == 11
-    assert re.search(r"50 waits ended in \d+\.\d{3} s \(\d+ a second\): 50 expired", answer.stdout)
+    assert re.search(r"50 waits ended in \d+\.\d{3} s \(\d+ per second\): 50 expired", answer.stdout)
     assert (
         run("load", "-n", "50", "--timeout", "50ms", "--topic", "late", "--session", "late", "--detach").returncode == 0
     )
@@ -78,9 +78,8 @@ def test_an_interrupted_load_says_what_it_leaves(shared_daemon: DaemonProcess, l
     until_waiting(looking, "stopped-9")
     command.process.send_signal(signal.SIGINT)
     code, _, error = command.end()
-    assert (code, error) == (
-        130, "purgatory: interrupted; what is registered goes on; end it with: purgatory cancel --session stopped\n"
-    )  # fmt: skip
+    advice = "the registered waits stay pending; cancel them with: purgatory cancel --session stopped"
+    assert (code, error) == (130, f"purgatory: interrupted; {advice}\n")
     assert looking.cancel(session_id="stopped") == 10
 
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from purgatory_client import AsyncClient, Ticket, waits
-from purgatory_client.many import partition_columns
+from purgatory_client.batches import partition_columns
 from purgatory_client.outbox import outbox_file
 from purgatory_client.results import OperationKind
 

@@ -6,10 +6,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from purgatory_client import AsyncClient, Client, Outcome, Ticket, errors, many, waits
-from purgatory_client.many import WaitColumns, partition_columns
-from purgatory_client.many import fetch as fetch_many
-from purgatory_client.many import signal as signal_many
+from purgatory_client import AsyncClient, Client, Outcome, Ticket, batches, errors, waits
+from purgatory_client.batches import WaitBatch, partition_columns
+from purgatory_client.batches import fetch as fetch_many
+from purgatory_client.batches import signal as signal_many
 from purgatory_client.outbox import outbox_file
 from purgatory_client.outbox.outbox_file import OpeningRecord, OutboxFile
 from purgatory_client.results import OperationKind
@@ -27,7 +27,7 @@ from tests.service.serving import eventually
 LONG = 120.0
 
 
-def batch_of(*offsets: int, partition: str = "p-1") -> WaitColumns:
+def batch_of(*offsets: int, partition: str = "p-1") -> WaitBatch:
     return partition_columns(OperationKind.PRODUCE, [partition], None, list(offsets), [120_000], None)
 
 
@@ -346,7 +346,7 @@ def test_a_stale_timeout_is_kept() -> None:
         fill_with_waits(columns, [wait], 0.0, 0.0)
         assert wait_of(columns).stale_timeout_ms == wanted
     columns = operation_pb2.OperationColumns()
-    batch = many.produce(["p-1"], offsets=[5, 6], stale_timeouts_ms=[100, -1])
+    batch = batches.produce(["p-1"], offsets=[5, 6], stale_timeouts_ms=[100, -1])
     batch.operation_id = 7
     fill_with_many(columns, batch, range(2), 0.0, 0.0)
     assert decoded_batch(columns).operation_columns["stale_timeout_ms"] == [100, -1]

@@ -2,8 +2,8 @@
 
 import pytest
 from purgatory_client import waits
+from purgatory_client.batches import partition_columns
 from purgatory_client.errors import LimitExceeded, OutboxCopied
-from purgatory_client.many import partition_columns
 from purgatory_client.results import OperationKind
 from purgatory_client.session.session_core import SessionCore
 

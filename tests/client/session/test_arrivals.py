@@ -4,8 +4,8 @@ import random
 
 import pytest
 from purgatory_client import waits
+from purgatory_client.batches import WaitBatch, partition_columns
 from purgatory_client.errors import InvalidRequest, ProtocolError
-from purgatory_client.many import WaitColumns, partition_columns
 from purgatory_client.results import OperationKind, Outcome, Result, ResultColumns
 from purgatory_client.session.pending_waits import Answer
 from purgatory_client.session.session_core import SessionCore
@@ -16,7 +16,7 @@ from purgatory.v1 import result_pb2
 from tests.client.session.wire_script import many, opened, receipt, results, sent
 
 
-def core_with(*submitted: Wait | WaitColumns) -> SessionCore:
+def core_with(*submitted: Wait | WaitBatch) -> SessionCore:
     """A session that has sent these."""
     core = SessionCore("s", 1_000_000)
     core.receive(opened(), 0.0)
@@ -71,7 +71,7 @@ def test_a_batch_in_parts_is_the_same_as_at_once(seed: int) -> None:
     if seed:
         generator.shuffle(left)
     sequence = 1
-    ended: list[tuple[Wait | WaitColumns, Answer]] = []
+    ended: list[tuple[Wait | WaitBatch, Answer]] = []
     while left:
         assert not ended
         size = generator.choice((1, 1, 2, 7)) if seed else count

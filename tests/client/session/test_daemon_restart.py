@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from purgatory_client import AsyncClient, Client, Result
-from purgatory_client.cli.exits import Exit
+from purgatory_client.cli.exit_codes import Exit
 
 from tests.client.cli.test_commands import purgatory
 from tests.client.outbox.outbox_child import OFFSET_MAX

@@ -137,7 +137,7 @@ async def test_a_refused_message_fails_alone(start_daemon: StartDaemon) -> None:
     daemon = start_daemon("--limits-events-per-batch-max", "2")
     async with AsyncClient(daemon.address) as client:
         before = await client.advance("orders-3", high_watermark=1)
-        with pytest.raises(errors.InvalidRequest, match="the most in one batch is 2"):
+        with pytest.raises(errors.InvalidRequest, match="at most 2 are allowed in one batch"):
             await client.advance_many([events.high_watermark("orders-3", offset) for offset in (2, 3, 4)])
         after = await client.advance("orders-3", high_watermark=5)
         assert (before.unchanged, after.unchanged) == (0, 0)

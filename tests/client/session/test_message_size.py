@@ -2,8 +2,8 @@
 
 import pytest
 from purgatory_client import waits
+from purgatory_client.batches import Entry, produce
 from purgatory_client.errors import LimitExceeded
-from purgatory_client.many import Entry, produce
 from purgatory_client.session.session_core import SessionCore
 
 from tests.client.session.wire_script import opened, receipt, registered, sent

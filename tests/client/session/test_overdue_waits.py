@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from purgatory_client import AsyncClient, Client, ClosedSession, errors, waits
-from purgatory_client.many import Entry, WaitColumns
+from purgatory_client.batches import Entry, WaitBatch
 from purgatory_client.session import overdue_waits, session_core
 from purgatory_client.session.overdue_waits import GRACE
 from purgatory_client.session.pending_waits import Ended
@@ -83,7 +83,7 @@ def test_a_batch_fails_by_its_longest_timeout() -> None:
     core.receive(results(1, [2]), 0.2)
     assert visited(core, DUE + 1) == []
     [(ended, _)] = visited(core, DUE + 5)
-    assert isinstance(ended, WaitColumns)
+    assert isinstance(ended, WaitBatch)
     assert ended.outcomes == [ended.outcomes[0], 1, ended.outcomes[0]]
     assert [type(error) for error in ended.answer().refusals.values()] == [errors.NoAnswer] * 2
 

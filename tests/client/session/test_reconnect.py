@@ -6,7 +6,7 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
-from purgatory_client import AsyncClient, Outcome, Result, errors, many
+from purgatory_client import AsyncClient, Outcome, Result, batches, errors
 from purgatory_client.session.backoff import Backoff
 
 from purgatory.v1 import purgatory_service_pb2
@@ -135,7 +135,7 @@ async def test_a_stranger_in_the_session_is_noticed(daemon: DaemonProcess) -> No
     """A wait whose id somebody else has used fails at once and says so, a batch for each such id; later ones work."""
     async with AsyncClient(daemon.address) as client, AsyncClient(daemon.address) as stranger:
         assert (await client.produce({"orders-3": 42}, timeout=0)).outcome is Outcome.EXPIRED
-        foreign = many.produce(["elsewhere-0"], offsets=[1], indexes=[0])
+        foreign = batches.produce(["elsewhere-0"], offsets=[1], indexes=[0])
         assert (await stranger.register(client.session_id, 1_000, foreign)).accepted == 1
         with pytest.raises(errors.OperationIdInUse, match=client.session_id):
             await client.produce({"orders-3": 42}, timeout=LONG)

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 from purgatory_client import waits
+from purgatory_client.batches import WaitBatch
 from purgatory_client.errors import InvalidRequest, LimitExceeded, OperationIdInUse, ProtocolError
-from purgatory_client.many import WaitColumns
 from purgatory_client.results import Outcome, Result, ResultColumns
 from purgatory_client.session.session_core import WINDOW, SessionCore
 from purgatory_client.waits import Wait
@@ -279,7 +279,7 @@ def test_a_refused_batch_ends_all_of_it() -> None:
 
 
 def test_a_batch_of_columns_is_answered_as_a_whole() -> None:
-    """Results of a `WaitColumns` are put at their places, whatever order they come in; it ends with the last."""
+    """Results of a `WaitBatch` are put at their places, whatever order they come in; it ends with the last."""
     core = open_core()
     batch = many(3)
     core.submit(batch, 0.0)
@@ -417,12 +417,12 @@ def test_each_wait_ends_once_whatever_is_lost(seed: int) -> None:
     generator = random.Random(seed)
     core = SessionCore("s", 10_000)
     daemon = ModelDaemon(generator)
-    ends: Counter[Wait | WaitColumns] = Counter()
+    ends: Counter[Wait | WaitBatch] = Counter()
     total = 0
     for step in range(400):
         now = step * 0.1
         if step < 200:
-            fresh: list[Wait | WaitColumns] = [produce() for _ in range(generator.randrange(4))]
+            fresh: list[Wait | WaitBatch] = [produce() for _ in range(generator.randrange(4))]
             if generator.random() < 0.1:
                 fresh.append(many(generator.randrange(1, 6)))
             for wait in fresh:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from purgatory_client.many import WaitColumns, partition_columns
+from purgatory_client.batches import WaitBatch, partition_columns
 from purgatory_client.results import OperationKind
 from purgatory_client.session.session_core import SessionCore
 
@@ -12,7 +12,7 @@ Request = purgatory_service_pb2.SessionRequest
 Response = purgatory_service_pb2.SessionResponse
 
 
-def many(count: int, timeout_ms: int = 5_000) -> WaitColumns:
+def many(count: int, timeout_ms: int = 5_000) -> WaitBatch:
     """A batch of produce waits for offsets from 1 on."""
     return partition_columns(OperationKind.PRODUCE, ["orders-3"], None, range(1, count + 1), [timeout_ms], None)
 

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from typing import Final
 
-from purgatory_client import AsyncClient, many
+from purgatory_client import AsyncClient, batches
 from purgatory_client.results import Outcome
 
 from tests.kafka.history.history_judge import Answer
@@ -53,7 +53,7 @@ class HistoryWaiters:
         listed_s = time.monotonic()
         known = {(one.topic, one.partition): one.leader_epoch async for one in self._client.partitions(prefix="kafka/")}
         epochs = [known.get(marks[index], NO_EPOCH) if chance.random() < NAMES_EPOCH else NO_EPOCH for index in indexes]
-        batch = many.produce(marks, offsets=targets, indexes=indexes, timeouts_ms=timeouts_ms, leader_epochs=epochs)
+        batch = batches.produce(marks, offsets=targets, indexes=indexes, timeouts_ms=timeouts_ms, leader_epochs=epochs)
         registered_s = time.monotonic()
         await self._client.register(session_id, 1, batch)
         accepted_s = time.monotonic()

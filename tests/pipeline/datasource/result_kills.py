@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 from purgatory_client import Client
-from purgatory_client.many import produce
+from purgatory_client.batches import produce
 from purgatory_pipeline.datasource import PurgatoryDataSource
 from purgatory_pipeline.spark.spark_session import spark_session
 

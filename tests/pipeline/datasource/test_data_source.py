@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from purgatory_client import Client, Outcome
-from purgatory_client.many import produce
+from purgatory_client.batches import produce
 from purgatory_pipeline.datasource import PurgatoryDataSource
 from purgatory_pipeline.datasource.daemon_options import DaemonOptionInvalid, DaemonOptions
 from purgatory_pipeline.datasource.daemon_writer import event_of, operation_of

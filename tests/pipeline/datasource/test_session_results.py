@@ -2,7 +2,7 @@
 
 import pytest
 from purgatory_client import Client
-from purgatory_client.many import produce
+from purgatory_client.batches import produce
 from purgatory_pipeline.datasource import session_results
 from purgatory_pipeline.datasource.daemon_options import DaemonOptions
 from purgatory_pipeline.datasource.session_results import BEGINNING, ResultsLost, SessionOffset, SessionResults

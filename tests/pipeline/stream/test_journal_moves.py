@@ -8,7 +8,7 @@ import grpc
 import pyarrow as pa
 import pytest
 from purgatory_client import Client, Outcome
-from purgatory_client.many import produce
+from purgatory_client.batches import produce
 from purgatory_pipeline.stream.journal_moves import LoadCannotMove, journal_of_shards, opened, shard_of_journal
 from purgatory_pipeline.stream.payloads import owners
 from purgatory_pipeline.stream.shard import shard_bytes

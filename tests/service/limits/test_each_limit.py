@@ -18,7 +18,7 @@ from purgatory.engine import codes
 from purgatory.service.budget.memory_budget import CALL_BYTES
 from purgatory.service.errors import RETRY_AFTER_MS
 from purgatory.service.fair_queue import REGISTRATIONS, Waiter
-from purgatory.service.listeners.metrics import Metrics
+from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.settings import MEMORY_BYTES_MIN, EngineLimitsSettings, LimitsSettings, Settings
 from purgatory.service.translate.batch_size import size_of
 from purgatory.testing import ManualClock

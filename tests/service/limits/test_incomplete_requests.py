@@ -12,7 +12,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
 from purgatory.service.rpc.call_gate import CallGate
-from purgatory.service.rpc.handlers import add_to_server
+from purgatory.service.rpc.handlers import add_to_server, service_methods
 from purgatory.service.rpc.incomplete_requests import ARRIVING_S_MAX, STREAMS_INTERVAL_S, IncompleteRequests
 from purgatory.service.rpc.servicer import PurgatoryServicer
 from purgatory.service.settings import HostSettings
@@ -128,7 +128,7 @@ async def test_a_caller_that_never_sends_its_message_is_told(
     gate.incomplete_requests = IncompleteRequests(lambda: now_s[0])
     server = grpc.aio.server()
     nobody = host.shares.accounts.nobody
-    add_to_server(PurgatoryServicer(host), server, gate, lambda _method: lambda _context: nobody)
+    add_to_server(service_methods(PurgatoryServicer(host)), server, gate, lambda _method: lambda _context: nobody)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

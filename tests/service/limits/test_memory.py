@@ -18,12 +18,12 @@ from purgatory.service.budget.memory_budget import budget_bytes, cgroup_limits
 from purgatory.service.budget.memory_watch import LOG_INTERVAL_S, TRIM_INTERVAL_S, MemoryWatch, resident_bytes
 from purgatory.service.errors import BatchRejected, RpcError
 from purgatory.service.host import Host
-from purgatory.service.listeners.metrics import Metrics
+from purgatory.service.metrics.metrics import Metrics
+from purgatory.service.rpc.grpc_options import largest_message_bytes
 from purgatory.service.sessions.outbox import Outbox, slices_of
-from purgatory.service.sessions.refused import RefusedCompletions, RefusedOperation
+from purgatory.service.sessions.refused import RefusedOperation, refused_completions
 from purgatory.service.settings import GrpcSettings, HostSettings, LimitsSettings, Settings
 from purgatory.service.translate.batch_size import size_of
-from purgatory.service.transport.grpc_options import largest_message_bytes
 from purgatory.testing import ManualClock
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -263,7 +263,7 @@ def test_an_outbox_counts_what_it_holds(added: list[int], steps: list[tuple[bool
             for number in range(count)
         ]
         next_id += count
-        outbox.append(slices_of(RefusedCompletions(refused), [entry.refusal for entry in refused]))
+        outbox.append(slices_of(refused_completions(refused), [entry.refusal for entry in refused]))
     for acknowledges, count in steps:
         if acknowledges:
             outbox.acknowledge(min(outbox.acknowledged_sequence + count, outbox.last_sequence))

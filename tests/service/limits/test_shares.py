@@ -19,7 +19,7 @@ from purgatory.service.access.roles import ALL
 from purgatory.service.budget.shares import share
 from purgatory.service.errors import BatchRejected, RpcError
 from purgatory.service.host import Host
-from purgatory.service.listeners.metrics import Metrics
+from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings, LimitsSettings, SharesSettings
 from purgatory.service.translate.operations import OperationRun

@@ -69,7 +69,7 @@ async def test_expired_results_say_what_was_not_seen(is_once: bool) -> None:
         result = await ask(client, is_once=is_once, timeout=0)
         assert result.outcome == Outcome.EXPIRED
         assert said(result) == EXPIRED_3
-        with pytest.raises(WaitExpired, match=rf"orders-3: -1 of 5 \(error 7, not seen for 6\d\.\d s: {REASON}\)"):
+        with pytest.raises(WaitExpired, match=rf"orders-3: -1 of 5 \(error 7, stale for 6\d\.\d s: {REASON}\)"):
             result.raise_for_outcome()
         await link.report(SourceState.LIVE)
         await eventually(lambda: stale_reason(served) is None, "it sees again")

@@ -1,0 +1,151 @@
+"""Errors without a result or receipt, and the translation of gRPC statuses and refusals into them.
+
+`errors` exports them, together with those of `results` and `events`. They are in a module of their own because
+`results` and `events` need them, and `errors` imports both.
+"""
+
+from typing import Final
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+
+class PurgatoryClientError(Exception):
+    """Base of all errors of this package."""
+
+
+class Unavailable(PurgatoryClientError):
+    """No connection to the daemon, or it cannot serve the call now. Trying again later may help.
+
+    Attributes:
+        is_answer: Whether the daemon itself sent this answer, so that it can be reached.
+    """
+
+    is_answer = False
+
+
+class InvalidRequest(PurgatoryClientError):
+    """The request is invalid.
+
+    Attributes:
+        field: The part at fault, as a path in the row form of the wire ("produce.partitions[0].required_offset"), or
+            empty.
+        message: What is wrong with it.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}" if field else message)
+        self.field: Final = field
+        self.message: Final = message
+
+
+class LimitExceeded(PurgatoryClientError):
+    """A limit of the daemon or of this client was reached; nothing was registered."""
+
+
+class NotFound(PurgatoryClientError):
+    """No such pending operation or partition."""
+
+
+class PermissionDenied(PurgatoryClientError):
+    """Not allowed. The message names the missing role and the resource."""
+
+
+class Unauthenticated(PermissionDenied):
+    """The daemon requires a token or a certificate, and received none or rejected it."""
+
+
+class SessionTakenOver(PurgatoryClientError):
+    """Another client opened the same session; this one does not reconnect."""
+
+
+class SessionClosed(PurgatoryClientError):
+    """The session was closed by another caller, which cancelled its waits. The next wait opens a new session."""
+
+
+class NoAnswer(PurgatoryClientError):
+    """The daemon is connected but did not answer a wait long after its timeout. The wait may have been registered."""
+
+
+class OperationIdInUse(PurgatoryClientError):
+    """Another client registered this operation's id in the same session first; the operation was not registered."""
+
+
+class ClientClosed(PurgatoryClientError):
+    """The client was closed before or during the call."""
+
+
+class OutboxError(PurgatoryClientError):
+    """The outbox file cannot be used, or the client has none."""
+
+
+class OutboxInUse(OutboxError):
+    """Another client has the outbox file open."""
+
+
+class OutboxCopied(OutboxError):
+    """The outbox file is an older copy, or another program uses a copy of it. Nothing was acknowledged."""
+
+
+class OutboxDamaged(OutboxError):
+    """The outbox file is corrupt. It was not changed."""
+
+
+class OutboxTooNew(OutboxError):
+    """A newer version of this package wrote the outbox file."""
+
+
+class OutboxUnwritable(OutboxError):
+    """The outbox file cannot be created or written: disk full or broken, or no permission. Nothing was registered."""
+
+
+class DaemonError(PurgatoryClientError):
+    """The daemon failed in a way that is not the caller's fault."""
+
+
+class ProtocolError(DaemonError):
+    """The daemon sent a message that this client cannot interpret."""
+
+
+_BY_CODE: Final[dict[int, type[PurgatoryClientError]]] = {
+    grpc.StatusCode.CANCELLED.value[0]: Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED.value[0]: Unavailable,
+    grpc.StatusCode.NOT_FOUND.value[0]: NotFound,
+    grpc.StatusCode.PERMISSION_DENIED.value[0]: PermissionDenied,
+    grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]: LimitExceeded,
+    grpc.StatusCode.UNAVAILABLE.value[0]: Unavailable,
+    grpc.StatusCode.UNAUTHENTICATED.value[0]: Unauthenticated,
+}
+_INVALID: Final = frozenset(
+    code.value[0]
+    for code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.FAILED_PRECONDITION)
+)
+
+
+def from_code(code: int, field: str, message: str) -> PurgatoryClientError:
+    """The error for a `google.rpc.Code` of a status or of a refusal."""
+    if code in _INVALID:
+        return InvalidRequest(field, message)
+    text = f"{field}: {message}" if field else message
+    return _BY_CODE.get(code, DaemonError)(text)
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError) -> PurgatoryClientError:
+    """The error for a failed call; the field comes from the BadRequest details, if there are any."""
+    status = rpc_status.from_call(error)
+    field = "" if status is None else _field_violated(status)
+    message = error.details() or error.code().name
+    made = from_code(error.code().value[0], field, message.removeprefix(f"{field}: "))
+    if isinstance(made, Unavailable):
+        made.is_answer = status is not None  # errors that gRPC itself raises have no status details
+    return made
+
+
+def _field_violated(status: status_pb2.Status) -> str:
+    """The first field named in the BadRequest details of a status, or nothing."""
+    for detail in status.details:
+        bad_request = error_details_pb2.BadRequest()
+        if detail.Is(bad_request.DESCRIPTOR) and detail.Unpack(bad_request) and bad_request.field_violations:
+            return str(bad_request.field_violations[0].field)
+    return ""

@@ -1,0 +1,352 @@
+"""Batches of operations as columns: a function for each kind, and the `WaitBatch` that it makes.
+
+The methods of the clients with `_many` in their names take the same arguments and wait at once; a `WaitBatch` is for
+`submit_many` and `register`. A batch is sent in slices and answered as one `ResultColumns`.
+
+A column has a value for each operation or, where the name of the argument says it is of partitions (`offsets`,
+`leader_epochs`, ...), for each item: each partition or key of each operation, in order. One value stands for all, and
+None for the default.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Final, TypeAlias
+
+from purgatory_client.errors import InvalidRequest, PurgatoryClientError
+from purgatory_client.number_checks import INT32_MAX, INT64_MAX, check_length, int_column, take
+from purgatory_client.partition_names import PartitionName, checked_key, partition_name
+from purgatory_client.results import OperationKind, Outcome, ResultColumns
+from purgatory_client.waits import ITEM_DEFAULTS, Name, Wait
+from purgatory_client.wire.decode_results import BatchResults, ResultsArrived, ResultSegment
+
+_RANGES: Final = {
+    "leader_epoch": (INT32_MAX, -1),
+    "local_error_code": (INT32_MAX, -INT32_MAX),
+    "min_bytes": (INT64_MAX, -INT64_MAX),
+    "replica_id": (INT32_MAX, -1),
+    "isolation_level": (2, 0),
+    "partition_max_bytes": (INT64_MAX, -INT64_MAX),
+    "last_fetched_epoch": (INT32_MAX, -1),
+    "stale_timeout_ms": (INT64_MAX, -1),
+}
+"""The highest and lowest value of columns that not every batch has, by their names on the wire. Others are booleans."""
+
+
+class WaitBatch:
+    """A batch of operations of one kind. Operation i has the id `operation_id + i`; the session gives it.
+
+    Raises InvalidRequest when the lengths of its columns disagree, or a value does not fit the wire.
+    """
+
+    def __init__(
+        self,
+        kind: OperationKind,
+        names: list[PartitionName] | list[str],
+        *,
+        indexes: Sequence[int] | None,
+        offsets: Sequence[int] | None,
+        timeouts_ms: Sequence[int] | None,
+        item_counts: Sequence[int] | None,
+    ) -> None:
+        self.kind = kind
+        self.names = names
+        self.item_counts = _item_counts(item_counts)
+        self.item_total = sum(self.item_counts) if self.item_counts else max(len(indexes or ()), len(offsets or ()))
+        self.count = len(self.item_counts) or self.item_total
+        self.indexes = int_column(indexes, self.item_total, "item_index", len(names) - 1, 0)
+        self.offsets = int_column(offsets, self.item_total, "offset", INT64_MAX, -INT64_MAX)
+        self.timeouts_ms = int_column(timeouts_ms, self.count, "timeout_ms", INT64_MAX, -INT64_MAX)
+        self.longest_timeout_ms = max(self.timeouts_ms, default=None)
+        self.starts = [0, *accumulate(self.item_counts)] if self.item_counts else []
+        """Where each operation's items start; empty: one item each."""
+        self.operation_columns: dict[str, Sequence[int]] = {}
+        """Columns that not every batch has, by their names on the wire; these have a value for each operation."""
+        self.item_columns: dict[str, Sequence[int]] = {}
+        """And these have one for each item."""
+        self.operation_id = 0
+        self.submitted_at = 0.0
+        self.future: asyncio.Future[Any] | None = None
+        self.remaining = self.count
+        self.outcomes = [Outcome.PENDING.value] * self.count
+        """How each operation has ended so far."""
+        self._refusals: dict[int, PurgatoryClientError] = {}
+        self._gathered = BatchResults(kind, self.count, self.item_total)
+        if not names or not self.count:
+            raise InvalidRequest("partitions" if kind != OperationKind.SIGNAL else "keys", "none; the batch is empty")
+
+    def set_columns(self, columns: Mapping[str, Sequence[int] | None]) -> None:
+        """Set columns by their names on the wire. Raises InvalidRequest for one that does not fit."""
+        for name, values in columns.items():
+            is_of_items = name in ITEM_DEFAULTS
+            count = self.item_total if is_of_items else self.count
+            field = f"current_{name}" if (self.kind, name) == (OperationKind.FETCH, "leader_epoch") else name
+            if name in _RANGES:
+                column = int_column(values, count, field, *_RANGES[name])
+            else:
+                column = [bool(value) for value in values or ()]
+                check_length(column, count, field)
+            (self.item_columns if is_of_items else self.operation_columns)[name] = column
+
+    def pending_positions(self, start: int = 0) -> Sequence[int]:
+        """Positions from `start` on of operations that have not ended; a range where that is all of them."""
+        if self.remaining == self.count:
+            return range(start, self.count)
+        outcomes = self.outcomes
+        return [position for position in range(start, self.count) if outcomes[position] == Outcome.PENDING]
+
+    def ids_of(self, positions: Sequence[int]) -> Sequence[int]:
+        """Operation ids, rising; a range where the positions are one."""
+        if isinstance(positions, range):
+            return range(self.operation_id + positions.start, self.operation_id + positions.stop)
+        return [self.operation_id + position for position in positions]
+
+    def items_of(self, positions: Sequence[int]) -> Sequence[int]:
+        """Where the items of these operations are in the item columns."""
+        starts = self.starts
+        if not starts:
+            return positions
+        if isinstance(positions, range):
+            return range(starts[positions.start], starts[positions.stop])
+        return [item for position in positions for item in range(starts[position], starts[position + 1])]
+
+    def names_of(self, position: int) -> list[PartitionName | str]:
+        """The partitions or keys of one operation."""
+        items = self.items_of([position])
+        indexes = list(take(self.indexes, items)) or [0]
+        return [self.names[index] for index in indexes * (len(items) // len(indexes))]
+
+    def set_results(self, position: int, arrived: ResultsArrived, start: int, end: int) -> int:
+        """Take results `start` to `end` (exclusive) of a message for the operations from `position` on.
+
+        Returns how many operations they ended: one that had ended keeps its result. After a cancel or a reconnect
+        a run may hold both kinds, so it is then taken one by one.
+        """
+        count = end - start
+        if self.outcomes[position : position + count].count(Outcome.PENDING.value) < count:
+            if count == 1:
+                return 0
+            places = range(start, end)
+            return sum(self.set_results(position + place - start, arrived, place, place + 1) for place in places)
+        self.outcomes[position : position + count] = arrived.columns.outcomes[start:end]
+        self.remaining -= count
+        item = self.starts[position] if self.starts else position
+        items = (arrived.starts[start], arrived.starts[end])
+        self._gathered.add(ResultSegment(arrived.message, (start, end), items, position, item))
+        return count
+
+    def set_refused(self, position: int, error: PurgatoryClientError) -> int:
+        """End an operation that the daemon has refused. Returns how many operations that ended: 0 if it had ended."""
+        if self.outcomes[position] != Outcome.PENDING:
+            return 0
+        self.outcomes[position] = Outcome.REFUSED.value
+        self._refusals[position] = error
+        self.remaining -= 1
+        return 1
+
+    def answer(self) -> ResultColumns:
+        """All results; only once no operation is pending."""
+        assert not self.remaining, f"{self.remaining} operations of the batch from {self.operation_id} on are pending"
+        answer, items = ResultColumns(self.kind, self._gathered.column), self.item_total
+        answer.names = self.names
+        answer.outcomes = self.outcomes
+        answer.item_counts = self.item_counts
+        answer.item_indexes = self.indexes * items if len(self.indexes) == 1 else self.indexes or [0] * items
+        answer.refusals = self._refusals
+        return answer
+
+
+Entry: TypeAlias = Wait | WaitBatch
+"""What a session or an outbox keeps. Of a batch `operation_id` is that of its first operation."""
+
+
+def produce(
+    partitions: Sequence[Name],
+    *,
+    offsets: Sequence[int],
+    indexes: Sequence[int] | None = None,
+    timeouts_ms: Sequence[int] | None = None,
+    item_counts: Sequence[int] | None = None,
+    leader_epochs: Sequence[int] | None = None,
+    local_error_codes: Sequence[int] | None = None,
+    stale_timeouts_ms: Sequence[int] | None = None,
+) -> WaitBatch:
+    """Many produce waits.
+
+    Args:
+        partitions: A dictionary of partitions, each once, that `indexes` point into.
+        offsets: For each item: the offset to reach.
+        indexes: For each item: the place of its partition in `partitions`. None: the first one for all.
+        timeouts_ms: For each operation: milliseconds, 0 for an answer at once. None: the daemon's default.
+        item_counts: For each operation: how many items are its own. None: one each.
+        leader_epochs: For each item: the leader epoch of the append; -1: not checked.
+        local_error_codes: For each item: the Kafka error code of the local append; other than 0 it is the answer.
+        stale_timeouts_ms: For each operation: milliseconds for which one of the marks that it still waits for may be
+            stale; then it fails. -1: it waits on.
+
+    Returns:
+        The batch, for `submit_many` or `register`.
+
+    Raises:
+        InvalidRequest: The lengths of the columns disagree, the batch is empty, or a value does not fit the wire.
+    """
+    batch = partition_columns(OperationKind.PRODUCE, partitions, indexes, offsets, timeouts_ms, item_counts)
+    batch.set_columns(
+        {
+            "leader_epoch": leader_epochs,
+            "local_error_code": local_error_codes,
+            "stale_timeout_ms": stale_timeouts_ms,
+        }
+    )
+    return batch
+
+
+def fetch(
+    partitions: Sequence[Name],
+    *,
+    offsets: Sequence[int],
+    indexes: Sequence[int] | None = None,
+    timeouts_ms: Sequence[int] | None = None,
+    item_counts: Sequence[int] | None = None,
+    min_bytes: Sequence[int] | None = None,
+    replica_ids: Sequence[int] | None = None,
+    isolation_levels: Sequence[int] | None = None,
+    follower_reads: Sequence[bool] | None = None,
+    partition_max_bytes: Sequence[int] | None = None,
+    current_leader_epochs: Sequence[int] | None = None,
+    last_fetched_epochs: Sequence[int] | None = None,
+    throttled: Sequence[bool] | None = None,
+    stale_timeouts_ms: Sequence[int] | None = None,
+) -> WaitBatch:
+    """Many fetches.
+
+    Args:
+        partitions: As for `produce`, like the other arguments that are not described here.
+        offsets: For each item: the offset to read from.
+        indexes: As for `produce`.
+        timeouts_ms: As for `produce`.
+        item_counts: As for `produce`.
+        min_bytes: For each operation: bytes to wait for, over all its partitions; 1 by default.
+        replica_ids: For each operation: the follower that fetches; -1: a consumer.
+        isolation_levels: For each operation: 1 to the high watermark (read_uncommitted), 2 to the last stable offset.
+        follower_reads: For each operation: whether a follower may serve it.
+        partition_max_bytes: For each item: bytes it counts at most; 1 MiB by default.
+        current_leader_epochs: For each item: the leader epoch the reader knows; -1: not checked.
+        last_fetched_epochs: For each item: the epoch of the last record the reader has; -1: not known.
+        throttled: For each item: whether it is over the follower's replication quota.
+        stale_timeouts_ms: As for `produce`.
+
+    Returns:
+        The batch, for `submit_many` or `register`.
+
+    Raises:
+        InvalidRequest: As for `produce`.
+    """
+    batch = partition_columns(OperationKind.FETCH, partitions, indexes, offsets, timeouts_ms, item_counts)
+    columns = {
+        "min_bytes": min_bytes,
+        "replica_id": replica_ids,
+        "isolation_level": isolation_levels,
+        "follower_reads": follower_reads,
+        "leader_epoch": current_leader_epochs,
+        "partition_max_bytes": partition_max_bytes,
+        "last_fetched_epoch": last_fetched_epochs,
+        "throttled": throttled,
+        "stale_timeout_ms": stale_timeouts_ms,
+    }
+    batch.set_columns(columns)
+    return batch
+
+
+def delete_records(
+    partitions: Sequence[Name],
+    *,
+    offsets: Sequence[int],
+    indexes: Sequence[int] | None = None,
+    timeouts_ms: Sequence[int] | None = None,
+    item_counts: Sequence[int] | None = None,
+    local_error_codes: Sequence[int] | None = None,
+    stale_timeouts_ms: Sequence[int] | None = None,
+) -> WaitBatch:
+    """Many delete-records waits.
+
+    Args:
+        partitions: As for `produce`, like the other arguments that are not described here.
+        offsets: For each item: the offset that the low watermark is to reach; -1: the high watermark at registration.
+        indexes: As for `produce`.
+        timeouts_ms: As for `produce`.
+        item_counts: As for `produce`.
+        local_error_codes: As for `produce`.
+        stale_timeouts_ms: As for `produce`.
+
+    Returns:
+        The batch, for `submit_many` or `register`.
+
+    Raises:
+        InvalidRequest: As for `produce`.
+    """
+    batch = partition_columns(OperationKind.DELETE_RECORDS, partitions, indexes, offsets, timeouts_ms, item_counts)
+    batch.set_columns({"local_error_code": local_error_codes, "stale_timeout_ms": stale_timeouts_ms})
+    return batch
+
+
+def signal(
+    keys: Sequence[str],
+    *,
+    indexes: Sequence[int] | None = None,
+    counts: Sequence[int] | None = None,
+    timeouts_ms: Sequence[int] | None = None,
+    item_counts: Sequence[int] | None = None,
+    any: Sequence[bool] | None = None,  # noqa: A002 - the word of the wire
+    from_now: Sequence[bool] | None = None,
+) -> WaitBatch:
+    """Many waits for signals.
+
+    Args:
+        keys: A dictionary of keys, each once, that `indexes` point into.
+        indexes: For each item: the place of its key in `keys`. With neither these nor `item_counts`: one operation for
+            each key.
+        counts: For each item: how many signals it takes; 1 by default.
+        timeouts_ms: As for `produce`.
+        item_counts: As for `produce`.
+        any: For each operation: whether one of its keys is enough.
+        from_now: For each operation: whether only signals after the registration count.
+
+    Returns:
+        The batch, for `submit_many` or `register`.
+
+    Raises:
+        InvalidRequest: As for `produce`.
+    """
+    places = range(len(keys)) if indexes is None and item_counts is None else indexes
+    batch = WaitBatch(
+        OperationKind.SIGNAL,
+        [checked_key(key) for key in keys],
+        indexes=places,
+        offsets=counts,
+        timeouts_ms=timeouts_ms,
+        item_counts=item_counts,
+    )
+    batch.set_columns({"any": any, "from_now": from_now})
+    return batch
+
+
+def partition_columns(
+    kind: OperationKind,
+    partitions: Sequence[Name],
+    indexes: Sequence[int] | None,
+    offsets: Sequence[int] | None,
+    timeouts_ms: Sequence[int] | None,
+    item_counts: Sequence[int] | None,
+) -> WaitBatch:
+    """A batch of operations on partitions with only the columns that every kind has; arguments as for `produce`."""
+    names = [partition_name(name) for name in partitions]
+    return WaitBatch(kind, names, indexes=indexes, offsets=offsets, timeouts_ms=timeouts_ms, item_counts=item_counts)
+
+
+def _item_counts(counts: Sequence[int] | None) -> list[int]:
+    column = [] if counts is None else list(counts)
+    for position, count in enumerate(column):
+        if count < 1:
+            raise InvalidRequest(f"item_count[{position}]", f"{count}; every operation needs at least one item")
+    return column

@@ -1,0 +1,74 @@
+"""The exit codes of `purgatory`, in one table. The help text shows it, and a test compares docs/cli.md with it."""
+
+from collections.abc import Collection
+from enum import IntEnum
+from typing import Final
+
+from purgatory_client import errors
+from purgatory_client.results import Outcome
+
+
+class Exit(IntEnum):
+    """Exit codes."""
+
+    OK = 0
+    ERROR = 1
+    USAGE = 2
+    FAILED = 10
+    EXPIRED = 11
+    CANCELLED = 12
+    UNAVAILABLE = 13
+    SHUTTING_DOWN = 14
+    REFUSED = 15
+    NOT_FOUND = 16
+    DENIED = 17
+    INTERRUPTED = 130
+
+
+MEANINGS: Final[dict[Exit, str]] = {
+    Exit.OK: "the wait was satisfied; the command succeeded",
+    Exit.ERROR: "any other error: the daemon failed, or an optional package is not installed",
+    Exit.USAGE: "invalid usage: an option or target is wrong",
+    Exit.FAILED: "the wait failed: its condition can no longer be met",
+    Exit.EXPIRED: "the wait expired: the timeout passed first",
+    Exit.CANCELLED: "the wait was cancelled at the daemon",
+    Exit.UNAVAILABLE: "the daemon cannot be reached, or accepts no new work",
+    Exit.SHUTTING_DOWN: "the wait ended because the daemon shut down",
+    Exit.REFUSED: "the daemon refused the request: invalid, over a limit, or a stale epoch",
+    Exit.NOT_FOUND: "not found, or nothing to cancel",
+    Exit.DENIED: "authentication failed, or permission denied: see --token-file and --tls-certificate",
+    Exit.INTERRUPTED: "interrupted (Ctrl-C); a wait was cancelled at the daemon",
+}
+
+_MOST_SEVERE_FIRST: Final = (
+    Outcome.REFUSED,
+    Outcome.FAILED,
+    Outcome.SHUTTING_DOWN,
+    Outcome.CANCELLED,
+    Outcome.EXPIRED,
+)
+
+OF_OUTCOME: Final = {Outcome.SATISFIED: Exit.OK, **{outcome: Exit[outcome.name] for outcome in _MOST_SEVERE_FIRST}}
+
+_OF_ERROR: Final[tuple[tuple[type[errors.PurgatoryClientError], Exit], ...]] = (
+    (errors.Unavailable, Exit.UNAVAILABLE),
+    (errors.NotFound, Exit.NOT_FOUND),
+    (errors.InvalidRequest, Exit.REFUSED),
+    (errors.LimitExceeded, Exit.REFUSED),
+    (errors.PermissionDenied, Exit.DENIED),
+    (errors.EventRefused, Exit.REFUSED),
+)
+
+
+def exit_of_outcomes(outcomes: Collection[Outcome]) -> Exit:
+    """The exit code for several waits: that of the most severe outcome."""
+    return next((OF_OUTCOME[outcome] for outcome in _MOST_SEVERE_FIRST if outcome in outcomes), Exit.OK)
+
+
+def exit_of_error(error: errors.PurgatoryClientError) -> Exit:
+    return next((code for kind, code in _OF_ERROR if isinstance(error, kind)), Exit.ERROR)
+
+
+def epilog() -> str:
+    """The exit codes as the help text shows them."""
+    return "\n\n".join(["Exit codes:", *(f"{code.value}: {meaning}" for code, meaning in MEANINGS.items())])

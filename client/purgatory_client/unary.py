@@ -1,0 +1,276 @@
+"""Single calls to a daemon over one channel: what does not belong to a session of this client's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterable
+from typing import Final, TypeVar
+
+import grpc.aio
+
+from purgatory.v1 import operation_pb2, purgatory_service_pb2, source_pb2, webhook_pb2
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
+from purgatory_client import views
+from purgatory_client.base_errors import from_rpc_error
+from purgatory_client.dead_letter_views import DeadLetter, ResentLetters, dead_letter
+from purgatory_client.errors import ClientClosed, NotFound, Unavailable
+from purgatory_client.partition_names import partition_name
+from purgatory_client.results import OperationKind, Outcome
+from purgatory_client.session.backoff import Resumption
+from purgatory_client.session.channel import ChannelSecurity, check_process, open_channel
+from purgatory_client.session.detached_sessions import CALL_TIMEOUT, ClosedSession
+from purgatory_client.sources.position_tokens import Positions
+from purgatory_client.sources.source_link import SourceLink
+from purgatory_client.waits import ByPartition, Name
+
+T = TypeVar("T")
+
+
+class SingleCalls:
+    """The base of `AsyncClient`. All calls raise Unavailable, InvalidRequest and ClientClosed, too."""
+
+    def __init__(self, address: str, security: ChannelSecurity, give_up_after: float | None) -> None:
+        self.address: Final = address
+        self._security: Final = security
+        self._give_up_after: Final = give_up_after
+        self._channel: grpc.aio.Channel | None = None
+        self._closed = False
+
+    async def _close_channel(self) -> None:
+        self._closed = True
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+    async def close_session(self, session_id: str) -> ClosedSession:
+        """End a session now, with all that is pending in it and all results that nobody has acknowledged.
+
+        Args:
+            session_id: The session. A client that has it open gets SessionClosed for what it waits for.
+
+        Returns:
+            What was cancelled and dropped.
+
+        Raises:
+            NotFound: The daemon does not know the session (any more).
+            Unavailable: The daemon could not be reached.
+        """
+        request = purgatory_service_pb2.CloseSessionRequest(session_id=session_id)
+        closed = await self._answer(self._stub().CloseSession(request, timeout=CALL_TIMEOUT))
+        return ClosedSession(closed.cancelled, closed.results_dropped)
+
+    def attach_source(self, name: str, topic_prefixes: Iterable[str]) -> SourceLink:
+        """Tell the daemon how a source of marks fares, and hear what somebody waits on (docs/sources.md).
+
+        Args:
+            name: What status and metrics call it, without secrets.
+            topic_prefixes: It feeds the partitions of all topics that start with one of these.
+
+        Returns:
+            To be used in `async with`.
+        """
+        return SourceLink(self._stub, name, topic_prefixes)
+
+    async def ends(self, topics: Collection[str], *, timeout: float = CALL_TIMEOUT) -> Positions:  # noqa: ASYNC109
+        """Where marks end that sources feed, by a look that begins after this call.
+
+        Args:
+            topics: Without partition numbers: "kafka/billing/orders" (the ends of the topic, as marks of the group),
+                "kafka/orders", "pg/main/all".
+            timeout: Seconds to wait for the sources.
+
+        Raises:
+            Unavailable: A topic has no source now, or its source cannot see it.
+        """
+        request = source_pb2.GetSourceEndsRequest(topics=topics)
+        response = await self._answer(self._stub().GetSourceEnds(request, timeout=timeout))
+        return Positions.of_ends(response.ends)
+
+    async def with_epochs(self, offsets: ByPartition) -> Positions:
+        """Offsets with the leader epochs that the daemon knows of their partitions now."""
+        epochs: dict[Name, int] = {}
+        for name in offsets:
+            with contextlib.suppress(NotFound):
+                epochs[name] = (await self.partition(name)).leader_epoch
+        return Positions(offsets, {name: epoch for name, epoch in epochs.items() if epoch >= 0})
+
+    async def operation(self, session_id: str, operation_id: int) -> views.PendingOperation:
+        """One pending operation. Raises NotFound when it is not pending."""
+        request = purgatory_service_pb2.GetOperationRequest(session_id=session_id, operation_id=operation_id)
+        response = await self._answer(self._stub().GetOperation(request, timeout=CALL_TIMEOUT))
+        return views.pending_operation(response.operation)
+
+    async def operations(
+        self,
+        *,
+        session_id: str = "",
+        kind: OperationKind | None = None,
+        partition: Name | None = None,
+        key: str = "",
+        page_size: int = 1_000,
+    ) -> AsyncIterator[views.PendingOperation]:
+        """Iterate over the pending operations that fit all the filters, fetched `page_size` at a time."""
+        request = purgatory_service_pb2.ListOperationsRequest(
+            session_id=session_id,
+            kind=None if kind is None else kind.value,
+            topic_partition=None if partition is None else topic_partition(partition),
+            key=key,
+            page_size=page_size,
+        )
+        while True:
+            response = await self._answer(self._stub().ListOperations(request, timeout=CALL_TIMEOUT))
+            for operation in response.operations:
+                yield views.pending_operation(operation)
+            request.page_token = response.next_page_token
+            if not request.page_token:
+                return
+
+    async def ranked_operations(
+        self,
+        order: views.OperationOrder,
+        *,
+        limit: int = 100,
+        search: str = "",
+        session_id: str = "",
+        kind: OperationKind | None = None,
+        partition: Name | None = None,
+        key: str = "",
+    ) -> views.RankedOperations:
+        """The first pending operations in an order, of all that fit the filters; the daemon ranks every one of them.
+
+        Args:
+            order: By the time that is left, or by the time waited so far.
+            limit: How many: 1 to 1,000.
+            search: Only operations that wait on a partition ("orders-3") or key whose name contains this, in any case.
+            session_id: Only operations of this session.
+            kind: Only this kind.
+            partition: Only operations that wait on this partition.
+            key: Only operations that wait on this key.
+        """
+        request = purgatory_service_pb2.ListOperationsRequest(
+            session_id=session_id,
+            kind=None if kind is None else kind.value,
+            topic_partition=None if partition is None else topic_partition(partition),
+            key=key,
+            page_size=limit,
+            order=order.value,
+            search=search,
+        )
+        response = await self._answer(self._stub().ListOperations(request, timeout=CALL_TIMEOUT))
+        return views.RankedOperations(list(map(views.pending_operation, response.operations)), response.matching)
+
+    async def partition(self, partition: Name) -> views.Partition:
+        """One partition's marks, replicas and waits. Raises NotFound when the daemon does not know it."""
+        request = purgatory_service_pb2.GetPartitionRequest(topic_partition=topic_partition(partition))
+        response = await self._answer(self._stub().GetPartition(request, timeout=CALL_TIMEOUT))
+        return views.partition(response.partition)
+
+    async def partitions(self, *, prefix: str = "", page_size: int = 1_000) -> AsyncIterator[views.Partition]:
+        """Iterate over the known partitions whose topic begins with `prefix`, fetched `page_size` at a time."""
+        request = purgatory_service_pb2.ListPartitionsRequest(topic_prefix=prefix, page_size=page_size)
+        while True:
+            response = await self._answer(self._stub().ListPartitions(request, timeout=CALL_TIMEOUT))
+            for partition in response.partitions:
+                yield views.partition(partition)
+            request.page_token = response.next_page_token
+            if not request.page_token:
+                return
+
+    async def status(self, *, remaining_time: bool = False) -> views.Status:
+        """The daemon's version and counts.
+
+        Args:
+            remaining_time: Also how much time is left of what is pending; the daemon scans every operation for it.
+        """
+        request = purgatory_service_pb2.GetStatusRequest(remaining_time=remaining_time)
+        return views.status(await self._answer(self._stub().GetStatus(request, timeout=CALL_TIMEOUT)))
+
+    async def hot_names(self, limit: int = 20) -> list[views.HotName]:
+        """The partitions and keys that most watches are on, the hottest first, of those that this caller may observe.
+
+        Args:
+            limit: How many; at most 1,000.
+        """
+        request = purgatory_service_pb2.ListHotNamesRequest(limit=limit)
+        response = await self._answer(self._stub().ListHotNames(request, timeout=CALL_TIMEOUT))
+        return [views.hot_name(one) for one in response.names]
+
+    async def tail(
+        self, *, outcomes: Collection[Outcome] = (), kind: OperationKind | None = None
+    ) -> AsyncIterator[views.EndedTogether]:
+        """Iterate over all operations as they end, to observe a daemon: not a way to receive one's results.
+
+        Includes this client's own operations and, of others, those on partitions and keys for which it has the role
+        admin. The first item arrives at once and is empty; from then on nothing is missed except what is left out and
+        counted. When the connection breaks it is opened again, for up to `give_up_after` seconds: another empty item
+        follows, and what ended in between is missing.
+
+        Args:
+            outcomes: Only these; none: all.
+            kind: Only this kind.
+        """
+        request = purgatory_service_pb2.TailResultsRequest(
+            outcomes=[outcome.value for outcome in outcomes], kind=None if kind is None else kind.value
+        )
+        resumption = Resumption(self._give_up_after)
+        while True:
+            call = self._stub().TailResults(request)
+            try:
+                while (response := await self._answer(call.read())) is not grpc.aio.EOF:
+                    yield views.ended(response)
+                return
+            except Unavailable as error:
+                await resumption.pause(error)
+            finally:
+                call.cancel()
+
+    async def dead_letters(self, *, page_size: int = 100) -> AsyncIterator[DeadLetter]:
+        """Iterate over the results that their callbacks did not take, oldest first, fetched `page_size` at a time."""
+        request = webhook_pb2.ListDeadLettersRequest(page_size=page_size)
+        while True:
+            response = await self._answer(self._stub().ListDeadLetters(request, timeout=CALL_TIMEOUT))
+            for letter in response.dead_letters:
+                yield dead_letter(letter)
+            request.page_token = response.next_page_token
+            if not request.page_token:
+                return
+
+    async def resend_dead_letters(self, webhook_ids: Collection[str] | None = None) -> ResentLetters:
+        """Have dead letters sent to their callbacks again, now.
+
+        Args:
+            webhook_ids: Which ones; None: all.
+        """
+        if webhook_ids is not None and not webhook_ids:
+            return ResentLetters(0)
+        request = webhook_pb2.ResendDeadLettersRequest(webhook_ids=webhook_ids)
+        call = self._stub().ResendDeadLetters(request, timeout=CALL_TIMEOUT)
+        response: webhook_pb2.ResendDeadLettersResponse = await self._answer(call)
+        return ResentLetters(response.resent, tuple(response.unknown_webhook_ids))
+
+    async def _answer(self, call: Awaitable[T]) -> T:
+        """The answer of a unary call. Raises this package's errors instead of gRPC's."""
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        except asyncio.CancelledError:
+            # gRPC also raises this when the channel is closed under a call; then nobody has cancelled this task.
+            task = asyncio.current_task()
+            if not self._closed or task is None or task.cancelling():
+                raise
+            raise ClientClosed("the client was closed while this call was waiting") from None
+
+    def _stub(self) -> PurgatoryServiceStub:
+        if self._closed:
+            raise ClientClosed("the client is closed")
+        check_process()
+        if self._channel is None:
+            self._channel = open_channel(self.address, self._security)
+        return PurgatoryServiceStub(self._channel)
+
+
+def topic_partition(name: Name) -> operation_pb2.TopicPartition:
+    topic, partition = partition_name(name)
+    return operation_pb2.TopicPartition(topic=topic, partition=partition)

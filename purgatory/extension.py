@@ -1,0 +1,135 @@
+"""The interface of extensions: parts of the daemon that can be left out.
+
+The daemon takes a list of extension classes and imports none of them. For each it calls, in this order:
+
+    __init__     with the core, before an address is bound. Opens nothing that needs closing.
+    calls, routes, identify, servers, listener      what it adds to the daemon; see each
+    open         the addresses are bound; the journal has not been restored yet
+    restore      before the journal is restored into the host; called only if there is a journal
+    start        the host is about to start, and calls will be served
+    serving      calls are served
+    reload       at SIGHUP
+    terminate    shutdown has begun; results are still being delivered
+    close        the host has stopped. Called for every extension whose `open` was called, in reverse order, even if the
+                 start failed later.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any, ClassVar
+
+import grpc
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from purgatory.service.access.access import Access
+from purgatory.service.host import Host
+from purgatory.service.http.http_calls import HttpMethods
+from purgatory.service.listeners.listener import Listener
+from purgatory.service.metrics.metrics import Metrics
+from purgatory.service.recovery import OpenJournal
+from purgatory.service.rpc.call import Identify
+from purgatory.service.settings import Settings
+
+Method = Callable[..., Awaitable[Any]]
+"""A call of the service: takes the request (or `Requests`) and the `Call`."""
+
+
+class StartupError(Exception):
+    """The daemon cannot start. The message is one line with the setting, the cause and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """The parts of the daemon that extensions work with."""
+
+    settings: Settings
+    host: Host
+    metrics: Metrics
+    access: Access
+    journal: OpenJournal | None
+    engine_started_ms: int
+    """The engine's time at the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpParts:
+    """What an extension adds to the HTTP site."""
+
+    routes: Sequence[BaseRoute] = ()
+    applications: Mapping[str, ASGIApp] = field(default_factory=dict)
+    """ASGI applications by path. They authenticate their callers themselves, with `HttpMethods`."""
+
+
+class Extension:
+    """Hooks that do nothing: override those that matter."""
+
+    name: ClassVar[str]
+    needed_for: ClassVar[str] = ""
+    """The setting that has no effect without this extension, such as "archive.uri"."""
+
+    def __init__(self, core: Core) -> None:
+        """Raises `StartupError`."""
+
+    @property
+    def listener(self) -> Listener | None:
+        """Added to the host's listeners, which also show its metrics. None: it does not listen."""
+        return None
+
+    def calls(self) -> Mapping[str, Method]:
+        """Calls of the service that it serves, by name. Without the extension they end with UNIMPLEMENTED."""
+        return {}
+
+    def routes(self, _methods: HttpMethods) -> HttpParts:
+        """Its pages and streams on the HTTP site. `methods`: the service's calls, as HTTP serves them."""
+        return HttpParts()
+
+    def identify(self, identify: Identify) -> Identify:
+        """Wraps the identification of callers, which every call goes through."""
+        return identify
+
+    def servers(self) -> Sequence[grpc.aio.Server]:
+        """Further gRPC servers for the service's calls. The daemon starts and stops them."""
+        return ()
+
+    def readiness(self) -> Sequence[str]:
+        """Lines that `/readyz` adds to its answer."""
+        return ()
+
+    async def open(self) -> None:
+        """Raises `StartupError`."""
+
+    def restore(self, journal: OpenJournal) -> None:
+        """Takes what the journal holds for it."""
+
+    def start(self) -> None:
+        """Begins its work."""
+
+    def serving(self) -> None:
+        """Clients can connect now."""
+
+    def reload(self) -> None:
+        """Reads its files again. Errors are logged, and the files read before stay in force."""
+
+    def terminate(self) -> None:
+        """Begins to end, without waiting."""
+
+    async def close(self, _grace_s: float) -> None:
+        """Ends within `grace_s` seconds."""
+
+
+def chosen(extensions: Sequence[type[Extension]], settings: Settings) -> list[type[Extension]]:
+    """The extensions that `settings.extensions` names, in the order of `extensions`.
+
+    Raises `StartupError` for an unknown name, and for a setting that needs an extension that is not chosen.
+    """
+    known = [extension.name for extension in extensions]
+    names = {"all": known, "none": []}.get(settings.extensions, settings.extensions.split())
+    if unknown := [name for name in names if name not in known]:
+        raise StartupError(f"extensions: unknown extension {unknown[0]!r}; known: all, none, {', '.join(known)}")
+    for extension in extensions:
+        used = extension.needed_for and reduce(getattr, extension.needed_for.split("."), settings)
+        if used and extension.name not in names:
+            raise StartupError(f"{extension.needed_for} is set, but the extension {extension.name} is not loaded")
+    return [extension for extension in extensions if extension.name in names]

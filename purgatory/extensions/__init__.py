@@ -1,0 +1,24 @@
+"""Extensions: parts of the daemon that can be left out. Each folder can be deleted, with its line here.
+
+`extension.py` of each folder implements `purgatory.extension.Extension`.
+"""
+
+from typing import Final
+
+from purgatory.extension import Extension
+from purgatory.extensions.archive.extension import ArchiveExtension
+from purgatory.extensions.connectors.extension import ConnectorsExtension
+from purgatory.extensions.page.extension import PageExtension
+from purgatory.extensions.tracing.extension import TracingExtension
+from purgatory.extensions.webhooks.extension import WebhooksExtension
+
+ALL: Final[tuple[type[Extension], ...]] = (
+    TracingExtension,
+    ConnectorsExtension,
+    ArchiveExtension,
+    WebhooksExtension,
+    PageExtension,
+)
+"""In the order in which they open. They close in reverse, after the host: webhooks deliver the last results, then the
+archive writes its last files, and the spans of both are sent.
+"""

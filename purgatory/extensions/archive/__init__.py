@@ -1,0 +1,1 @@
+"""History: every call and every outcome as Parquet files (docs/archive.md)."""

@@ -1,0 +1,1 @@
+"""Connectors that the daemon runs itself: --source (docs/sources.md)."""

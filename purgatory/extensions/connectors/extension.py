@@ -1,0 +1,74 @@
+"""Connectors that the daemon runs as child processes, as an extension."""
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import grpc
+
+from purgatory.extension import Core, Extension, StartupError
+from purgatory.extensions.connectors.supervised_sources import PRINCIPAL, SupervisedSources
+from purgatory.service.rpc.grpc_options import server_options
+from purgatory.service.sources.source_table import STATE_NAMES
+
+
+class ConnectorsExtension(Extension):
+    """Runs a child process for each `--source`. The children connect to a gRPC server of their own."""
+
+    name = "connectors"
+    needed_for = "source"
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._folder: Path | None = None
+        self._sources: SupervisedSources | None = None
+        self._server: grpc.aio.Server | None = None
+        if core.settings.source:  # connections of children do not age
+            self._server = grpc.aio.server(options=server_options(core.settings, ages=False))
+
+    def servers(self) -> Sequence[grpc.aio.Server]:
+        return [] if self._server is None else [self._server]
+
+    async def open(self) -> None:
+        if self._server is None:
+            return
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix="purgatory-"))  # for this user only
+            socket_address = f"unix:{self._folder / 'sources'}"
+            self._server.add_insecure_port(socket_address)
+        except (OSError, RuntimeError) as error:
+            raise StartupError(f"cannot listen for connectors (source): {error}") from None
+        settings, links = self._core.settings, self._core.host.source_links
+        self._sources = SupervisedSources(
+            settings.source,
+            socket=socket_address,
+            token=self._core.access.make_token(PRINCIPAL),
+            data_dir=settings.journal.dir,
+            log_level=settings.log.level,
+            on_restart=links.count_restart,
+        )
+        links.supervised = self._sources.sources
+
+    def serving(self) -> None:
+        if self._sources is not None:
+            self._sources.start()
+
+    def readiness(self) -> Sequence[str]:
+        """The state of each connector, in the order of the settings."""
+        if self._sources is None:
+            return []
+        now_ms = self._core.host.time.now_ms()
+        states = {source.name: STATE_NAMES[source.state_at(now_ms)] for source in self._core.host.sources}
+        shown = [states.get(one.name, "loading") if one.is_running else "not running" for one in self._sources.sources]
+        return [f"source {number}: {state}" for number, state in enumerate(shown, 1)]
+
+    def terminate(self) -> None:
+        if self._sources is not None:
+            self._sources.terminate()
+
+    async def close(self, _grace_s: float) -> None:
+        if self._sources is not None:
+            await self._sources.stop()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)

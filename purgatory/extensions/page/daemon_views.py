@@ -1,0 +1,153 @@
+"""What the page shows of the daemon as a whole: now, the wheel, sessions. Computed when somebody looks."""
+
+import time
+from itertools import islice
+from typing import Any, Final
+
+from prometheus_client import Metric
+
+from purgatory import __version__
+from purgatory.engine import COMPILED
+from purgatory.engine.codes import KIND_NAMES, KINDS, OUTCOME_NAMES
+from purgatory.extensions.page.recent_times import RecentTimes
+from purgatory.service.access.account import Account
+from purgatory.service.access.roles import ADMIN
+from purgatory.service.histogram import Histogram
+from purgatory.service.host import Host
+from purgatory.service.metrics.metrics import Metrics
+
+COUNTED_MAX: Final = 40_000
+"""Operations that are counted in buckets for one picture of the wheel: a fraction of a millisecond."""
+COUNTED_IN_BUCKET_MIN: Final = 100
+SECTORS_MAX: Final = 60
+"""A ring is drawn with at most so many sectors; of a larger wheel several buckets are one."""
+SESSIONS_SHOWN: Final = 100
+SESSIONS_LOOKED_AT: Final = 20_000
+
+
+class DaemonViews:
+    """Pictures of a host. `run` is another one after each start of the daemon."""
+
+    def __init__(self, host: Host, metrics: Metrics, run: str) -> None:
+        self._host: Final = host
+        self._metrics: Final = metrics
+        self._run: Final = run
+        self._times: Final = RecentTimes()
+
+    def forget(self) -> None:
+        """Nobody looks any more."""
+        self._times.forget()
+
+    def now(self) -> dict[str, Any]:
+        """Counts and times."""
+        host, metrics = self._host, self._metrics
+        histograms: dict[str, Histogram] = {"lag": metrics.loop_lag}
+        waits = {f"{KIND_NAMES[kind]} {OUTCOME_NAMES[outcome]}": one for (kind, outcome), one in metrics.waits.items()}
+        late = {f"lateness {KIND_NAMES[kind]}": one for kind, one in metrics.lateness.items()}
+        times = self._times.percentiles({**histograms, **waits, **late}, time.monotonic())
+        return {
+            "run": self._run,
+            "version": __version__,
+            "compiled": COMPILED,
+            "up_ms": round((time.time() - host.started_time) * 1_000),
+            "now_ms": host.time.now_ms(),
+            "draining": host.draining,
+            "pending": host.engine.pending,
+            "partitions": host.engine.partition_count,
+            "keys": host.engine.signal_key_count,
+            "sessions": host.sessions.count,
+            "connected": host.sessions.connected,
+            "unacknowledged": host.sessions.unacknowledged_results,
+            "kinds": [self._kind(kind) for kind in KINDS],
+            "times": times,
+            "events": sum(count for (_, result), count in metrics.event_results.items() if result == "applied"),
+            "longest_hold_ms": max((one.longest_ns for one in host.holds), default=0) / 1e6,
+            "files": dict(_figure(metric) for listener in host.listeners for metric in listener.metrics()),
+        }
+
+    def wheel(self) -> dict[str, Any]:
+        """The rings of the timing wheel."""
+        engine = self._host.engine
+        size = max(1, len(engine.wheel_rings(0)[0].counts))
+        rings = engine.wheel_rings(0)
+        most = max(COUNTED_IN_BUCKET_MIN, COUNTED_MAX // (size * len(rings)))
+        rings = engine.wheel_rings(most)
+        folded = -(-size // SECTORS_MAX)
+        return {
+            "run": self._run,
+            "now_ms": self._host.time.now_ms(),
+            "pending": engine.pending,
+            "moved": engine.wheel_moves,
+            "expired": sum(engine.counts(kind).expired for kind in KINDS),
+            "size": size,
+            "folded": folded,
+            "counted_max": most,
+            "next_ms": engine.next_expiration_ms(),
+            "rings": [
+                {
+                    "tick_ms": ring.tick_ms,
+                    "clock_ms": ring.clock_ms,
+                    "counts": [sum(ring.counts[place : place + folded]) for place in range(0, size, folded)],
+                    "cut": [
+                        any(one >= most for one in ring.counts[place : place + folded])
+                        for place in range(0, size, folded)
+                    ],
+                }
+                for ring in rings
+            ],
+        }
+
+    def sessions(self, account: Account, search: str) -> dict[str, Any]:
+        """An account's sessions or, with the role admin on everything, all: the latest that match."""
+        host, sees_all, now_ms = self._host, account.grants.is_everywhere(ADMIN), self._host.time.now_ms()
+        rows: list[dict[str, Any]] = []
+        looked_at = 0
+        for session in islice(host.sessions, SESSIONS_LOOKED_AT):
+            looked_at += 1
+            if len(rows) == SESSIONS_SHOWN:
+                break
+            if (sees_all or session.account is account) and search in session.session_id:
+                stream = session.stream
+                rows.append(
+                    {
+                        "session": session.session_id,
+                        "principal": session.account.principal,
+                        "connected": stream is not None,
+                        "connected_ms": None if stream is None else now_ms - session.connected_ms,
+                        "idle_ms": None if stream is not None else now_ms - session.last_used_ms,
+                        "pending": int(session.owner.pending),
+                        "unacknowledged": session.outbox.unacknowledged,
+                        "held_bytes": session.outbox.held_bytes,
+                        "registered": int(session.owner.highest_operation_id),
+                        "results": session.outbox.last_sequence,
+                    }
+                )
+        return {
+            "run": self._run,
+            "sessions": rows,
+            "of": host.sessions.count if sees_all else account.sessions,
+            "is_cut": looked_at < host.sessions.count,
+        }
+
+    def _kind(self, kind: int) -> dict[str, Any]:
+        counts = self._host.engine.counts(kind)
+        return {
+            "kind": KIND_NAMES[kind],
+            "pending": counts.pending,
+            "registered": counts.registered,
+            "satisfied": counts.satisfied,
+            "failed": counts.failed,
+            "expired": counts.expired,
+            "cancelled": counts.cancelled,
+            "shutting_down": counts.shutting_down,
+        }
+
+
+def _figure(metric: Metric) -> tuple[str, float]:
+    """The name and the value of a metric; of a histogram, the mean of what it observed."""
+    if metric.type != "histogram":
+        return metric.name, sum(sample.value for sample in metric.samples)
+    total, count = (
+        sum(sample.value for sample in metric.samples if sample.name.endswith(suffix)) for suffix in ("_sum", "_count")
+    )
+    return f"{metric.name}_mean", total / count if count else 0.0

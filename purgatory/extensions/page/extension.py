@@ -1,0 +1,24 @@
+"""The live page as an extension."""
+
+from purgatory.extension import Core, Extension, HttpParts
+from purgatory.extensions.page.live_page import LivePage
+from purgatory.service.http.http_calls import HttpMethods
+from purgatory.service.listeners.listener import Listener
+
+
+class PageExtension(Extension):
+    """Serves the page and its streams."""
+
+    name = "page"
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._page: LivePage | None = None
+
+    @property
+    def listener(self) -> Listener | None:
+        return None if self._page is None else self._page.ends
+
+    def routes(self, methods: HttpMethods) -> HttpParts:
+        self._page = LivePage(self._core.host, self._core.metrics, methods)
+        return HttpParts(self._page.routes(), self._page.applications())

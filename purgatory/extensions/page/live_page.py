@@ -1,0 +1,283 @@
+"""The live page: its files, and the streams that keep it current.
+
+GET /                                the page
+GET /page/static/NAME                its scripts and its style
+GET /page/live/VIEW?…                a view as server-sent events: now, wheel, waits, operation, ends, sessions
+GET /page/repeat/METHOD?request=…    a call of the service, made again and again; sent when its answer has changed
+
+A stream is a call like any other: it is checked as the call is that shows the same, counts as one in flight, and takes
+its turn for each picture. What is the same for all is computed once.
+"""
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from http import HTTPStatus
+from importlib.resources import files
+from typing import Any, Final
+
+from google.protobuf.message import Message
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Scope
+
+from purgatory.extensions.page.daemon_views import DaemonViews
+from purgatory.extensions.page.operation_view import detailed_fields, ended_fields
+from purgatory.extensions.page.ranked_waits import RankedWaits
+from purgatory.extensions.page.recent_ends import RecentEnds
+from purgatory.service.access.account import Account
+from purgatory.service.access.roles import ADMIN
+from purgatory.service.errors import invalid_argument, not_found, unavailable
+from purgatory.service.host import Host
+from purgatory.service.http.connect_codecs import Undecoded, json_text
+from purgatory.service.http.http_calls import HttpCall, HttpMethod, HttpMethods
+from purgatory.service.http.http_context import HttpContext
+from purgatory.service.http.server_sent_events import COMMENT, event_bytes, parameters_of, serve_events
+from purgatory.service.metrics.metrics import Metrics
+from purgatory.service.rpc.call import Call
+from purgatory.service.visibility import may_see
+
+FAST_S: Final = 0.25
+SLOW_S: Final = 1.0
+SILENT_S_MAX: Final = 10.0
+"""A viewer hears something at least so often: whoever went away is noticed."""
+ID_MAX: Final = 2**63 - 1
+SLOT_MAX: Final = 2**31 - 1
+ENDS_SHOWN: Final = 100
+
+REPEATED: Final = ("GetStatus", "GetPartition", "ListOperations", "ListPartitions")
+
+MEDIA_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+
+@dataclass
+class AskedView:
+    """What a stream asks for, and the picture that it is answered with."""
+
+    parameters: dict[str, str]
+    picture: dict[str, Any] | None = None
+
+
+Show = Callable[[dict[str, str], Account], Awaitable[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class View:
+    """A view: whose permission it needs, how often it is sent, and what may be asked."""
+
+    method: str
+    interval_s: float
+    parameters: tuple[str, ...]
+    show: Show
+
+
+class LivePage:
+    """The page of one daemon."""
+
+    def __init__(self, host: Host, metrics: Metrics, methods: HttpMethods) -> None:
+        self._host: Final = host
+        self._methods: Final = methods
+        self._run: Final = secrets.token_hex(8)
+        self.ends: Final = RecentEnds(host.time.now_ms)
+        """A listener for the host."""
+        self._daemon: Final = DaemonViews(host, metrics, self._run)
+        self._ranked: Final = RankedWaits(host)
+        self._pictures: Final[dict[str, tuple[float, dict[str, Any]]]] = {}
+        """Of views that are the same for all: when they were made, in monotonic seconds."""
+
+    def routes(self) -> list[BaseRoute]:
+        """The files."""
+        return [Route("/", self._index), Route("/page/static/{name}", self._static)]
+
+    def applications(self) -> dict[str, ASGIApp]:
+        """The streams, by path."""
+        views = {
+            "now": View("GetStatus", FAST_S, (), self._now),
+            "wheel": View("GetStatus", FAST_S, (), self._wheel),
+            "waits": View("ListOperations", SLOW_S, ("search",), self._waits),
+            "operation": View("GetOperation", SLOW_S / 2, ("session", "principal", "id", "slot"), self._operation),
+            "ends": View("ListOperations", SLOW_S, (), self._recent),
+            "sessions": View("ListOperations", SLOW_S, ("search",), self._sessions),
+        }
+        found: dict[str, ASGIApp] = {
+            f"/page/live/{name}": partial(serve_events, partial(self._pictures_of, view))
+            for name, view in views.items()
+        }
+        for name in REPEATED:
+            method = replace(self._methods.by_name[name], is_unary=False)  # lasts, whatever the call is that it repeats
+            found[f"/page/repeat/{name}"] = partial(serve_events, partial(self._answers_of, method))
+        return found
+
+    # Streams.
+
+    async def _pictures_of(self, view: View, scope: Scope) -> AsyncGenerator[bytes]:
+        parameters = parameters_of(scope, *view.parameters)
+
+        async def serve(asked: AskedView, call: Call) -> Message | None:
+            asked.picture = await view.show(asked.parameters, call.account)
+            return None
+
+        async def decode() -> Any:  # noqa: ANN401 - in place of a message
+            return asked
+
+        method = replace(self._methods.by_name[view.method], serve=serve, is_unary=False)
+        asked = AskedView(parameters)
+        followed = self._follow(view, parameters)
+
+        async def picture(call: HttpCall) -> str:
+            await call.run(decode)
+            return json.dumps(asked.picture, separators=(",", ":"))
+
+        try:
+            async for data in self._repeat(method, scope, view.interval_s, picture):
+                yield data
+        finally:
+            if followed is not None:
+                self.ends.unfollow(followed)
+
+    async def _answers_of(self, method: HttpMethod, scope: Scope) -> AsyncGenerator[bytes]:
+        asked = parameters_of(scope, "request").get("request") or "{}"
+        request = Undecoded(asked.encode(), method.request_type, is_json=True)
+
+        async def picture(call: HttpCall) -> str:
+            answer = await call.run(request.message)
+            assert answer is not None, "a unary call has an answer"
+            return await json_text(answer)
+
+        async for data in self._repeat(method, scope, SLOW_S, picture):
+            yield data
+
+    async def _repeat(
+        self, method: HttpMethod, scope: Scope, interval_s: float, picture: Callable[[HttpCall], Awaitable[str]]
+    ) -> AsyncGenerator[bytes]:
+        """Each picture that differs from the one before, until the daemon ends."""
+        call, context = HttpCall(self._methods, method), HttpContext(scope, _write_nothing)
+        told, told_s = "", time.monotonic()
+        self.ends.viewers += 1
+        try:
+            await call.enter(context)
+            yield event_bytes(json.dumps({"run": self._run}), name="run")
+            while not self._methods.is_ending:
+                data = await picture(call)
+                if data != told:
+                    told, told_s = data, time.monotonic()
+                    yield event_bytes(data)
+                elif time.monotonic() - told_s > SILENT_S_MAX:
+                    told_s = time.monotonic()
+                    yield COMMENT
+                context.done()
+                await asyncio.sleep(interval_s)
+            raise unavailable("the daemon is shutting down")
+        finally:
+            self.ends.viewers -= 1
+            if not self.ends.viewers:
+                self._daemon.forget()
+                self._pictures.clear()
+            context.done()
+            call.leave()
+
+    def _follow(self, view: View, parameters: dict[str, str]) -> tuple[str, str, int] | None:
+        if view.method != "GetOperation":
+            return None
+        operation = (parameters.get("principal", ""), parameters.get("session", ""), _number(parameters, "id", ID_MAX))
+        self.ends.follow(operation)
+        return operation
+
+    # Views.
+
+    def _shared(self, name: str, show: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """A view that is the same for all, made at most once in its interval."""
+        made_s, picture = self._pictures.get(name, (0.0, {}))
+        if time.monotonic() - made_s >= FAST_S * 0.8:
+            with self._host.holds.of("page"):
+                picture = show()
+            self._pictures[name] = time.monotonic(), picture
+        return picture
+
+    async def _now(self, _parameters: dict[str, str], _account: Account) -> dict[str, Any]:
+        return self._shared("now", self._daemon.now)
+
+    async def _wheel(self, _parameters: dict[str, str], _account: Account) -> dict[str, Any]:
+        return self._shared("wheel", self._daemon.wheel)
+
+    async def _waits(self, parameters: dict[str, str], account: Account) -> dict[str, Any]:
+        return await self._ranked.show(account, parameters.get("search", ""))
+
+    async def _sessions(self, parameters: dict[str, str], account: Account) -> dict[str, Any]:
+        with self._host.holds.of("page"):
+            return self._daemon.sessions(account, parameters.get("search", ""))
+
+    async def _recent(self, _parameters: dict[str, str], account: Account) -> dict[str, Any]:
+        ends = self.ends.visible_to(account, sees_all=account.grants.is_everywhere(ADMIN))
+        now_ms = self._host.time.now_ms()
+        return {"ends": [ended_fields(end, now_ms) for end in ends[:ENDS_SHOWN]]}
+
+    async def _operation(self, parameters: dict[str, str], account: Account) -> dict[str, Any]:
+        """A pending operation, or how it ended."""
+        host, operation_id = self._host, _number(parameters, "id", ID_MAX)
+        principal, session_id = parameters.get("principal", ""), parameters.get("session", "")
+        slot, now_ms = _number(parameters, "slot", SLOT_MAX), host.time.now_ms()
+        owner: Account | None = host.sessions.accounts.find(principal)
+        if session_id:
+            session = host.sessions.find(session_id, owner)
+            view = None if session is None else host.engine.describe(session.owner, operation_id, now_ms)
+        else:
+            view = host.engine.slot_view(slot, operation_id, now_ms)
+            if view is not None and host.sessions.of_owner(view.owner_id) is not None:
+                view = None
+            owner = host.unary_waits.account_of(operation_id)
+        if view is not None and may_see(account, owner, view):
+            with host.holds.of("page"):
+                return {"state": "pending", **detailed_fields(host, view, slot)}
+        end = self.ends.outcome_of((principal, session_id, operation_id))
+        if end is not None and (account.principal == principal or account.grants.is_everywhere(ADMIN)):
+            return {"state": "ended", **ended_fields(end, host.time.now_ms())}
+        raise not_found("operation", f"{session_id}/{operation_id}")
+
+    # Files.
+
+    async def _index(self, _request: Request) -> Response:
+        return _file("index.html")
+
+    async def _static(self, request: Request) -> Response:
+        return _file(request.path_params["name"])
+
+
+def _file(name: str) -> Response:
+    folder = files("purgatory.extensions.page") / "static"
+    media_type = MEDIA_TYPES.get("." + name.rpartition(".")[2])
+    path = folder / name
+    if media_type is None or "/" in name or "\\" in name or not path.is_file():
+        return PlainTextResponse("there is no such file\n", HTTPStatus.NOT_FOUND, HEADERS)
+    return Response(path.read_bytes(), headers={**HEADERS, "Content-Type": media_type})
+
+
+def _number(parameters: dict[str, str], name: str, largest: int) -> int:
+    text = parameters.get(name, "0")
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(largest)) and int(text) <= largest):
+        raise invalid_argument(name, f"is no number from 0 to {largest}")
+    return int(text)
+
+
+async def _write_nothing(_answer: Message | bytes) -> None:
+    raise AssertionError("a unary call writes nothing")

@@ -1,0 +1,101 @@
+"""One operation as the page shows it: what it waits for, what holds it back, and how it ended."""
+
+from typing import Any, Final
+
+from purgatory.engine.codes import FETCH, KIND_NAMES, OUTCOME_NAMES, PRODUCE, REQUEST_TIMED_OUT, SIGNAL
+from purgatory.engine.views import ItemView, PendingView
+from purgatory.extensions.page.recent_ends import RecentEnd
+from purgatory.service.host import Host
+
+ITEMS_IN_LISTS: Final = 3
+ITEMS_MAX: Final = 100
+"""Of one operation that are shown: each is looked up with its replicas."""
+REPLICAS_NAMED: Final = 5
+
+
+def pending_fields(host: Host, view: PendingView, slot: int, items_max: int = ITEMS_IN_LISTS) -> dict[str, Any]:
+    """A pending operation. `slot` finds it again where it belongs to no session."""
+    session, now_ms = host.sessions.of_owner(view.owner_id), host.time.now_ms()
+    account = session.account if session is not None else host.unary_waits.account_of(view.operation_id)
+    return {
+        "session": "" if session is None else session.session_id,
+        "principal": "" if account is None else account.principal,
+        "id": view.operation_id,
+        "slot": slot,
+        "kind": KIND_NAMES[view.kind],
+        "waited_ms": now_ms - view.registered_ms,
+        "left_ms": max(0, view.deadline_ms - now_ms),
+        "min_bytes": view.min_bytes if view.kind == FETCH else None,
+        "item_count": len(view.items),
+        "items": [_item_fields(item) for item in view.items[:items_max]],
+    }
+
+
+def detailed_fields(host: Host, view: PendingView, slot: int) -> dict[str, Any]:
+    """The same with what holds each of its partitions back."""
+    fields = pending_fields(host, view, slot, ITEMS_MAX)
+    if view.kind != SIGNAL:
+        for shown, item in zip(fields["items"], view.items, strict=False):
+            if item.error_code == REQUEST_TIMED_OUT:
+                shown["held_back_by"] = _held_back_by(host, view.kind, item)
+    return fields
+
+
+def ended_fields(end: RecentEnd, now_ms: int) -> dict[str, Any]:
+    """An operation that has ended."""
+    return {
+        "session": end.session_id,
+        "principal": end.principal,
+        "id": end.operation_id,
+        "kind": KIND_NAMES.get(end.kind, ""),
+        "outcome": OUTCOME_NAMES[end.outcome],
+        "waited_ms": end.waited_ms,
+        "lateness_ms": end.lateness_ms,
+        "ago_ms": max(0, now_ms - end.ended_ms),
+        "item_count": end.item_count,
+        "items": [
+            {
+                "name": list(item.name),
+                "error": item.error_code,
+                "required": item.required_offset,
+                "reached": item.reached_offset,
+                "eta_ms": item.estimated_remaining_ms,
+                "pace": item.pace_per_second,
+            }
+            for item in end.items
+        ],
+    }
+
+
+def _item_fields(item: ItemView) -> dict[str, Any]:
+    return {
+        "name": list(item.name),
+        "error": item.error_code,
+        "required": item.required_offset,
+        "reached": item.reached_offset,
+    }
+
+
+def _held_back_by(host: Host, kind: int, item: ItemView) -> str:
+    """For people: why a mark is not where it is needed."""
+    now_ms = host.time.now_ms()
+    stale = host.sources.stale(item.name, now_ms)
+    if stale is not None:
+        return f"nobody has seen this mark for {stale.ms(now_ms) / 1_000:.1f} s: {stale.reason}"
+    partition = host.engine.partition_view(item.name, now_ms)
+    if partition is None:
+        return "the partition is not known"
+    if kind == PRODUCE:
+        if partition.log_end_offset < item.required_offset:
+            return f"the leader's log ends at {partition.log_end_offset}"
+        behind = sorted(
+            (one for one in partition.replicas if one.in_sync and one.log_end_offset < item.required_offset),
+            key=lambda one: one.log_end_offset,
+        )
+        if behind:
+            named = ", ".join(f"{one.replica_id} (at {one.log_end_offset})" for one in behind[:REPLICAS_NAMED])
+            return f"in-sync replica{'s' if len(behind) > 1 else ''} {named}"
+        if len(partition.in_sync_replica_ids) < partition.min_in_sync_replicas:
+            in_sync = len(partition.in_sync_replica_ids)
+            return f"only {in_sync} replicas are in sync, {partition.min_in_sync_replicas} must be"
+    return "nothing has come yet"

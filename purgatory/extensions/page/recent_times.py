@@ -1,0 +1,56 @@
+"""Percentiles over the last minutes, from histograms that only ever grow: what was added since they were noted."""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Final
+
+from purgatory.service.histogram import Histogram
+
+WINDOW_S: Final = 300.0
+NOTED_EVERY_S: Final = 5.0
+SHARES: Final = (0.5, 0.95, 0.99)
+
+Noted = dict[str, list[float]]
+
+
+class RecentTimes:
+    """Notes histograms while somebody looks. Until the window is full, the times are those since the first look, or
+    since the daemon began where nobody looked before.
+    """
+
+    def __init__(self) -> None:
+        self._noted: Final[deque[tuple[float, Noted]]] = deque()
+
+    def percentiles(self, histograms: Mapping[str, Histogram], now_s: float) -> dict[str, dict[str, float]]:
+        """For each histogram that something was added to: how many, and p50, p95, p99 in milliseconds, each the upper
+        bound of its bucket (-1: above the last one).
+        """
+        if not self._noted or now_s - self._noted[-1][0] >= NOTED_EVERY_S:
+            self._noted.append((now_s, {key: _totals(histogram) for key, histogram in histograms.items()}))
+        while len(self._noted) > 1 and now_s - self._noted[1][0] >= WINDOW_S:
+            self._noted.popleft()
+        # What was first noted is the base only once it is old enough to show something.
+        base: Noted = self._noted[0][1] if now_s - self._noted[0][0] >= 2 * NOTED_EVERY_S else {}
+        found = {}
+        for key, histogram in histograms.items():
+            before = base.get(key) or [0.0] * (len(histogram.bounds_ms) + 1)
+            added = [now - then for now, then in zip(_totals(histogram), before, strict=True)]
+            if added[-1] > 0:
+                found[key] = {
+                    "count": added[-1],
+                    **{f"p{share * 100:.0f}": _at(histogram, added, share) for share in SHARES},
+                }
+        return found
+
+    def forget(self) -> None:
+        """Nobody looks any more: what was noted would be of long ago the next time."""
+        self._noted.clear()
+
+
+def _totals(histogram: Histogram) -> list[float]:
+    return [total for _, total in histogram.cumulative()]
+
+
+def _at(histogram: Histogram, totals: list[float], share: float) -> float:
+    place = next(place for place, total in enumerate(totals) if total >= share * totals[-1])
+    return histogram.bounds_ms[place] if place < len(histogram.bounds_ms) else -1

@@ -1,0 +1,41 @@
+"""Tracing as an extension."""
+
+from typing import TYPE_CHECKING
+
+from purgatory import __version__
+from purgatory.extension import Core, Extension, StartupError
+from purgatory.extensions.tracing.call_trace import traced
+from purgatory.service.listeners.listener import Listener
+from purgatory.service.rpc.call import Identify
+
+if TYPE_CHECKING:
+    from purgatory.extensions.tracing.wait_spans import WaitSpans
+
+
+class TracingExtension(Extension):
+    """Sends a span for each traced wait, if `tracing.enabled` is set."""
+
+    name = "tracing"
+    needed_for = "tracing.enabled"
+
+    def __init__(self, core: Core) -> None:
+        self._spans: WaitSpans | None = None
+        if core.settings.tracing.enabled:
+            try:
+                from purgatory.extensions.tracing import wait_spans  # noqa: PLC0415 - an extra, slow to import
+            except ModuleNotFoundError as missing:
+                raise StartupError(
+                    f"tracing.enabled needs {missing.name}: pip install 'purgatory-waits[otel]'"
+                ) from None
+            self._spans = wait_spans.WaitSpans(__version__)
+
+    @property
+    def listener(self) -> Listener | None:
+        return self._spans
+
+    def identify(self, identify: Identify) -> Identify:
+        return identify if self._spans is None else traced(identify)
+
+    async def close(self, _grace_s: float) -> None:
+        if self._spans is not None:
+            await self._spans.close()

@@ -1,0 +1,162 @@
+"""Spans of waits: each begins with the registration and ends with the outcome, below the span of the caller.
+
+What is not traced costs a look at a variable for each batch of registrations, and for each batch of results a look
+into a table that is empty. Spans are sent from a thread of OpenTelemetry's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import defaultdict
+from typing import Final, NamedTuple
+
+import requests
+from opentelemetry.context import Context as TraceContext
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from purgatory.engine.batches import OperationBatch, RegisterReceipt
+from purgatory.engine.codes import FAILED, KIND_NAMES, OUTCOME_NAMES, SIGNAL
+from purgatory.engine.completions import Completions
+from purgatory.extensions.tracing.call_trace import CALL_TRACE, TRACEPARENT, TRACESTATE
+from purgatory.service.listeners.listener import Listener
+from purgatory.service.sessions.session import Session
+from purgatory.threads import on_daemon_thread
+
+LOGGER: Final = logging.getLogger(__name__)
+
+PENDING_MAX: Final = 100_000
+"""Traced waits at one time; further ones have no span."""
+WAIT_BYTES: Final = 400
+CLOSE_S: Final = 2.0
+
+Whose = Session | str
+"""A session, or the principal of unary waits."""
+
+
+class TracedWait(NamedTuple):
+    """A wait that has not ended: the span of its caller, and when it began (Unix time in nanoseconds)."""
+
+    parent: TraceContext
+    started_ns: int
+
+
+class WaitSpans(Listener):
+    """A listener that makes the spans. Where they go is up to OpenTelemetry's own environment: OTEL_..."""
+
+    def __init__(self, version: str) -> None:
+        name = os.environ.get("OTEL_SERVICE_NAME", "purgatory")
+        self._provider: Final = TracerProvider(
+            resource=Resource.create({SERVICE_NAME: name, SERVICE_VERSION: version}), shutdown_on_exit=False
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(session=_session())))
+        self._tracer: Final = self._provider.get_tracer("purgatory", version)
+        self._propagator: Final = TraceContextTextMapPropagator()
+        self._waits: Final[defaultdict[Whose, dict[int, TracedWait]]] = defaultdict(dict)
+        self._count = 0
+
+    def held_bytes(self) -> int:
+        return self._count * WAIT_BYTES
+
+    async def close(self) -> None:
+        """Send the remaining spans, as far as the receiver takes them within `CLOSE_S`: the library waits for 30 s."""
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await on_daemon_thread(self._provider.shutdown)
+        except TimeoutError:
+            LOGGER.warning("the last spans were not delivered: the receiver did not answer within %g s", CLOSE_S)
+
+    def registered(
+        self,
+        session: Session | None,
+        kind: int,
+        batch: OperationBatch,
+        receipt: RegisterReceipt,
+        now_ms: int,
+        principal: str = "",
+    ) -> None:
+        """What is sent again has its span already, by the call that sent it first."""
+        del kind, now_ms
+        trace = CALL_TRACE.get()
+        if trace is None or receipt.already_known or self._count >= PENDING_MAX:
+            return
+        parent = self._propagator.extract({TRACEPARENT: trace[0], TRACESTATE: trace[1]})
+        wait = TracedWait(parent, time.time_ns())
+        refused = {refusal.index for refusal in receipt.refusals}
+        waits = self._waits[principal if session is None else session]
+        before = len(waits)
+        for place, operation_id in enumerate(batch.operation_ids[: PENDING_MAX - self._count]):
+            if place not in refused:
+                waits[operation_id] = wait
+        self._count += len(waits) - before
+
+    def completed(self, session: Session | None, completions: Completions, principal: str = "") -> None:
+        """Ends the spans of those that are traced."""
+        if not self._count:
+            return
+        whose: Whose = principal if session is None else session
+        waits = self._waits.get(whose)
+        if not waits:
+            return
+        item = 0
+        for place, operation_id in enumerate(completions.operation_ids):
+            wait = waits.pop(operation_id, None)
+            if wait is not None:
+                self._count -= 1
+                self._end(wait, session, completions, place, item)
+            item += completions.item_counts[place]
+        if not waits:
+            del self._waits[whose]
+
+    def discarded(self, session: Session, completions: Completions) -> None:
+        """Nobody gets the results, so there is nothing to tell of."""
+        del completions
+        self._forget(session)
+
+    def session_dropped(self, session: Session) -> None:
+        self._forget(session)
+
+    def _forget(self, session: Session) -> None:
+        self._count -= len(self._waits.pop(session, ()))
+
+    def _end(self, wait: TracedWait, session: Session | None, completions: Completions, place: int, item: int) -> None:
+        kind, outcome = completions.kinds[place], completions.outcomes[place]
+        attributes: dict[str, str | int] = {
+            "purgatory.kind": KIND_NAMES[kind],
+            "purgatory.outcome": OUTCOME_NAMES[outcome],
+            "purgatory.waited_ms": completions.waited_ms[place],
+            "purgatory.items": completions.item_counts[place],
+        }
+        if completions.item_counts[place]:
+            name, partition = completions.item_partitions[item]
+            attributes["purgatory.first"] = name if kind == SIGNAL else f"{name}-{partition}"
+        if session is not None:
+            attributes["purgatory.session"] = session.session_id
+            attributes["purgatory.operation_id"] = completions.operation_ids[place]
+        span = self._tracer.start_span(
+            f"wait {KIND_NAMES[kind]}",
+            wait.parent,
+            SpanKind.SERVER if session is None else SpanKind.CONSUMER,
+            attributes,
+            start_time=wait.started_ns,
+        )
+        if outcome == FAILED:
+            code = completions.error_codes[item] if completions.item_counts[place] else 0
+            span.set_status(Status(StatusCode.ERROR, f"error code {code}"))
+        span.end(wait.started_ns + completions.waited_ms[place] * 1_000_000)
+
+
+def _session() -> requests.Session | None:
+    """A session that does not read the bodies of answers, which are of any length; None: a plugin supplies one."""
+    if any(name.endswith("_CREDENTIAL_PROVIDER") for name in os.environ):
+        return None
+    session = requests.Session()
+    session.stream = True
+    return session

@@ -1,0 +1,103 @@
+"""One attempt to deliver a webhook: a POST to an allowed host, and what became of it."""
+
+import logging
+import math
+import ssl
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Final, NamedTuple
+
+from purgatory.extensions.webhooks.callback_rules import CallbackNotAllowed, CallbackRules
+from purgatory.service.fair_queue import Turn, next_loop_turn
+from purgatory.service.transport.outbound import Answer, NoAnswer, Outbound, Resolve
+
+LOGGER: Final = logging.getLogger(__name__)
+
+ANSWER_BYTES_MAX: Final = 16_384
+"""The status decides; the rest of an answer is read so that its connection can be used again."""
+RETRY_AFTER_S_MAX: Final = 3_600
+DIGITS_MAX: Final = 9
+"""Leading digits of `Retry-After` that are read: far more seconds than the maximum, yet cheap to parse."""
+GONE: Final = 410
+
+DELIVERED, REFUSED, UNREACHABLE, NOT_ALLOWED = "delivered", "refused", "unreachable", "not_allowed"
+"""What becomes of an attempt: refused is any answer but 2xx; unreachable is no answer in time."""
+
+
+class Attempt(NamedTuple):
+    """What became of one attempt. `reason` is for people; `retry_after_s` is what the receiver asked for."""
+
+    end: str
+    reason: str = ""
+    retry_after_s: int = 0
+    is_final: bool = False
+    """The receiver wants no more of this."""
+
+
+class WebhookPoster:
+    """Sends POSTs over connections that are kept for a while, follows no redirects, and uses no proxy."""
+
+    def __init__(
+        self,
+        rules: CallbackRules,
+        resolve: Resolve,
+        *,
+        timeout_ms: int,
+        posts_max: int,
+        ssl_context: ssl.SSLContext,
+        turn: Turn = next_loop_turn,
+    ) -> None:
+        self._rules: Final = rules
+        self._outbound: Final = Outbound(
+            timeout_s=timeout_ms / 1_000,
+            answer_bytes_max=ANSWER_BYTES_MAX,
+            ssl_context=ssl_context,
+            resolve=resolve,
+            choose=rules.allowed_addresses,
+            connections_max=posts_max,
+            turn=turn,
+        )
+
+    async def post(self, url: str, headers: list[tuple[bytes, bytes]], body: bytes) -> Attempt:
+        """Raises nothing: every error is an outcome of the attempt."""
+        try:
+            target = self._rules.check_url(url)
+            host = f"[{target.host}]" if ":" in target.host else target.host
+            address = f"{target.scheme}://{host}:{target.port}{target.target}"
+            whole = [*headers, (b"user-agent", b"purgatory")]
+            return _attempt_of(await self._outbound.exchange("POST", address, whole, body))
+        except CallbackNotAllowed as error:
+            return Attempt(NOT_ALLOWED, str(error))
+        except NoAnswer as error:
+            return Attempt(UNREACHABLE, str(error))
+        except Exception as error:
+            LOGGER.exception("a webhook could not be sent; it will be retried")
+            return Attempt(UNREACHABLE, f"{type(error).__name__}: {error}")
+
+    async def close(self) -> None:
+        await self._outbound.close()
+
+
+def _attempt_of(answer: Answer) -> Attempt:
+    status = answer.status
+    if 200 <= status < 300:
+        return Attempt(DELIVERED)
+    asked = next((value for name, value in answer.headers if name.lower() == b"retry-after"), b"")
+    reason = f"HTTP {status}" + (", and redirects are not followed" if 300 <= status < 400 else "")
+    return Attempt(REFUSED, reason, retry_after_s(asked, datetime.now(UTC)), is_final=status == GONE)
+
+
+def retry_after_s(value: bytes, now: datetime) -> int:
+    """The pause that a `Retry-After` header asks for, in seconds or until an HTTP date (RFC 9110, 10.2.3), at most
+    `RETRY_AFTER_S_MAX`. 0 for a date in the past or a value that is neither.
+    """
+    if value.isdigit():
+        return min(int(value[:DIGITS_MAX]), RETRY_AFTER_S_MAX)
+    try:
+        until = parsedate_to_datetime(value.decode("ascii"))
+        if until.tzinfo is None:  # written as "-0000"; HTTP dates are in UTC
+            until = until.replace(tzinfo=UTC)
+        left_s = (until - now).total_seconds()
+    except (ValueError, TypeError, IndexError, OverflowError):  # the values come from strangers
+        return 0
+    return min(max(0, math.ceil(left_s)), RETRY_AFTER_S_MAX)

@@ -1,0 +1,266 @@
+"""The room's face: sessions get callbacks here, and what was not delivered is found and sent again."""
+
+import asyncio
+import logging
+import secrets
+import ssl
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from purgatory.extensions.webhooks.callback_rules import CallbackNotAllowed, CallbackRules
+from purgatory.extensions.webhooks.callback_stream import CallbackStream
+from purgatory.extensions.webhooks.dead_letters import DeadLetters
+from purgatory.extensions.webhooks.deliveries import Deliveries, RetrySchedule
+from purgatory.extensions.webhooks.resent_letter import ResentLetter
+from purgatory.extensions.webhooks.webhook_form import CannotSendWebhooks, WebhookSigner, body_of
+from purgatory.extensions.webhooks.webhook_poster import (
+    DELIVERED,
+    NOT_ALLOWED,
+    REFUSED,
+    UNREACHABLE,
+    Attempt,
+    WebhookPoster,
+)
+from purgatory.service.access.account import Account
+from purgatory.service.access.roles import ADMIN
+from purgatory.service.errors import invalid_argument
+from purgatory.service.fair_queue import REGISTRATIONS
+from purgatory.service.host import Host
+from purgatory.service.listeners.listener import Listener
+from purgatory.service.sessions.session import Callback, Session
+from purgatory.service.settings import WebhooksSettings
+from purgatory.service.transport.outbound import Resolve, system_addresses
+from purgatory.service.transport.watched_file import WatchedFile, read_regular_file
+from purgatory.v1 import result_pb2, webhook_pb2
+
+LOGGER: Final = logging.getLogger(__name__)
+
+RELOAD_INTERVAL_S: Final = 5.0
+MANY_PARTITIONS: Final = 50
+"""A result of more is made into JSON on a thread: one of 2,000 would hold the loop for 20 ms."""
+KEPT_GRACE_S: Final = 0.5
+QUEUE_KEY: Final = "\0webhooks"
+"""The caller as which they take turns, and nobody's name."""
+
+
+class Webhooks(Listener):
+    """Sends the results of sessions with a callback. A listener of its host for its metrics and what it holds."""
+
+    def __init__(self, host: Host, settings: WebhooksSettings, resolve: Resolve = system_addresses) -> None:
+        """Raises `CannotSendWebhooks`."""
+        self._host: Final = host
+        self._rules: Final = CallbackRules(
+            settings.allowed_hosts.split(), allow_http=settings.allow_http, allow_private=settings.allow_private
+        )
+        self._caller: Final = host.fair_queue.join(QUEUE_KEY)
+        self._poster: Final = WebhookPoster(
+            self._rules,
+            resolve,
+            timeout_ms=settings.timeout_ms,
+            posts_max=settings.posts_max,
+            ssl_context=_ssl_context(settings),
+            turn=self._take_turn,
+        )
+        self._signer = WebhookSigner()
+        self._secrets: WatchedFile | None = None
+        if settings.secret_file is not None:
+            self._secrets = WatchedFile("webhook secrets", settings.secret_file, self._take_secrets)
+            self._secrets.take()
+        schedule = RetrySchedule(settings.retry_first_ms, settings.retry_longest_ms, settings.give_up_ms)
+        self.deliveries: Final = Deliveries(
+            schedule,
+            posts_max=settings.posts_max,
+            posts_per_host_max=settings.posts_per_host_max,
+            turn=self._take_turn,
+        )
+        self.letters: Final = DeadLetters(settings.dead_letters_max, self._letter_changed)
+        self._resending: Final[set[str]] = set()
+        self._watching: asyncio.Task[None] | None = None
+
+    # Sessions.
+
+    def check_url(self, url: str) -> None:
+        """Raises `RpcError` for a URL that may not be a callback."""
+        try:
+            self._rules.check_url(url)
+        except CallbackNotAllowed as error:
+            raise invalid_argument("callback_url", str(error)) from None
+
+    def attach(self, session: Session, url: str) -> None:
+        """Gives a session its callback, unless it has just this one; empty: the one that it has, if any. From then on
+        its results are sent. Raises `RpcError` for a session whose results go elsewhere.
+        """
+        if url and (session.callback is None or session.callback.url != url):
+            if not session.is_blank or session.stream is not None:
+                raise invalid_argument("callback_url", _other_callback(session))
+            session.callback = Callback(url, secrets.token_hex(16))
+        if session.callback is not None and session.stream is None:
+            self._start(session, session.callback)
+
+    def detach_if_finished(self, session: Session) -> None:
+        """Lets a session's time to live begin once nothing of it waits. To be called when that may have come about."""
+        if isinstance(session.stream, CallbackStream) and session.is_finished and not session.dropped:
+            self._host.sessions.detach_callback(session, self._host.time.now_ms())
+
+    def _start(self, session: Session, callback: Callback) -> None:
+        try:
+            host = self._rules.check_url(callback.url).host
+        except CallbackNotAllowed:  # allowed by earlier settings: each attempt says so
+            host = ""
+        stream = CallbackStream(session, callback, host, self)
+        self._host.sessions.attach_callback(session, stream)
+        self._host.journal.changed(session)
+        stream.wake()
+
+    # Life.
+
+    def restore(self, letters: Sequence[tuple[int, bytes]]) -> None:
+        """Takes what the journal had, by number."""
+        for number, content in letters:
+            self.letters.restore(number, content)
+
+    def start(self) -> None:
+        """Goes on with the sessions that were restored."""
+        for session in self._host.sessions.with_callback():
+            self.attach(session, "")
+            self.detach_if_finished(session)
+        self._watching = asyncio.create_task(self._watch_secrets(), name="webhook secrets")
+
+    async def stop(self, grace_s: float) -> None:
+        """Ends what is in flight, without a journal also what waits to be sent, as far as there is time. With one a
+        receiver that does not answer is not waited for: the next daemon sends it again.
+        """
+        if self._watching is not None:
+            self._watching.cancel()
+        keeps = self._host.journal.keeps
+        await self.deliveries.close(min(grace_s, KEPT_GRACE_S) if keeps else grace_s, start_more=not keeps)
+        await self._poster.close()
+
+    def reload(self) -> None:
+        """Reads the secrets again; what cannot be used is logged, and those in force stay so."""
+        if self._secrets is not None:
+            try:
+                self._secrets.take()
+            except CannotSendWebhooks as error:
+                LOGGER.error("%s; the secrets read before are kept", error)  # noqa: TRY400 - the message says it all
+
+    # For deliveries.
+
+    async def attempt(self, url: str, webhook_id: str, session_id: str, result: result_pb2.Result) -> Attempt:
+        if len(result.partitions) > MANY_PARTITIONS:
+            body = await asyncio.to_thread(body_of, session_id, result)
+        else:
+            with self._host.holds.of("webhook"):
+                body = body_of(session_id, result)
+        return await self._poster.post(url, self._signer.headers(webhook_id, body), body.encode())
+
+    def acknowledge(self, session: Session, sequence: int) -> None:
+        if not session.dropped:
+            self._host.acknowledge(session, sequence)
+            self.detach_if_finished(session)
+
+    def give_up(self, session: Session, webhook_id: str, result: result_pb2.Result, attempts: int, why: str) -> None:
+        assert session.callback is not None, f"session {session.session_id!r} has no callback"
+        letter = webhook_pb2.DeadLetter(
+            webhook_id=webhook_id,
+            callback_url=session.callback.url,
+            session_id=session.session_id,
+            principal=session.account.principal,
+            result=result,
+        )
+        self.keep(letter, attempts, why)
+
+    # Dead letters.
+
+    def keep(self, letter: webhook_pb2.DeadLetter, attempts: int, why: str) -> None:
+        """Keeps a letter that has failed, maybe once more."""
+        now = Timestamp()
+        now.GetCurrentTime()
+        letter.attempts, letter.last_error = attempts, why
+        letter.given_up_time.CopyFrom(now)
+        LOGGER.error(
+            "webhook %s to %s is given up after %d attempts: %s", letter.webhook_id, letter.callback_url, attempts, why
+        )
+        self.letters.add(letter)
+
+    def resend(self, letter: webhook_pb2.DeadLetter) -> None:
+        """Sends a letter again, as if for the first time. Harmless while it is being sent."""
+        if letter.webhook_id not in self._resending:
+            self._resending.add(letter.webhook_id)
+            try:
+                host = self._rules.check_url(letter.callback_url).host
+            except CallbackNotAllowed:
+                host = ""
+            self.deliveries.add(ResentLetter(letter, host, self))
+
+    def resent(self, letter: webhook_pb2.DeadLetter, failed: tuple[int, str] | None) -> None:
+        """A letter that was sent again has arrived, or was given up once more: (attempts, why)."""
+        self._resending.discard(letter.webhook_id)
+        if failed is None:
+            self.letters.remove(letter.webhook_id)
+        else:
+            self.keep(letter, *failed)
+
+    def may_see(self, account: Account, letter: webhook_pb2.DeadLetter) -> bool:
+        return letter.principal == account.principal or account.grants.is_everywhere(ADMIN)
+
+    # As a listener.
+
+    def held_bytes(self) -> int:
+        return self.letters.held_bytes
+
+    def metrics(self) -> Iterable[Metric]:
+        attempts = CounterMetricFamily(
+            "purgatory_webhook_attempts", "POSTs of webhooks, by what became of them.", labels=["end"]
+        )
+        for end in (DELIVERED, REFUSED, UNREACHABLE, NOT_ALLOWED):
+            attempts.add_metric([end], self.deliveries.attempts.get(end, 0))
+        yield attempts
+        yield GaugeMetricFamily("purgatory_webhooks_in_flight", "POSTs in flight.", self.deliveries.in_flight)
+        yield GaugeMetricFamily(
+            "purgatory_webhooks_paused", "Webhooks that have failed and are tried again later.", self.deliveries.paused
+        )
+        yield GaugeMetricFamily("purgatory_webhook_dead_letters", "Dead letters that are kept.", len(self.letters))
+        yield CounterMetricFamily("purgatory_webhooks_given_up", "Webhooks given up.", self.letters.given_up)
+        yield CounterMetricFamily(
+            "purgatory_webhooks_lost", "Dead letters dropped, as there were too many.", self.letters.dropped
+        )
+
+    # Inside.
+
+    async def _take_turn(self) -> None:
+        await self._host.fair_queue.turn(self._caller, REGISTRATIONS)
+
+    def _letter_changed(self, number: int, content: bytes) -> None:
+        self._host.journal.dead_letter_changed(number, content)
+
+    def _take_secrets(self, path: Path) -> None:
+        self._signer = WebhookSigner.from_file(path)
+
+    async def _watch_secrets(self) -> None:
+        while True:
+            await asyncio.sleep(RELOAD_INTERVAL_S)
+            if self._secrets is not None and self._secrets.has_settled():
+                self.reload()
+
+
+def _ssl_context(settings: WebhooksSettings) -> ssl.SSLContext:
+    """Raises `CannotSendWebhooks`. Without any host that may be connected to, the authorities are not read."""
+    if not settings.allowed_hosts:
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if settings.ca_file is None:
+            return ssl.create_default_context()
+        return ssl.create_default_context(cadata=read_regular_file(settings.ca_file).decode("ascii"))
+    except (OSError, ValueError) as error:
+        raise CannotSendWebhooks(f"cannot read {settings.ca_file} (webhooks.ca_file): {error}") from None
+
+
+def _other_callback(session: Session) -> str:
+    if session.callback is None:
+        return "the session is read from a stream; a callback needs a session of its own"
+    return "the session has another callback; another one needs a session of its own"

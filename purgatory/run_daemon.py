@@ -1,0 +1,126 @@
+"""Runs a daemon as a process: command line, signals, the ready file, exit codes.
+
+The first SIGTERM or SIGINT shuts the daemon down in an orderly way. A second one exits at once; it waits only until
+everything that was receipted by an async journal is on disk. A third one does not wait at all. SIGHUP reloads files.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import uvloop
+
+from purgatory import __version__
+from purgatory.daemon import Daemon
+from purgatory.engine import COMPILED
+from purgatory.extension import Extension, StartupError, chosen
+from purgatory.flags import config_lines, read_command_line
+from purgatory.journal.errors import JournalError
+from purgatory.log import start_logging
+from purgatory.service.access.errors import AccessError
+from purgatory.service.budget import garbage
+from purgatory.service.budget.memory_budget import budget_bytes
+from purgatory.service.rpc.grpc_options import largest_message_bytes, warn_of_few_files
+from purgatory.service.setting_sources import SettingsError, unknown_variables
+from purgatory.service.settings import Settings
+from purgatory.service.transport.certificate_files import CannotUseCertificates
+
+LOGGER: Final = logging.getLogger("purgatory.daemon")
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+
+
+async def serve(settings: Settings, extensions: Sequence[type[Extension]]) -> None:
+    """Runs a daemon until SIGTERM or SIGINT, and shuts it down. Raises the errors of `Daemon` and `Daemon.start`."""
+    loop = asyncio.get_running_loop()
+    daemon = Daemon(settings, extensions)
+    stopping = Stopping(daemon)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.on_signal, number)
+    loop.add_signal_handler(signal.SIGHUP, daemon.reload)
+    await daemon.start()
+    _announce(daemon)
+    received = await stopping.asked
+    LOGGER.info("%s: shutting down, %d operations pending", received.name, daemon.pending)
+    await daemon.stop()
+    LOGGER.info("stopped")
+
+
+def main(
+    extensions: Sequence[type[Extension]], arguments: Sequence[str] | None = None, *, program: str = "server.py"
+) -> int:
+    """Runs the daemon with these extensions and command line arguments (None: the process's own).
+
+    Returns the exit code.
+    """
+    try:
+        command_line = read_command_line(arguments, program)
+    except SettingsError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    if command_line.print_config:
+        print("\n".join(config_lines(command_line)))
+        return 0
+    garbage.use_one_arena()
+    settings = command_line.settings
+    start_logging(settings.log)
+    for name in unknown_variables():
+        LOGGER.warning("%s is set, but there is no such setting; see --help", name)
+    try:
+        uvloop.run(serve(settings, chosen(extensions, settings)))
+    except (StartupError, CannotUseCertificates, JournalError, AccessError) as error:
+        LOGGER.critical("%s", error)
+        return EXIT_FAILED
+    return 0
+
+
+def _announce(daemon: Daemon) -> None:
+    """Logs addresses and limits in one line, and writes the ready file for programs."""
+    engine = "compiled engine" if COMPILED else "UNCOMPILED engine (correct, but several times slower)"
+    LOGGER.info(
+        "purgatory %s, %s: gRPC on %s, HTTP on %s, %s; memory budget %d MiB, messages up to %d KiB",
+        __version__,
+        engine,
+        daemon.grpc_address,
+        daemon.http_address,
+        _security(daemon.settings),
+        budget_bytes(daemon.settings.limits.memory_bytes_max) >> 20,
+        largest_message_bytes(daemon.settings) >> 10,
+    )
+    warn_of_few_files(daemon.settings.grpc.connections_max)
+    path = daemon.settings.ready_file
+    if path is not None:
+        ready = {"pid": os.getpid(), "grpc_address": daemon.grpc_address, "http_address": daemon.http_address}
+        unfinished = path.with_name(path.name + ".part")
+        unfinished.write_text(json.dumps(ready) + "\n", "utf-8")
+        unfinished.replace(path)
+
+
+def _security(settings: Settings) -> str:
+    """The protection of connections, for that line."""
+    if settings.tls.certificate_file is None:
+        return "WITHOUT TLS (--insecure)" if settings.insecure else "without TLS, on loopback"
+    return "TLS with client certificates" if settings.tls.client_auth == "required" else "TLS"
+
+
+class Stopping:
+    """Counts the signals: the first one asks for a shutdown, the second for an exit, the third for an exit at once."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.asked: Final[asyncio.Future[signal.Signals]] = asyncio.get_running_loop().create_future()
+        self._daemon: Final = daemon
+        self._exiting: asyncio.Task[None] | None = None
+
+    def on_signal(self, number: signal.Signals) -> None:
+        if not self.asked.done():
+            self.asked.set_result(number)
+        elif self._exiting is None:
+            LOGGER.warning("second signal (%s): exiting at once", number.name)
+            self._exiting = asyncio.create_task(self._daemon.exit_at_once(128 + number), name="exit at once")
+        else:
+            os._exit(128 + number)

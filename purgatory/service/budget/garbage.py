@@ -1,0 +1,103 @@
+"""Python's garbage collector, tuned for a process that holds millions of packed entries; its pauses, measured.
+
+With Python's default thresholds, registering a million operations costs pauses of hundreds of milliseconds. What the
+daemon stores is free of reference cycles, so rare collections leak nothing but the few hundred bytes that gRPC leaves
+behind for each call. That, and the memory that a burst has freed, is dealt with while nobody waits.
+"""
+
+import asyncio
+import ctypes
+import gc
+import time
+from collections.abc import Callable
+from typing import Final
+
+from purgatory.service.histogram import Histogram
+from purgatory.service.settings import GcSettings
+
+YOUNG: Final = 1
+"""The oldest generation that is collected while nobody waits: a full collection would walk all that is held."""
+
+M_ARENA_MAX: Final = -8
+"""From glibc's malloc.h."""
+
+PAUSE_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000)
+
+
+def tune(settings: GcSettings) -> None:
+    """To be called at the end of start-up: with `freeze`, what is alive now is exempt from all later collections."""
+    gc.set_threshold(settings.threshold_0, settings.threshold_1, settings.threshold_2)
+    if settings.freeze:
+        gc.collect()
+        gc.freeze()
+
+
+def use_one_arena() -> None:
+    """Makes all threads allocate from one arena. To be called before any thread starts.
+
+    By default glibc gives each of gRPC's threads an arena of its own. Each keeps its free memory, and the little that
+    gRPC leaks of a call that was cut off (grpc/grpc#43360) pins whole pages, in every arena.
+    """
+    _function("mallopt")(M_ARENA_MAX, 1)
+
+
+class PauseWatch:
+    """Measures every collection of this process from `start` to `stop`."""
+
+    def __init__(self) -> None:
+        self.pauses: Final = Histogram(PAUSE_BOUNDS_MS)
+        self._began: float | None = None
+
+    def start(self) -> None:
+        gc.callbacks.append(self._collection)
+
+    def stop(self) -> None:
+        gc.callbacks.remove(self._collection)
+
+    def _collection(self, phase: str, info: dict[str, int]) -> None:
+        del info
+        if phase == "start":
+            self._began = time.perf_counter()
+        elif self._began is not None:
+            self.pauses.observe((time.perf_counter() - self._began) * 1_000)
+            self._began = None
+
+
+class MemoryTrimmer:
+    """Collects young garbage and returns free memory to the system, at an interval, while `pending()` is 0.
+
+    That blocks the event loop for some milliseconds, some tens after a burst of half a gigabyte; but nobody waits then.
+    """
+
+    def __init__(self, interval_ms: int, pending: Callable[[], int]) -> None:
+        self._interval_s: Final = interval_ms / 1_000
+        self._pending: Final = pending
+        self._trim: Final = trim_function()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Starts on the running loop; not at all with an interval of 0."""
+        if self._interval_s > 0:
+            self._task = asyncio.create_task(self._run(), name="memory trimmer")
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            if not self._pending():
+                gc.collect(YOUNG)
+                self._trim(0)
+
+
+def trim_function() -> Callable[..., int]:
+    """Of glibc's: gives free memory back to the system; its argument is how many bytes to keep."""
+    return _function("malloc_trim")
+
+
+def _function(name: str) -> Callable[..., int]:
+    """A function of glibc's allocator; with another allocator, one that does nothing."""
+    function: Callable[..., int] | None = getattr(ctypes.CDLL(None), name, None)
+    return function if function is not None else lambda *_: 0

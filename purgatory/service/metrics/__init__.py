@@ -1,0 +1,1 @@
+"""Metrics: what is counted, and what Prometheus reads."""

@@ -1,0 +1,209 @@
+"""Opens a journal, restores what it holds into a host, and from then on records what the host does.
+
+Restoring goes in slices with the event loop free in between, so that the daemon answers probes (not ready) meanwhile.
+The order matters: partitions and keys, then sessions with their results, then the operations, which refer to both.
+"""
+
+import asyncio
+import logging
+import sqlite3
+import time
+from pathlib import Path
+from typing import Final
+
+from purgatory.engine.batches import Refusal
+from purgatory.engine.snapshot.roster import Roster
+from purgatory.engine.snapshot.saved_operations import SavedOperations
+from purgatory.journal.continued_time import ReadClocks, journal_now_ms, read_clocks
+from purgatory.journal.crash_points import CrashPoints
+from purgatory.journal.directory import Directory
+from purgatory.journal.errors import damaged
+from purgatory.journal.group import SessionState
+from purgatory.journal.row_codec import unpack_changes, unpack_results
+from purgatory.journal.statements import StatementBuilder
+from purgatory.journal.store import Store
+from purgatory.journal.thread import JournalThread
+from purgatory.service.host import Host
+from purgatory.service.listeners.durable_journal import DurableJournal
+from purgatory.service.sessions.outbox import slices_of
+from purgatory.service.sessions.refused import RefusedOperation, refused_completions
+from purgatory.service.sessions.refused_ids import RefusedIds
+from purgatory.service.sessions.session import Callback, Session
+
+LOGGER: Final = logging.getLogger(__name__)
+
+SLICE_S: Final = 0.005
+REPORT_S: Final = 1.0
+
+
+class OpenJournal:
+    """A journal whose folder is locked and whose file has been verified, before and after its host is restored."""
+
+    def __init__(self, folder: Path, *, is_sync: bool, clocks: ReadClocks = read_clocks) -> None:
+        """Raises `JournalError`."""
+        self._read_clocks: Final = clocks
+        self._is_sync: Final = is_sync
+        self._crash: Final = CrashPoints.from_environment()
+        self._directory: Final = Directory(folder)
+        try:
+            self._store: Final = Store(self._directory, self._crash)
+            self._store.verify()
+            self._last: Final = self._store.moment()
+        except BaseException:
+            self._directory.release()
+            raise
+        self.is_continued: Final = self._last is not None
+        """Whether a daemon used it before."""
+        self.start_ms: Final = journal_now_ms(self._last[0] if self._last else None, clocks())
+        """The time at which the engine starts."""
+        self.to_restore: Final = self._store.count("registrations")
+        """Rows of registrations."""
+        self._journal: DurableJournal | None = None
+        """Once everything is restored."""
+        self._sessions: Final[dict[int, Session]] = {}
+        self._builder: Final = StatementBuilder()
+
+    async def restore(self, host: Host) -> None:
+        """Restores a new host, and records what it does from now on. Raises `JournalError`; then only `close` it."""
+        began_s = time.monotonic()
+        number = self._last[1] if self._last else 0
+        journal = DurableJournal(
+            host.engine,
+            host.time,
+            host.sessions.of_owner,
+            self._read_clocks,
+            host.holds.of("journal"),
+            is_sync=self._is_sync,
+            number=number,
+        )
+        host.use_journal(journal)
+        try:
+            self._restore_marks(host)
+            self._restore_sessions(host)
+            await self._restore_operations(host, journal)
+        except (LookupError, ValueError, sqlite3.Error) as error:
+            raise damaged(self._directory.path, f"a row cannot be read ({error})") from error
+        for session in self._sessions.values():
+            session.owner.put_in_order()
+        if self._last is not None:
+            LOGGER.info(
+                "journal: restored %d operations, %d sessions, %d unacknowledged results; the last daemon %s; %.1f s",
+                host.engine.pending,
+                host.sessions.count,
+                host.sessions.unacknowledged_results,
+                "shut down cleanly" if self._last[2] else "did not shut down cleanly",
+                time.monotonic() - began_s,
+            )
+        journal.start(JournalThread(self._store, self._builder, journal.report, self._crash), self._builder)
+        self._journal = journal
+
+    def _restore_marks(self, host: Host) -> None:
+        snapshots = host.engine.snapshots
+        partitions = {(topic, number): content for _, topic, number, content in self._store.rows("partitions")}
+        for row, content in self._store.rows("changes"):
+            changes = unpack_changes(content)
+            partitions.update(changes)
+            self._builder.add_existing_changes(row, changes)
+        for name, content in partitions.items():
+            if content:
+                snapshots.restore_partition(name, content)
+        for _, key, count in self._store.rows("keys"):
+            snapshots.restore_key(key, count)
+
+    def _restore_sessions(self, host: Host) -> None:
+        states = [SessionState(*row) for row in self._store.rows("sessions")]
+        for state in states:
+            self._sessions[state.session] = self._restore_session(host, state)
+        for number, ranges in self._store.rows("refused_ids"):
+            self._sessions[number].refused_ids = RefusedIds(ranges)
+            self._builder.add_existing_refused_ids(number, ranges)
+        with_results = self._restore_results()
+        for state in states:
+            session = self._sessions[state.session]
+            if state.session not in with_results:
+                session.outbox.start_at(state.last_sequence + session.sequence_shift)
+            # A row of results goes only when all in it are acknowledged, so its first ones may have been.
+            session.outbox.acknowledge(state.acknowledged_sequence + session.sequence_shift)
+            if state.uncertain_after >= 0:
+                # The others may get other numbers: they go out once it is durable that the client has resumed.
+                session.outbox.release(session.uncertain_after)
+
+    def _restore_session(self, host: Host, state: SessionState) -> Session:
+        session = host.sessions.restore(state.session_id, state.session, host.time.now_ms(), state.principal)
+        session.owner.highest_operation_id = state.highest_operation_id
+        session.journaled_operation_id = state.highest_operation_id
+        session.sequence_shift = state.sequence_shift
+        session.is_journaled = True
+        session.incarnation = state.incarnation
+        if state.callback_url:
+            session.callback = Callback(state.callback_url, state.callback_token)
+        if state.uncertain_after >= 0:
+            # The client has not resumed since an earlier crash. No result since then was delivered, so the number
+            # from that crash stays valid, however many daemons have run in between.
+            session.uncertain_after = state.uncertain_after + state.sequence_shift
+        elif self._last is not None and not self._last[2]:
+            # A crash: results may have been delivered after the last group, and are lost here.
+            session.uncertain_after = state.last_sequence + state.sequence_shift
+        return session
+
+    def _restore_results(self) -> set[int]:
+        """Fills the outboxes; returns the sessions that have results."""
+        started: set[int] = set()
+        for row, number, first, count, content in self._store.rows("results"):
+            session = self._sessions[number]
+            if number not in started:
+                started.add(number)
+                session.outbox.start_at(first - 1 + session.sequence_shift)
+            for part in unpack_results(content, session.owner.owner_id):
+                if isinstance(part, list):
+                    refused = [
+                        RefusedOperation(Refusal(0, code, field, message), operation_id, kind)
+                        for code, field, message, operation_id, kind in part
+                    ]
+                    refusals = [entry.refusal for entry in refused]
+                    session.outbox.append(slices_of(refused_completions(refused), refusals))
+                else:
+                    session.outbox.append(slices_of(part))
+            self._builder.add_existing_results(number, row, first + count - 1)
+        return started
+
+    async def _restore_operations(self, host: Host, journal: DurableJournal) -> None:
+        paused_s = reported_s = time.monotonic()
+        gone_bits: dict[int, bytes] = dict(self._store.rows("gone"))
+        for rows, (row, number, _, _, _, content) in enumerate(self._store.rows("registrations"), 1):
+            session, gone = self._sessions[number], gone_bits.get(row, b"")
+            saved = SavedOperations.from_bytes(content)
+            self._builder.add_existing_registration(number, row, Roster(saved.operation_ids, gone))
+            now_ms = host.time.now_ms()
+            journal.recovered += host.engine.restore(session.owner, saved, gone, now_ms)
+            for listener in host.listeners:
+                listener.expired(now_ms)
+            host.deliver()
+            now_s = time.monotonic()
+            if now_s - paused_s >= SLICE_S:
+                await asyncio.sleep(0)
+                paused_s = time.monotonic()
+            if now_s - reported_s >= REPORT_S:
+                reported_s = now_s
+                LOGGER.info("journal: %d operations restored, %d of %d rows", journal.recovered, rows, self.to_restore)
+
+    def dead_letters(self) -> list[tuple[int, bytes]]:
+        """Results that were not delivered, by number. To be asked for before the host is restored; raises
+        `JournalError`.
+        """
+        return [(letter, content) for letter, content in self._store.rows("dead_letters")]
+
+    async def commit_receipted(self, timeout_s: float) -> None:
+        """See `DurableJournal.commit_receipted`."""
+        if self._journal is not None:
+            await self._journal.commit_receipted(timeout_s)
+
+    async def close(self, timeout_s: float) -> bool:
+        """Commits the last changes and ends; False when it could not. What was not wholly restored stays as it was."""
+        try:
+            if self._journal is not None:
+                return await self._journal.finish(timeout_s)
+            self._store.close()
+            return True
+        finally:
+            self._directory.release()

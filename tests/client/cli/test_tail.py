@@ -1,0 +1,188 @@
+"""`tail`, `hot`, `--watch` and completion, as a user runs them: real processes, and a real daemon of their own."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from purgatory_client import Client
+from purgatory_client.cli.exit_codes import Exit
+from purgatory_client.waits import produce
+from purgatory_client.waits import signal as signal_wait
+
+from tests.client.cli.test_commands import DEADLINE_S, PROGRAM, Background, purgatory
+from tests.client.test_blocking import environment
+from tests.daemon_process import DaemonProcess
+
+EVIL = "evil\x1b[31m\u202e[red]"
+SHOWN = "evil\\x1b[31m\\u202e[red]"
+
+
+@pytest.fixture(scope="module")
+def quiet_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """A daemon where nobody waits but these tests."""
+    daemon = DaemonProcess(tmp_path_factory.mktemp("onlookers"))
+    yield daemon
+    daemon.kill()
+
+
+@pytest.fixture
+def client(quiet_daemon: DaemonProcess) -> Iterator[Client]:
+    """Waits that are still pending are cancelled at its end."""
+    with Client(quiet_daemon.address) as one:
+        yield one
+
+
+def followed(daemon: DaemonProcess, client: Client, *arguments: str) -> tuple[int, str, str]:
+    """What `purgatory tail -n 1` prints while waits end, one after the other, until it has seen one that it wants."""
+    client.advance("tailed-0", high_watermark=1)
+    tail = Background(daemon.address, "tail", "--count", "1", *arguments)
+    while tail.process.poll() is None:
+        client.wait_once(signal_wait({EVIL: 1}, timeout=0.02))
+        client.wait_once(produce({"tailed-0": 0}, timeout=1))
+    return tail.end()
+
+
+def test_tail_prints_what_ends(quiet_daemon: DaemonProcess, client: Client) -> None:
+    """A line for each, with strangers' words made harmless; then it ends as it was told to."""
+    code, out, err = followed(quiet_daemon, client, "--outcome", "expired")
+    assert (code, err) == (Exit.OK, "")
+    assert out.count("\n") == 1
+    assert re.search(r"expired +signal +after 0\.\d+s", out)
+    assert SHOWN in out
+    assert "\x1b" not in out
+    assert "\u202e" not in out
+
+
+def test_tail_as_json_filters_by_kind(quiet_daemon: DaemonProcess, client: Client) -> None:
+    """One object a line, only of the kind that was asked for."""
+    code, out, _ = followed(quiet_daemon, client, "--kind", "produce", "--json")
+    assert code == Exit.OK
+    told = json.loads(out)
+    assert (told["kind"], told["outcome"], told["session_id"], told["operation_id"]) == ("produce", "satisfied", "", 0)
+    assert told["items"][0]["name"] == "tailed-0"
+
+
+@pytest.mark.parametrize(("option", "value"), [("--outcome", "refused"), ("--outcome", "late"), ("--kind", "delay")])
+def test_tail_says_what_it_knows(quiet_daemon: DaemonProcess, option: str, value: str) -> None:
+    """An outcome or kind that there is not is a usage error that names those that there are."""
+    answer = purgatory("tail", option, value, address=quiet_daemon.address)
+    assert answer.returncode == Exit.USAGE
+    assert "expected" in answer.stderr
+
+
+def test_hot_lists_most_watched_first(quiet_daemon: DaemonProcess, client: Client) -> None:
+    """Partitions and keys in one order, as many as asked for; what nobody waits on is not listed."""
+    client.advance("cold-0", high_watermark=1)
+    targets = (("hot-1@9", "hot-2@9"), ("hot-1@9",), ("--signal", EVIL, "hot"))
+    waiting = [Background(quiet_daemon.address, "wait", *one) for one in targets]
+    try:
+        while len(list(client.operations())) < 3:
+            assert all(one.process.poll() is None for one in waiting)
+        answer = purgatory("hot", "--json", address=quiet_daemon.address)
+        names = [(one["name"], one["is_key"], one["watched"]) for one in map(json.loads, answer.stdout.splitlines())]
+        assert names[0] == ("hot-1", False, 2)
+        assert sorted(names[1:]) == [(EVIL, True, 1), ("hot", True, 1), ("hot-2", False, 1)]
+        table = purgatory("hot", "--limit", "1", address=quiet_daemon.address).stdout.splitlines()
+        assert [line.split() for line in table] == [["watched", "what", "name"], ["2", "partition", "hot-1"]]
+        assert SHOWN in purgatory("hot", address=quiet_daemon.address).stdout
+    finally:
+        for one in waiting:
+            one.process.send_signal(signal.SIGINT)
+            one.end()
+
+
+@pytest.mark.parametrize("command", [("ls",), ("status",), ("hot",)])
+def test_watch_shows_it_again_until_interrupted(quiet_daemon: DaemonProcess, command: tuple[str, ...]) -> None:
+    """Ctrl-C ends it with 130, and nothing was left behind or changed."""
+    watching = Background(quiet_daemon.address, *command, "--watch", "100ms")
+    assert watching.process.stdout is not None
+    heading = watching.process.stdout.readline()
+    assert heading
+    while watching.process.stdout.readline() != heading:
+        assert watching.process.poll() is None
+    watching.process.send_signal(signal.SIGINT)
+    code, _, err = watching.end()
+    assert code == Exit.INTERRUPTED
+    assert "nothing was changed" in err
+
+
+def test_watch_takes_no_interval_of_nothing(quiet_daemon: DaemonProcess) -> None:
+    """Something that would ask all the time is a usage error."""
+    assert purgatory("ls", "--watch", "0", address=quiet_daemon.address).returncode == Exit.USAGE
+
+
+def require_shell(shell: str) -> None:
+    """Skips where there is no such shell; fails where shells are required."""
+    if shutil.which(shell) is None:
+        assert os.environ.get("PURGATORY_REQUIRE_SHELLS") != "1", f"PURGATORY_REQUIRE_SHELLS=1: there is no {shell}"
+        pytest.skip(f"no {shell} found; apt install {shell}")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_script(shell: str, tmp_path: Path) -> None:
+    """There is one for each shell, and the shell itself finds no fault with it."""
+    script = subprocess.run(
+        PROGRAM,
+        env={**environment(), "_PURGATORY_COMPLETE": f"source_{shell}"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
+    ).stdout
+    assert "_PURGATORY_COMPLETE" in script
+    path = tmp_path / "completion"
+    path.write_text(script, "utf-8")
+    require_shell(shell)
+    subprocess.run([shell, "-n", str(path)], check=True, timeout=DEADLINE_S)
+
+
+IN_BASH = """
+    eval "$(_PURGATORY_COMPLETE=source_bash purgatory)"
+    offer() {
+        COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+        _purgatory_completion purgatory
+        printf '%s\\n' "${COMPREPLY[@]}"
+    }
+    offer purgatory st
+    offer purgatory ls --pa
+"""
+IN_ZSH = """
+    compdef() { true; }
+    _arguments() { print -r -- "$1" | grep -o '"[a-z-]*":' | tr -d '":'; }
+    eval "$(_PURGATORY_COMPLETE=source_zsh purgatory)"
+    offer() { words=("$@"); CURRENT=$#; _purgatory_completion; }
+    offer purgatory st
+    offer purgatory ls --pa
+"""
+IN_FISH = """
+    _PURGATORY_COMPLETE=source_fish purgatory | source
+    complete -C "purgatory st" | cut -f 1
+    complete -C "purgatory ls --pa" | cut -f 1
+"""
+
+
+@pytest.mark.parametrize(("shell", "program"), [("bash", IN_BASH), ("zsh", IN_ZSH), ("fish", IN_FISH)])
+def test_a_shell_completes_commands_and_options(shell: str, program: str, tmp_path: Path) -> None:
+    """In a real shell: what it would offer after `purgatory st` and `purgatory ls --pa`. Zsh's own function for it is
+    there at a terminal only; what it is given is looked at.
+    """
+    require_shell(shell)
+    command = tmp_path / "purgatory"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m purgatory "$@"\n', "utf-8")
+    command.chmod(0o755)
+    done = subprocess.run(
+        [shell, "-c", program],
+        env={**environment(), "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
+    )
+    assert sorted(done.stdout.splitlines()) == ["--partition", "--partitions", "status"], done.stderr
