@@ -15,10 +15,10 @@ from purgatory_client import DEFAULT_ADDRESS, AsyncClient
 from purgatory_client.errors import InvalidRequest
 
 from purgatory_sources.errors import ExtraMissing, SourceRefused, SourceUriInvalid
-from purgatory_sources.feed.feed import Feed
-from purgatory_sources.feed.lineage_store import LineageStore
-from purgatory_sources.feed.source import Source
-from purgatory_sources.source_program import Parent, start_logging, until_stopped
+from purgatory_sources.publisher.lineage_store import LineageStore
+from purgatory_sources.publisher.publisher import Publisher
+from purgatory_sources.publisher.source import Source
+from purgatory_sources.source_program import Supervisor, start_logging, until_stopped
 from purgatory_sources.uri import SCHEMES, SourceUri
 
 EXIT_REFUSED: Final = 2
@@ -135,7 +135,7 @@ class Protection:
     def __init__(
         self, tls: bool, ca: Path | None, certificate: Path | None, key: Path | None, token_file: Path | None
     ) -> None:
-        self.parent: Parent | None = None
+        self.parent: Supervisor | None = None
         self._tls: Final = tls
         self._ca: Final = ca
         self._certificate: Final = certificate
@@ -174,20 +174,20 @@ def _run(
         uri = _uri(scheme, address, options or ())
         start_logging(*log)
         if supervised:
-            protection.parent = Parent.of_this_process()
-        asyncio.run(_feed(uri, list(to or (DEFAULT_ADDRESS,)), protection, state_dir))
+            protection.parent = Supervisor.of_this_process()
+        asyncio.run(_run_publisher(uri, list(to or (DEFAULT_ADDRESS,)), protection, state_dir))
     except (SourceRefused, InvalidRequest) as error:
         print(f"purgatory-source: {error}", file=sys.stderr)
         raise typer.Exit(EXIT_REFUSED) from None
 
 
-async def _feed(uri: SourceUri, daemons: list[str], protection: Protection, state_dir: Path | None) -> None:
+async def _run_publisher(uri: SourceUri, daemons: list[str], protection: Protection, state_dir: Path | None) -> None:
     source = open_source(uri, state_dir)
     if protection.parent is not None:
-        protection.parent.tell(source.name)
+        protection.parent.announce(source.name)
     clients = {address: protection.client_of(address) for address in daemons}
-    feed = Feed(source, clients, LineageStore(state_dir))
-    await until_stopped(feed.run())
+    publisher = Publisher(source, clients, LineageStore(state_dir))
+    await until_stopped(publisher.run())
 
 
 def _uri(scheme: str, address: str, options: Sequence[str]) -> SourceUri:

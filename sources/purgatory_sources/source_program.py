@@ -87,7 +87,7 @@ async def until_stopped(work: Coroutine[object, object, None]) -> None:
         logging.getLogger("purgatory_sources").info("stopped")
 
 
-class Parent:
+class Supervisor:
     """The daemon whose child this is. Its first line on stdin is {"token": ...}; the end of stdin is its own, however
     it came, and ends this process at once: there is nothing to hand over that a kill would spoil.
     """
@@ -96,7 +96,7 @@ class Parent:
         self.token: Final = token
 
     @classmethod
-    def of_this_process(cls) -> Parent:
+    def of_this_process(cls) -> Supervisor:
         """Read what it says, and watch it from now on. Raises SourceRefused."""
         try:
             said = json.loads(sys.stdin.readline())
@@ -108,7 +108,7 @@ class Parent:
         return parent
 
     @staticmethod
-    def tell(source_name: str) -> None:
+    def announce(source_name: str) -> None:
         """Say by what name daemons know this source."""
         print(json.dumps({"source": source_name}), flush=True)
 

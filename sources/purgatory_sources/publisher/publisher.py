@@ -12,11 +12,11 @@ from purgatory_client import AsyncClient
 from purgatory_client.session.backoff import Backoff
 
 from purgatory_sources.errors import SourceRefused, SourceStale
-from purgatory_sources.feed.feed_link import FeedLink
-from purgatory_sources.feed.lineage_store import LineageStore
-from purgatory_sources.feed.mark_book import MarkBook
-from purgatory_sources.feed.observation import MarkName, Observation, SeenReplicas
-from purgatory_sources.feed.reports import End, SourceState, StaleMarks, ToldMark
+from purgatory_sources.publisher.daemon_link import DaemonLink
+from purgatory_sources.publisher.lineage_store import LineageStore
+from purgatory_sources.publisher.mark_replicator import MarkReplicator
+from purgatory_sources.publisher.observation import MarkName, Observation, SeenReplicas
+from purgatory_sources.publisher.reports import End, PublishedMark, SourceState, StaleMarks
 
 TICK_S: Final = 0.1
 KEEP_OFFSETS_S: Final = 2.0
@@ -25,22 +25,22 @@ _LAST_REPORT_S: Final = 0.5
 _logger = logging.getLogger("purgatory_sources")
 
 
-class FedSource(Protocol):
-    """A `Source`, as its feed sees it."""
+class PublishedSource(Protocol):
+    """A `Source`, as its publisher sees it."""
 
     name: str
     topic_prefixes: tuple[str, ...]
 
-    async def run(self, feed: Feed) -> None: ...
+    async def run(self, publisher: Publisher) -> None: ...
     async def ends(self, names: Sequence[str]) -> list[End]: ...
 
 
-class Feed:
+class Publisher:
     """Brings what one source sees to every daemon. Lives on one loop; only the `_threadsafe` forms may be called from
     other threads.
 
     Args:
-        source: Whose feed it is.
+        source: Whose publisher it is.
         daemons: The address of each daemon, and what makes a client of it.
         lineages: Where lineages are kept.
 
@@ -49,13 +49,16 @@ class Feed:
     """
 
     def __init__(
-        self, source: FedSource, daemons: Mapping[str, Callable[[], AsyncClient]], lineages: LineageStore | None = None
+        self,
+        source: PublishedSource,
+        daemons: Mapping[str, Callable[[], AsyncClient]],
+        lineages: LineageStore | None = None,
     ) -> None:
         self.name: Final = source.name
         self.topic_prefixes: Final = tuple(source.topic_prefixes)
         self._source: Final = source
         self._file: Final = LineageStore(None) if lineages is None else lineages
-        self.book: Final = MarkBook(self._file.load(), time.monotonic())
+        self.replicator: Final = MarkReplicator(self._file.load(), time.monotonic())
         self._loop: Final = asyncio.get_running_loop()
         self._state = SourceState.LOADING
         self._reason = "it has just started"
@@ -66,7 +69,7 @@ class Feed:
         self._demand_changed: Final = asyncio.Condition()
         self._demand_version = 0
         self._callbacks: Final[list[Callable[[frozenset[MarkName]], None]]] = []
-        self._links: Final = [FeedLink(address, open_client, self) for address, open_client in daemons.items()]
+        self._links: Final = [DaemonLink(address, open_client, self) for address, open_client in daemons.items()]
 
     # For the source.
 
@@ -87,13 +90,13 @@ class Feed:
 
     def observe(self, observations: Iterable[Observation]) -> None:
         """Hand over what was seen. The newest value of each name counts; nothing is waited for."""
-        self.book.observe(observations)
+        self.replicator.observe(observations)
         for link in self._links:
             link.wake()
 
     def observe_replicas(self, replicas: Mapping[MarkName, SeenReplicas]) -> None:
         """Hand over who keeps these partitions now. The marks of those that were never observed are not told of it."""
-        self.book.observe_replicas(replicas)
+        self.replicator.observe_replicas(replicas)
         for link in self._links:
             link.wake()
 
@@ -114,10 +117,12 @@ class Feed:
         now = time.monotonic()
         self._state, self._reason, self._stale, self._lag_ms = state, reason, tuple(stale), lag_ms
         self._reported_at = now
-        self.book.fares(now, sees=state in {SourceState.LIVE, SourceState.BEHIND}, stale=stale, lag_s=lag_ms / 1_000)
+        self.replicator.set_health(
+            now, sees=state in {SourceState.LIVE, SourceState.BEHIND}, stale=stale, lag_s=lag_ms / 1_000
+        )
         if is_news:
             for link in self._links:
-                link.fares_changed()
+                link.health_changed()
 
     def report_threadsafe(
         self, state: SourceState, reason: str = "", stale: Sequence[StaleMarks] = (), lag_ms: int = 0
@@ -125,11 +130,11 @@ class Feed:
         """The same from any thread."""
         self._loop.call_soon_threadsafe(self.report, state, reason, stale, lag_ms)
 
-    def told(self, topic_prefix: str) -> Mapping[MarkName, ToldMark]:
+    def published(self, topic_prefix: str) -> Mapping[MarkName, PublishedMark]:
         """What the daemons know of the marks under this prefix, as read back from them when they were connected and as
         told since. A mark that is there and that the source does not find is to be observed as gone.
         """
-        return self.book.told(topic_prefix)
+        return self.replicator.published(topic_prefix)
 
     @property
     def daemons_connected(self) -> int:
@@ -139,7 +144,7 @@ class Feed:
     # For whoever runs it.
 
     async def run(self) -> None:
-        """Run the source and feed the daemons until cancelled.
+        """Run the source and publish to the daemons until cancelled.
 
         Raises:
             SourceRefused: What no retry can cure. The daemons have been told as far as they could be reached.
@@ -182,8 +187,8 @@ class Feed:
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
-            if self.book.is_waiting_for_time:
-                self.book.tick(now)
+            if self.replicator.is_waiting_for_time:
+                self.replicator.tick(now)
                 for link in self._links:
                     link.wake()
             if now - kept_at > KEEP_OFFSETS_S:
@@ -194,20 +199,20 @@ class Feed:
 
     def keep_lineages(self) -> None:
         """Write the lineages that have begun, before anybody is told of them."""
-        if self.book.unsaved:
-            self._keep(self.book.unsaved)
+        if self.replicator.unsaved:
+            self._keep(self.replicator.unsaved)
 
     def _keep_offsets(self) -> None:
         self.keep_lineages()
-        if self.book.moved:
-            self._keep(self.book.moved)
+        if self.replicator.moved:
+            self._keep(self.replicator.moved)
 
     def _keep(self, names: dict[MarkName, None]) -> None:
-        kept = [(name, lineage) for name in names if (lineage := self.book.lineage(name)) is not None]
+        kept = [(name, lineage) for name in names if (lineage := self.replicator.lineage(name)) is not None]
         self._file.keep(kept)
         names.clear()
 
-    def fares_now(self) -> tuple[SourceState, str, list[StaleMarks], int]:
+    def health(self) -> tuple[SourceState, str, list[StaleMarks], int]:
         """How the source fares; what it cannot see is stale for longer by now."""
         more_ms = round((time.monotonic() - self._reported_at) * 1_000)
         stale = [one._replace(stale_ms=one.stale_ms + more_ms) for one in self._stale]
@@ -222,9 +227,9 @@ class Feed:
         self._demand_version += 1
         for callback in self._callbacks:
             callback(demand)
-        self._loop.create_task(self._tell_demand())
+        self._loop.create_task(self._notify_demand())
 
-    async def _tell_demand(self) -> None:
+    async def _notify_demand(self) -> None:
         async with self._demand_changed:
             self._demand_changed.notify_all()
 
@@ -240,7 +245,7 @@ class Feed:
         return [self._with_epoch(end) for end in found], ""
 
     def _with_epoch(self, end: End) -> End:
-        lineage = self.book.lineage((end.topic, end.partition))
+        lineage = self.replicator.lineage((end.topic, end.partition))
         if end.leader_epoch is not None or lineage is None or not lineage.is_seen or lineage.is_foreign:
             return end
         return end._replace(leader_epoch=lineage.epoch)
