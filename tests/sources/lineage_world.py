@@ -83,6 +83,7 @@ class ModelSource:
 
     def connect(self, index: int) -> None:
         self.replicator.on_daemon_marks(self.links[index], self.world.daemons[index].marks, self.world.now)
+        self.replicator.check()
 
     def read(self, name: MarkName, count: int) -> None:
         facts = self.world.facts[name]
@@ -109,6 +110,7 @@ class ModelSource:
             self.replicator.on_daemon_mark(link, name, daemon.marks.get(name), now)
         batch = self.replicator.take(link, now)
         codes = [] if is_lost else [daemon.apply(event) for event in batch.events]
+        self.replicator.check()
         if is_lost or is_cut:
             self.connect(index)
             return True
@@ -189,6 +191,7 @@ class LineageWorld:
                     overdue = [fact for fact in facts[source.read_to[name] :] if fact.time < self.now - LAG_MAX_S]
                     source.read(name, len(overdue))
                 source.replicator.tick(self.now)
+                source.replicator.check()
 
     def settle(self) -> None:
         """Everybody reads everything, and tells it."""

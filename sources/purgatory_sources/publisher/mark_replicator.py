@@ -208,34 +208,40 @@ class MarkReplicator:
         return batch
 
     def _take_name(self, daemon: DaemonMarks, name: MarkName, now: float, batch: MarkBatch) -> None:
+        """Add the events that bring one mark of one daemon up to date.
+
+        `take` has already removed the name from `due`. Every exit therefore either updates `known` to what the events
+        of this batch will establish, or leaves a trigger that makes the name due again, or has nothing to publish.
+        """
         lineage = self._lineages[name]
         if name in daemon.to_look_at:
-            return  # due again once it was found
+            return  # `on_daemon_mark` makes it due again
         if not self._settle(name, lineage, now):
-            self._unsettled[name] = None
+            self._unsettled[name] = None  # `tick` makes it due again
             return
         known = daemon.known.get(name)
         if lineage.is_gone:
-            if known is not None:
-                if not self._has_looked_at(daemon, name, known, lineage):
-                    return
+            # `known` is empty once the removal is in the batch, so a mark that returns starts with a leadership event.
+            if known is not None and self._has_looked_at(daemon, name, known, lineage):
                 batch.events.append(events.removed(name, leader_epoch=lineage.epoch))
                 batch.names.append(name)
                 del daemon.known[name]
                 daemon.replicas.pop(name, None)
             return
         if not lineage.is_seen:
-            return
+            return  # loaded from disk or read from a daemon; the first observation makes it due again
         epoch, offset = lineage.epoch, lineage.offset
         if known is None or known[0] < epoch:
             if not self._has_looked_at(daemon, name, known, lineage):
-                return
+                return  # `on_daemon_mark` makes it due again
+            # The order matters: the epoch must fence the old lineage before the mark is lowered, and the mark must be
+            # lowered before the new value is sent. Otherwise a wait could complete with an offset of the old lineage.
             news = [events.leadership(name, is_leader=True, leader_epoch=epoch)]
             if known is not None:
                 if known[1] > offset:
                     news.append(events.truncation(name, offset, leader_epoch=epoch))
-                # Two sources may tell of the same break at once, and the later truncation lowers what the other has
-                # told since.
+                # Two connectors may publish the same break concurrently; the second truncation then lowers a value that
+                # the first one published after its own. Reading the mark back later repairs that.
                 daemon.to_look_at_later[name] = now + SETTLE_S
             news.append(events.high_watermark(name, offset, leader_epoch=epoch))
             batch.events.extend(news)
@@ -245,6 +251,8 @@ class MarkReplicator:
             batch.events.append(events.high_watermark(name, offset, leader_epoch=epoch))
             batch.names.append(name)
             daemon.known[name] = (epoch, offset)
+        # No branch for `known` above the lineage: `_settle` returns False until the offset has caught up with what the
+        # daemon has, or begins a new lineage, whose epoch is higher.
         self._take_replicas(daemon, name, epoch, batch)
 
     def _take_replicas(self, daemon: DaemonMarks, name: MarkName, epoch: int, batch: MarkBatch) -> None:
@@ -303,3 +311,33 @@ class MarkReplicator:
     def is_waiting_for_time(self) -> bool:
         """Whether `tick` has anything to do."""
         return bool(self._unsettled) or any(daemon.to_look_at_later for daemon in self._daemons)
+
+    def check(self) -> None:
+        """Assert the invariants that hold between any two calls. For simulators and tests: it visits every mark."""
+        for name, lineage in self._lineages.items():
+            assert lineage.epoch >= 0, f"{name}: epoch {lineage.epoch}"
+            assert not lineage.identity or lineage.identity not in lineage.retired, (
+                f"{name}: identity {lineage.identity} is both current and retired"
+            )
+            assert not (lineage.is_gone and lineage.is_seen) or lineage.offset == -1, (
+                f"{name}: gone at {lineage.offset}"
+            )
+        for names in (self._unsettled, self.unsaved, self.moved):
+            assert names.keys() <= self._lineages.keys(), f"no lineage: {names.keys() - self._lineages.keys()}"
+        for daemon in self._daemons:
+            # `_take_name` looks up the lineage of every due name without a default.
+            assert daemon.due.keys() <= self._lineages.keys(), (
+                f"no lineage: {daemon.due.keys() - self._lineages.keys()}"
+            )
+            for name, (epoch, offset) in daemon.known.items():
+                known = self._lineages.get(name)
+                assert known is not None, f"{name}: the daemon has ({epoch}, {offset}), but there is no lineage"
+                assert epoch <= known.epoch, f"{name}: the daemon has epoch {epoch}, the lineage only {known.epoch}"
+                # Every outdated value has something that leads to its publication.
+                assert (
+                    (epoch, offset) >= (known.epoch, known.offset)
+                    or not known.is_seen
+                    or name in daemon.due
+                    or name in daemon.to_look_at
+                    or name in self._unsettled
+                ), f"{name}: the daemon has ({epoch}, {offset}) of ({known.epoch}, {known.offset}), and nothing is due"
