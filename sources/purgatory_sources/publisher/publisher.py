@@ -1,4 +1,4 @@
-"""What a source hands its observations to, and what brings them to the daemons."""
+"""Publishes the observations of one source to any number of daemons."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _logger = logging.getLogger("purgatory_sources")
 
 
 class PublishedSource(Protocol):
-    """A `Source`, as its publisher sees it."""
+    """The part of `Source` that a publisher uses."""
 
     name: str
     topic_prefixes: tuple[str, ...]
@@ -36,16 +36,17 @@ class PublishedSource(Protocol):
 
 
 class Publisher:
-    """Brings what one source sees to every daemon. Lives on one loop; only the `_threadsafe` forms may be called from
-    other threads.
+    """Publishes the marks of one source to every daemon.
+
+    Belongs to the event loop it is created on. Only the `_threadsafe` methods may be called from other threads.
 
     Args:
-        source: Whose publisher it is.
-        daemons: The address of each daemon, and what makes a client of it.
-        lineages: Where lineages are kept.
+        source: The source to run.
+        daemons: For each daemon's address, a function that opens a client of it.
+        lineages: Storage for lineages; in memory by default.
 
     Raises:
-        SourceRefused: The kept lineages cannot be used.
+        SourceRefused: The stored lineages cannot be used.
     """
 
     def __init__(
@@ -75,27 +76,39 @@ class Publisher:
 
     @property
     def demand(self) -> frozenset[MarkName]:
-        """What somebody waits on at any of the daemons."""
+        """The partitions with pending waits at any of the daemons."""
         return self._demand
 
     async def demand_changed(self) -> None:
-        """Wait for the next change of `demand`."""
+        """Return after the next change of `demand`."""
         version = self._demand_version
         async with self._demand_changed:
             await self._demand_changed.wait_for(lambda: self._demand_version != version)
 
     def on_demand(self, callback: Callable[[frozenset[MarkName]], None]) -> None:
-        """Have this called on the loop with the new demand, at each change."""
+        """Call `callback` on the event loop at each change of `demand`.
+
+        Args:
+            callback: Receives the new demand.
+        """
         self._callbacks.append(callback)
 
     def observe(self, observations: Iterable[Observation]) -> None:
-        """Hand over what was seen. The newest value of each name counts; nothing is waited for."""
+        """Publish what was observed. Returns at once; if several values of a mark are due, only the newest is sent.
+
+        Args:
+            observations: In the order in which they were read.
+        """
         self.replicator.observe(observations)
         for link in self._links:
             link.wake()
 
     def observe_replicas(self, replicas: Mapping[MarkName, SeenReplicas]) -> None:
-        """Hand over who keeps these partitions now. The marks of those that were never observed are not told of it."""
+        """Publish the replicas of these partitions.
+
+        Args:
+            replicas: The current replicas by mark. They are sent once the mark itself has been observed.
+        """
         self.replicator.observe_replicas(replicas)
         for link in self._links:
             link.wake()
@@ -105,7 +118,14 @@ class Publisher:
         self._loop.call_soon_threadsafe(self.observe, observations)
 
     def report(self, state: SourceState, reason: str = "", stale: Sequence[StaleMarks] = (), lag_ms: int = 0) -> None:
-        """Say how the source fares. It is repeated to the daemons every second until the next one replaces it."""
+        """Set the health of the source. It is repeated to the daemons every second.
+
+        Args:
+            state: What the source can do now.
+            reason: Why, for people.
+            stale: The marks it cannot see. Empty in a state other than LIVE or BEHIND: all marks.
+            lag_ms: Milliseconds by which observations lag behind the system.
+        """
         is_news = (state, reason, [one[:3] for one in stale]) != (
             self._state, self._reason, [one[:3] for one in self._stale],
         )  # fmt: skip
@@ -131,23 +151,30 @@ class Publisher:
         self._loop.call_soon_threadsafe(self.report, state, reason, stale, lag_ms)
 
     def published(self, topic_prefix: str) -> Mapping[MarkName, PublishedMark]:
-        """What the daemons know of the marks under this prefix, as read back from them when they were connected and as
-        told since. A mark that is there and that the source does not find is to be observed as gone.
+        """The marks under this prefix as the daemons have them: read when each connected, and updated since.
+
+        If the source does not find one of them, it must observe it as gone (`offset` None).
+
+        Args:
+            topic_prefix: Start of the topic names.
+
+        Returns:
+            For each mark, the lowest epoch and offset at any daemon.
         """
         return self.replicator.published(topic_prefix)
 
     @property
     def daemons_connected(self) -> int:
-        """How many daemons are connected, and have said what they know."""
+        """Number of daemons that are connected and whose marks have been read."""
         return sum(link.is_connected for link in self._links)
 
-    # For whoever runs it.
+    # For the program.
 
     async def run(self) -> None:
-        """Run the source and publish to the daemons until cancelled.
+        """Run the source and publish to the daemons until cancelled. A source that fails is restarted.
 
         Raises:
-            SourceRefused: What no retry can cure. The daemons have been told as far as they could be reached.
+            SourceRefused: A fault that no retry can fix. It has been reported to the daemons that are connected.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -176,7 +203,7 @@ class Publisher:
                 await asyncio.sleep(_LAST_REPORT_S)
                 raise
             except Exception as error:
-                _logger.exception("%s failed, and is started again", self.name)
+                _logger.exception("%s failed; restarting it", self.name)
                 self.report(SourceState.STALE, f"the source failed: {error!r}"[:900])
             if time.monotonic() - started > 60:
                 backoff.reset()
@@ -198,7 +225,7 @@ class Publisher:
     # For links.
 
     def keep_lineages(self) -> None:
-        """Write the lineages that have begun, before anybody is told of them."""
+        """Store new lineages. Call before any daemon receives their events."""
         if self.replicator.unsaved:
             self._keep(self.replicator.unsaved)
 
@@ -213,13 +240,13 @@ class Publisher:
         names.clear()
 
     def health(self) -> tuple[SourceState, str, list[StaleMarks], int]:
-        """How the source fares; what it cannot see is stale for longer by now."""
+        """State, reason, stale marks and lag (ms). The ages of stale marks are as of now, not of the last report."""
         more_ms = round((time.monotonic() - self._reported_at) * 1_000)
         stale = [one._replace(stale_ms=one.stale_ms + more_ms) for one in self._stale]
         return self._state, self._reason, stale, self._lag_ms
 
     def link_demand_changed(self) -> None:
-        """A link has other demand than before."""
+        """The demand of a link has changed."""
         demand = frozenset().union(*(link.demand for link in self._links))
         if demand == self._demand:
             return
@@ -234,13 +261,13 @@ class Publisher:
             self._demand_changed.notify_all()
 
     async def ends(self, topics: list[str]) -> tuple[list[End], str]:
-        """Where these end, with the epochs of their marks; or why nobody knows."""
+        """The ends of these topics with the epochs of their marks, or none and an error text."""
         try:
             found = await self._source.ends(topics)
         except (SourceStale, SourceRefused) as error:
             return [], str(error)
         except Exception as error:
-            _logger.exception("%s failed to say where %s end", self.name, topics)
+            _logger.exception("%s could not determine the ends of %s", self.name, topics)
             return [], f"the source failed: {error!r}"[:900]
         return [self._with_epoch(end) for end in found], ""
 
