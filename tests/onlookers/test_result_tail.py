@@ -14,6 +14,7 @@ from purgatory.service.access.account import Account, Accounts
 from purgatory.service.access.roles import ALL, NONE, Grants, Names
 from purgatory.service.errors import RpcError
 from purgatory.service.listeners import result_tail
+from purgatory.service.listeners.events import Completed
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.listeners.result_tail import ResultFollower, ResultTail, ToldOperation
 from purgatory.v1 import operation_pb2, result_pb2
@@ -67,7 +68,7 @@ def test_a_follower_is_told_what_it_wants_and_may_see(seed: int, monkeypatch: py
     grants = seeded.choice((ALL, NONE, Grants(mine, mine), Grants(mine, {})))  # type: ignore[arg-type]
     is_own = seeded.random() < 0.3
     follower = ResultFollower(account("me", grants), outcomes, kind)
-    follower.tell(None, completions_of(rows), "me" if is_own else "other")
+    follower.tell(Completed(None, "me" if is_own else "other", completions_of(rows)))
     told, left_out = follower.take()
 
     def may_see(row: Row) -> bool:
@@ -119,7 +120,7 @@ def test_followers_are_few_of_each_principal_and_in_all() -> None:
     with pytest.raises(RpcError, match="the most allowed") as caught:
         tail.follow(account("", ALL), (), 0)
     assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
-    tail.completed(None, completions_of(drawn(random.Random(1), 9, uniform=True)), "me")
+    tail.completed(Completed(None, "me", completions_of(drawn(random.Random(1), 9, uniform=True))))
     assert tail.held_bytes() == result_tail.FOLLOWERS_MAX * 9 * result_tail.ROW_BYTES
 
 

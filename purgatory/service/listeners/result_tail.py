@@ -14,8 +14,8 @@ from purgatory.engine.completions import Completions
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
 from purgatory.service.errors import resource_exhausted
+from purgatory.service.listeners.events import Completed
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.sessions.session import Session
 from purgatory.service.translate.uniform_columns import is_uniform
 
 FOLLOWERS_MAX: Final = 32
@@ -83,12 +83,12 @@ class ResultFollower:
         self.woken.clear()
         return rows, left_out
 
-    def tell(self, session: Session | None, completions: Completions, principal: str) -> None:
+    def tell(self, event: Completed) -> None:
         """Operations of one owner have ended."""
+        session, whose, completions = event.session, event.principal, event.completions
         places = self._wanted(completions)
         if not places:
             return
-        whose = principal if session is None else session.account.principal
         if whose != self._account.principal and not self._account.grants.is_everywhere(ADMIN):
             places = self._visible(completions, places[:EXAMINED_MAX])
         room = ROWS_MAX - len(self._rows)
@@ -165,10 +165,10 @@ class ResultTail(Listener):
     def held_bytes(self) -> int:
         return sum(follower.held_bytes for follower in self._followers)
 
-    def completed(self, session: Session | None, completions: Completions, principal: str = "") -> None:
-        if len(completions):
+    def completed(self, event: Completed) -> None:
+        if len(event.completions):
             for follower in self._followers:
-                follower.tell(session, completions, principal)
+                follower.tell(event)
 
 
 def _first_items(completions: Completions, last: int) -> list[int]:
