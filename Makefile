@@ -24,7 +24,7 @@ SIMULATED := $(ENGINE) $(wildcard tests/engine/*.py tests/engine/oracle/*.py tes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help abuse stream-histories stream-kills result-kills run demo kafka-demo stream-demo postgres-demo read-your-writes test test-compiled test-pure lint format proto docs wheel clean bench mutants crash sim sim-long sim-daemon \
+.PHONY: help test-core abuse stream-histories stream-kills result-kills run demo kafka-demo stream-demo postgres-demo read-your-writes test test-compiled test-pure lint format proto docs wheel clean bench mutants crash sim sim-long sim-daemon \
 	check report replay screenshots notebook generate image-requirements sbom secure-demo
 
 help: ## List the targets
@@ -78,6 +78,10 @@ generate: $(STAMPS)/pipeline $(STAMPS)/engine ## Make a history (ARGS="--operati
 test: $(STAMPS)/pipeline ## Run the whole suite, and what comes near the engine uncompiled too (both, even if one fails)
 	@$(MAKE) --no-print-directory -j 2 $(STAMPS)/engine $(SIMULATOR)/stamp # they have nothing to do with each other
 	@$(MAKE) --no-print-directory -k test-compiled test-pure
+
+CORE_TESTS := tests/engine tests/timer tests/embedded tests/client/session
+test-core: $(STAMPS)/dev $(STAMPS)/engine ## Run the tests of the engine, timer and client session, without sockets, in seconds
+	@$(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow and not sockets" $(CORE_TESTS) $(ARGS)
 
 test-compiled: $(STAMPS)/pipeline $(STAMPS)/engine $(SIMULATOR)/stamp ## Run the suite on the compiled engine (ARGS="tests/test_x.py -k y")
 	@echo "== the suite on the compiled engine"

@@ -15,6 +15,8 @@ from tests.client.until import until_pending
 from tests.daemon_process import DaemonProcess
 from tests.daemon_simulation.faulty_proxy import FaultyProxy
 
+pytestmark = pytest.mark.sockets
+
 LONG = 120.0
 SINGLES = 300
 IN_COLUMNS = 300

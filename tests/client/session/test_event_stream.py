@@ -19,6 +19,8 @@ from tests.daemon_process import DaemonProcess
 from tests.daemon_simulation.faulty_proxy import FaultyProxy
 from tests.service.serving import eventually
 
+pytestmark = pytest.mark.sockets
+
 MESSAGE = wire.AdvanceStreamRequest()
 RECEIPT = wire.AdvanceStreamResponse(receipt=wire.AdvanceReceipt(ended=[3]))
 

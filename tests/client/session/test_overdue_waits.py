@@ -17,6 +17,8 @@ from tests.client.until import until_pending
 from tests.conftest import StartDaemon
 from tests.service.serving import eventually
 
+pytestmark = pytest.mark.sockets
+
 TIMEOUT = 5.0
 DUE = TIMEOUT + GRACE
 

@@ -17,6 +17,8 @@ from tests.daemon_process import DaemonProcess
 from tests.daemon_simulation.faulty_proxy import FaultyProxy
 from tests.service.serving import eventually
 
+pytestmark = pytest.mark.sockets
+
 LONG = 120.0
 TOTAL = 10_000
 IN_COLUMNS = 4_000

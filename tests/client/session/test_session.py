@@ -14,6 +14,8 @@ from purgatory_client.waits import Wait
 from purgatory.v1 import operation_pb2, purgatory_service_pb2
 from tests.client.session.wire_script import many, opened, receipt, registered, results, sent
 
+pytestmark = pytest.mark.sockets
+
 
 def produce(offset: int = 1, timeout: float | None = 5) -> Wait:
     return waits.produce({"orders-3": offset}, timeout=timeout)
