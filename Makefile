@@ -112,14 +112,14 @@ sim-long: $(SIMULATOR)/stamp ## The same for 200 million steps, about an hour (t
 crash: $(STAMPS)/dev $(STAMPS)/engine ## Kill a real daemon under load 200 times: nothing acknowledged may be lost (ARGS="--kills 50 --seed 7")
 	@$(BIN)/python -m tests.crash $(ARGS)
 
-stream-histories: $(STAMPS)/pipeline $(STAMPS)/engine ## Histories of the simulator through shards and engine (ARGS="--histories 200 --steps 10000")
-	@$(BIN)/python -m tests.pipeline.stream.stream_histories --processes $(JOBS) $(ARGS)
+stream-histories: $(STAMPS)/pipeline $(STAMPS)/engine ## Compare shards with the engine on histories of the simulator (ARGS="--count 200 --steps 10000")
+	@$(BIN)/python -m tests.pipeline stream-histories --processes $(JOBS) $(ARGS)
 
-stream-kills: $(STAMPS)/pipeline $(STAMPS)/engine ## Kill a stream of Spark again and again: nothing is lost or there twice (ARGS="--kills 20 --on-driver", or --executors)
-	@$(BIN)/python -m tests.pipeline.stream.stream_kills $(ARGS)
+stream-kills: $(STAMPS)/pipeline $(STAMPS)/engine ## Kill a Spark stream repeatedly: no outcome lost or duplicated (ARGS="--count 20 --on-driver", or --executors)
+	@$(BIN)/python -m tests.pipeline stream-kills $(ARGS)
 
-result-kills: $(STAMPS)/pipeline $(STAMPS)/engine ## Kill a query that reads results again and again: each is there once (ARGS="--kills 10")
-	@$(BIN)/python -m tests.pipeline.datasource.result_kills $(ARGS)
+result-kills: $(STAMPS)/pipeline $(STAMPS)/engine ## Kill a query that reads results repeatedly: each is written once (ARGS="--count 10")
+	@$(BIN)/python -m tests.pipeline result-kills $(ARGS)
 
 abuse: $(STAMPS)/dev $(STAMPS)/engine ## Attacks, floods, fuzzed requests and churn at a real daemon (ARGS="--only flood", or --minutes 120 --requests 1000000 --seed 7)
 	@$(BIN)/python -m tests.abuse $(ARGS)

@@ -1,4 +1,4 @@
-"""Spark's queries as something to wait for: what each has committed, told as marks."""
+"""Publishes the committed offsets of Spark's streaming queries as marks, so that operations can wait for them."""
 
 from purgatory_pipeline.listener.query_listener import PurgatoryListener
 

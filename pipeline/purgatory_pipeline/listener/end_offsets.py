@@ -1,4 +1,4 @@
-"""How far a query has come, as its sources say it: in progress events, and in the log of its checkpoint.
+"""The committed offsets of a query, from progress events and from the log of its checkpoint.
 
 A mark is always exclusive, as Kafka's are: at 43, everything up to record 42 is committed.
 """
@@ -16,21 +16,21 @@ from pyarrow import fs
 from purgatory_pipeline.archive.location import open_location
 
 SEQUENCE: Final = "sequence"
-"""In an offset of the format `purgatory`: the last result that was read from a session."""
+"""Field of an offset of the format `purgatory`: the last result read from a session."""
 NO_OFFSET: Final = "-"
-"""In the log: a source that has given nothing yet."""
+"""Entry of the log for a source without any data yet."""
 
 _logger = logging.getLogger("purgatory_pipeline.listener")
 
 Marks = dict[tuple[str, int], int]
-"""By topic, without the query's prefix, and partition."""
+"""Marks by topic (without the query's prefix) and partition."""
 
 
 def marks_of(ends: Sequence[str | None]) -> Marks:
-    """The marks of a query, from the end offset of each of its sources, in their order.
+    """The marks of a query, from the end offset of each of its sources, in order.
 
-    Kafka's partitions have the names that they have there; where two sources read the same one, the one that lags
-    counts. The n-th source of another sort is the topic `sourceN`, partition 0.
+    Kafka partitions keep their names; if two sources read the same partition, the lower offset counts. Any other source
+    at index N is the topic `sourceN`, partition 0.
     """
     marks: Marks = {}
     for place, said in enumerate(ends):
@@ -63,9 +63,9 @@ def _marks_of_source(place: int, said: str | None) -> Marks:
 
 
 def committed_marks(checkpoint: str) -> Marks:
-    """The marks of the last commit in a checkpoint. None if there is no commit, or it cannot be read (logged).
+    """The marks of the last commit in a checkpoint. Empty if there is no commit or it cannot be read (logged).
 
-    A query that is restarted with nothing new to do reports no progress, but its log has it.
+    This is needed because a restarted query without new input sends no progress event.
     """
     place = open_location(checkpoint)
     try:
@@ -76,7 +76,7 @@ def committed_marks(checkpoint: str) -> Marks:
         with place.filesystem.open_input_stream(f"{place.root}/offsets/{max(batches)}") as stream:
             return marks_of(ends_of_log(stream.read().decode()))
     except (OSError, ValueError, pa.ArrowException) as error:
-        _logger.warning("cannot read the checkpoint %s: %s; its marks come with the next batch", checkpoint, error)
+        _logger.warning("cannot read the checkpoint %s: %s; its marks follow after the next batch", checkpoint, error)
         return {}
 
 

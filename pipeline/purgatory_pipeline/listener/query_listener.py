@@ -1,4 +1,4 @@
-"""`PurgatoryListener`: what Spark's streaming queries have committed, told to purgatories."""
+"""`PurgatoryListener` publishes the committed offsets of Spark's streaming queries to daemons."""
 
 from __future__ import annotations
 
@@ -33,21 +33,24 @@ _logger = logging.getLogger("purgatory_pipeline.listener")
 
 
 class PurgatoryListener(StreamingQueryListener):
-    """After each micro-batch, tells daemons how far the query has come: `spark/QUERY/TOPIC-P` is the offset up to which
-    it has committed partition P of TOPIC, exclusive. So "my record 42 has been processed" is a wait for 43.
+    """Publishes the progress of streaming queries after each micro-batch. The mark `spark/QUERY/TOPIC-P` is the offset
+    up to which partition P of TOPIC is committed, exclusive: to wait until record 42 is processed, wait for 43.
 
-    Only queries with a name are told of. A source that is not Kafka is a topic `sourceN` (the n-th of the query, from
-    0) with partition 0, by its own offsets. All work is done by a thread of its own: a daemon that is slow or gone
-    never holds up a query, and is told the newest marks when it is back.
+    Only named queries are published. A source other than Kafka appears as the topic `sourceN` (N is its index in the
+    query, from 0), partition 0, with its own offsets. A background thread does all the work: a slow or unreachable
+    daemon never delays a query, and receives the latest marks when it is back.
 
-    Make it where the session is, and give it to `spark.streams.addListener`.
+    Create the listener in the process of the session and pass it to `spark.streams.addListener`.
 
     Args:
-        daemons: gRPC addresses, "host:port". Each is told everything.
-        state: A folder where lineages are kept, so that a query that begins anew while nothing listens is known as new
-            even where it is soon further than before. Without, a lower mark says so.
-        checkpoints: By query, where its checkpoint is, if Spark cannot be asked (Spark Connect).
-        client: What `AsyncClient` takes besides the address: `tls_ca`, `token` and so on.
+        daemons: gRPC addresses, "host:port". All marks are sent to each daemon.
+        state: Folder for lineages. With it, a query that was restarted from scratch while no listener ran is recognised
+            as new even if it has overtaken its old offsets. Without it, only a lower mark reveals the restart.
+        checkpoints: Checkpoint locations by query name; needed with Spark Connect, where Spark cannot provide them.
+        client: Keyword arguments of `AsyncClient` except the address: `tls_ca`, `token` and so on.
+
+    Raises:
+        ValueError: No daemon is given.
     """
 
     def __init__(
@@ -58,26 +61,26 @@ class PurgatoryListener(StreamingQueryListener):
         client: Mapping[str, Any] | None = None,
     ) -> None:
         if not daemons:
-            raise ValueError("name a daemon, as host:port")
+            raise ValueError("no daemon given: pass at least one host:port")
         self._daemons: Final = daemons
         self._state: Final = None if state is None else Path(state)
         self._checkpoints: Final = dict(checkpoints or {})
         self._client: Final = dict(client or {})
         self._session: Final = SparkSession.getActiveSession()
         self._names: Final[dict[str, str]] = {}
-        """Of running queries, by id."""
+        """Names of running queries, by query id."""
         self._loop: Final = asyncio.new_event_loop()
         self._sources: Final[dict[str, QuerySource]] = {}
         self._publishers: Final[dict[str, asyncio.Task[None]]] = {}
         self._thread: Final = threading.Thread(target=self._loop.run_forever, name="purgatory-listener", daemon=True)
         self._thread.start()
 
-    # Called by Spark, on its one listener thread: nothing here may wait.
+    # Called by Spark on its only listener thread: these methods must not block.
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
-        """A query is about to run."""
+        """A query is starting."""
         if not event.name:
-            _logger.warning("a query without a name is not told of: call queryName(...) on its writer")
+            _logger.warning("a query without a name is not published: call queryName(...) on its writer")
             return
         self._names[str(event.id)] = event.name
         self._on_loop(self._started, event.name, str(event.id))
@@ -102,13 +105,13 @@ class PurgatoryListener(StreamingQueryListener):
             self._on_loop(self._stopped, name, why)
 
     def close(self) -> None:
-        """Ends the links to the daemons: all marks are stale from now on. A daemon that is gone is not waited for."""
+        """Disconnect from the daemons, which makes all marks stale. Takes at most CLOSE_S seconds for each step."""
         if self._thread.is_alive():
             asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(CLOSE_S)
 
-    # On the loop.
+    # Called on the loop.
 
     def _on_loop(self, call: Callable[..., None], *arguments: object) -> None:
         self._loop.call_soon_threadsafe(call, *arguments)
@@ -132,7 +135,7 @@ class PurgatoryListener(StreamingQueryListener):
             source.stopped(why)
 
     def _source(self, name: str, identity: str) -> QuerySource:
-        """The source of a query; another id is another query, which begins anew."""
+        """The source of a query name. A new id means a new query, which starts from scratch."""
         source = self._sources.get(name)
         if source is None:
             source = self._sources[name] = QuerySource(name)
@@ -146,7 +149,7 @@ class PurgatoryListener(StreamingQueryListener):
         try:
             await Publisher(source, openers, LineageStore(folder)).run()
         except SourceRefused as error:
-            _logger.error("%s is not told of any more: %s", source.name, error)  # noqa: TRY400 - a line says it all
+            _logger.error("%s is no longer published: %s", source.name, error)  # noqa: TRY400 - no traceback needed
 
     async def _read_checkpoint(self, source: QuerySource, identity: str) -> None:
         place = self._checkpoints.get(source.query)
@@ -157,7 +160,7 @@ class PurgatoryListener(StreamingQueryListener):
         return committed_marks(place) if place else {}
 
     def _checkpoint_of(self, identity: str) -> str | None:
-        """Where Spark keeps the checkpoint of a query; PySpark has no public name for it."""
+        """Location of a query's checkpoint. PySpark has no public API for it."""
         query = None if self._session is None else self._session.streams.get(identity)
         wrapped = getattr(query, "_jsq", None)
         return None if wrapped is None else str(wrapped.streamingQuery().resolvedCheckpointRoot())

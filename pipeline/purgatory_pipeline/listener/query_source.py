@@ -18,7 +18,7 @@ PREFIX: Final = "spark"
 
 
 class QuerySource(Source):
-    """Tells what a query has committed. Its methods are called on the publisher's loop."""
+    """Publishes the committed marks of a query. All methods must be called on the publisher's loop."""
 
     def __init__(self, query: str) -> None:
         self.query: Final = query
@@ -31,38 +31,38 @@ class QuerySource(Source):
         self._is_running = False
 
     def is_of(self, identity: str) -> None:
-        """The query's id, which lives as long as its checkpoint: one that starts anew begins a new lineage."""
+        """Set the query id. It is stored in the checkpoint; a new checkpoint has a new id and a new lineage."""
         if identity != self._identity:
             self._identity, self._marks = identity, {}
             self._is_running, self._stopped = False, ""
 
     def started(self, identity: str) -> None:
-        """It begins, or goes on."""
+        """The query starts or resumes."""
         self.is_of(identity)
         self._stopped = ""
         self._news.set()
 
     def had_committed(self, marks: Marks, identity: str) -> None:
-        """What a checkpoint says, read while other things went on: nothing is taken from it once another query has the
-        name, or this one has stopped.
+        """Add marks from a checkpoint, which was read in the background. They are ignored if the name now belongs to
+        another query, or the query has stopped.
         """
         if marks and identity == self._identity and not self._stopped:
             self.committed(marks)
 
     def committed(self, marks: Marks) -> None:
-        """So far has the query come."""
+        """Record committed marks."""
         for name, mark in marks.items():
             self._marks[name] = max(mark, self._marks.get(name, mark))
         self._is_running, self._stopped = True, ""
         self._news.set()
 
     def stopped(self, reason: str) -> None:
-        """It does not go on; its marks are stale until it does."""
+        """The query stopped; its marks are stale until it resumes."""
         self._stopped = reason
         self._news.set()
 
     async def run(self, publisher: Publisher) -> None:
-        """Hands over what it is told."""
+        """Publish marks and state whenever they change."""
         while True:
             prefix = self.topic_prefixes[0]
             publisher.observe(
@@ -76,10 +76,12 @@ class QuerySource(Source):
             elif self._is_running:
                 publisher.report(SourceState.LIVE)
             else:
-                publisher.report(SourceState.LOADING, "it has committed nothing yet")
+                publisher.report(SourceState.LOADING, "nothing committed yet")
             await self._news.wait()
             self._news.clear()
 
     async def ends(self, names: Sequence[str]) -> list[End]:
-        """Spark says where its inputs end only with the batches that read them."""
-        raise SourceStale(f"{self.name} cannot say where {', '.join(names)} end: ask the system that Spark reads from")
+        """Not supported: Spark reports the end of its inputs only with the batches that read them."""
+        raise SourceStale(
+            f"{self.name} does not know the ends of {', '.join(names)}: query the system that Spark reads from"
+        )

@@ -1,4 +1,4 @@
-"""Changes the number of a stream's shards, while it does not run: states out of its checkpoint, divided, and in."""
+"""Changes the number of shards of a stopped stream: reads the states from its checkpoint, divides them, writes them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ STATES: Final = "statestore"
 
 
 def divide_stream(session: SparkSession, checkpoint: str, shards: int) -> tuple[Division, Division]:
-    """Divides a stream that has ended; its next run goes on with so many shards. Returns the division before, and now.
+    """Divide a stopped stream into `shards` shards, used from its next run on. Returns the old and the new division.
 
-    Raises `StreamUnusable` where there is none, or its last micro-batch is not done.
+    Raises:
+        StreamUnusable: There is no stream with shards here, or its last micro-batch is not committed.
     """
     before = newest_division(checkpoint)
     last_batch(checkpoint)
@@ -28,17 +29,17 @@ def divide_stream(session: SparkSession, checkpoint: str, shards: int) -> tuple[
 
 
 def last_batch(checkpoint: str) -> int:
-    """The last micro-batch of a stream that has ended. Raises `StreamUnusable` as `divide_stream` does."""
+    """The last micro-batch of a stopped stream. Raises `StreamUnusable` as `divide_stream` does."""
     done = last_number(checkpoint, "commits")
     if done is None:
         raise StreamUnusable(f"{checkpoint}: no stream with shards has run there")
     if last_number(checkpoint, "offsets") != done:
-        raise StreamUnusable(f"{checkpoint}: the last micro-batch is not done: run `stream --once` first")
+        raise StreamUnusable(f"{checkpoint}: the last micro-batch is not committed: run `stream --once` first")
     return done
 
 
 def saved_shards(session: SparkSession, division: Division) -> list[bytes]:
-    """The bytes of all shards after the last micro-batch."""
+    """The saved states of all shards after the last micro-batch, by shard number."""
     checkpoint = open_location(division.checkpoint).spark_uri
 
     def states(name: str) -> list[tuple[int, Any]]:
@@ -47,12 +48,14 @@ def saved_shards(session: SparkSession, division: Division) -> list[bytes]:
 
     played = {shard for shard, numbers in states("numbers") if numbers[-1] == division.number}
     found = {shard: bytes(value[0]) for shard, value in states("shard") if shard in played}
-    if not played and division.number:  # it was divided and has not run since
+    if (
+        not played and division.number
+    ):  # divided again before any micro-batch has run: the checkpoint has no states of this division
         found = {shard: division.read(shard) for shard in range(division.shards)}
     assert sorted(found) == list(range(division.shards)), f"states of {sorted(found)}, of {division.shards} shards"
     return [found[shard] for shard in range(division.shards)]
 
 
 def last_number(checkpoint: str, log: str) -> int | None:
-    """The last micro-batch that one of Spark's logs names."""
+    """The last micro-batch in one of Spark's logs (`offsets`: started, `commits`: committed); None if it is empty."""
     return max((int(name) for name in open_location(checkpoint).child(log).names() if name.isdigit()), default=None)

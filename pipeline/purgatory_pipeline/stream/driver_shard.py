@@ -1,11 +1,12 @@
-"""One shard on the driver: more than twice as fast as shards in Spark's state store, where one machine is enough.
+"""One shard on the driver: more than twice as fast as shards in Spark's state store, if one machine is enough.
 
-Outcomes are written first, then the state, each by the number of its batch. A batch that is done again begins with the
-state of the one before and writes the same outcomes in the same place.
+For each micro-batch the outcomes are written first and the state second, both under the number of the batch. A batch
+that Spark repeats starts from the state of the previous batch and overwrites its outcomes with the same ones.
 
-The state after a batch is a snapshot of the shard, or just the rows of the batch, to be played again after the state
-before it. A snapshot is written once the rows since the last one take more bytes than it did: so what a batch writes
-follows from what it brings, not from what waits, and a start reads at most twice the size of a snapshot.
+The state after a batch is stored as a snapshot of the shard, or as the rows of the batch, which are replayed on top of
+the previous state. A snapshot is written when the rows since the last snapshot exceed its size. So the bytes written
+per batch depend on the input, not on the number of pending operations, and a restart reads at most twice the size of a
+snapshot.
 """
 
 from __future__ import annotations
@@ -25,31 +26,31 @@ from purgatory_pipeline.stream.stream_inputs import StreamUnusable
 from purgatory_pipeline.stream.wire_records import EVENT, OPERATION
 
 STATES: Final = "shard"
-"""The folder of the states, in the checkpoint."""
+"""Folder of the states within the checkpoint."""
 BEGIN: Final = "begin"
-"""The state before the first batch, where load came from elsewhere."""
+"""File with the state before the first batch, if the stream was started from a journal."""
 ROWS_OF: Final = ".rows"
-"""Ends the name of a file that has the rows of a batch."""
+"""Suffix of a file with the rows of a batch."""
 _DELAY: Final = b"delay_ms"
 _COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", 1))
 
 
 class DriverShard:
-    """`folder`: where the states are kept."""
+    """A shard whose states are stored in `folder`."""
 
     def __init__(self, folder: str, delay_ms: int) -> None:
         self._place: Final = open_output(folder)
         self._delay_ms: Final = delay_ms
         self._shard: Shard | None = None
         self._played = -1
-        """The batch that the shard has played last."""
+        """Number of the last batch played."""
         self._payloads = PAYLOAD.empty_table()
-        """Those of that batch."""
+        """Payloads of that batch."""
         self._snapshot_bytes = self._rows_bytes = 0
-        """Of the last snapshot that was written, and of the rows since."""
+        """Size of the last snapshot, and total size of the rows written since."""
 
     def play(self, payloads: pa.Table, batch: int) -> PlayedBatch:
-        """Plays the payloads of a micro-batch. Raises `StreamUnusable`."""
+        """Play the payloads of a micro-batch. Raises `StreamUnusable` if the state before it is missing."""
         if self._shard is None or self._played != batch - 1:
             self._shard = self._load(batch - 1)
         self._payloads, self._played = with_files(payloads), batch
@@ -58,7 +59,7 @@ class DriverShard:
         return play_payloads(self._shard, self._payloads)
 
     def commit(self, batch: int) -> None:
-        """Keeps the state after a batch, whole or not at all. Its outcomes have been written."""
+        """Store the state after a batch atomically. Call after its outcomes have been written."""
         assert self._shard is not None and batch == self._played, f"batch {batch} was not played"  # noqa: PT018 - for mypy
         rows = bytes_of_rows(self._payloads, self._delay_ms)
         self._rows_bytes += len(rows)
@@ -69,7 +70,7 @@ class DriverShard:
         self._write(f"{batch:08d}", octets)
         self._snapshot_bytes, self._rows_bytes = len(octets), 0
         states = SavedStates(self._place.uri)
-        # Spark may do this batch again, so the snapshot before it stays, with what was played since.
+        # Spark may repeat this batch, so the previous snapshot and the rows since then must be kept.
         needed = max((one for one in states.snapshots if one < batch), default=0)
         self._drop([name for number, name in states.files if number < needed])
 
@@ -86,7 +87,7 @@ class DriverShard:
         else:
             shard, self._snapshot_bytes, self._rows_bytes = states.load(batch)
         shard.delay_ms = self._delay_ms
-        # Later batches are done again; what was kept of them goes once the state before them has been loaded.
+        # Later batches will be repeated. Their states are deleted only now that the state before them is known to load.
         self._drop([name for number, name in states.files if number > batch])
         return shard
 
@@ -96,7 +97,7 @@ class DriverShard:
 
 
 class SavedStates:
-    """What a `DriverShard` has kept in a folder. `snapshots` and `rows`: names of files, by their batch."""
+    """The files that a `DriverShard` stored in a folder. `snapshots` and `rows`: file names by batch number."""
 
     def __init__(self, folder: str) -> None:
         self._place: Final = open_location(folder)
@@ -108,19 +109,20 @@ class SavedStates:
 
     @property
     def files(self) -> list[tuple[int, str]]:
-        """Batch and name of each."""
+        """Batch number and name of each file."""
         return [*self.snapshots.items(), *self.rows.items()]
 
     def load(self, batch: int) -> tuple[Shard, int, int]:
-        """The shard after a batch; how many bytes its snapshot had, and the rows that were played since.
+        """Returns the shard after a batch, the size of its snapshot, and the size of the rows replayed on top of it.
 
-        Raises `StreamUnusable` where there is no state of this batch.
+        Raises:
+            StreamUnusable: No state of this batch is stored.
         """
         start = max((one for one in self.snapshots if one <= batch), default=-1)
         since = range(start + 1, batch + 1)
         if start < 0 or any(one not in self.rows for one in since):
             raise StreamUnusable(
-                f"there is no state of batch {batch} in {self._place.uri}: was the stream started without --on-driver?"
+                f"no state of batch {batch} found in {self._place.uri}: was the stream started without --on-driver?"
             )
         snapshot = self._place.child(self.snapshots[start]).read()
         shard = shard_bytes.from_bytes(snapshot, 0)
@@ -140,7 +142,7 @@ class SavedStates:
 
 
 def bytes_of_rows(payloads: pa.Table, delay_ms: int) -> bytes:
-    """Payloads and the delay that they were played with, as an Arrow stream."""
+    """Encode payloads, with the delay in effect when they were played, as an Arrow stream."""
     table = payloads.replace_schema_metadata({_DELAY: str(delay_ms)})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema, options=_COMPRESSED) as writer:
@@ -150,7 +152,7 @@ def bytes_of_rows(payloads: pa.Table, delay_ms: int) -> bytes:
 
 
 def with_files(found: pa.Table) -> pa.Table:
-    """Payloads. Those that have come as `side` and `path` of Parquet files are read now."""
+    """Returns payloads. Rows that only name a Parquet file (`side`, `path`) are replaced by the content of the file."""
     if "path" not in found.column_names:
         return found
     is_path = found.column("path").is_valid()

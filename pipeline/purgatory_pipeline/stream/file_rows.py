@@ -1,7 +1,7 @@
 """Files as rows of a stream: Parquet with the archive's columns, or lines of JSON.
 
-Spark says which files are new; each is read here, by Arrow, in the task that packs it. Through Spark's own rows that
-would take twenty times as long: it adds up an Arrow batch anew after each row.
+Spark lists the new files; each is read here with Arrow, in the task that packs it. Passing the content through Spark's
+rows would take twenty times as long, because Spark recomputes the size of an Arrow batch after each row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from purgatory_pipeline.stream.wire_records import MALFORMED, OPERATION, RecordR
 FILE_COLUMNS: Final = ["path", "uri", "latest_ms"]
 """Spark's name of a file, the URI of the input with which to open it, and the latest time that a row may have."""
 UNKNOWN_CODE: Final = 99
-"""Of a word that names no kind or type: the shard sets its row aside."""
+"""Code for an unknown kind or type; the shard sets the row aside."""
 _RENAMED: Final = {"at": "at_ms", "call_number": "place", "session_id": "caller"}
 _WORDS: Final = {"kind": KIND_NAMES, "type": EVENT_NAMES}
 
@@ -59,7 +59,7 @@ def file_packer(shards: int, side: str, *, is_json: bool) -> Pack:
 
 
 def parquet_rows(octets: bytes, path: str, side: str) -> tuple[pa.Table, pa.Table]:
-    """The rows of a Parquet file, and those that are malformed. Rows that a daemon refused are left out.
+    """Returns the valid and the malformed rows of a Parquet file, without the rows that a daemon refused.
 
     Parsing raises OSError, too, but from memory that can only be due to the content.
     """
@@ -85,7 +85,7 @@ def parquet_rows(octets: bytes, path: str, side: str) -> tuple[pa.Table, pa.Tabl
 
 
 def codes_of(rows: pa.Table, word: str) -> pa.Array:
-    """The codes of a column of words; 0 for null, and where there is no such column: a heartbeat."""
+    """Codes of a column of kind or type names. Null, or a missing column, gives 0: a heartbeat."""
     if word not in rows.column_names:
         return pa.repeat(pa.scalar(0, pa.int8()), rows.num_rows)
     words = rows.column(word).cast(pa.string()).combine_chunks()
@@ -96,7 +96,7 @@ def codes_of(rows: pa.Table, word: str) -> pa.Array:
 
 
 def json_rows(octets: bytes, side: str) -> tuple[pa.Table, pa.Table]:
-    """The rows of a file of JSON lines, and those that are malformed."""
+    """Returns the valid and the malformed rows of a file of JSON lines."""
     rows = RecordRows(side, is_json=True)
     for line in octets.splitlines():
         if line.strip():

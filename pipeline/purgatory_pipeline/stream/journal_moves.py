@@ -1,7 +1,7 @@
-"""Load that moves between a daemon and a stream: a stopped daemon's journal as a shard, and shards as a journal.
+"""Moves pending operations between a daemon and a stream: converts a stopped daemon's journal to a shard and back.
 
-Both hold the same: the engine's pending operations in the engine's own form, whose they are, marks and counts of keys.
-What waits goes on with what had become of it, and its deadline stays where it was. A session is a caller.
+Both store the same data: pending operations in the engine's snapshot format, their callers, marks and key counts.
+Operations keep their progress and their deadline. A session of the daemon is a caller of the stream.
 """
 
 from __future__ import annotations
@@ -37,30 +37,31 @@ from purgatory_pipeline.stream.shard.caller_ids import CALLERS, CallerIds
 from purgatory_pipeline.stream.shard.shard import LIMITS, Shard
 
 NAMELESS: Final = "stream"
-"""The session of operations without a caller: a session has a name."""
+"""Session name for operations without a caller; a session needs a name."""
 
 
 class LoadCannotMove(PipelineError):
-    """What waits cannot go on elsewhere as it is. The message says what to do first."""
+    """The pending operations cannot be moved in their present state. The message names the remedy."""
 
 
 def shard_of_journal(folder: Path) -> bytes:
-    """All that waits in the journal of a daemon that is stopped, as the bytes of one shard (see `shard_bytes.divided`).
+    """Convert the pending operations in a stopped daemon's journal to one saved shard (see `shard_bytes.divided`).
 
-    Raises `LoadCannotMove` if results are not acknowledged or go to a callback, which a stream has no place for.
+    Raises:
+        LoadCannotMove: Results are unacknowledged or are sent to a callback; a stream supports neither.
     """
     if not (folder / DATABASE).exists():
-        raise LoadCannotMove(f"there is no journal in {folder}: name the daemon's data folder")
+        raise LoadCannotMove(f"no journal in {folder}: name the daemon's data folder")
     with opened(folder) as store:
         last = store.moment()
         if last is None:
             raise LoadCannotMove(f"the journal in {folder} is empty")
         sessions = [SessionState(*row) for row in store.rows("sessions")]
         for is_present, what in (
-            (store.count("results"), "results that nobody has acknowledged: start the daemon and collect them"),
+            (store.count("results"), "unacknowledged results: start the daemon and collect them"),
             (
                 any(state.callback_url for state in sessions),
-                "sessions whose results are sent to a callback: wait until they have ended",
+                "sessions with a callback: wait until they have ended",
             ),
         ):
             if is_present:
@@ -97,12 +98,12 @@ def restore_marks(engine: Engine, store: Store) -> dict[PartitionName, bytes]:
 
 
 def take_over(shard: Shard, saved: SavedOperations, gone: bytes, caller: str, to_wall_ms: int) -> None:
-    """Lets a row of the journal wait on in a shard, under the shard's ids and by the wall clock."""
-    assert shard.engine is not None, "there is no engine yet"
+    """Add the operations of one journal row to a shard, with ids of the shard and wall-clock times."""
+    assert shard.engine is not None, "the shard has no engine yet"
     count = len(saved)
     ids = np.arange(shard.next_id, shard.next_id + count)
     shard.next_id += count
-    whole = np.frombuffer(gone.ljust((count + 7) // 8, b"\0"), np.uint8)  # the bits may end early
+    whole = np.frombuffer(gone.ljust((count + 7) // 8, b"\0"), np.uint8)  # trailing zero bytes are not stored
     bits = np.unpackbits(whole, count=count, bitorder="little").astype(np.bool_)
     operation_ids, registered_ms = np.array(saved.operation_ids), np.array(saved.registered_ms) + to_wall_ms
     saved.operation_ids = vec[i64](ids.tolist())
@@ -132,18 +133,19 @@ def mentioned(engine: Engine, parts: Sequence[SavedOperations], contents: dict[P
 
 
 def journal_of_shards(saved: Sequence[bytes], folder: Path) -> int:
-    """Writes a journal that a daemon goes on with, in a folder that has none; returns how many operations wait in it.
+    """Write the pending operations of saved shards as a new journal. Returns the number of operations.
 
-    Raises `LoadCannotMove` if the shards keep rows back, whose time has not come.
+    Raises:
+        LoadCannotMove: The folder has a journal, or the shards contain rows that are not due yet.
     """
     if (folder / DATABASE).exists():
-        raise LoadCannotMove(f"there is a journal in {folder} already: name another folder")
+        raise LoadCannotMove(f"{folder} already contains a journal: name another folder")
     shards = [shard_bytes.from_bytes(octets, 0) for octets in saved]
     kept = sum(shard.kept.num_rows for shard in shards)
     if kept:
         raise LoadCannotMove(
-            f"{kept} rows are kept back until their time has come: send an event in which nothing is set, later than "
-            "they are by the stream's --delay, and run `stream --once`"
+            f"{kept} rows are not due yet: send an empty event dated at least the stream's --delay after them, and run "
+            "`stream --once`"
         )
     engines = [(shard, shard.engine) for shard in shards if shard.engine is not None]
     if not engines:
@@ -170,9 +172,10 @@ def journal_of_shards(saved: Sequence[bytes], folder: Path) -> int:
 
 
 def keys_of(engines: Sequence[Engine]) -> list[tuple[str, int]]:
-    """The counts that a daemon keeps, in the order in which it would forget them: waited for in any shard last.
+    """The key counts that a daemon keeps, in eviction order: keys with waiting operations last.
 
-    Raises `LoadCannotMove` if operations wait for more keys than that.
+    Raises:
+        LoadCannotMove: Operations wait for more keys than a daemon keeps.
     """
     keys_max = EngineLimits().signal_keys_max
     waited = {key for engine in engines for key, known in engine.snapshots.keys.by_key.items() if known.references}
@@ -185,8 +188,8 @@ def keys_of(engines: Sequence[Engine]) -> list[tuple[str, int]]:
 def sessions_of(
     engines: Sequence[tuple[Shard, Engine]], together: Engine, contents: dict[PartitionName, bytes], now_ms: int
 ) -> Iterator[SessionChanges]:
-    """What waits, as a daemon would write it: a session for each caller, its operations in the order of its own ids,
-    which is not that of the shards. `together` has all marks and no operations.
+    """The pending operations in a daemon's format: one session per caller, with operations sorted by the caller's ids,
+    which is not their order in the shards. `together` is an engine with all marks and no operations.
     """
     tables = [
         shard.callers.table.append_column("shard", pa.array([place] * shard.pending, pa.int32()))
@@ -195,7 +198,7 @@ def sessions_of(
     waiting = pa.concat_tables(tables).to_pandas()
     callers = set(waiting["caller"])
     if {"", NAMELESS} <= callers:
-        raise LoadCannotMove(f"operations without a caller would be of the session {NAMELESS!r}, which is a caller too")
+        raise LoadCannotMove(f"operations without a caller would join session {NAMELESS!r}, which is already a caller")
     waiting["caller"] = waiting["caller"].replace("", NAMELESS)
     for number, (caller, rows) in enumerate(waiting.groupby("caller"), 1):
         owner = together.add_owner()
@@ -215,7 +218,7 @@ def sessions_of(
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Store]:
-    """A journal, locked. What is wrong with it comes as `LoadCannotMove`."""
+    """Open and lock a journal. Errors of the journal are raised as `LoadCannotMove`."""
     try:
         directory = Directory(folder)
         try:

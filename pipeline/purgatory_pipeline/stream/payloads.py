@@ -1,6 +1,6 @@
-"""What goes from the sources of a stream to its shards: few fat records, each with the rows of one shard.
+"""Payloads: the records sent from the inputs of a stream to its shards. Each contains all rows for one shard.
 
-Spark moves and converts a row at a time; Arrow's own bytes pass through it untouched.
+Spark moves and converts one row at a time, so a few large records with Arrow bytes are much cheaper than many rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Pack = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def clock_packer(shards: int) -> Pack:
-    """For a column `at_ms` and nothing else: only time passes."""
+    """Pack heartbeats: rows with the single column `at_ms`, which only advance time."""
 
     def pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         found = [batch for batch in batches if batch.num_rows]
@@ -59,9 +59,9 @@ def record_packer(shards: int, side: str, *, is_json: bool) -> Pack:
 
 
 def payload(rows: pa.Table, malformed: pa.Table, shards: int, latest_ms: int = AT_MS_MAX) -> pa.RecordBatch:
-    """A record for each shard: its registrations, and all events. An operation is never split.
+    """Build one record per shard, with its registrations and all events. An operation is never split.
 
-    Rows dated after `latest_ms` are set aside: one of them would let time run away, and all later rows would be late.
+    Rows dated after `latest_ms` are set aside: one such row would advance the horizon and make all later rows late.
     """
     rows = conformed(rows).combine_chunks()
     is_ahead = column_of(rows, "at_ms") > latest_ms
@@ -88,7 +88,7 @@ def instant(at_ms: int) -> str:
 
 
 def owners(rows: pa.Table, shards: int) -> np.ndarray[Any, Any]:
-    """The shard of each row; -1: it goes to all."""
+    """The shard of each row; -1 for events, which go to all shards."""
     is_registration = column_of(rows, "kind") > 0
     ids = column_of(rows, "operation_id")
     nobody = pa.chunked_array([pa.nulls(rows.num_rows, pa.string())])
@@ -97,7 +97,7 @@ def owners(rows: pa.Table, shards: int) -> np.ndarray[Any, Any]:
 
 
 def unpacked(parts: Iterable[bytes | None], schema: pa.Schema = ROWS) -> pa.Table:
-    """The tables of some records, one after the other."""
+    """Decode the tables of several records and concatenate them."""
     tables = [pa.ipc.open_stream(octets).read_all() for octets in parts if octets is not None]
     found = pa.concat_tables(tables, promote_options="default") if tables else schema.empty_table()
     return found.combine_chunks()

@@ -1,9 +1,9 @@
-"""How many shards a stream has, and the state that they start from when that number has changed.
+"""The number of shards of a stream, and the states that they start from after this number has changed.
 
 `CHECKPOINT/shards/NNNNNNNN` is a division of the stream: one file per shard, and `complete`, which is written last.
 A folder without it is ignored, and overwritten by the next attempt; so nothing has to be moved, which object stores
 cannot do with folders. The files of the first division, 0, are empty. The checkpoint's own state names the division
-that it came from, so each shard reads its file once, in its first micro-batch after the division.
+that it belongs to, so each shard reads its file once, in its first micro-batch after the division.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _FILE: Final = "shard-{:05d}"
 
 @dataclass(frozen=True)
 class Division:
-    """How a stream is divided. `number`: 0 for that of its first run."""
+    """A division of a stream into shards. `number` is 0 for the first run and grows with each `reshard`."""
 
     checkpoint: str
     number: int
     shards: int
 
     def read(self, shard: int) -> bytes:
-        """The bytes that a shard begins from."""
+        """The saved state that a shard starts from."""
         return _folder(open_location(self.checkpoint), self.number).child(_FILE.format(shard)).read()
 
 
 def newest_division(checkpoint: str) -> Division | None:
-    """The division that a stream is in; None if it has none yet."""
+    """The current division of a stream; None if the stream has none yet."""
     place = open_location(checkpoint)
     for number in sorted(_numbers(place), reverse=True):
         names = _folder(place, number).names()
@@ -47,7 +47,7 @@ def write_division(checkpoint: str, number: int, shards: Sequence[bytes]) -> Div
     place = open_location(checkpoint)
     folder = _folder(place, number)
     place.filesystem.create_dir(folder.root, recursive=True)
-    place.filesystem.delete_dir_contents(folder.root)  # of an attempt that did not complete
+    place.filesystem.delete_dir_contents(folder.root)  # files of an incomplete attempt
     for shard, octets in enumerate(shards):
         write_file(folder, _FILE.format(shard), octets)
     write_file(folder, COMPLETE, b"")

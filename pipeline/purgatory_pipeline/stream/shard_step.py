@@ -25,7 +25,7 @@ LATE: Final = "late"
 REFUSED_ROWS: Final = "set_aside"
 MALFORMED_RECORDS: Final = "malformed"
 TABLES: Final = {OUTCOMES: OUTCOME_ROWS, LATE: SET_ASIDE, REFUSED_ROWS: SET_ASIDE, MALFORMED_RECORDS: MALFORMED}
-"""What a stream gives, each a table of its own."""
+"""The output tables of a stream."""
 
 PLAYED_DDL: Final = "table string, count long, pending long, shard int, rows binary"
 STATE_DDL: Final = "shard binary"
@@ -34,13 +34,13 @@ NUMBERS_DDL: Final = "pending long, bytes long, horizon_ms long, late long, divi
 
 @dataclass(frozen=True)
 class PlayedBatch:
-    """What a shard made of a micro-batch: the rows of each table, and how many operations wait now."""
+    """The result of a micro-batch in one shard: the rows of each table, and the number of pending operations."""
 
     tables: dict[str, pa.Table]
     pending: int
 
     def records(self, shard: int) -> list[dict[str, Any]]:
-        """The same as records of PLAYED_DDL; one at least, which says what is pending."""
+        """The same as records of PLAYED_DDL. There is at least one, with the number of pending operations."""
         return [
             {
                 "table": name,
@@ -55,7 +55,7 @@ class PlayedBatch:
 
 
 def play_payloads(shard: Shard, payloads: pa.Table) -> PlayedBatch:
-    """Plays the payloads of one micro-batch."""
+    """Play the payloads of one micro-batch."""
     seen_ms = max(payloads.column("seen_ms").to_pylist())
     played = shard.play(unpacked(payloads.column("rows").to_pylist()), seen_ms)
     malformed = unpacked(payloads.column("malformed").to_pylist(), MALFORMED)
@@ -65,9 +65,9 @@ def play_payloads(shard: Shard, payloads: pa.Table) -> PlayedBatch:
 
 
 class ShardProcessor(StatefulProcessor):
-    """A shard of the purgatory for `transformWithStateInPandas`, with the time mode None: time is the rows' own.
+    """A shard of the purgatory for `transformWithStateInPandas`, with time mode None: the shard handles event time.
 
-    Spark's watermark would drop late registrations in silence and answer one batch later.
+    Spark's watermark would drop late registrations silently and complete operations one batch later.
     """
 
     def __init__(self, delay_ms: int, division: Division) -> None:
@@ -75,12 +75,12 @@ class ShardProcessor(StatefulProcessor):
         self._division: Final = division
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Names the two states: the shard, and numbers about it that can be read without loading it."""
+        """Declare the two states: the shard, and its key figures, which can be read without loading the shard."""
         self._shard = handle.getValueState("shard", STATE_DDL)
         self._numbers = handle.getValueState("numbers", NUMBERS_DDL)
 
     def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: N802, N803, ANN401 - Spark's names
-        """One micro-batch of one shard."""
+        """Play one micro-batch of one shard."""
         del timerValues
         number = int(key[0])
         shard = self._begin(number)
@@ -92,7 +92,7 @@ class ShardProcessor(StatefulProcessor):
         yield pd.DataFrame(played.records(number))
 
     def _begin(self, number: int) -> Shard:
-        """The shard as the micro-batch before left it, or as it was divided since."""
+        """The shard after the previous micro-batch, or as divided since then."""
         numbers, stored = self._numbers.get(), self._shard.get()
         played_in = numbers[-1] if numbers is not None else 0
         if played_in < self._division.number:

@@ -1,4 +1,4 @@
-"""Where a stream's registrations and events come from: folders of files, or Kafka's topics, as payloads for shards."""
+"""Inputs of a stream: folders of files or Kafka topics, read as payloads for shards."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from purgatory_pipeline.stream.payloads import PAYLOAD_DDL, record_packer
 KAFKA: Final = "kafka"
 JSON: Final = "json"
 FORMATS: Final = {True: ("protobuf", JSON), False: ("parquet", JSON)}
-"""Of Kafka's records, and of files; the first is the default."""
+"""Formats of Kafka records (True) and of files (False); the first is the default."""
 AHEAD_MS: Final = 3_600_000
 
 
 class StreamUnusable(PipelineError):
-    """A stream cannot be read or written as it was asked for."""
+    """A stream cannot be read or written with the given options."""
 
 
 class StreamInput:
@@ -40,7 +40,7 @@ class StreamInput:
         self.is_kafka: Final = uri.startswith(f"{KAFKA}://")
         forms = FORMATS[self.is_kafka]
         if form not in ("", *forms):
-            raise StreamUnusable(f"{uri} as {form}: it may be {' or '.join(forms)}")
+            raise StreamUnusable(f"unknown format {form!r} for {uri}; supported: {', '.join(forms)}")
         self._is_json: Final = form == JSON
         self._files_per_batch: Final = files_per_batch
         self._records_per_batch: Final = records_per_batch
@@ -77,7 +77,7 @@ class StreamInput:
             .schema("path string, modificationTime timestamp, length long, content binary")
             .option("recursiveFileLookup", "true")
             .option("maxFilesPerTrigger", self._files_per_batch)
-            # By default Spark passes over files modified a week before the newest one, without a word.
+            # By default Spark silently skips files modified more than a week before the newest one.
             .option("maxFileAge", "36500d")
             .load(place.spark_path(place.root))
         )
@@ -87,7 +87,7 @@ class StreamInput:
         parts = urlsplit(self.uri)
         topic = parts.path.strip("/")
         if not parts.netloc or not topic:
-            raise StreamUnusable(f"{self.uri}: write kafka://BROKER:PORT/TOPIC")
+            raise StreamUnusable(f"not a Kafka URI: {self.uri}; expected kafka://BROKER:PORT/TOPIC")
         reader = (
             session.readStream.format(KAFKA)
             .name(self.side)

@@ -1,4 +1,4 @@
-"""A stream that begins with a daemon's journal, or ends in one."""
+"""Starts a stream from a daemon's journal, and writes a stream back as a journal."""
 
 from __future__ import annotations
 
@@ -15,12 +15,19 @@ from purgatory_pipeline.stream.stream_query import use_state_store
 
 
 def begin_from_journal(folder: Path, checkpoint: str, shards: int) -> int:
-    """Writes what the stream of this checkpoint begins with, in so many shards (0: on the driver); returns how many
-    operations wait. Raises `LoadCannotMove`.
+    """Write the initial state of a stream from a journal. Returns the number of pending operations.
+
+    Args:
+        folder: Data folder of a stopped daemon.
+        checkpoint: Checkpoint of the new stream.
+        shards: Number of shards; 0 for one shard on the driver.
+
+    Raises:
+        LoadCannotMove: The stream has already started, or the journal cannot be moved.
     """
     states = open_location(checkpoint).child(STATES).uri
     if newest_division(checkpoint) is not None or SavedStates(states).snapshots:
-        raise LoadCannotMove(f"a stream has begun in {checkpoint} already: name another checkpoint")
+        raise LoadCannotMove(f"{checkpoint} already contains a stream: name another checkpoint")
     saved = shard_of_journal(folder)
     if shards:
         write_division(checkpoint, 1, shard_bytes.divided([saved], shards))
@@ -30,8 +37,11 @@ def begin_from_journal(folder: Path, checkpoint: str, shards: int) -> int:
 
 
 def end_in_journal(checkpoint: str, folder: Path) -> int:
-    """Writes what waits in a stream that has ended as a journal; returns how many operations. Raises `StreamUnusable`
-    or `LoadCannotMove`.
+    """Write the pending operations of a stopped stream as a journal. Returns their number.
+
+    Raises:
+        StreamUnusable: There is no stream, or its last micro-batch is not committed.
+        LoadCannotMove: The pending operations cannot be moved.
     """
     batch = last_batch(checkpoint)
     division = newest_division(checkpoint)

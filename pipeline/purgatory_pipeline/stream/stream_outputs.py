@@ -1,7 +1,7 @@
-"""Where a stream's outcomes go: folders of files, a topic of Kafka, or a table; what is set aside goes to files.
+"""Outputs of a stream: outcomes go to files, a Kafka topic or a table; rows set aside go to files.
 
-A micro-batch that is done again, after a kill, writes the same again: files and tables are replaced by the number of
-the batch, so each outcome is there once. Kafka may get some twice: consumers tell by caller and id.
+A micro-batch that is repeated after a crash writes the same outcomes again. Files and table partitions are replaced by
+batch number, so each outcome is stored once. A Kafka topic may contain duplicates; deduplicate by caller and id.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from purgatory_pipeline.stream.stream_inputs import KAFKA, StreamUnusable
 
 TABLE: Final = "table:"
 BATCH: Final = "batch"
-"""The column, and the folder, with the number of the micro-batch."""
+"""Name of the column and of the folders with the number of the micro-batch."""
 
 IMPLEMENTATION: Final = "spark.sql.catalogImplementation"
 
 COUNTED: Final = pa.schema([("table", pa.string()), ("count", pa.int64()), ("pending", pa.int64())])
 COUNTED_DDL: Final = "table string, count long, pending long"
 Counts = dict[str, int]
-"""Rows of each table; under `pending`, how many operations wait."""
+"""Number of rows by table; under `pending`, the number of pending operations."""
 
 
 class AddedCounts(AccumulatorParam[Counts]):
-    """Adds up what tasks have counted."""
+    """Adds the counts of Spark tasks."""
 
     def zero(self, value: Counts) -> Counts:
         """Nothing."""
@@ -49,24 +49,24 @@ class AddedCounts(AccumulatorParam[Counts]):
 
 
 class StreamOutput:
-    """`uri`: a folder, `kafka://BROKERS/TOPIC`, or `table:NAME`. `aside`: a folder for what was set aside.
+    """`uri`: a folder, `kafka://BROKERS/TOPIC`, or `table:NAME`. `aside`: a folder for rows set aside.
 
-    Raises `StreamUnusable` for what cannot be one.
+    Raises `StreamUnusable` if `uri` is not a valid output.
     """
 
     def __init__(self, uri: str, aside: str) -> None:
         self.uri: Final = uri
         self._to_spark: Callable[[DataFrame, int], None] | None = None
-        """Writes the outcomes of a batch where only Spark can."""
+        """Writes the outcomes of a batch to a topic or table; None for files, which are written without Spark."""
         self._counts: Accumulator[Counts] | None = None
-        """One for all batches: Spark never forgets an accumulator."""
+        """Shared by all batches, because Spark never frees an accumulator."""
         self._folders: Final = {name: open_location(aside).child(name).uri for name in TABLES}
         if uri.startswith(TABLE):
             self._to_spark = self._to_table
         elif uri.startswith(f"{KAFKA}://"):
             parts = urlsplit(uri)
             if not parts.netloc or not parts.path.strip("/"):
-                raise StreamUnusable(f"{uri}: write kafka://BROKER:PORT/TOPIC")
+                raise StreamUnusable(f"not a Kafka URI: {uri}; expected kafka://BROKER:PORT/TOPIC")
             self._to_spark = self._to_topic
         else:
             self._folders[OUTCOMES] = open_location(uri).child(OUTCOMES).uri
@@ -85,7 +85,8 @@ class StreamOutput:
     def clear(self, batch: int) -> None:
         """Remove the files that an earlier run wrote for a micro-batch that it did not commit.
 
-        With other options, such as another delay, other shards may have outcomes now, and would not replace them.
+        With changed options, such as another delay, other shards may have outcomes this time, so they would not all be
+        overwritten.
         """
         for folder in self._folders.values():
             part = open_location(folder).child(f"{BATCH}={batch:08d}")
@@ -93,11 +94,11 @@ class StreamOutput:
                 part.filesystem.delete_dir(part.root)
 
     def write_frame(self, played: DataFrame, batch: int) -> Counts:
-        """Writes a micro-batch, given as records of `PLAYED_DDL`. Each shard writes files of its own, where it is."""
+        """Write a micro-batch, given as records of `PLAYED_DDL`. Each executor writes the files of its shards."""
         if self._to_spark is None:
             rows = played.mapInArrow(part_writer(self._folders, batch), COUNTED_DDL)
             return counts_of(rows.toArrow())
-        # One job for all of it: Spark writes the outcomes, the rest is written and counted on the way to it.
+        # A single Spark job: other tables are written and counted by the function that passes outcomes on to Spark.
         if self._counts is None:
             self._counts = played.sparkSession.sparkContext.accumulator({}, AddedCounts())
         self._counts.value = {}
@@ -107,9 +108,9 @@ class StreamOutput:
         return self._counts.value
 
     def write_tables(self, played: PlayedBatch, frame: DataFrame, batch: int, *, is_first: bool) -> Counts:
-        """The same for what the driver has; `frame` is any frame of the session.
+        """Write the result of a shard on the driver; `frame` is any frame of the session.
 
-        `is_first`: an earlier run may have written this batch.
+        `is_first`: this is the first batch of the run, which an earlier run may have written already.
         """
         folders = self._folders
         if self._to_spark is not None:
@@ -135,13 +136,13 @@ class StreamOutput:
         session.sql(
             f"CREATE TABLE IF NOT EXISTS {name} ({columns}, {BATCH} long) USING parquet PARTITIONED BY ({BATCH})"
         )
-        # Replaces the partition even by nothing, where the batch is repeated and has no outcomes this time.
+        # Replaces the partition even if a repeated batch has no outcomes this time.
         insert = f"INSERT OVERWRITE {name} PARTITION ({BATCH} = {batch}) SELECT * FROM {{rows}}"  # noqa: S608 - the user's own
         session.sql(insert, rows=rows)
 
 
 def part_writer(folders: dict[str, str], batch: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Writes the records' tables that have a folder, and says how many rows each record has."""
+    """Returns a function that writes those tables of the records that have a folder, and yields the row counts."""
 
     def write(records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for found in records:
@@ -156,7 +157,7 @@ def part_writer(folders: dict[str, str], batch: int) -> Callable[[Iterable[pa.Re
 
 
 def write_part(folder: str, batch: int, shard: int, rows: pa.Table) -> None:
-    """Writes what one shard has of a batch, whole or not at all; if it is there already, it is replaced by the same."""
+    """Write one shard's rows of a batch atomically, replacing the file of an earlier attempt."""
     place = open_location(folder).child(f"{BATCH}={batch:08d}")
     place.filesystem.create_dir(place.root, recursive=True)
     name = f"shard-{shard:05d}.parquet"
@@ -168,7 +169,7 @@ def write_part(folder: str, batch: int, shard: int, rows: pa.Table) -> None:
 def outcome_reader(
     folders: dict[str, str], batch: int, counts: Accumulator[Counts]
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Writes and counts the records' tables, and gives the rows of outcomes, which have no folder."""
+    """Returns a function that writes and counts the records' tables and yields the outcomes, which have no folder."""
     write = part_writer(folders, batch)
 
     def read(records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -71,7 +71,7 @@ _FLAGS: Final[dict[str, Callable[[Any], int]]] = {
 
 
 class RecordRows:
-    """Collects the rows of records. What cannot be read goes to `malformed`."""
+    """Collects the rows of records. Unreadable records go to `malformed`."""
 
     def __init__(self, side: str, *, is_json: bool) -> None:
         self.side: Final = side
@@ -80,7 +80,7 @@ class RecordRows:
         self._is_json: Final = is_json
         self._rows = 0
         self._columns: Final[dict[str, dict[int, Any]]] = defaultdict(dict)
-        """By name, only values that were given: most columns have few."""
+        """Values that are set, by column and row: most columns are sparse."""
         self._malformed: Final[list[dict[str, Any]]] = []
 
     def add(self, record: bytes | None, at_ms: int | None, place: int | None, caller: str | None) -> None:
@@ -92,7 +92,7 @@ class RecordRows:
             else:
                 message = self._message.FromString(octets)
             if at_ms is None or not 0 <= at_ms < AT_MS_MAX:
-                raise ValueError(f"at: {at_ms} is no time")  # noqa: TRY301 - see below
+                raise ValueError(f"at: not a valid time: {at_ms}")  # noqa: TRY301 - handled with the others
             self._read(message, {"at_ms": at_ms, "place": place, "caller": caller})
         except (ValueError, DecodeError, json_format.ParseError) as error:  # nothing of the record was added
             self._malformed.append({"side": self.side, "record": octets, "reason": str(error).splitlines()[0]})

@@ -1,19 +1,17 @@
-"""Kills a query that reads a session's results, between read and commit among other moments: each result once.
+"""Kills a query that reads a session's results, also between read and commit, and checks that each result is written
+once.
 
-    python -m tests.pipeline.datasource.result_kills --kills 10
-
-With `--job ADDRESS FOLDER` it is the query itself, which is what is killed.
+In full: `python -m tests.pipeline result-kills`. Run as a program with ADDRESS and FOLDER, this module is the query
+that is killed.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +32,7 @@ END_S = 120
 
 
 def job(address: str, folder: Path) -> None:
-    """Writes all results as files, a few at a time, until it is killed."""
+    """Write results to files, 50 at a time, until killed."""
     spark = spark_session("results")
     spark.dataSource.register(PurgatoryDataSource)
     reader = spark.readStream.format("purgatory").option("address", address).option("session", SESSION)
@@ -44,8 +42,8 @@ def job(address: str, folder: Path) -> None:
 
 
 def start(address: str, folder: Path) -> subprocess.Popen[bytes]:
-    """The job in a group of its own."""
-    command = [sys.executable, "-m", __spec__.name, "--job", address, str(folder)]
+    """Start the job in a process group of its own."""
+    command = [sys.executable, "-m", __name__, address, str(folder)]
     settings = ["--driver-memory", "1g", "--master", "local[2]", "--conf", "spark.ui.enabled=false"]
     environment = worker_environment() | {"PYSPARK_SUBMIT_ARGS": " ".join([*settings, "pyspark-shell"])}
     with (folder / "log").open("ab") as log:
@@ -53,13 +51,13 @@ def start(address: str, folder: Path) -> subprocess.Popen[bytes]:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Kills the job with all its children."""
+    """Kill the job with all its children."""
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def written(folder: Path) -> list[int]:
-    """The ids of all results that Spark's sink has committed."""
+    """Ids of all results that Spark's file sink has committed."""
     manifests = sorted((folder / "out" / "_spark_metadata").glob("[0-9]*"))
     names = {line.split('"path":"')[1].split('"')[0] for one in manifests for line in one.read_text().splitlines()[1:]}
     return sorted(
@@ -70,18 +68,18 @@ def written(folder: Path) -> list[int]:
 
 
 def newest(folder: Path, log: str) -> int:
-    """The last micro-batch that a log of the checkpoint names: `offsets` as begun, `commits` as committed."""
+    """The last micro-batch in a log of the checkpoint: `offsets` (started) or `commits` (committed). -1 if empty."""
     return max((int(path.name) for path in (folder / "checkpoint" / log).glob("[0-9]*")), default=-1)
 
 
 def is_in_a_batch(folder: Path, before: int) -> bool:
-    """Whether the query has committed a micro-batch after that one, and begun another that it has not committed."""
+    """Whether a micro-batch after `before` is committed and the next one has started but is not committed."""
     committed = newest(folder, "commits")
     return before < committed < newest(folder, "offsets")
 
 
 def until(reached: Callable[[], bool], process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Waits for what the job should bring about."""
+    """Wait until `reached()`; fail if the job ends first or END_S seconds pass."""
     deadline = time.monotonic() + END_S
     while not reached():
         said = (folder / "log").read_text()[-2_000:]
@@ -91,9 +89,9 @@ def until(reached: Callable[[], bool], process: subprocess.Popen[bytes], folder:
 
 
 def drive(folder: Path, address: str, kills: int, seed: int) -> list[int]:
-    """Kills the job so often while results come, by turns between read and commit and at a moment that is drawn.
+    """Kill the job `kills` times while results arrive, alternately between read and commit and at a random moment.
 
-    Returns the ids that are committed in the end.
+    Returns the ids that are committed at the end, sorted.
     """
     rng = random.Random(seed)
     with Client(address) as client:
@@ -106,7 +104,7 @@ def drive(folder: Path, address: str, kills: int, seed: int) -> list[int]:
             if kill < kills and kill % 2 == 0:
                 until(lambda before=before: is_in_a_batch(folder, before), process, folder)  # type: ignore[misc]
             elif kill < kills:
-                time.sleep(rng.uniform(*LIFE_S))  # the moment is what is drawn
+                time.sleep(rng.uniform(*LIFE_S))  # a random moment is the point of the test
             else:
                 until(lambda: not client.status().unacknowledged_results, process, folder)
             assert process.poll() is None, (folder / "log").read_text()[-2_000:]
@@ -114,29 +112,17 @@ def drive(folder: Path, address: str, kills: int, seed: int) -> list[int]:
     return written(folder)
 
 
-def main() -> int:
-    """Drives the job and says what was found."""
-    parser = argparse.ArgumentParser(description="Kills a query that reads results.")
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--job", nargs=2, metavar=("ADDRESS", "FOLDER"))
-    options = parser.parse_args()
-    if options.job:
-        job(options.job[0], Path(options.job[1]))
-        return 0
-    with tempfile.TemporaryDirectory(prefix="result-kills-") as name:
-        folder = Path(name)
-        daemon = DaemonProcess(folder / "daemon")
-        try:
-            ids = drive(folder, daemon.address, options.kills, options.seed)
-        finally:
-            daemon.kill()
-    expected = list(range(1, PER_KILL * (options.kills + 1) + 1))
-    print(
-        f"{options.kills} kills, {len(expected):,} results: {'each once' if ids == expected else f'wrong: {len(ids)}'}"
-    )
+def run(folder: Path, kills: int, seed: int) -> int:
+    """Run in full against a daemon of its own and print the result. Returns the exit code."""
+    daemon = DaemonProcess(folder / "daemon")
+    try:
+        ids = drive(folder, daemon.address, kills, seed)
+    finally:
+        daemon.kill()
+    expected = list(range(1, PER_KILL * (kills + 1) + 1))
+    print(f"{kills} kills, {len(expected):,} results: {'each once' if ids == expected else f'wrong: {len(ids)}'}")
     return 0 if ids == expected else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    job(sys.argv[1], Path(sys.argv[2]))

@@ -1,23 +1,20 @@
-"""Kills a real stream again and again, and looks whether anything is lost or there twice.
+"""Kills a running stream repeatedly and checks that no outcome is lost or duplicated.
 
-    python -m tests.pipeline.stream.stream_kills --kills 20 [--on-driver | --executors]
+The command runs in a process of its own on local[2], reading folders that grow. At a random moment it is killed
+with all its children and then restarted. With executors, the stream runs on a standalone cluster of two workers and one
+executor is killed each time instead. At the end, every operation must have exactly the outcome that the engine gives.
 
-The command runs as a process of its own, on local[2], over folders that grow meanwhile; at a random moment it is
-killed with all its children, and started again. With `--executors` it runs on a standalone cluster of two workers, and
-an executor is killed in place of the whole. In the end every operation must have exactly the outcome that the
-engine gives.
+In full: `python -m tests.pipeline stream-kills`.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -30,12 +27,12 @@ from tests.pipeline.stream.stream_folders import StreamFolders
 
 SLICES_PER_KILL = 3
 LIFE_S = (4.0, 14.0)
-"""Between two kills: from before the first micro-batch to some batches later."""
+"""Time between two kills: from before the first micro-batch to several batches later."""
 END_S = 600
 
 
 class KilledStream:
-    """The command over some folders, killed and started."""
+    """The `stream` command over some folders, which can be started and killed."""
 
     def __init__(self, folders: StreamFolders, log: Path, more: Sequence[str]) -> None:
         self._log = log
@@ -47,7 +44,7 @@ class KilledStream:
         ]  # fmt: skip
 
     def start(self, *more: str) -> subprocess.Popen[bytes]:
-        """In a group of its own, so that all of it can be killed."""
+        """Start it in a process group of its own, so that the JVM and Python workers are killed with it."""
         with self._log.open("ab") as log:
             return subprocess.Popen(
                 [*self._command, *more], stdout=log, stderr=log, start_new_session=True,
@@ -61,7 +58,7 @@ class KilledStream:
 
 
 class KillDrive:
-    """A history that comes in slices, a few for each kill."""
+    """A history that arrives in slices, SLICES_PER_KILL of them before each kill."""
 
     def __init__(self, folder: Path, kills: int, seed: int, more: Sequence[str]) -> None:
         self.rng = random.Random(seed)
@@ -71,18 +68,18 @@ class KillDrive:
         self._parts = self.folders.slices(self.history.rows, SLICES_PER_KILL * (kills + 1))
         self.stream = KilledStream(self.folders, self._log, more)
 
-    def go_on(self) -> None:
-        """More rows come; then some time passes."""
+    def feed(self) -> None:
+        """Add rows, then wait for a random time."""
         for _ in range(SLICES_PER_KILL):
             self.folders.write(self._parts.pop(0))
-        time.sleep(self.rng.uniform(*LIFE_S))  # the moment is what is drawn
+        time.sleep(self.rng.uniform(*LIFE_S))  # a random moment is the point of the test
 
     def check(self, process: subprocess.Popen[bytes]) -> None:
-        """It should be running."""
+        """Assert that the stream is still running."""
         assert process.poll() is None, self._log.read_text()[-2_000:]
 
     def finish(self) -> list[str]:
-        """Takes what is left. Returns what was lost, wrong or twice."""
+        """Process the remaining rows. Returns the outcomes that were lost, wrong or duplicated."""
         for part in self._parts:
             self.folders.write(part)
         self.folders.write([{"at_ms": self.history.end_ms + 100}])
@@ -94,35 +91,35 @@ class KillDrive:
 
 
 def kill_driver(folder: Path, kills: int, seed: int, more: Sequence[str]) -> tuple[int, list[str]]:
-    """Kills the whole of it so often. Returns how many operations there were, and what is wrong."""
+    """Kill the whole stream `kills` times. Returns the number of operations, and the wrong outcomes."""
     drive = KillDrive(folder, kills, seed, ["--master", "local[2]", *more])
     for _ in range(kills):
         process = drive.stream.start()
-        drive.go_on()
+        drive.feed()
         drive.check(process)
         drive.stream.kill(process)
     return len(drive.history.outcomes), drive.finish()
 
 
 def kill_executors(folder: Path, kills: int, seed: int) -> tuple[int, list[str]]:
-    """Kills one executor so often, of two. Returns the same."""
+    """Kill one of two executors `kills` times. Returns the same as `kill_driver`."""
     with StandaloneCluster(folder / "cluster") as cluster:
         inherited = [f"spark.executorEnv.{name}={value}" for name, value in worker_environment().items()]
         settings = [word for setting in (*inherited, "spark.executor.memory=768m") for word in ("--conf", setting)]
         drive = KillDrive(folder / "stream", kills, seed, ["--master", cluster.url, *settings])
         process = drive.stream.start()
         for _ in range(kills):
-            drive.go_on()
+            drive.feed()
             drive.check(process)
-            while not (running := executors(cluster.folder.resolve())):
+            while not (running := executor_processes(cluster.folder.resolve())):
                 time.sleep(0.2)  # the last one has just been killed
             os.kill(drive.rng.choice(running), signal.SIGKILL)
         drive.stream.kill(process)
         return len(drive.history.outcomes), drive.finish()
 
 
-def executors(folder: Path) -> list[int]:
-    """The processes that are executors of the cluster in a folder: they work below it."""
+def executor_processes(folder: Path) -> list[int]:
+    """Process ids of the executors of the cluster in `folder`, recognised by their working directory."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has just ended
@@ -132,23 +129,11 @@ def executors(folder: Path) -> list[int]:
     return sorted(found)
 
 
-def main() -> int:
-    """Drives a stream and says what was found."""
-    parser = argparse.ArgumentParser(description="Kills a stream again and again.")
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--on-driver", action="store_true")
-    parser.add_argument("--executors", action="store_true")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="stream-kills-") as folder:
-        if options.executors:
-            operations, wrong = kill_executors(Path(folder), options.kills, options.seed)
-        else:
-            more = ["--on-driver"] if options.on_driver else []
-            operations, wrong = kill_driver(Path(folder), options.kills, options.seed, more)
-    print(f"{options.kills} kills, {operations:,} operations: {len(wrong)} lost, wrong or twice {wrong[:3]}")
+def run(folder: Path, kills: int, seed: int, *, on_driver: bool, executors: bool) -> int:
+    """Run in full and print the result. Returns the exit code."""
+    if executors:
+        operations, wrong = kill_executors(folder, kills, seed)
+    else:
+        operations, wrong = kill_driver(folder, kills, seed, ["--on-driver"] if on_driver else [])
+    print(f"{kills} kills, {operations:,} operations: {len(wrong)} lost, wrong or duplicated {wrong[:3]}")
     return 1 if wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -109,7 +109,7 @@ def test_a_stream_goes_on_with_another_number_of_shards(spark: SparkSession, tmp
     assert shards == [3, 1]
     last = max((folders.results / "_checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     last.unlink()
-    with pytest.raises(StreamUnusable, match="is not done"):
+    with pytest.raises(StreamUnusable, match="is not committed"):
         divide_stream(spark, checkpoint, 2)
 
 
@@ -130,7 +130,7 @@ def test_load_moves_to_a_daemon_and_back(
     assert main(["to-journal", checkpoint, journal]) == 2
     assert main(["from-journal", journal, checkpoint, *flags]) == 2
     assert main(["from-journal", journal, str(other.results / "_checkpoint"), *flags]) == 0
-    assert capsys.readouterr().out.count("128 operations wait") == 2
+    assert capsys.readouterr().out.count("128 pending operations moved") == 2
     other.write(second)
     other.write([{"at_ms": history.end_ms + DELAY_MS}])
     run(spark, other, on_driver=on_driver)
@@ -257,11 +257,11 @@ def test_waits_expire_by_heartbeats_where_nothing_comes(spark: SparkSession, tmp
 @pytest.mark.parametrize(
     ("uri", "form", "said"),
     [
-        ("/tmp/rows", "protobuf", "parquet or json"),
-        ("kafka://broker:9092/topic", "parquet", "protobuf or json"),
+        ("/tmp/rows", "protobuf", "parquet, json"),
+        ("kafka://broker:9092/topic", "parquet", "protobuf, json"),
     ],
 )
-def test_inputs_that_cannot_be_are_refused(uri: str, form: str, said: str) -> None:
-    """Before anything starts, with what may be."""
+def test_unsupported_inputs_are_refused(uri: str, form: str, said: str) -> None:
+    """The error is raised before anything starts, and lists the supported formats."""
     with pytest.raises(StreamUnusable, match=said):
         StreamInput(EVENT, uri, form, 1, 1)

@@ -1,4 +1,4 @@
-"""Which of the engine's operations is whose: the engine numbers them as they come, callers as they like."""
+"""Maps engine ids, which the engine assigns in order, to callers and their own operation ids."""
 
 from typing import Final
 
@@ -45,14 +45,14 @@ class CallerIds:
         return found
 
     def present(self, engine_ids: Integers) -> Integers:
-        """Those of these operations that are there."""
+        """The subset of these operations that is pending."""
         places = np.searchsorted(self._engine_ids, engine_ids)
         known = places < len(self._engine_ids)
         known[known] = self._engine_ids[places[known]] == engine_ids[known]
         return engine_ids[known]
 
     def keep(self, kept: Flags) -> None:
-        """Forgets the others."""
+        """Keep only the operations in the mask."""
         self.table = self.table.filter(pa.array(kept))
         self._engine_ids = self._engine_ids[kept]
         self._hashes = self._hashes[kept]

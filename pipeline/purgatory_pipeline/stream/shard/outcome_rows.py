@@ -1,4 +1,4 @@
-"""What a stream gives: outcomes as Arrow rows, one for each operation."""
+"""Outcomes of a stream as Arrow rows, one for each operation."""
 
 from typing import Final
 
@@ -68,7 +68,7 @@ def completed_rows(ended: Completions, owners: pa.Table) -> pa.Table:
 
 
 def refused_rows(refusals: list[Refusal], owners: pa.Table, kinds: Integers) -> pa.Table:
-    """The outcomes of operations that were never let in."""
+    """Outcomes of operations that the engine refused."""
     count = len(refusals)
     at = instants(owners.column("registered_ms").to_numpy())
     return pa.table(

@@ -1,7 +1,7 @@
-"""Operations that are sent again: while the first one waits it counts once, later it is a new one.
+"""Operations sent more than once: a repetition is ignored while the first one is pending, and is new after that.
 
-Operations do not touch one another. So all that arrive are let in, and what counts is found afterwards: an operation
-counts if each of the same caller and id that counted before it had ended in an earlier millisecond.
+Operations do not affect each other. So all are registered first, and duplicates are removed afterwards: an operation
+counts if every earlier counted one with the same caller and id had ended in an earlier millisecond.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Repeats:
 
     @staticmethod
     def among(pending: CallerIds, arriving: pa.Table, hashes: Hashes) -> Repeats:
-        """Finds them among what is pending and what arrives (rows of `CALLERS`, in order)."""
-        # Most of what is pending is told apart by a few bits, in a table that fits the cache: to sort or hash all of it
-        # would cost many times what the engine does.
+        """Find repetitions among pending and arriving operations (rows of `CALLERS`, in order)."""
+        # A table of a few hash bits, which fits the cache, excludes most pending operations. Sorting or hashing all of
+        # them would take many times as long as the engine itself.
         bits = np.uint64(TABLE - 1)
         arrives = np.zeros(TABLE, np.bool_)
         arrives[hashes & bits] = True
@@ -56,7 +56,7 @@ class Repeats:
         return Repeats([group for group in groups.values() if len(group) > 1])
 
     def dropped(self, ended_ids: Integers, outcomes: pa.Table) -> Integers:
-        """The engine ids that do not count. `outcomes` has a row for each operation that has ended."""
+        """Engine ids of ignored repetitions. `outcomes` has one row for each operation that has ended."""
         ended_us = outcomes.column("ended_at").cast(pa.int64()).to_numpy()
         ended_ms = dict(zip(ended_ids.tolist(), (ended_us // 1_000).tolist(), strict=True))
         found: list[int] = []

@@ -46,7 +46,7 @@ class Things:
     at_ms: Integers
     is_registration: Flags
     is_whole: Flags
-    """False: rows of the operation are missing, or one stands alone."""
+    """False if rows of the operation are missing, or a row has no operation."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -102,7 +102,7 @@ def _items_rise(item: Integers, start: Integers, count: Integers) -> Flags:
 def play_order(rows: pa.Table, things: Things, chosen: Integers) -> Integers:
     """The chosen things in the order in which they are played: by time, by place, registrations first.
 
-    What is left equal is told apart by what it says, so that the order never depends on how rows arrived.
+    Ties are broken by content, so that the order never depends on how rows arrived.
     """
     first = things.start[chosen]
     is_registration = things.is_registration[chosen]

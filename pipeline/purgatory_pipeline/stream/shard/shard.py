@@ -1,7 +1,8 @@
-"""A shard of the purgatory: the engine, fed with rows of any order, its state as bytes between two batches.
+"""A shard of the purgatory: an engine fed with rows in any order, whose state is saved as bytes between batches.
 
-Time is the rows' own. The shard's horizon is the latest instant that any row has shown, less the delay that rows may
-have. What lies before it is played in order of time, the rest is kept; what comes later than that is late.
+A shard runs on event time. Its horizon is the latest timestamp of any row, minus the permitted delay. Rows before the
+horizon are played in timestamp order and later ones are kept. A row that arrives when the horizon has passed it is
+late.
 """
 
 from __future__ import annotations
@@ -33,23 +34,23 @@ LIMITS: Final = EngineLimits(
     partitions_max=UNBOUNDED,
     signal_keys_max=UNBOUNDED,
 )
-"""What a shard holds is bounded by its memory; all else as in the daemon.
+"""A shard is limited only by its memory; the other limits are those of the daemon.
 
-Every shard has the counts of all keys. If it forgot some, which ones would depend on the operations that wait in it, so
+Every shard keeps the counts of all keys. If it evicted some, the choice would depend on its pending operations, and so
 outcomes would depend on the number of shards.
 """
 NOTHING: Final = np.empty(0, np.int64)
 NEVER: Final = -1
-"""No row has come yet."""
+"""No row received yet."""
 
-BROKEN: Final = "is not whole: items are missing, kind or type is unknown, or operation_id is below 1"
+BROKEN: Final = "incomplete: items are missing, kind or type is unknown, or operation_id is below 1"
 SET_ASIDE: Final = pa.schema([*ROWS, pa.field("reason", pa.string())])
-"""Rows that could not be played, and why."""
+"""Rows that could not be played, with the reason."""
 
 
 @dataclass(frozen=True)
 class PlayedRows:
-    """What a batch has brought: outcomes, late rows, and rows that say nothing an engine could take."""
+    """The result of a batch: outcomes, late rows, and rows that the engine cannot interpret."""
 
     outcomes: pa.Table
     late: pa.Table
@@ -57,43 +58,45 @@ class PlayedRows:
 
 
 class Shard:
-    """`delay_ms`: how far rows may be out of order. With 0, rows of one millisecond may be cut apart by batches."""
+    """`delay_ms`: how far rows may be out of order. With 0, batches may separate rows of the same millisecond."""
 
     def __init__(self, delay_ms: int = 0, *, number: int = 0) -> None:
         assert delay_ms >= 0, f"delay_ms={delay_ms}"
         self.delay_ms = delay_ms
         self.number: Final = number
-        """Events go to all shards: what there is to say of them, the first one says."""
+        """Events go to all shards; only shard 0 reports late and malformed ones, so that each is reported once."""
         self.seen_ms = NEVER
-        """The latest instant of any row."""
+        """Latest timestamp of any row, in ms since the epoch."""
         self.horizon_ms = NEVER
-        """Everything before it has been played, and without a delay everything at it."""
+        """All rows before it have been played; without a delay, rows at it too."""
         self.clock_ms = NEVER
-        """The engine's. With a delay it stays before the horizon, at which rows may still come."""
+        """Time of the engine. With a delay it stays 1 ms before the horizon, where rows may still arrive."""
         self.late = 0
-        """How many operations and events came late, so far."""
+        """Number of late operations and events so far."""
         self.callers = CallerIds()
         self.kept: pa.Table = ROWS.empty_table().select(["at_ms"])
-        """Rows that are not due yet."""
+        """Rows after the horizon."""
         self.next_id = 1
         self.engine: Engine | None = None
 
     @property
     def pending(self) -> int:
-        """Operations that wait; those whose time to be registered has not come do not count."""
+        """Number of registered operations that are not complete; rows that are not due yet do not count."""
         return len(self.callers)
 
     def start_engine(self, now_ms: int) -> Engine:
-        """Makes the engine and its only owner, who is number 0."""
+        """Create the engine and its only owner, number 0."""
         self.clock_ms = now_ms
         self.engine = Engine(LIMITS, now_ms)
         self.owner = self.engine.add_owner()
         return self.engine
 
     def play(self, rows: pa.Table, seen_ms: int = NEVER) -> PlayedRows:
-        """Takes rows (`ROWS`, or some columns of it) and plays what is due.
+        """Add rows (`ROWS`, or some of its columns) and play those that are due.
 
-        `seen_ms` is the latest instant of the batch: the shards of a stream all have the same time.
+        Args:
+            rows: The rows of this batch for this shard.
+            seen_ms: Latest timestamp of the whole batch, in ms; it keeps all shards of a stream at the same horizon.
         """
         fresh = rows.num_rows
         rows = pa.concat_tables([self.kept, conformed(rows)], promote_options="default").combine_chunks()
@@ -106,7 +109,7 @@ class Shard:
         is_late = (things.at_ms < before_ms) & (things.start >= first_fresh) & known
         self.late += int(is_late.sum())
         is_whole = known & things.is_whole & ~is_late
-        # With a delay a millisecond is played when it is over, so that no cut goes through it.
+        # With a delay a millisecond is played once it is complete, so that the batches never split it.
         is_due = things.at_ms < self.horizon_ms if self.delay_ms else things.at_ms <= self.horizon_ms
         self.kept = used_columns(rows.take(pa.array(things.rows(is_whole & ~is_due))))
         due = np.flatnonzero(is_whole & is_due)
@@ -131,7 +134,7 @@ class Shard:
         return self._outcomes(played, arriving, repeats), refused
 
     def _add(self, rows: pa.Table, things: Things, arriving: TapeOfRows) -> Repeats:
-        """Enters the operations that arrive among those that are pending."""
+        """Add the arriving operations to the pending ones."""
         operations = arriving.operations
         if operations is None:
             return Repeats.none()
@@ -161,7 +164,7 @@ class Shard:
         return [set_aside(rows, places, [said(refusal) for refusal in refusals])]
 
     def _outcomes(self, played: Played, arriving: TapeOfRows, repeats: Repeats) -> pa.Table:
-        """What was refused and what has ended, but for operations that were sent again while they waited."""
+        """Outcomes of refused and completed operations. Duplicates of a pending operation are cancelled instead."""
         assert self.engine is not None, "nothing was played"
         ids = [np.array(played.refused_ids, np.int64)]
         found = [self._refused_rows(played, arriving)]
@@ -193,21 +196,21 @@ class Shard:
 
 
 def known_things(rows: pa.Table, things: Things) -> Flags:
-    """Which are operations of a known kind with an id, or events of a known type; no heartbeats."""
+    """Mask of operations of a known kind with a valid id and events of a known type; heartbeats are False."""
     kind, kind_of_event = (column_of(rows, name)[things.start] for name in ("kind", "type"))
     is_operation = np.isin(kind, KINDS) & (column_of(rows, "operation_id")[things.start] >= 1)
     return np.where(things.is_registration, is_operation, np.isin(kind_of_event, list(EVENT_NAMES)))
 
 
 def used_columns(rows: pa.Table) -> pa.Table:
-    """Without columns in which all is null."""
+    """Drop the columns that are entirely null, except `at_ms`."""
     return rows.select(
         [name for name in rows.column_names if name == "at_ms" or rows.column(name).null_count < len(rows)]
     )
 
 
 def set_aside(rows: pa.Table, places: Integers, reason: str | Sequence[str]) -> pa.Table:
-    """Some rows, each with why."""
+    """The rows at `places`, each with a reason."""
     if not len(places):
         return SET_ASIDE.empty_table()
     chosen = rows.take(pa.array(places))
@@ -222,5 +225,5 @@ def set_aside(rows: pa.Table, places: Integers, reason: str | Sequence[str]) -> 
 
 
 def said(refusal: Refusal) -> str:
-    """A refusal as a line."""
+    """Format a refusal as one line."""
     return f"{refusal.field}: {refusal.message}" if refusal.field else refusal.message

@@ -1,8 +1,8 @@
-"""A shard as bytes: what Spark's state store keeps of it, and how shards become more or fewer.
+"""Serialization of a shard, for Spark's state store and for changing the number of shards.
 
-The form: a version, then sections, compressed, each with its length: a JSON head, the engine's pending operations in
-the engine's own form, and Arrow streams of whose they are, the partitions, the signalled keys, and the rows kept for
-later.
+Format: a version byte, the length of the body, and the compressed body. The body is a list of sections, each preceded
+by its length: a JSON head, the pending operations in the engine's snapshot format, and Arrow streams of callers,
+partitions, signalled keys, and rows that are not due yet.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from purgatory_pipeline.stream.shard.row_order import column_of, things_of
 from purgatory_pipeline.stream.shard.shard import NEVER, Shard, used_columns
 from purgatory_pipeline.stream.shard.stream_rows import hashes_of, shards_of
 
-VERSION: Final = 2
+VERSION: Final = 1
 _CODEC: Final = pa.Codec("zstd", 1)
-"""Bytes to an eighth, for 0.04 s a million operations. Spark copies them from process to process, twice in a batch."""
+"""Reduces the size to an eighth, for 0.04 s per million operations. Spark copies the state between processes twice
+per batch."""
 HEAD_NAMES: Final = ("seen_ms", "horizon_ms", "clock_ms", "late", "next_id")
 _LENGTH: Final = struct.Struct("<Q")
 PARTITIONS: Final = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("content", pa.binary())])
@@ -40,7 +41,7 @@ class SavedShardUnusable(PipelineError):
 
 
 def to_bytes(shard: Shard) -> bytes:
-    """All that a shard is, but for its delay and number."""
+    """Serialize a shard, without its delay and number."""
     engine = shard.engine
     head = {name: getattr(shard, name) for name in HEAD_NAMES}
     if engine is None:
@@ -69,7 +70,7 @@ def to_bytes(shard: Shard) -> bytes:
 
 
 def from_bytes(octets: bytes, delay_ms: int, *, number: int = 0) -> Shard:
-    """The shard again. Raises `SavedShardUnusable`."""
+    """Restore a shard. Raises `SavedShardUnusable`."""
     shard = Shard(delay_ms, number=number)
     parts = _unpacked(octets)
     _read_head(shard, parts)
@@ -81,15 +82,15 @@ def from_bytes(octets: bytes, delay_ms: int, *, number: int = 0) -> Shard:
 
 
 def divided(saved: Sequence[bytes], shards: int) -> list[bytes]:
-    """The same operations and marks in another number of shards.
+    """Redistribute the operations and marks of saved shards over another number of shards.
 
-    All must have come to the same horizon, as shards of one stream have after each batch. Raises `SavedShardUnusable`.
+    All must have the same horizon, as the shards of a stream do after each batch. Raises `SavedShardUnusable`.
     """
     unpacked = [_unpacked(octets) for octets in saved]
     heads = [json.loads(parts[0]) for parts in unpacked]
     horizons = {head["horizon_ms"] for head in heads}
     if len(horizons) > 1:
-        raise SavedShardUnusable(f"the shards stand at different times: {sorted(horizons)}")
+        raise SavedShardUnusable(f"the shards have different horizons (ms): {sorted(horizons)}")
     clocks = [head["clock_ms"] for head, parts in zip(heads, unpacked, strict=True) if parts[1]]
     made: list[bytes] = []
     for number in range(shards):
@@ -130,8 +131,8 @@ def _restore_marks(shard: Shard, parts: Sequence[bytes]) -> None:
 
 
 def _restore_operations(shard: Shard, parts: Sequence[bytes], chosen: Flags | None) -> None:
-    """Lets operations wait on: all, with the ids that they had, or the chosen ones, with new ids."""
-    assert shard.engine is not None, "there is no engine yet"
+    """Restore all operations with their old ids, or only the chosen ones, with new ids."""
+    assert shard.engine is not None, "the shard has no engine yet"
     saved, callers = SavedOperations.from_bytes(parts[1]), _table(parts[2])
     gone = b""
     if chosen is not None:
@@ -140,8 +141,9 @@ def _restore_operations(shard: Shard, parts: Sequence[bytes], chosen: Flags | No
         saved.operation_ids = vec[i64](ids.tolist())
         gone = np.packbits(~chosen, bitorder="little").tobytes()
         callers = callers.set_column(0, "engine_id", pa.array(ids)).filter(pa.array(chosen))
-    # Restoring an item that has its answer makes no partition: what the engine does not know it takes for removed. So
-    # partitions of which only the name is known are held meanwhile; those that nothing here names go again.
+    # TRAP: restoring an item that is already satisfied does not create its partition, and the engine treats an unknown
+    # partition as removed. So partitions without saved content are referenced during the restore. Those that no
+    # operation refers to disappear again on release.
     partitions = shard.engine.snapshots.partitions
     only_named = _table(parts[3]).filter(pc.equal(pc.binary_length(pc.field("content")), 0)).to_pydict()
     held = [
@@ -155,7 +157,7 @@ def _restore_operations(shard: Shard, parts: Sequence[bytes], chosen: Flags | No
 
 
 def _kept_by(rows: pa.Table, number: int, shards: int, *, with_events: bool) -> pa.Table:
-    """The rows kept for later that belong to a shard; events, of which each shard has all, from one of them."""
+    """Rows that are not due yet and belong to shard `number`. Every shard has all events; they are taken from one."""
     things = things_of(rows)
     first = pa.array(things.start)
     ids = column_of(rows, "operation_id")[things.start]
@@ -169,7 +171,7 @@ def _kept_by(rows: pa.Table, number: int, shards: int, *, with_events: bool) -> 
 
 
 def table_bytes(table: pa.Table) -> bytes:
-    """A table as an Arrow stream."""
+    """Encode a table as an Arrow stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)

@@ -1,4 +1,4 @@
-"""From rows in order to an engine's tape."""
+"""Converts ordered rows to a tape for the engine."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class TapeOfRows:
 def tape_of(
     rows: pa.Table, things: Things, order: Integers, first_id: int, until_ms: int, default_ms: int
 ) -> TapeOfRows:
-    """What plays these things and then lets time pass up to an instant.
+    """Build the tape that plays these records and then advances time to an instant.
 
     `default_ms`: the timeout of operations that were registered without.
     """

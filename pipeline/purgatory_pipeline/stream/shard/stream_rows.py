@@ -1,4 +1,4 @@
-"""What a stream takes, as Arrow rows: registrations, events and heartbeats in one table, and where each belongs.
+"""Input of a stream as Arrow rows: registrations, events and heartbeats in one table, and where each belongs.
 
 Rows are flat, with the archive's columns (`purgatory.archive.table_columns`): a registration has one row for each
 partition (or key) of its operation, one after the other, an event one. A column that is absent is null in every row,

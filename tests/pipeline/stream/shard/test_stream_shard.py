@@ -149,7 +149,7 @@ def test_what_no_engine_could_take_is_set_aside(row: Row) -> None:
     shard = Shard()
     played = play(shard, row, mark(6, 1))
     assert (played.malformed.num_rows, played.late.num_rows, ends(played), shard.pending) == (1, 0, [], 0)
-    assert "is not whole" in played.malformed.column("reason")[0].as_py()
+    assert "incomplete" in played.malformed.column("reason")[0].as_py()
 
 
 def test_a_row_that_lost_its_operation_does_not_spoil_the_one_before_it() -> None:
@@ -193,7 +193,7 @@ def test_nothing_is_kept_of_what_has_ended() -> None:
     assert len(shard_bytes.to_bytes(shard)) <= before + 16
 
 
-@pytest.mark.parametrize("version", [1, shard_bytes.VERSION + 1])
+@pytest.mark.parametrize("version", [0, shard_bytes.VERSION + 1])
 def test_a_shard_in_another_format_is_refused(version: int) -> None:
     """The message says what to do."""
     octets = bytes([version]) + shard_bytes.to_bytes(Shard())[1:]
@@ -226,7 +226,7 @@ def test_shards_that_stand_at_different_times_are_not_divided() -> None:
     first, second = Shard(), Shard()
     play(first, mark(1, 1))
     play(second, mark(2, 1))
-    with pytest.raises(shard_bytes.SavedShardUnusable, match="different times"):
+    with pytest.raises(shard_bytes.SavedShardUnusable, match="different horizons"):
         shard_bytes.divided([shard_bytes.to_bytes(shard) for shard in (first, second)], 3)
 
 
