@@ -282,6 +282,6 @@ STEPS = st.one_of(
 
 @both_levels
 @given(steps=st.lists(STEPS, max_size=60))
-def test_lesson_05_19_any_history_against_a_model(make: Level, steps: list[Step]) -> None:
+def test_any_history_against_a_model(make: Level, steps: list[Step]) -> None:
     """After any history everything pending is found, everything ended was answered once, and all counters are right."""
     play(make, steps)
