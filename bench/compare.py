@@ -1,10 +1,10 @@
-"""The guard: fails when a count of instructions, a counter or a ratio is over 15 % worse than the committed baseline.
+"""The guard: fails if an instruction count, a counter or a ratio is more than 15 % worse than the committed baseline.
 
-    python -m bench.compare              # measures a little, compares, exits with 1 when something is worse
-    python -m bench.compare --update     # measures, and writes a new baseline
+    python -m bench.compare              # measures and compares; exits with 1 if something is worse
+    python -m bench.compare --update     # measures and writes a new baseline
 
-Never an absolute time. A ratio counts as worse only when the best of its pairs is: a disturbed machine may spoil some
-of them. What cannot be measured here, or not on the terms of the baseline, is named and not compared.
+Absolute times are never compared. A ratio is worse only if even the best of its pairs is, because a busy machine may
+spoil some of them. Rows that cannot be measured here, or only under other conditions, are named and skipped.
 """
 
 import argparse
@@ -41,15 +41,15 @@ class Verdict:
 
 
 def main() -> None:
-    """Measures and compares; exits with 1 when something is worse."""
+    """Measure and compare; exit with 1 if something is worse."""
     parser = argparse.ArgumentParser(prog="bench.compare", description="Compares with the committed baseline.")
     parser.add_argument("--update", action="store_true", help="write a new baseline instead")
     arguments = parser.parse_args()
     if not COMPILED:
-        print("nothing is compared: the engine is not compiled")
+        print("nothing was compared: the engine is not compiled")
         return
     if not arguments.update and not BASELINE.exists():
-        sys.exit(f"there is no baseline at {BASELINE}; --update makes one")
+        sys.exit(f"no baseline at {BASELINE}; create one with --update")
     rows, skipped = measured_rows()
     for line in skipped:
         print(f"-- {line}")
@@ -61,11 +61,11 @@ def main() -> None:
     print(shown(verdicts))
     worse = [verdict.name for verdict in verdicts if verdict.said == WORSE]
     if worse:
-        sys.exit(f"worse than the baseline by over {TOLERANCE:.0%}: {', '.join(worse)}")
+        sys.exit(f"more than {TOLERANCE:.0%} worse than the baseline: {', '.join(worse)}")
 
 
 def measured_rows() -> tuple[list[Row], list[str]]:
-    """What the guard looks at, and the lines on what could not be had."""
+    """Measure the guarded rows. Also returns a line for each thing that was skipped."""
     skipped: list[str] = []
     lab = Lab(SCALE, skipped)
     try:
@@ -79,7 +79,7 @@ def measured_rows() -> tuple[list[Row], list[str]]:
 
 
 def guarded(lab: Lab) -> None:
-    """Counters and ratios that need no peer from elsewhere and repeat well."""
+    """Counters and ratios that are repeatable and need no external peer."""
     engine = lab.worker("bench.subjects.engine_runs")
     many = {"keys": 1_000, "hot": 1_000, "step": 1, "events": 1_000, "seconds": SCALE.seconds}
     lab.measure(
@@ -109,7 +109,7 @@ def guarded(lab: Lab) -> None:
 
 
 def compared(before: Sequence[Row], now: Sequence[Row]) -> list[Verdict]:
-    """A verdict for each row of the baseline, then one for each row that it does not know."""
+    """A verdict for each row of the baseline, then one for each new row."""
     there = {row.key: row for row in now}
     known = {row.key for row in before}
     verdicts = [verdict(row, there.get(row.key)) for row in before]
@@ -119,9 +119,9 @@ def compared(before: Sequence[Row], now: Sequence[Row]) -> list[Verdict]:
 def verdict(before: Row, now: Row | None) -> Verdict:
     base = figure_of(before)
     if now is None:
-        return Verdict(before.name, base, None, NOT_COMPARED, "it was not measured here")
+        return Verdict(before.name, base, None, NOT_COMPARED, "not measured here")
     if before.ratio is None and before.unit in HIGHER_IS_BETTER:
-        return Verdict(before.name, base, now.value, NOT_COMPARED, "absolute rates never are")
+        return Verdict(before.name, base, now.value, NOT_COMPARED, "absolute rates are never compared")
     if before.unit == UNIT and before.machine != now.machine:
         return Verdict(before.name, base, now.value, NOT_COMPARED, f"counted with {before.machine}; here {now.machine}")
     if before.ratio is not None:
@@ -133,7 +133,7 @@ def verdict(before: Row, now: Row | None) -> Verdict:
 
 
 def figure_of(row: Row) -> float:
-    """What of a row is compared: its ratio, or its value where it has none."""
+    """The compared figure of a row: its ratio, or its value if it has no ratio."""
     return row.value if row.ratio is None else row.ratio
 
 

@@ -1,4 +1,4 @@
-"""What is to be reached, by name and peer: shown beside the results and asserted nowhere."""
+"""Targets of the benchmarks, by row and peer. They are shown next to the results, and never asserted."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -8,7 +8,7 @@ __all__ = ["Reach", "reach_of"]
 
 @dataclass(frozen=True)
 class Reach:
-    """A ratio to reach at least, or a value to reach at least (rates) or at most (costs)."""
+    """A target: a minimum ratio, and a minimum (rates) or maximum (costs) value."""
 
     ratio_min: float | None = None
     value_min: float | None = None
@@ -80,5 +80,5 @@ REACH: Final[dict[tuple[str, str | None], Reach]] = {
 
 
 def reach_of(name: str, peer: str | None) -> Reach | None:
-    """What a row is to reach, beside this peer or whatever the peer; None: nothing was asked of it."""
+    """The target of a row with this peer, or with any peer. None: it has no target."""
     return REACH.get((name, peer)) or REACH.get((name, None))

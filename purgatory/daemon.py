@@ -95,7 +95,9 @@ class Daemon:
             next_expiry_ms=self._host.retry_advice.next_expiry_ms,
             memory_bytes_max=self._host.shares.budget.bytes_max,
         )
-        self._memory_watch: Final = MemoryWatch(self._host.shares.budget, end_late_calls=self._gate.arriving.end_late)
+        self._memory_watch: Final = MemoryWatch(
+            self._host.shares.budget, end_late_calls=self._gate.incomplete_requests.end_late
+        )
         self._server: Final = grpc.aio.server(options=server_options(settings))
         self._serving = False
         self._opened = AsyncExitStack()

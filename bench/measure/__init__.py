@@ -1,1 +1,1 @@
-"""What every suite measures with: workers and servers, pairs in turn, the rows that come of it."""
+"""The harness: workers and servers, measuring in pairs, and result rows."""

@@ -1,4 +1,4 @@
-"""Where a suite measures: its scale, its processes, and the rows that come of it, printed as they come."""
+"""The environment of a suite: its scale, its processes, and the rows it produces, printed as they are measured."""
 
 import contextlib
 import os
@@ -25,23 +25,23 @@ T = TypeVar("T")
 
 
 class Lab:
-    """Processes are started when they are first asked for, and end when `close` is called or the block is left."""
+    """Starts processes on first use, and ends them in `close`."""
 
     def __init__(self, scale: Scale, skipped: list[str]) -> None:
         self.scale: Final = scale
         self.rows: Final[list[Row]] = []
         self.skipped: Final = skipped
-        """Lines that say which peers could not be had; shared by the labs of a run."""
+        """Lines that name missing peers. Shared by the labs of a run."""
         self._stack: Final = contextlib.ExitStack()
         self._processes: Final[dict[tuple[object, ...], Any]] = {}
 
     def close(self) -> None:
-        """Ends all processes; new ones may be asked for afterwards."""
+        """End all processes. New ones can be started afterwards."""
         self._processes.clear()
         self._stack.close()
 
     def _started(self, start: Callable[..., AbstractContextManager[T]], *arguments: str, name: str = "") -> T | None:
-        """The process that `start` makes of these arguments, one for each name; None where it cannot be had."""
+        """The process that `start` creates from these arguments, one per name; None if it is not available."""
         key = (start, *arguments, name)
         if key not in self._processes:
             try:
@@ -53,21 +53,21 @@ class Lab:
         return process
 
     def worker(self, module: str, name: str = "") -> Worker:
-        """A worker in Python, by module, one for each name."""
+        """A Python worker that runs `module`, one per name."""
         worker = self._started(python_worker, module, name=name)
         assert worker is not None
         return worker
 
     def fresh_worker(self, module: str) -> AbstractContextManager[Worker]:
-        """A worker that nobody has used: for what is measured of a whole process."""
+        """A new worker, for measurements of a whole process such as its memory."""
         return python_worker(module)
 
     def jvm(self, peer: str) -> Worker | None:
-        """The worker of "kafka" or "netty"; None where it cannot be had."""
+        """The worker of "kafka" or "netty"; None if Java or Maven is missing."""
         return self._started(jvm_worker, peer)
 
     def daemon(self, *arguments: str) -> DaemonProcess:
-        """Our daemon, one for each command line."""
+        """Our daemon, one per command line."""
         process = self._started(daemon, *arguments)
         assert process is not None
         return process
@@ -81,11 +81,11 @@ class Lab:
         return self._started(RedisServer)
 
     def folder(self) -> Path:
-        """A new folder, which outlives all processes that are started after it."""
+        """A new folder. It is deleted after all processes that were started later have ended."""
         return Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="purgatory-bench-")))
 
     def skip(self, line: str) -> None:
-        """Says once what is not measured, and why."""
+        """Report, once, what is not measured and why."""
         if line not in self.skipped:
             self.skipped.append(line)
             print(f"-- {line}", file=sys.stderr, flush=True)
@@ -112,13 +112,13 @@ class Lab:
             print(f"{row.name:<50} {figure(row.value, row.unit):>18} {beside}", file=sys.stderr, flush=True)
 
     def measure_once(self, figures: Sequence[Figure], name: str, measure: Measure) -> None:
-        """One measurement, with no warming up and no peer."""
+        """Measure once, without warm-up or peers."""
         self.measure(figures, (name, measure), {}, runs=1, warm_up=False)
 
 
 @cache
 def description() -> str:
-    """What was measured on, for every row: cores, processor, memory, kernel, Python, Java, compiled or not."""
+    """The machine, for every row: cores, processor, memory, kernel, Python, Java, compiled or not."""
     parts = [
         f"{len(os.sched_getaffinity(0))} cores",
         _first_value("/proc/cpuinfo", "model name"),

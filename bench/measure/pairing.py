@@ -1,7 +1,7 @@
-"""Subject and peers in turn, A B A B ..., and what is said of it: the median of the ratios of each pair.
+"""Measures subject and peers alternately (A B A B ...) and computes the median of the ratios of the pairs.
 
-A machine drifts and is shared; two measurements that follow each other share what it does just then. So no ratio is
-ever taken of figures from different rounds.
+Machines are shared and their speed drifts, but two consecutive measurements see the same conditions. So no ratio is
+computed from figures of different rounds.
 """
 
 import statistics
@@ -15,18 +15,18 @@ from bench.measure.worker import Numbers
 __all__ = ["Figure", "Measure", "in_turn"]
 
 LEAST: Final = 1e-3
-"""Of any unit: a thousandth of a millisecond, of a byte, of an operation a second."""
+"""The smallest value that counts as measured, in any unit."""
 
 Measure = Callable[[], Numbers]
-"""One measurement, by the names of its numbers."""
+"""Runs one measurement; returns its numbers by name."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A row that comes of a measurement: which of its numbers, and with which of the peer's it is compared.
+    """A row of a measurement: which of its numbers is compared with which number of the peers.
 
-    `metric` "rate" is operations divided by seconds where the measurement does not name it. `peers` are those that
-    are compared with it; none named: all.
+    The `metric` "rate" is operations per second if the measurement has no number of that name. `peers` limits the peers
+    that are compared; empty: all.
     """
 
     name: str
@@ -45,7 +45,7 @@ def in_turn(
     *,
     warm_up: bool = True,
 ) -> list[Row]:
-    """Measures subject and peers `runs` times in turn, after a round for warming up that is thrown away."""
+    """Measure subject and peers alternately, `runs` times, after a warm-up round whose figures are dropped."""
     name, measure = subject
     if warm_up:
         for one in (measure, *peers.values()):
@@ -65,21 +65,23 @@ def in_turn(
 
 
 def metric(numbers: Numbers, name: str) -> float:
-    """A number of a measurement. Raises KeyError when there is none of that name."""
+    """A number of a measurement, by name. Raises KeyError."""
     if name == "rate" and name not in numbers:
         return numbers["operations"] / numbers["seconds"]
     return numbers[name]
 
 
 def ratio(ours: float, theirs: float, unit: str) -> float:
-    """How many times better ours is. What is less than can be measured counts as the least that can."""
+    """How many times better ours is, whatever the unit. Values below `LEAST` count as `LEAST`."""
     better, worse = (ours, theirs) if unit in HIGHER_IS_BETTER else (theirs, ours)
     return max(better, LEAST) / max(worse, LEAST)
 
 
 def _row(figure: Figure, subject: str, peer: str | None, ours: list[float], theirs: list[float], machine: str) -> Row:
     is_rate = figure.metric == "rate"
-    assert not is_rate or figure.unit in HIGHER_IS_BETTER, f"{figure.name}: of {figure.unit} less would be better"
+    assert not is_rate or figure.unit in HIGHER_IS_BETTER, (
+        f"{figure.name}: a rate needs a unit of which more is better, not {figure.unit}"
+    )
     ratios = [ratio(a, b, figure.unit) for a, b in zip(ours, theirs, strict=True)] if peer is not None else []
     spread = ratios or ours
     return Row(

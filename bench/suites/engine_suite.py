@@ -1,4 +1,4 @@
-"""What the engine and its timer do in one process, beside Kafka's, Netty's and those that Python has."""
+"""The engine and its timer in one process, compared with those of Kafka, Netty and Python."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -19,16 +19,16 @@ UNEVEN: Final[dict[str, dict[str, float]]] = {
     "zipf": {"keys": 1_000, "pending": 20},
     "falling": {"pending": 10_000, "step": 10},
 }
-"""Work that is not one rising offset on each key, by workload."""
+"""Workloads with an uneven load, and their parameters."""
 
 
 def running(peers: Mapping[str, Worker | None], workload: str, **parameters: float) -> dict[str, Measure | None]:
-    """The workload of each peer; None of those that could not be had."""
+    """The workload of each peer; None for peers that are not available."""
     return {name: None if worker is None else run_of(worker, workload, **parameters) for name, worker in peers.items()}
 
 
 def shape(pending: int) -> dict[str, float]:
-    """Keys and step for so many pending on each: many keys with few, or one with many, batches of some hundred."""
+    """Keys and step for `pending` waits per key: many keys with few waits, or one key with many."""
     if pending <= 1_000:
         return {"keys": 100, "hot": 100, "pending": pending, "step": 1, "events": 100}
     return {"keys": 1, "hot": 1, "pending": pending, "step": 10, "events": 50}
@@ -82,7 +82,7 @@ def engine(lab: Lab) -> None:
 
 
 def uneven(lab: Lab) -> None:
-    """Throughput where the work is not one rising offset on each key."""
+    """Throughput with several partitions per operation, skewed keys, and falling offsets."""
     patterns, kafka = lab.worker(PATTERNS), lab.jvm("kafka")
     for workload, parameters in UNEVEN.items():
         work = {**parameters, "seconds": lab.scale.seconds}
@@ -94,7 +94,7 @@ def uneven(lab: Lab) -> None:
 
 
 def timers(lab: Lab) -> None:
-    """Add and cancel, add and expire, and the drain of one deadline: the wheel beside four other timers."""
+    """Add and cancel, add and expire, and expiring one deadline: the wheel compared with four other timers."""
     scale = lab.scale
     jvm = {name: lab.jvm(name) for name in ("kafka", "netty")}
     figures = {
@@ -115,7 +115,7 @@ def timers(lab: Lab) -> None:
 
 
 def memory(lab: Lab) -> None:
-    """What a pending single-partition produce takes: of the engine's process, of Kafka's heap, of the whole daemon."""
+    """Bytes per pending single-partition produce: in the engine's process, in Kafka's heap, in the whole daemon."""
     work = {"count": lab.scale.memory, "keys": DAEMON_SLOPE_KEYS}
 
     def of_engine() -> dict[str, float]:

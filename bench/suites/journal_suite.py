@@ -1,4 +1,4 @@
-"""What it costs to keep a journal, or an archive: beside the same daemon without one, a bare disk, and over a crash."""
+"""The cost of a journal or an archive: compared with a daemon without one, with the bare disk, and at a crash."""
 
 import itertools
 import tempfile
@@ -19,26 +19,26 @@ KEPT: Final = "bench.drivers.kept"
 LANES: Final = 8
 BATCH: Final = 100
 RATE: Final = 10_000
-"""Operations a second while receipts are measured."""
+"""Operations per second while receipts are measured."""
 KEYS: Final = 1_000
 SETTLED_S: Final = 2.5
-"""Files whose size has stayed the same for so long have been tidied: it begins when the last acknowledgement is in."""
+"""Seconds without a change in size after which the journal counts as cleaned up."""
 POLL_S: Final = 0.1
 RUNS: Final = itertools.count(1)
 
 
 def columns(lab: Lab) -> None:
-    """Operations a second in batches of 500 with a journal, sync and async, beside the same daemon without."""
+    """Operations per second in batches of 500 with a journal, sync and async, compared with no journal."""
     for mode in ("sync", "async"):
         _beside_none(lab, f"journal/columns-{mode}", "--data-dir", str(lab.folder() / mode), "--journal-mode", mode)
 
 
 def archived(lab: Lab) -> None:
-    """The same with an archive that drops nothing."""
+    """The same with an archive. It must drop no row, or less than everything was measured."""
     place = ("--archive", str(lab.folder() / "archive"))
     _beside_none(lab, "archive/columns", *place)
     dropped = lab.daemon(*place).metric("purgatory_archive_dropped_rows_total")
-    assert dropped == 0, f"{dropped:,.0f} rows of history were dropped: what was measured was not all kept"
+    assert dropped == 0, f"the archive dropped {dropped:,.0f} rows, so its full cost was not measured"
 
 
 def _beside_none(lab: Lab, name: str, *arguments: str) -> None:
@@ -55,7 +55,7 @@ def _beside_none(lab: Lab, name: str, *arguments: str) -> None:
 
 
 def receipts(lab: Lab) -> None:
-    """How long a receipt in sync mode takes, beside writing and syncing as many bytes in a bare loop."""
+    """Time to a receipt in sync mode, compared with a loop that writes and syncs as many bytes."""
     scale, folder = lab.scale, lab.folder()
     process = lab.daemon("--data-dir", str(folder / "data"))
     driver, bare = lab.worker(KEPT), lab.worker("bench.peers.fsync_loop")
@@ -81,9 +81,7 @@ def receipts(lab: Lab) -> None:
 
 
 def recovery(lab: Lab) -> None:
-    """A daemon is filled and killed: the size of its files, and how soon the next one serves; and their size when all
-    have ended.
-    """
+    """Fill a daemon and kill it: size of its files, start of the next daemon, and size when all have ended."""
     count = lab.scale.total_pending
     lives: list[Numbers] = []
 
@@ -109,7 +107,7 @@ def recovery(lab: Lab) -> None:
 
 
 def life(lab: Lab, count: int) -> Numbers:
-    """One folder: filled by a daemon that is killed, emptied by the next."""
+    """Fill a folder with a daemon that is then killed, and empty it with the next one."""
     driver = lab.worker(KEPT)
     work: dict[str, str | float] = {"count": count, "keys": KEYS, "name": f"life-{next(RUNS)}"}
     with tempfile.TemporaryDirectory(prefix="purgatory-bench-") as folder:
@@ -132,7 +130,7 @@ def life(lab: Lab, count: int) -> Numbers:
 
 
 def settled_bytes(folder: Path) -> int:
-    """The size of the files once it no longer changes."""
+    """The size of the files in bytes, once it no longer changes."""
     size, since_s = size_bytes(folder), time.monotonic()
     while time.monotonic() - since_s < SETTLED_S:
         time.sleep(POLL_S)
@@ -143,11 +141,11 @@ def settled_bytes(folder: Path) -> int:
 
 
 def size_bytes(folder: Path) -> int:
-    """Size of the journal's file and its write-ahead log."""
+    """The size of the journal's file and its write-ahead log, in bytes."""
     return sum(path.stat().st_size for path in folder.iterdir() if path.name in {"journal.db", "journal.db-wal"})
 
 
 def written_bytes(process_id: int) -> int:
-    """Bytes that a process has caused to be written to disk."""
+    """The bytes that a process has written to disk."""
     lines = Path(f"/proc/{process_id}/io").read_text("ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("write_bytes"))

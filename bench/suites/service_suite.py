@@ -1,4 +1,4 @@
-"""What callers see of the daemon over loopback, beside an echo server, Redis, and the service most people write."""
+"""The daemon over loopback, compared with an echo server, Redis, and a simple asyncio service."""
 
 import time
 from typing import Final
@@ -21,11 +21,11 @@ CALLERS: Final = 32
 INTERVAL_MS: Final = 10
 ATTEMPTS: Final = 4
 CALIBRATION: Final = 4
-"""How many times as long the load runs as the probes may take beside it."""
+"""Duration of the load, as a multiple of the time the probes take without it."""
 
 
 def throughput(lab: Lab) -> None:
-    """Operations a second: columns, waits awaited one by one, and unary calls."""
+    """Operations per second: in columns, awaited one by one, and as unary calls."""
     scale = lab.scale
     seconds = 2 * scale.seconds
     ours, echo = lab.daemon().address, lab.server(ECHO).address
@@ -69,7 +69,7 @@ def _redis_columns(lab: Lab, seconds: float, together: int) -> Measure | None:
 
 
 def latency(lab: Lab) -> None:
-    """From an event to its result, idle and at half of the throughput with a million pending."""
+    """Time from an event to its result: idle, and at half the maximum throughput with a million pending."""
     scale = lab.scale
     process, echo = lab.daemon(), lab.server(ECHO).address
     probe, ping, client = lab.worker(LATENCY), lab.worker(LATENCY, "ping"), lab.worker(CLIENT)
@@ -93,13 +93,15 @@ def latency(lab: Lab) -> None:
 
     def loaded() -> Numbers:
         client.begin("columns", **work, seconds=load_s, rate=rate)
-        time.sleep(min(1.0, load_s / 10))  # the load is there before the first probe
+        time.sleep(min(1.0, load_s / 10))  # the load must be running before the first probe
         until = time.monotonic() + load_s * 9 / 10
         numbers = probing()
         ended = time.monotonic()
         client.result()
         if ended > until:
-            lab.skip(f"the half-load probes took {ended - until:.1f} s longer than the load: read that row with care")
+            lab.skip(
+                f"the half-load probes ran {ended - until:.1f} s longer than the load, so that row is not reliable"
+            )
         return numbers
 
     lab.measure(
@@ -115,7 +117,7 @@ def latency(lab: Lab) -> None:
 
 
 def lateness(lab: Lab) -> None:
-    """How late waits expire beside a million that do not, and bare timers at the same rate."""
+    """Lateness of expiring waits with a million others pending, compared with bare timers at the same rate."""
     scale = lab.scale
     ours, bare = lab.worker("bench.subjects.lateness"), lab.worker("bench.subjects.lateness", "bare")
     rate = scale.expire_rate
@@ -136,7 +138,7 @@ def lateness(lab: Lab) -> None:
 
 
 def herd(lab: Lab) -> None:
-    """Many operations with one same deadline: how fast they drain, and what an `Advance` takes meanwhile."""
+    """Many operations with the same deadline: how fast they expire, and how long an `Advance` takes at that time."""
     scale = lab.scale
     address = lab.daemon().address
     driver, prober, redis_driver = lab.worker(PARKED), lab.worker(LATENCY), lab.worker(REDIS)
@@ -158,7 +160,7 @@ def herd(lab: Lab) -> None:
             except WorkerFailed:
                 if attempt + 1 == ATTEMPTS:
                     raise
-                filling_s *= 2  # not all could be registered before the deadline
+                filling_s *= 2  # the deadline passed before all were registered
                 continue
             drain_s = numbers["seconds"]
             break

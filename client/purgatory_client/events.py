@@ -1,9 +1,11 @@
-"""Events, which report to the daemon what happened: a function for each type, and the receipt that answers them.
+"""Events that report to the daemon what happened: one function per type, and the receipt for them.
 
-Each function raises InvalidRequest for what cannot be sent. `name` is a partition, "orders-3" or ("orders", 3), and
-`leader_epoch` the epoch of whoever reports: an event with an older epoch than the partition's is refused.
+In all functions `name` is a partition, "orders-3" or ("orders", 3). `leader_epoch` is the leader epoch of the reporter;
+the daemon refuses an event whose epoch is older than the partition's, and does not check it if it is None. Offsets are
+log offsets unless bytes are mentioned. Every function raises InvalidRequest for a malformed name or key, and for a
+number that does not fit the wire.
 
-An `Event` has the values of the column form; the few types that have only a row form carry their row.
+An `Event` contains the values of the column form; the few types that exist only in row form carry their row.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ STALE_EPOCH: Final = 74
 
 @dataclass(slots=True, eq=False)
 class Event:
-    """One event, made by a function of this module; -1 stands for "not given"."""
+    """One event, made by a function of this module. -1 means that a value was not given."""
 
     type: int
     name: PartitionName | None
@@ -42,11 +44,11 @@ class EventRefusal:
     """Why an event was refused.
 
     Attributes:
-        index: The event's place among those of the call.
+        index: The event's position in the call.
         code: A `google.rpc.Code`.
         error_code: Kafka's error code, or 0.
-        field: The part at fault, or empty.
-        message: What is wrong with it.
+        field: The invalid field, or empty.
+        message: Why it is invalid.
     """
 
     index: int
@@ -61,12 +63,12 @@ class EventRefusal:
 
 @dataclass(slots=True, eq=False)
 class AdvanceReceipt:
-    """What the events of a call did. Refused ones changed nothing; the others were applied.
+    """The effect of the events of a call. Refused events changed nothing; the others were applied.
 
     Attributes:
-        ended: For each event: how many operations it ended.
-        unchanged: How many events changed nothing, as the daemon knew it already. None when the events shared a message
-            with those of other calls, because the daemon counts by message.
+        ended: The number of operations that each event ended.
+        unchanged: The number of events that changed nothing because the daemon knew them already. None if the events
+            shared a message with those of other calls, because the daemon counts per message.
         refusals: The events that were refused.
     """
 
@@ -76,7 +78,7 @@ class AdvanceReceipt:
 
     @property
     def ended_total(self) -> int:
-        """How many operations the events ended together."""
+        """The number of operations that all events ended."""
         return sum(self.ended)
 
     def raise_for_refusals(self) -> AdvanceReceipt:
@@ -92,7 +94,7 @@ class EventRefused(PurgatoryClientError):
     """An event was refused and changed nothing; the other events of the call were applied.
 
     Attributes:
-        receipt: Which events were refused and why, and what the others did.
+        receipt: The refused events with their reasons, and the effect of the others.
     """
 
     def __init__(self, message: str, receipt: AdvanceReceipt) -> None:
@@ -112,7 +114,15 @@ def log_end_offset(
     segment_base_offset: int | None = None,
     leader_epoch: int | None = None,
 ) -> Event:
-    """The leader's log has grown to this log end offset; `byte_position` and the segment are those of that offset."""
+    """The leader's log has grown.
+
+    Args:
+        name: The partition.
+        offset: The new log end offset: last appended offset + 1.
+        byte_position: The position of `offset` in the log, in bytes. Needed for fetches that wait for bytes.
+        segment_base_offset: The first offset of the segment that contains `offset`.
+        leader_epoch: The leader epoch of the reporter.
+    """
     return _event(
         wire.EVENT_TYPE_LEADER_APPEND,
         name,
@@ -131,7 +141,15 @@ def follower_progress(
     log_start_offset: int | None = None,
     leader_epoch: int | None = None,
 ) -> Event:
-    """A follower has fetched: its log end offset, and its log start offset where it has moved."""
+    """A follower has fetched.
+
+    Args:
+        name: The partition.
+        replica_id: The follower.
+        log_end_offset: The follower's log end offset: it has stored every record below.
+        log_start_offset: The follower's log start offset. None: unchanged.
+        leader_epoch: The leader epoch of the reporter.
+    """
     return _event(
         wire.EVENT_TYPE_FOLLOWER_PROGRESS,
         name,
@@ -143,42 +161,42 @@ def follower_progress(
 
 
 def high_watermark(name: Name, offset: int, *, leader_epoch: int | None = None) -> Event:
-    """The high watermark has moved."""
+    """The high watermark has moved to `offset`: all in-sync replicas have every record below."""
     return _event(wire.EVENT_TYPE_HIGH_WATERMARK, name, offset=offset, leader_epoch=leader_epoch)
 
 
 def last_stable_offset(name: Name, offset: int | None, *, leader_epoch: int | None = None) -> Event:
-    """The start of the oldest open transaction; None: none is open."""
+    """The last stable offset: `offset` is the start of the oldest open transaction. None: no transaction is open."""
     return _event(wire.EVENT_TYPE_LAST_STABLE_OFFSET, name, offset=offset, leader_epoch=leader_epoch)
 
 
 def log_start_offset(name: Name, offset: int, *, leader_epoch: int | None = None) -> Event:
-    """The first readable offset has moved up."""
+    """The first readable offset has moved up to `offset`."""
     return _event(wire.EVENT_TYPE_LOG_START_OFFSET, name, offset=offset, leader_epoch=leader_epoch)
 
 
 def truncation(name: Name, offset: int, *, leader_epoch: int | None = None) -> Event:
-    """The log was cut to this log end offset."""
+    """The log was truncated: `offset` is the new log end offset."""
     return _event(wire.EVENT_TYPE_TRUNCATION, name, offset=offset, leader_epoch=leader_epoch)
 
 
 def storage_failed(name: Name, *, leader_epoch: int | None = None) -> Event:
-    """The log directory failed; all that waits on the partition ends (56)."""
+    """The partition's log directory failed. All operations that wait on the partition end with error 56."""
     return _event(wire.EVENT_TYPE_STORAGE_FAILED, name, leader_epoch=leader_epoch)
 
 
 def storage_online(name: Name, *, leader_epoch: int | None = None) -> Event:
-    """The log directory is back."""
+    """The partition's log directory is available again."""
     return _event(wire.EVENT_TYPE_STORAGE_ONLINE, name, leader_epoch=leader_epoch)
 
 
 def signalled(key: str, count: int = 1) -> Event:
-    """A key was signalled so many times."""
+    """A key was signalled `count` times."""
     return Event(wire.EVENT_TYPE_SIGNAL, None, checked_key(key), int64(count, "offset"))
 
 
 def removed(name: Name, *, moved: bool = False, leader_epoch: int | None = None) -> Event:
-    """The partition is gone: deleted (waits end with 3), or moved elsewhere (6)."""
+    """The partition was deleted (waits end with error 3), or moved to another broker (error 6)."""
     row = wire.Event(partition_removed=wire.PartitionRemoved(moved=True)) if moved else None
     return _event(wire.EVENT_TYPE_PARTITION_REMOVED, name, leader_epoch=leader_epoch, row=row)
 
@@ -192,7 +210,16 @@ def in_sync_replicas(
     min_in_sync_replicas: int | None = None,
     leader_epoch: int | None = None,
 ) -> Event:
-    """The in-sync set (leader included), a proposed one, or the minimum size that may acknowledge, has changed."""
+    """The in-sync set has changed, or a change is proposed.
+
+    Args:
+        name: The partition.
+        replica_ids: The in-sync set, including the leader.
+        proposed: A larger set that is not confirmed yet. Its members already hold back the high watermark.
+        leader_id: The leader's replica id. None: unchanged.
+        min_in_sync_replicas: The minimum size of the set for acknowledging a write. None: unchanged.
+        leader_epoch: The leader epoch of the reporter.
+    """
     change = wire.InSyncReplicas(
         replica_ids=_ids(replica_ids, "in_sync_replicas"),
         proposed_replica_ids=_ids(proposed, "proposed"),
@@ -214,7 +241,16 @@ def leadership(
     replica_ids: Iterable[int] = (),
     epoch_start_offset: int | None = None,
 ) -> Event:
-    """Who leads has changed, with a new leader epoch."""
+    """The leadership has changed.
+
+    Args:
+        name: The partition.
+        is_leader: Whether the reporter leads the partition now. If not, waits that need the leader end with error 6.
+        leader_epoch: The new leader epoch.
+        leader_id: The leader's replica id. None: unchanged.
+        replica_ids: All assigned replicas, including the leader. Empty: unchanged.
+        epoch_start_offset: The first offset of the epoch. None: the current log end offset.
+    """
     change = wire.Leadership(
         is_leader=is_leader,
         leader_id=None if leader_id is None else int32(leader_id, "leader_id"),
@@ -228,7 +264,15 @@ def leadership(
 def replica_state(
     name: Name, replica_id: int, *, dead: bool = False, fenced: bool = False, leader_epoch: int | None = None
 ) -> Event:
-    """A replica's broker died or came back, or may (not) join the in-sync set."""
+    """The state of a replica has changed.
+
+    Args:
+        name: The partition.
+        replica_id: The replica.
+        dead: Whether its broker is dead.
+        fenced: Whether it may not join the in-sync set.
+        leader_epoch: The leader epoch of the reporter.
+    """
     change = wire.ReplicaState(replica_id=int32(replica_id, "replica_id"), dead=dead, fenced=fenced)
     row = wire.Event(replica_state=change)
     return _event(wire.EVENT_TYPE_REPLICA_STATE, name, leader_epoch=leader_epoch, row=row)
@@ -237,7 +281,7 @@ def replica_state(
 def _event(
     event_type: int, name: Name, *, leader_epoch: int | None, row: wire.Event | None = None, **values: int | None
 ) -> Event:
-    """An event on a partition. `values` are attributes of it, None where not given."""
+    """An event on a partition. `values` are its attributes; those that are None are not set."""
     event = Event(event_type, partition_name(name), row=row)
     if leader_epoch is not None:
         event.leader_epoch = int32(leader_epoch, "leader_epoch")

@@ -1,4 +1,4 @@
-"""Whether more work is taken now: what refuses a batch, or each operation of it, before the engine sees it."""
+"""Checks before the engine: whether a batch, its operations, or a unary wait can be accepted at the moment."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -17,7 +17,7 @@ SHUTTING_DOWN_MESSAGE: Final = "the daemon is shutting down; try another one, or
 
 
 class Admission:
-    """Asks limits, listeners and the journal. A refusal's index means nothing here."""
+    """Checks limits, listeners and the journal. The index of a refusal is not set."""
 
     def __init__(
         self, limits: LimitsSettings, listeners: Sequence[Listener], shares: Shares, retry_advice: RetryAdvice
@@ -28,10 +28,10 @@ class Admission:
         self.retry_advice: Final = retry_advice
         self.journal = Journal()
         self.draining = False
-        """Nothing new is taken any more."""
+        """Shutdown has begun: no new work is accepted."""
 
     def reason_to_refuse(self, session: Session) -> Refusal | None:
-        """Why nothing can be registered in this session now; None: it can."""
+        """Return why registrations in this session are refused at the moment; None: they are accepted."""
         if self.draining:
             return Refusal(0, codes.UNAVAILABLE, "", SHUTTING_DOWN_MESSAGE)
         reason = self.listeners_reason()
@@ -49,17 +49,20 @@ class Admission:
         return None
 
     def listeners_reason(self) -> Refusal | None:
-        """The first reason that any listener has."""
+        """Return the first reason that a listener gives for refusing work."""
         return next((reason for listener in self._listeners if (reason := listener.reason_to_refuse())), None)
 
     def check_journal_writable(self) -> None:
-        """Refuses the whole batch while the journal cannot be written: nothing is begun that could not be kept."""
+        """Raise `BatchRejected` while the journal cannot be written, before any change that could not be stored."""
         failing = self.journal.why_closed()
         if failing is not None:
             raise BatchRejected(failing)
 
     def check_room_for_refusals(self, session: Session) -> None:
-        """Refused registrations are results too, so a caller that reads none of them must be stopped here."""
+        """Raise `BatchRejected` if the session has no room for results of refused registrations.
+
+        Refusals are results too, so a caller that never reads them must be stopped here.
+        """
         limit = self._limits.unacknowledged_results_max + self._limits.operations_per_batch_max
         unacknowledged = session.outbox.unacknowledged
         if unacknowledged >= limit:
@@ -69,8 +72,9 @@ class Admission:
             raise BatchRejected(refusal, retry_after_ms=None)
 
     def check_memory(self, account: Account, operations: int, items: int) -> None:
-        """Raises `BatchRejected` when so many operations, of so many items, do not fit into the memory budget, or into
-        the account's share of it. To be called before anything of the batch is copied.
+        """Raise `BatchRejected` if a batch does not fit into the memory budget, or the account's share of it.
+
+        Call before anything of the batch is copied.
         """
         refusal = self.memory_refusal(account, operations, items)
         if refusal is not None:
@@ -79,7 +83,7 @@ class Admission:
             raise BatchRejected(refusal)
 
     def check_unary_items(self, account: Account, items: int) -> None:
-        """Raises `RpcError` when the operation of a call of Wait, of so many items, does not fit."""
+        """Raise `RpcError` if the operation of a call of Wait does not fit into the memory budget."""
         refusal = self.memory_refusal(account, 1, items)
         if refusal is not None:
             self._count(refusal)
@@ -87,11 +91,11 @@ class Admission:
             raise from_refusal(refusal, "")
 
     def memory_refusal(self, account: Account, operations: int, items: int) -> Refusal | None:
-        """Why so many operations, of so many items, do not fit; None: they do."""
+        """Return why operations with a total of `items` do not fit; None: they fit."""
         return self.shares.memory_refusal(account, self.shares.budget.operations_bytes(operations, items))
 
     def check_answer(self) -> None:
-        """Raises `RpcError` when no answers are made that may be large, as memory is short."""
+        """Raise `RpcError` if memory is too short for an answer that may be large."""
         refusal = self.shares.budget.refusal()
         if refusal is not None:
             self._count(refusal)
@@ -103,7 +107,7 @@ class Admission:
             listener.refused([refusal])
 
     def check_unary_wait(self, account: Account, in_flight: int) -> None:
-        """Raises `RpcError` when no further call of Wait is taken; so many are in flight."""
+        """Raise `RpcError` if no further call of Wait is accepted. `in_flight`: calls of Wait now."""
         if self.draining:
             raise unavailable(SHUTTING_DOWN_MESSAGE)
         reason = self.listeners_reason()
@@ -115,7 +119,7 @@ class Admission:
         calls_max = self._limits.unary_waits_max
         refusal = None
         if in_flight >= calls_max:
-            message = f"{calls_max} calls of Wait are in flight, the most allowed"
+            message = f"{calls_max} calls of Wait are in flight; allowed: {calls_max}"
             refusal = Refusal(0, codes.RESOURCE_EXHAUSTED, "unary_waits", message)
         refusal = refusal or self.shares.unary_wait_refusal(account, in_flight)
         if refusal is not None:

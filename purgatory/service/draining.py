@@ -8,7 +8,7 @@ from typing import Final
 from purgatory.service.admission import SHUTTING_DOWN_MESSAGE
 from purgatory.service.errors import unavailable
 from purgatory.service.host import Host
-from purgatory.service.loop_holds import WORK_PER_SLICE
+from purgatory.service.loop_stalls import WORK_PER_SLICE
 from purgatory.service.reaper import EXPIRED_PER_SLICE
 
 LOGGER: Final = logging.getLogger(__name__)

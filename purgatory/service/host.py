@@ -1,8 +1,8 @@
-"""The owner of the engine, its sessions and its unary waits, on the event loop. Every change of state goes through it.
+"""Owner of the engine, the sessions and the unary waits. Every change of state goes through it, on the event loop.
 
-All methods that change the engine are plain calls: nothing else runs between two awaits, so there is no lock. Long work
-(a batch of events that ends many operations, a herd of expiries, shutdown) goes in slices with the loop free between
-them. After every engine call its completions are taken and routed to their owners.
+Methods that change the engine are synchronous: no other task runs between two awaits, so no lock is needed. Long work
+(a batch of events that ends many operations, many expiries at once, shutdown) is split into slices, and the loop is
+free between them. After every engine call its completions are taken and routed to their owners.
 """
 
 import asyncio
@@ -30,9 +30,19 @@ from purgatory.service.budget.shares import Shares
 from purgatory.service.engine_time import EngineTime
 from purgatory.service.errors import BatchRejected, from_refusal, unreadable_batch
 from purgatory.service.fair_queue import FairQueue, Turn, next_loop_turn
+from purgatory.service.listeners.events import (
+    Applied,
+    Cancelled,
+    CancelledKey,
+    CancelledPartition,
+    CancelledSession,
+    Completed,
+    FailedStale,
+    Registered,
+)
 from purgatory.service.listeners.listener import Journal, Listener
 from purgatory.service.listeners.result_tail import ResultTail
-from purgatory.service.loop_holds import WORK_PER_SLICE, LoopHolds
+from purgatory.service.loop_stalls import WORK_PER_SLICE, LoopStalls
 from purgatory.service.reaper import EXPIRED_PER_SLICE, Reaper
 from purgatory.service.registrations import OpenBatch, Registrations, count_refused
 from purgatory.service.sessions.callbacks import Callbacks, NoCallbacks
@@ -56,27 +66,27 @@ LOGGER: Final = logging.getLogger(__name__)
 
 
 class Host:
-    """Owns the engine. `start` it on the loop that will call it; at the end `draining.drain` it, then `stop` it."""
+    """Owns the engine. Call `start` on the loop that will use it, and at the end `draining.drain`, then `stop`."""
 
     def __init__(self, engine: Engine, clock: Clock, settings: HostSettings, *listeners: Listener) -> None:
         self.engine: Final = engine
         self.time: Final = EngineTime(clock)
-        """The only time that callers of the host can read: the clock itself may be behind the engine."""
+        """Engine time. Do not read the clock directly: it may be behind the engine."""
         self.settings: Final = settings
         self.listeners: Final = list(listeners)
-        """Everything that is notified of this host's work. Add to it before anything happens."""
+        """Listeners, in notification order. Do not modify after `start`."""
         self.tail: Final = ResultTail(self.listeners)
         self.journal = Journal()
-        """Set by `use_journal`; without that, one that keeps nothing."""
+        """The journal; a no-op journal unless `use_journal` is called."""
         self.callbacks: Callbacks = NoCallbacks()
         """Refuses callbacks, unless an extension replaces it."""
         self.shares: Final = Shares(settings, engine)
-        self.holds: Final = LoopHolds()
-        """Everything that may take long is watched in it, by the name of its call."""
+        self.holds: Final = LoopStalls()
+        """Stall timers of everything that may take long, by name of the call."""
         self._expiry: Final = self.holds.of("expiry")
         self._session_drop: Final = self.holds.of("session drop")
         self._dropped: Final[deque[Session]] = deque()
-        """Sessions that are gone but for their pending operations."""
+        """Closed sessions whose pending operations are still being cancelled."""
         self.sessions: Final = Sessions(engine, settings, self.listeners, self.holds, self._end_dropped, self.shares)
         self.unary_waits: Final = UnaryWaits(engine, self.time.now_ms, self._cancel_unary_waits)
         self.waiting_callers: Final = WaitingCallers()
@@ -85,7 +95,7 @@ class Host:
         self._registrations: Final = Registrations(self.time, self.listeners, self.admission, self._register_in_session)
         self.fair_queue: Final = FairQueue(self._on_waited_for_turn)
         self.sources: Final = SourceTable()
-        """Which marks nobody can see, and why: `sources.stale(name, now_ms)`."""
+        """Connector state; `stale(name, now_ms)` returns why a mark is stale."""
         limits = settings.limits
         self.source_links: Final = SourceLinks(engine, self.sources, self.time.now_ms, limits.sources_max)
         self.shares.budget.calls = lambda: self.fair_queue.calls
@@ -93,7 +103,7 @@ class Host:
             self.source_links.held_bytes() + sum(listener.held_bytes() for listener in self.listeners)
         )
         self.started_time: Final = time.time()
-        """Wall clock, seconds: for display, never for measuring."""
+        """Start time (wall clock, seconds since the epoch). For display only."""
         self.reaper: Final = Reaper(engine, clock, self.listeners, self._expire_slice)
         self.stale_reaper: Final = StaleReaper(
             engine, self.time, self.sources, self.fail_stale, self.holds.of("stale waits")
@@ -101,7 +111,7 @@ class Host:
         self._tasks: Final[list[asyncio.Task[None]]] = []
 
     def use_journal(self, journal: Journal) -> None:
-        """From now on everything is journaled. To be called before anything happens."""
+        """Journal every change from now on. Call before the first change."""
         self.journal = self.admission.journal = journal
         self.listeners.append(journal)
 
@@ -110,14 +120,14 @@ class Host:
         return self.admission.draining
 
     def start(self) -> None:
-        """Starts the background tasks, expiry and session maintenance, on the running loop."""
+        """Start the background tasks (expiry, session maintenance) on the running loop."""
         assert not self._tasks, "the host is already running"
         self._tasks.append(asyncio.create_task(self.reaper.run(), name="reaper"))
         self._tasks.append(asyncio.create_task(self.stale_reaper.run(), name="stale reaper"))
         self._tasks.append(asyncio.create_task(self._maintain_sessions(), name="session maintenance"))
 
     async def stop(self) -> None:
-        """Stops the background tasks. What is pending stays pending: drain first."""
+        """Stop the background tasks. Pending operations are kept: drain first."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -126,19 +136,19 @@ class Host:
     # Registrations.
 
     def begin_batch(self, session: Session) -> OpenBatch:
-        """A new batch of registrations; see `Registrations.begin`."""
+        """Begin a batch of registrations; see `Registrations.begin`."""
         return self._registrations.begin(session)
 
     def register_part(
         self, batch: OpenBatch, runs: Sequence[OperationRun], refused: Sequence[tuple[Refusal, int]]
     ) -> BatchReceipt:
-        """Registers the next part of a batch; see `Registrations.register`."""
+        """Register the next part of a batch; see `Registrations.register`."""
         return self._registrations.register(batch, runs, refused)
 
     def register(
         self, session: Session, runs: Sequence[OperationRun], refused: Sequence[tuple[Refusal, int]]
     ) -> BatchReceipt:
-        """Registers a batch of one part."""
+        """Register a batch that has one part."""
         return self.register_part(self.begin_batch(session), runs, refused)
 
     def _register_in_session(self, session: Session, run: OperationRun, known: int) -> RegisterReceipt:
@@ -157,8 +167,9 @@ class Host:
             self.sessions.accounts.audit.refused(NAME, account.principal, role=WAIT, name=first, count=len(withheld))
         if session is not None and session.refused_ids:
             session.refused_ids.correct(receipt, run.batch, known)
+        event = Registered(session, account.principal, run.kind, run.batch, receipt, now_ms)
         for listener in self.listeners:
-            listener.registered(session, run.kind, run.batch, receipt, now_ms, account.principal)
+            listener.registered(event)
         self.deliver()
         self.reaper.deadline_may_be_earlier()
         if self.source_links.demand.is_wanted:
@@ -168,7 +179,7 @@ class Host:
         return receipt
 
     def acknowledge(self, session: Session, sequence: int) -> None:
-        """Drops a session's results up to `sequence`. Raises `RpcError` for a number that was never given out."""
+        """Drop a session's results up to `sequence`. Raises `RpcError` if no result has had that number yet."""
         session.acknowledge(sequence)
         for listener in self.listeners:
             listener.acknowledged(session)
@@ -176,16 +187,16 @@ class Host:
     # Unary waits.
 
     def unary_wait(self, account: Account) -> OpenWait:
-        """A context manager for a unary wait: yields its operation id and the future of its result, and cancels what is
-        still pending when the block ends.
+        """Return a context manager for a unary wait.
 
-        Raises `RpcError` when nothing may be registered now.
+        It yields the operation id and the future of the result, and cancels the operation if it is still pending when
+        the block ends. Raises `RpcError` if no registrations are accepted at the moment.
         """
         self.admission.check_unary_wait(account, len(self.unary_waits))
         return OpenWait(self.unary_waits, account)
 
     def register_unary_wait(self, run: OperationRun, account: Account) -> None:
-        """Registers the one operation of a unary wait. Raises `RpcError` if the operation is refused."""
+        """Register the operation of a unary wait. Raises `RpcError` if the operation is refused."""
         self.admission.check_unary_items(account, len(run.batch.item_indexes))
         receipt = self._register(self.unary_waits.owner_of(account), None, account, run, 0)
         count_refused(self.listeners, receipt.refusals)
@@ -197,14 +208,15 @@ class Host:
         now_ms = self.time.now_ms()
         cancelled = self.engine.cancel(self.unary_waits.owner_of(account), operation_ids, now_ms)
         if any(cancelled):
+            event = Cancelled(None, operation_ids, sum(cancelled), now_ms)
             for listener in self.listeners:
-                listener.cancelled(None, operation_ids, sum(cancelled), now_ms)
+                listener.cancelled(event)
         self.deliver()
 
     # Events.
 
     def check_events(self) -> None:
-        """Raises `BatchRejected` when no events are taken now. To be asked once for a batch, before its first part."""
+        """Raise `BatchRejected` if no events are accepted at the moment. Call once per batch, before its first part."""
         reason = self.admission.listeners_reason()
         if reason is not None:
             raise BatchRejected(reason)
@@ -216,13 +228,19 @@ class Host:
         account: Account | None = None,
         turn: Turn = next_loop_turn,
     ) -> IncomingEvents:
-        """Applies a part of a batch of events, in order, in slices with a turn between them; returns it with what it
-        did. `next_part` is called as the first slice begins, so that both are watched as one hold of the loop.
+        """Apply one part of a batch of events in order, and return it with its effects.
 
-        Events of other calls may come between two slices; each caller's own stay in order. A call that is cancelled has
-        applied the events up to the end of some slice. What becomes known is the account's (None: nobody's).
+        The part is processed in bounded slices; other tasks run between slices, and events from other calls may be
+        interleaved. Events of one caller keep their order. If the call is cancelled, a prefix of the part has been
+        applied.
 
-        Raises `BatchRejected` when the columns cannot be read.
+        Args:
+            next_part: Decodes the part. Called when the first slice begins, so that both count as one stall.
+            account: Charged for new partitions and keys; None: the anonymous account.
+            turn: Awaited between slices.
+
+        Raises:
+            BatchRejected: The columns cannot be decoded.
         """
         watched, account = self.holds.of("Advance"), account or self.shares.accounts.nobody
         with watched:
@@ -235,7 +253,7 @@ class Host:
         return events
 
     def _apply_slice(self, events: IncomingEvents, account: Account) -> bool:
-        """Applies the next slice and adds what it did; whether there is more of the part."""
+        """Apply the next slice and add its effects to `events`. Returns whether events are left."""
         batch, done, now_ms = events.batch, events.done, self.time.now_ms()
         start, is_full = done.next_index, self.shares.budget.is_full
         self.shares.set_in_engine(account)
@@ -244,8 +262,9 @@ class Host:
         except InvalidBatch as error:
             raise unreadable_batch(f"columns.{error.field}", error.message) from None
         explain(part.refusals, events.refusals)
+        event = Applied(account.principal, batch, start, part, now_ms)
         for listener in self.listeners:
-            listener.applied(batch, start, part, now_ms, account.principal)
+            listener.applied(event)
         count_refused(self.listeners, part.refusals)
         self.deliver()
         self.reaper.deadline_may_be_earlier()
@@ -258,65 +277,75 @@ class Host:
     # Cancelling.
 
     def cancel(self, session: Session, operation_ids: list[int]) -> list[bool]:
-        """Cancels operations of a session; for each, whether it was pending. Where much ends there are fewer answers
-        than ids: go on with those that follow.
+        """Cancel operations of a session, and return for each whether it was pending.
+
+        The list is shorter than `operation_ids` if the slice was full: call again with the remaining ids.
         """
         now_ms = self.time.now_ms()
         cancelled = self.engine.cancel(session.owner, operation_ids, now_ms, WORK_PER_SLICE)
+        event = Cancelled(session, operation_ids[: len(cancelled)], sum(cancelled), now_ms)
         for listener in self.listeners:
-            listener.cancelled(session, operation_ids[: len(cancelled)], sum(cancelled), now_ms)
+            listener.cancelled(event)
         self.deliver()
         return cancelled
 
     async def cancel_session(self, session: Session) -> int:
-        """Cancels all that is pending in a session when it is called; returns how many."""
+        """Cancel all operations that are pending in a session now, and return their number."""
         owner, up_to_id = session.owner, int(session.owner.highest_operation_id)
 
         def cancel(now_ms: int) -> tuple[int, bool]:
-            if session.dropped:  # by now its owner may be another session's
+            if session.dropped:  # the owner may have been reused for another session
                 return 0, False
             cancelled = self.engine.cancel_all(owner, now_ms, WORK_PER_SLICE, up_to_id)
             return cancelled, self.engine.has_pending(owner, up_to_id)
 
-        def tell(listener: Listener, cancelled: int, now_ms: int) -> None:
-            listener.cancelled_session(session, cancelled, now_ms)
+        def notify(cancelled: int, now_ms: int) -> None:
+            event = CancelledSession(session, cancelled, now_ms)
+            for listener in self.listeners:
+                listener.cancelled_session(event)
 
-        return await self._cancel_in_slices(cancel, tell)
+        return await self._cancel_in_slices(cancel, notify)
 
     def close_session(self, session: Session) -> tuple[int, int]:
-        """Ends a session now; returns how many operations were cancelled, and how many results were dropped."""
+        """End a session. Returns the number of cancelled operations and of dropped results."""
         closed = session.owner.pending, session.outbox.unacknowledged
         self.sessions.close(session, self.time.now_ms())
         self.deliver()
         return closed
 
     async def cancel_partition(self, name: PartitionName) -> int:
-        """Cancels all that waits on a partition, until nothing does; returns how many."""
+        """Cancel operations that wait on a partition until none is left, and return their number."""
 
         def cancel(now_ms: int) -> tuple[int, bool]:
             return self.engine.cancel_partition(name, now_ms, WORK_PER_SLICE), self.engine.has_waits(name)
 
-        def tell(listener: Listener, cancelled: int, now_ms: int) -> None:
-            listener.cancelled_partition(name, cancelled, now_ms)
+        def notify(cancelled: int, now_ms: int) -> None:
+            event = CancelledPartition(name, cancelled, now_ms)
+            for listener in self.listeners:
+                listener.cancelled_partition(event)
 
-        return await self._cancel_in_slices(cancel, tell)
+        return await self._cancel_in_slices(cancel, notify)
 
     async def cancel_key(self, key: str) -> int:
-        """Cancels all that waits on a key, until nothing does; returns how many."""
+        """Cancel operations that wait on a key until none is left, and return their number."""
 
         def cancel(now_ms: int) -> tuple[int, bool]:
             return self.engine.cancel_key(key, now_ms, WORK_PER_SLICE), self.engine.has_waits((key, -1))
 
-        def tell(listener: Listener, cancelled: int, now_ms: int) -> None:
-            listener.cancelled_key(key, cancelled, now_ms)
+        def notify(cancelled: int, now_ms: int) -> None:
+            event = CancelledKey(key, cancelled, now_ms)
+            for listener in self.listeners:
+                listener.cancelled_key(event)
 
-        return await self._cancel_in_slices(cancel, tell)
+        return await self._cancel_in_slices(cancel, notify)
 
     async def _cancel_in_slices(
-        self, cancel: Callable[[int], tuple[int, bool]], tell: Callable[[Listener, int, int], None]
+        self, cancel: Callable[[int], tuple[int, bool]], notify: Callable[[int, int], None]
     ) -> int:
-        """Calls `cancel`, which says how many it ended and whether there are more, until there are no more. What takes
-        one slice is told as the one call that it is; of several, each is told as a cancel of the ids that it ended.
+        """Call `cancel` until nothing is left. It returns how many operations it ended, and whether there are more.
+
+        If one slice suffices, listeners are notified with `notify`; otherwise each slice is reported as a cancel of the
+        ids that it ended, since operations may be registered between slices.
         """
         watched = self.holds.of("Cancel")
         total = 0
@@ -327,8 +356,7 @@ class Host:
                 if total or has_more:
                     self.deliver(cancelled_ms=now_ms)
                 else:
-                    for listener in self.listeners:
-                        tell(listener, cancelled, now_ms)
+                    notify(cancelled, now_ms)
                     self.deliver()
             total += cancelled
             if not has_more:
@@ -342,47 +370,51 @@ class Host:
             listener.waited_for_turn(work, us)
 
     def deliver(self, cancelled_ms: int = -1, *, were_stale: bool = False) -> None:
-        """Routes completions to their owners: sessions' outboxes, or the futures of unary waits.
+        """Route completions to their owners: outboxes of sessions, or futures of unary waits.
 
-        `cancelled_ms`, not -1: they are those of a slice of a larger cancel at that time, which listeners see as a
-        cancel by id for each owner. So a replay of the history ends the same operations at the same times.
-        `were_stale`: operations were failed because of stale marks, which may happen without any source.
+        Args:
+            cancelled_ms: Time of a larger cancel that this is a slice of; -1: none. Listeners are notified of a cancel
+                by id for each owner, so a replay of the history ends the same operations at the same times.
+            were_stale: Operations failed because of stale marks. This can happen without any connector.
         """
         for completions in self.engine.take_completions():
             if self.sources or were_stale:
                 note_stale_marks(completions, self.sources, self.time.now_ms())
             account = self.unary_waits.account_of_owner(completions.owner_id)
             if account is not None:
-                self._tell_cancelled(None, completions, cancelled_ms)
+                self._notify_cancelled(None, completions, cancelled_ms)
+                event = Completed(None, account.principal, completions)
                 for listener in self.listeners:
-                    listener.completed(None, completions, account.principal)
+                    listener.completed(event)
                 self.journal.when_durable(partial(self.unary_waits.deliver, completions))
                 continue
             session = self.sessions.of_owner(completions.owner_id)
-            assert session is not None, f"completions of owner {completions.owner_id}, which is no session"
-            self._tell_cancelled(session, completions, cancelled_ms)
+            assert session is not None, f"completions of owner {completions.owner_id}, which is not a session"
+            self._notify_cancelled(session, completions, cancelled_ms)
+            event = Completed(session, session.account.principal, completions)
             if session.dropped:
                 for listener in self.listeners:
-                    listener.discarded(session, completions)
+                    listener.discarded(event)
                 continue
-            # The outbox comes last: the journal must see the sequence numbers as they are before these results.
+            # The outbox must come last: the journal derives sequence numbers from the outbox before these results.
             for listener in self.listeners:
-                listener.completed(session, completions)
+                listener.completed(event)
             session.deliver(completions)
         for listener in self.listeners:
             listener.call_finished()
 
-    def _tell_cancelled(self, session: Session | None, completions: Completions, cancelled_ms: int) -> None:
+    def _notify_cancelled(self, session: Session | None, completions: Completions, cancelled_ms: int) -> None:
         if cancelled_ms >= 0:
             ids = list(completions.operation_ids)
+            event = Cancelled(session, ids, len(ids), cancelled_ms)
             for listener in self.listeners:
-                listener.cancelled(session, ids, len(ids), cancelled_ms)
+                listener.cancelled(event)
 
     def _registration_ms(self) -> int:
-        """The time to register at, which may be ahead of the clock.
+        """Return the time to register at, which may be ahead of the clock.
 
-        While it is ahead nothing expires, so what is due expires first: otherwise a steady stream of registrations, one
-        in every millisecond, would hold all expiries back.
+        Nothing expires while it is ahead, so due operations must expire first: otherwise a steady stream of
+        registrations, one per millisecond, would delay all expiries.
         """
         if 0 <= self.engine.next_expiration_ms() <= self.time.now_ms():
             self._expire_slice()
@@ -399,28 +431,30 @@ class Host:
             self.deliver()
 
     def fail_stale(self, owner_id: int, operation_ids: list[int], stale: set[PartitionName], now_ms: int) -> None:
-        """Fails operations of an owner (its id) because of marks that are stale, as many as a slice of work allows."""
+        """Fail operations of the owner `owner_id` because of stale marks, at most a slice of them."""
         session = self.sessions.of_owner(owner_id)
         if session is not None:
             owner = session.owner
         else:
             account = self.unary_waits.account_of_owner(owner_id)
-            assert account is not None, f"stale waits of owner {owner_id}, which is nobody"
+            assert account is not None, f"stale waits of owner {owner_id}, which does not exist"
             owner = self.unary_waits.owner_of(account)
         failed = self.engine.fail_stale(owner, operation_ids, stale, now_ms, WORK_PER_SLICE)
+        event = FailedStale(session, operation_ids[: len(failed)], stale, sum(failed), now_ms)
         for listener in self.listeners:
-            listener.failed_stale(session, operation_ids[: len(failed)], stale, sum(failed), now_ms)
+            listener.failed_stale(event)
         self.deliver(were_stale=True)
 
     def _end_dropped(self, session: Session, now_ms: int) -> bool:
-        """Cancels a slice of what a dropped session has pending, whose results nobody gets; whether that was all."""
+        """Cancel a slice of a dropped session's operations, without results. Returns whether none is left."""
         with self._session_drop:
             cancelled = self.engine.cancel_all(session.owner, now_ms, WORK_PER_SLICE)
             has_more = self.engine.has_pending(session.owner, OPERATION_ID_MAX)
             if cancelled and not has_more and session not in self._dropped:
+                event = CancelledSession(session, cancelled, now_ms)
                 for listener in self.listeners:
                     if listener.records_dropped_sessions:
-                        listener.cancelled_session(session, cancelled, now_ms)
+                        listener.cancelled_session(event)
                 self.deliver()
             elif cancelled:
                 self.deliver(cancelled_ms=now_ms)
@@ -442,7 +476,7 @@ class Host:
         self._tasks.remove(task)
 
     async def _maintain_sessions(self) -> None:
-        """Sends heartbeats, ends streams whose peer is silent, and drops expired sessions; survives any exception."""
+        """Send heartbeats, end streams of silent peers, and drop expired sessions. Errors are logged only."""
         interval_ms = self.settings.session.heartbeat_interval_ms
         turn_s = min(interval_ms / 4, 1_000) / 1_000
         while True:

@@ -1,8 +1,7 @@
-"""The only task that advances the engine's time: expires what is due, in slices, and sleeps until the next expiry.
+"""The task that advances the engine's time: it expires due operations in slices and sleeps until the next expiry.
 
-It survives any exception of a turn (logged, counted, and retried), and a herd of expiries never holds the event loop
-for longer than a slice. It wakes at least every `SLEEP_MS_MAX`, so that the lag of the loop is measured even while
-idle.
+An exception is logged and counted, and the turn is retried. Many expiries at once hold the event loop for no longer
+than a slice. The reaper wakes at least every `SLEEP_MS_MAX`, so that loop lag is measured even while idle.
 """
 
 import asyncio
@@ -18,13 +17,13 @@ from purgatory.service.listeners.listener import Listener
 LOGGER: Final = logging.getLogger(__name__)
 
 EXPIRED_PER_SLICE: Final = 2_000
-"""Operations; of those with many items fewer: see `WORK_PER_SLICE`."""
+"""Operations per slice; fewer if they have many items (see `WORK_PER_SLICE`)."""
 SLEEP_MS_MAX: Final = 1_000
 RETRY_S: Final = 0.1
 
 
 class Reaper:
-    """Calls `expire_slice` whenever something is due."""
+    """Calls `expire_slice` whenever an operation is due."""
 
     def __init__(
         self, engine: Engine, clock: Clock, listeners: Sequence[Listener], expire_slice: Callable[[], None]
@@ -33,24 +32,24 @@ class Reaper:
         self._clock: Final = clock
         self._listeners: Final = listeners
         self.turn: Final = expire_slice
-        """Expires a bounded slice of what is due."""
+        """Expire a slice of the due operations."""
         self._woken: Final = asyncio.Event()
         self._sleeping_until_ms = -1
         """-1: awake."""
 
     def deadline_may_be_earlier(self) -> None:
-        """To be called after registrations: wakes the reaper if something is now due before it would wake by itself."""
+        """Wake the reaper if an operation is due before it would wake by itself. Call after registrations."""
         if self._sleeping_until_ms >= 0:
             next_ms = self._engine.next_expiration_ms()
             if 0 <= next_ms < self._sleeping_until_ms:
                 self._woken.set()
 
     def wake(self) -> None:
-        """Makes it look at the clock now, for clocks that are moved by hand."""
+        """Make the reaper read the clock now, for clocks that are moved by hand."""
         self._woken.set()
 
     async def run(self) -> None:
-        """Runs until cancelled."""
+        """Run until cancelled."""
         alarm = make_alarm(self._on_alarm)
         try:
             while True:
@@ -66,7 +65,7 @@ class Reaper:
             alarm.close()
 
     async def _sleep(self, alarm: Alarm) -> None:
-        """Sleeps until the next expiry; if that is due already, only lets the other tasks run."""
+        """Sleep until the next expiry. If it is already due, only let other tasks run."""
         self._woken.clear()
         now_ms = self._clock.now_ms()
         next_ms = self._engine.next_expiration_ms()

@@ -1,6 +1,6 @@
-"""Opens a journal, restores what it holds into a host, and from then on records what the host does.
+"""Opening of a journal: its contents are restored into a host, whose changes it records from then on.
 
-Restoring goes in slices with the event loop free in between, so that the daemon answers probes (not ready) meanwhile.
+Operations are restored in slices, and the event loop runs between them, so that the daemon answers probes (not ready).
 The order matters: partitions and keys, then sessions with their results, then the operations, which refer to both.
 """
 
@@ -37,7 +37,7 @@ REPORT_S: Final = 1.0
 
 
 class OpenJournal:
-    """A journal whose folder is locked and whose file has been verified, before and after its host is restored."""
+    """A journal whose folder is locked and whose file has been verified. Its host is restored later."""
 
     def __init__(self, folder: Path, *, is_sync: bool, clocks: ReadClocks = read_clocks) -> None:
         """Raises `JournalError`."""
@@ -53,18 +53,22 @@ class OpenJournal:
             self._directory.release()
             raise
         self.is_continued: Final = self._last is not None
-        """Whether a daemon used it before."""
+        """Whether the journal existed before."""
         self.start_ms: Final = journal_now_ms(self._last[0] if self._last else None, clocks())
-        """The time at which the engine starts."""
+        """Engine time at start, milliseconds."""
         self.to_restore: Final = self._store.count("registrations")
-        """Rows of registrations."""
+        """Number of rows of registrations."""
         self._journal: DurableJournal | None = None
-        """Once everything is restored."""
+        """Set once everything is restored."""
         self._sessions: Final[dict[int, Session]] = {}
         self._builder: Final = StatementBuilder()
 
     async def restore(self, host: Host) -> None:
-        """Restores a new host, and records what it does from now on. Raises `JournalError`; then only `close` it."""
+        """Restore a new host and record its changes from then on.
+
+        Raises:
+            JournalError: The journal is damaged. Only `close` may be called afterwards.
+        """
         began_s = time.monotonic()
         number = self._last[1] if self._last else 0
         journal = DurableJournal(
@@ -122,10 +126,11 @@ class OpenJournal:
             session = self._sessions[state.session]
             if state.session not in with_results:
                 session.outbox.start_at(state.last_sequence + session.sequence_shift)
-            # A row of results goes only when all in it are acknowledged, so its first ones may have been.
+            # A row is deleted once all of its results are acknowledged, so its first results may be acknowledged
+            # already.
             session.outbox.acknowledge(state.acknowledged_sequence + session.sequence_shift)
             if state.uncertain_after >= 0:
-                # The others may get other numbers: they go out once it is durable that the client has resumed.
+                # Results above may be renumbered. They are sent once it is durable that the client has resumed.
                 session.outbox.release(session.uncertain_after)
 
     def _restore_session(self, host: Host, state: SessionState) -> Session:
@@ -142,12 +147,12 @@ class OpenJournal:
             # from that crash stays valid, however many daemons have run in between.
             session.uncertain_after = state.uncertain_after + state.sequence_shift
         elif self._last is not None and not self._last[2]:
-            # A crash: results may have been delivered after the last group, and are lost here.
+            # After a crash: results delivered after the last group are lost here.
             session.uncertain_after = state.last_sequence + state.sequence_shift
         return session
 
     def _restore_results(self) -> set[int]:
-        """Fills the outboxes; returns the sessions that have results."""
+        """Fill the outboxes. Return the numbers of the sessions with results."""
         started: set[int] = set()
         for row, number, first, count, content in self._store.rows("results"):
             session = self._sessions[number]
@@ -188,8 +193,10 @@ class OpenJournal:
                 LOGGER.info("journal: %d operations restored, %d of %d rows", journal.recovered, rows, self.to_restore)
 
     def dead_letters(self) -> list[tuple[int, bytes]]:
-        """Results that were not delivered, by number. To be asked for before the host is restored; raises
-        `JournalError`.
+        """Undelivered results, by number. Call this before `restore`.
+
+        Raises:
+            JournalError: The journal is damaged.
         """
         return [(letter, content) for letter, content in self._store.rows("dead_letters")]
 
@@ -199,7 +206,9 @@ class OpenJournal:
             await self._journal.commit_receipted(timeout_s)
 
     async def close(self, timeout_s: float) -> bool:
-        """Commits the last changes and ends; False when it could not. What was not wholly restored stays as it was."""
+        """Commit the last changes and end. Return False if that failed. A journal that was not completely restored is
+        left unchanged.
+        """
         try:
             if self._journal is not None:
                 return await self._journal.finish(timeout_s)

@@ -1,4 +1,4 @@
-"""Registers a session's batches: what is refused before the engine, what the engine says, and the receipt."""
+"""Registers the batches of sessions: refusals before the engine, registration in the engine, and the receipt."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.service.admission import Admission
 from purgatory.service.engine_time import EngineTime
 from purgatory.service.errors import BatchRejected, unreadable_batch
+from purgatory.service.listeners.events import Registered
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.sessions.outbox import slices_of
 from purgatory.service.sessions.refused import (
@@ -26,22 +27,21 @@ from purgatory.service.translate.operations import OperationRun
 from purgatory.service.translate.receipts import BatchReceipt
 
 Register = Callable[[Session, OperationRun, int], RegisterReceipt]
-"""Registers a run in the engine, ids up to that one being known, and tells everybody of it. Raises `InvalidBatch`."""
+"""Registers a run in the engine and notifies listeners; ids up to the given one are known. Raises `InvalidBatch`."""
 
 
 class OpenBatch:
-    """A batch of a session that is being registered, part by part."""
+    """A batch of a session that is registered part by part."""
 
     def __init__(self, session: Session) -> None:
         self.session: Final = session
         self.known: Final = int(session.owner.highest_operation_id)
-        """Ids up to here were registered before this batch: it sends them again. What the batch itself makes known is
-        not."""
+        """Ids up to this one were registered before this batch, so the batch repeats them."""
         self._rising: Final[list[int]] = []
         self._others: Final[set[int]] = set()
 
     def add_ids(self, runs: Sequence[OperationRun], refused: Sequence[tuple[Refusal, int]]) -> None:
-        """A part was registered, and others follow."""
+        """Remember the ids of a part that has been registered, if others follow."""
         ids = [operation_id for run in runs for operation_id in run.batch.operation_ids]
         ids += [operation_id for _, operation_id in refused]
         last = self._rising[-1] if self._rising else 0
@@ -53,13 +53,13 @@ class OpenBatch:
                 self._others.add(operation_id)
 
     def has_id(self, operation_id: int) -> bool:
-        """Whether an earlier part had this id, so that it has its result already or will have it."""
+        """Return whether an earlier part had this id, and so has a result or will have one."""
         place = bisect_left(self._rising, operation_id)
         return self._rising[place : place + 1] == [operation_id] or operation_id in self._others
 
 
 class Registrations:
-    """Serves batches of registrations of sessions."""
+    """Registers batches in sessions."""
 
     def __init__(
         self, time: EngineTime, listeners: Sequence[Listener], admission: Admission, register: Register
@@ -70,8 +70,11 @@ class Registrations:
         self._register: Final = register
 
     def begin(self, session: Session) -> OpenBatch:
-        """A new batch. Raises `BatchRejected` when the journal cannot be written, or the session has no room even for
-        the results of refused registrations, or for more ids of batches that were refused as a whole.
+        """Begin a batch.
+
+        Raises:
+            BatchRejected: The journal cannot be written, or the session has no room for the results of refused
+                registrations or for more ids of batches that were refused as a whole.
         """
         if session.refused_ids.is_full:
             raise BatchRejected(FULL)
@@ -82,11 +85,13 @@ class Registrations:
     def register(
         self, batch: OpenBatch, runs: Sequence[OperationRun], refused: Sequence[tuple[Refusal, int]]
     ) -> BatchReceipt:
-        """Registers the next part of a batch; each operation is accepted, already known, or refused.
+        """Register the next part of a batch: each operation is accepted, already known, or refused.
 
-        `refused` are those refused during translation, each with its operation id. Raises `BatchRejected` when the
-        columns cannot be read, which is found in the first part. A part leaves nothing half done: what it refuses has
-        its results, so that the daemon may end between two parts.
+        When this returns, refused operations have their results: the daemon may stop between two parts. `refused` are
+        those refused during translation, each with its operation id.
+
+        Raises:
+            BatchRejected: The columns cannot be decoded. This is found in the first part.
         """
         session, known = batch.session, batch.known
         receipt = BatchReceipt()
@@ -95,11 +100,11 @@ class Registrations:
         for run in runs:
             if reason is not None:
                 failures.extend(refuse_all(run, reason))
-                self._tell_refused_run(session, run, reason, known)
+                self._notify_refused_run(session, run, reason, known)
             else:
                 failures.extend(self._register_run(batch, run, receipt))
-        # An id up to `known` was registered before this batch, so a repeated refusal has had its result already; except
-        # ids of batches that were refused as a whole.
+        # An id up to `known` was registered before this batch, so a repeated refusal already has a result. Ids of
+        # batches that were refused as a whole are the exception.
         skipped = session.refused_ids
         new = [entry for entry in failures if not 0 < entry.operation_id <= known or entry.operation_id in skipped]
         receipt.already_known += len(failures) - len(new)
@@ -130,22 +135,23 @@ class Registrations:
         return [RefusedOperation(located(run, refusal), ids[refusal.index], run.kind) for refusal in answer.refusals]
 
     def _deliver_refused(self, session: Session, refused: list[RefusedOperation]) -> None:
-        """Refused registrations get results like all others, and from then on their ids count as known."""
+        """Append the results of refused registrations. From then on their ids count as known."""
         if not refused:
             return
         for listener in self._listeners:
-            # First: the journal works out their sequence numbers from the outbox as it is.
+            # Must precede the append: the journal derives sequence numbers from the outbox.
             listener.refused_in_session(session, refused)
         session.outbox.append(slices_of(refused_completions(refused), [entry.refusal for entry in refused]))
         session.wake()
         known = [entry.operation_id for entry in refused if entry.operation_id <= OPERATION_ID_MAX]
         session.owner.highest_operation_id = max(session.owner.highest_operation_id, *known, 0)
 
-    def _tell_refused_run(self, session: Session, run: OperationRun, reason: Refusal, known: int) -> None:
-        """The engine never saw this run: history has it as refused, except for ids that were known before."""
+    def _notify_refused_run(self, session: Session, run: OperationRun, reason: Refusal, known: int) -> None:
+        """Notify listeners of a run that was refused before the engine; ids that were known before are left out."""
         receipt, now_ms = engine_receipt(run, reason, known, session.refused_ids), self._time.now_ms()
+        event = Registered(session, session.account.principal, run.kind, run.batch, receipt, now_ms)
         for listener in self._listeners:
-            listener.refused_unseen(session, run.kind, run.batch, receipt, now_ms)
+            listener.refused_unseen(event)
 
 
 def count_refused(listeners: Sequence[Listener], refusals: Sequence[Refusal]) -> None:

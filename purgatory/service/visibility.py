@@ -11,7 +11,7 @@ from purgatory.engine.views import PendingView
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
 from purgatory.service.host import Host
-from purgatory.service.loop_holds import Watched
+from purgatory.service.loop_stalls import StallTimer
 
 SLOTS_PER_SLICE: Final = 10_000
 """Slots ranked before other tasks run: a few milliseconds."""
@@ -58,7 +58,7 @@ async def rank_pending(
     host: Host,
     account: Account,
     size: int,
-    watched: Watched,
+    watched: StallTimer,
     next_turn: Callable[[], Awaitable[None]],
     *,
     owner_id: int = -1,

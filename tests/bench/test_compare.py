@@ -63,7 +63,7 @@ def test_what_is_missing_or_new_is_named() -> None:
         ("instructions/x", NOT_COMPARED),
         ("guard/memory", "new"),
     ]
-    assert "it was not measured here" in shown(verdicts)
+    assert "not measured here" in shown(verdicts)
 
 
 def test_rows_of_one_name_beside_two_peers_are_told_apart() -> None:

@@ -1,3 +1,3 @@
-"""Crash test: a real daemon with a journal under load, killed again and again; every caller's log is held against the
-rule. `make crash`.
+"""Crash test (`make crash`): a real daemon with a journal under load is killed repeatedly, and the records of its
+callers are checked.
 """

@@ -15,7 +15,7 @@ from tests.crash.power_cut import Power
 ASYNC_SHARE: Final = 4
 POWER_SHARE: Final = 10
 ROOM_SHARE: Final = 20
-"""For each so many kills one more: of a daemon in async mode, by a power cut, and on each disk that fills up."""
+"""One async kill, power cut, or kill on each limited disk for this many kills in sync mode."""
 
 
 def run(title: str, kills: int, life: CrashRun) -> None:

@@ -45,10 +45,10 @@ class CrashTally(NamedTuple):
 
 
 class CrashRun:
-    """Kills `kills` daemons, then lets the last one live until all is settled. Raises `Broken`.
+    """Kills `kills` daemons, then lets the last one run until everything has ended. Raises `Broken`.
 
-    With a `room` the journal lies there, and each daemon but those that die at a point runs out of it. With `power`,
-    what was not synced is lost with each, and the wall clock of the next is set an hour back or forth.
+    With a `room` the journal is stored there, and each daemon that does not die at a crash point runs out of space.
+    With `power`, unsynced data is lost at each kill, and the next wall clock is up to an hour off.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class CrashRun:
         ]
         self._outbox: Final = OutboxCaller(folder / "outbox", seed)
         self._tasks: Final[dict[WireCaller | None, asyncio.Task[None]]] = {}
-        """Of each caller, and of the advancer (None)."""
+        """The tasks of the callers and of the advancer (None)."""
 
     async def run(self, kills: int) -> CrashTally:
         tasks = self._tasks
@@ -95,7 +95,7 @@ class CrashRun:
                     tasks[caller] = asyncio.create_task(caller.run(self._address))
                 self._check_tasks()
             daemon = await asyncio.to_thread(self._start, "never")
-            assert daemon is not None, "it was to die at no point"
+            assert daemon is not None, "it had no crash point"
             await self._settle()
             if self._room is None:
                 await asyncio.to_thread(self._outbox.finish, daemon)
@@ -118,7 +118,7 @@ class CrashRun:
         )
 
     def _crash_point(self, number: int) -> str:
-        """Every third daemon is to die at a point of the journal, in turn; the others when they are killed."""
+        """Every third daemon dies at a crash point of the journal, in turn; the others are killed from outside."""
         if number % 3:
             return "never"
         point = POINTS[number // 3 % len(POINTS)]
@@ -157,7 +157,7 @@ class CrashRun:
             raise Broken(f"the daemon ended with {daemon.process.returncode}:\n{daemon.log[-4_000:]}")
 
     async def _run_out(self, room: LimitedDisk, daemon: DaemonProcess) -> None:
-        """Each caller is refused; most times there is room again, and then each is served without anybody's help."""
+        """Fill the disk until each caller is refused. Usually free it again; then each caller must be served."""
         room.fill(daemon.process.pid)
         await self._until_all_rise(lambda caller: caller.refused_batches, daemon, "to be refused for want of room")
         if self._random.random() < KILLED_WHILE_FULL:
@@ -172,7 +172,7 @@ class CrashRun:
         while not all(count(caller) > before[caller] for caller in before) and daemon.process.poll() is None:
             self._check_tasks()
             if time.monotonic() > deadline_s:
-                raise Broken(f"the callers waited in vain {what}; the daemon's log:\n{daemon.log[-4_000:]}")
+                raise Broken(f"timed out waiting for all callers {what}; the daemon's log:\n{daemon.log[-4_000:]}")
             await asyncio.sleep(0.02)
 
     def _check_tasks(self) -> None:
@@ -182,7 +182,7 @@ class CrashRun:
                 task.result()
 
     async def _advance(self) -> None:
-        """Pushes marks as long as it is not cancelled; what was answered must never be taken back."""
+        """Push marks until cancelled. Marks that were answered must never fall."""
         while True:
             async with grpc.aio.insecure_channel(self._address) as channel:
                 stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
@@ -210,7 +210,7 @@ class CrashRun:
         marks.answered[topic] = max(marks.answered[topic], offset)
 
     async def _settle(self) -> None:
-        """Registers nothing more while marks go on rising, so everything must end."""
+        """Stop registering while marks keep rising, so that everything must end."""
         for caller in self._callers:
             caller.is_quiet = True
         deadline_s = time.monotonic() + SETTLE_S

@@ -14,7 +14,7 @@ CHUNK: Final = bytes(65_536)
 
 
 class NotPossibleHere(Exception):
-    """A kind of crash test needs what this machine lacks; the message says what."""
+    """The machine lacks a prerequisite of the test; the message names it."""
 
 
 class LimitedDisk(Protocol):
@@ -23,7 +23,7 @@ class LimitedDisk(Protocol):
     folder: Path
 
     def fill(self, pid: int) -> None:
-        """From now on the process `pid` cannot write."""
+        """Make writes of the process `pid` fail."""
 
     def free(self) -> None:
         pass
@@ -43,7 +43,7 @@ class SmallFileSystem:
                     pass
         except OSError:
             return
-        raise AssertionError(f"{self.folder} has no end")
+        raise AssertionError(f"{self.folder} does not fill up")
 
     def free(self) -> None:
         self._filler.unlink(missing_ok=True)
@@ -77,12 +77,12 @@ def small_file_system(folder: Path) -> Iterator[LimitedDisk]:
     """A file system that is mounted on a new folder. Raises `NotPossibleHere` where that is not allowed."""
     mount, unmount = shutil.which("mount"), shutil.which("umount")
     if mount is None or unmount is None:
-        raise NotPossibleHere("there is no mount")
+        raise NotPossibleHere("mount is not installed")
     folder.mkdir(parents=True)
     options = ["-t", "tmpfs", "-o", f"size={SIZE_MB}m", "purgatory-crash-test", str(folder)]
     tried = subprocess.run([mount, *options], capture_output=True, text=True, check=False)
     if tried.returncode:
-        raise NotPossibleHere(f"a file system may not be mounted: {tried.stderr.strip()}")
+        raise NotPossibleHere(f"cannot mount a file system: {tried.stderr.strip()}")
     try:
         yield SmallFileSystem(folder)
     finally:
@@ -99,8 +99,8 @@ def file_size_limit(folder: Path) -> Iterator[LimitedDisk]:
 
 
 def fold_log(data: Path) -> None:
-    """A journal that no daemon has becomes one file. In a log that had grown the next one could write for long, however
-    full the disk.
+    """Checkpoint and truncate the log of a stopped daemon. In a long log the next daemon could write without needing
+    new space, although the disk is full.
     """
     with closing(sqlite3.connect(data / "journal.db")) as database:
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

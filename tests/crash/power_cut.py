@@ -1,5 +1,5 @@
-"""Power cuts, with a wall clock that is set meanwhile: what was not synced is lost. A library loaded into the daemon
-copies every file that it syncs.
+"""Power cuts: unsynced data is lost, and the wall clock is changed. A library loaded into the daemon copies every file
+that it syncs.
 """
 
 import shutil
@@ -19,7 +19,7 @@ class Power:
     def __init__(self, folder: Path) -> None:
         compiler = shutil.which("cc")
         if compiler is None:
-            raise NotPossibleHere("there is no C compiler")
+            raise NotPossibleHere("no C compiler is installed")
         self._durable: Final = folder / "durable"
         self._durable.mkdir(parents=True)
         library = folder / "machine.so"
@@ -35,7 +35,7 @@ class Power:
         return {"LD_PRELOAD": library, "DURABLE_FOLDER": folder, "WALL_STEP_S": str(wall_step_s)}
 
     def fail(self, data: Path) -> None:
-        """Leaves the folder as a power cut does: each file as it was last synced."""
+        """Restore each file to its state at its last sync."""
         for file in data.glob("journal.db*"):
             file.unlink()
         data.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""A caller at the level of the wire that logs what it asked for and got, over any number of connections and daemons,
-and raises as soon as the rule is broken: nothing acknowledged is lost, nothing ends twice, nothing ends too early.
+"""A caller on the wire protocol that records registrations and results across connections and daemons, and raises as
+soon as a rule is broken: nothing acknowledged is lost, nothing ends twice, nothing ends too early.
 
-In async mode what the daemon had not written yet is lost with it. Then the caller does what the client library does: it
-sends again what has not ended, and drops a second result; the first one counts.
+In async mode a crash loses what the daemon has not written. The caller then does what the client library does: it
+repeats registrations without a result and drops a second result.
 """
 
 import asyncio
@@ -40,13 +40,13 @@ class Asked(NamedTuple):
 
 
 class PushedMarks:
-    """What was pushed: sent at most, and answered, for each topic."""
+    """The highest offset sent and answered, by topic."""
 
     def __init__(self) -> None:
         self.sent: Final = dict.fromkeys(TOPICS, 0)
         self.answered: Final = dict.fromkeys(TOPICS, 0)
         self.seen: Final = dict.fromkeys(TOPICS, 0)
-        """The highest that any result spoke of."""
+        """The highest offset reported in a result."""
 
 
 class WireCaller:
@@ -60,15 +60,15 @@ class WireCaller:
         self.outcomes: Final[dict[int, tuple[int, int]]] = {}
         """(sequence number, outcome) of each operation that has ended."""
         self.receipted = 0
-        """The highest id that a receipt spoke of."""
+        """The highest id in a receipt."""
         self.cancelled: Final[set[int]] = set()
-        """Those whose cancelling was answered."""
+        """Operations whose cancellation was answered."""
         self.accepted_batches = 0
         self.refused_batches = 0
         self.repeats = 0
         self.last_sequence = 0
         self.incarnation = ""
-        """Of the session, to which the sequence number belongs."""
+        """Incarnation of the session that `last_sequence` belongs to."""
         self._acknowledged = 0
         self._unanswered: Final[dict[int, list[int]]] = {}
         """Batches under way: the ids of each."""
@@ -145,7 +145,8 @@ class WireCaller:
                 ids = self._random.sample(waiting, min(2, len(waiting)))
                 await call.write(wire.SessionRequest(cancel=wire.CancelOperations(operation_ids=ids)))
             elif deed < 0.8 and self.last_sequence > self._acknowledged:
-                # Logged first: a write that is cut off may have arrived, and what it acknowledged never comes again.
+                # Recorded before writing: a write that fails may have arrived, and acknowledged results are not sent
+                # again.
                 self._acknowledged = self.last_sequence
                 acknowledge = wire.AcknowledgeResults(sequence=self.last_sequence)
                 await call.write(wire.SessionRequest(acknowledge=acknowledge))
@@ -172,7 +173,7 @@ class WireCaller:
         batch = wire.RegisterBatch(batch_id=ids[-1], rows=operation_pb2.OperationRows(operations=operations))
         await call.write(wire.SessionRequest(register=batch))
 
-    # What comes.
+    # Received messages.
 
     def _take(self, message: wire.SessionResponse) -> None:
         if message.HasField("receipt"):

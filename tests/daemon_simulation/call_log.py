@@ -1,4 +1,4 @@
-"""What callers saw: one `SimulatedCall` for each operation that a client was asked to wait for."""
+"""The calls made by clients, and their results: one `SimulatedCall` each."""
 
 import time
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Judges a day: compares what callers saw with what must have happened, from outside engine and client.
+"""Verdict on a day: compares the results of callers with the oracle's, independently of engine and client.
 
 Each operation has exactly one outcome at its caller, the one that the daemon must have reached by the model, with its
 codes, and not earlier than that; none expires before its deadline, and none is forgotten.

@@ -93,7 +93,7 @@ class EngineTap:
         self.session_ids: dict[int, str] = {}
         """Of the owners that have registered something. The owner of unary waits has none."""
         self.incarnations: dict[int, str] = {}
-        """Of the same owners' sessions."""
+        """Incarnations of the same owners' sessions."""
         self.session_of: Callable[[int], Session | None] = lambda _: None
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the engine has

@@ -30,9 +30,9 @@ class FaultyProxy:
         self.target = target
         self.address = ""
         self.accepted = 0
-        """Connections taken so far."""
+        """Number of accepted connections."""
         self.faults = 0
-        """Faults so far."""
+        """Number of faults."""
         self.silent = False
         """True: bytes are taken and thrown away, and connections stay open."""
         self._refusing = False
@@ -72,7 +72,7 @@ class FaultyProxy:
         elif kind == "swallow":
             self.silent = True
             await asyncio.sleep(amount / 1_000)
-            # What was swallowed can't be given back: these connections are of no use any more.
+            # The swallowed bytes are lost, so these connections are unusable.
             self.silent = False
             self.drop_all()
         elif kind == "refuse":

@@ -41,13 +41,13 @@ class ExpectedEnd:
 
 @dataclass
 class Run:
-    """What must have come of one daemon's life."""
+    """The expected outcome of one daemon's life."""
 
     ends: list[ExpectedEnd] = field(default_factory=list)
     counts: dict[int, plain.Counts] = field(default_factory=dict)
     """By kind."""
     signals: dict[str, Counter[int]] = field(default_factory=dict)
-    """By key: how often it was signalled with each count."""
+    """Number of signals by key and count."""
 
 
 def run_of(entries: Sequence[tap.Entry], session_ids: dict[int, str]) -> Run:
@@ -100,7 +100,7 @@ def value_at(column: Sequence[int], place: int, default: int) -> int:
 
 
 def operations_of(kind: int, batch: OperationBatch) -> list[plain.Operation]:
-    """A batch of columns as rows, with what the plan makes use of."""
+    """Convert a batch of columns to rows, with the fields that plans use."""
     names: list[plain.Name] = [(key, -1) for key in batch.keys] if kind == plain.SIGNAL else list(batch.partitions)
     operations = []
     place = 0
@@ -127,7 +127,7 @@ def operations_of(kind: int, batch: OperationBatch) -> list[plain.Operation]:
 
 
 def events_of(applied: tap.Applied) -> list[plain.Event]:
-    """The events of a slice as rows, with what the plan makes use of."""
+    """Convert the events of a slice to rows, with the fields that plans use."""
     batch: EventBatch = applied.batch
     events = []
     for place in range(applied.start, applied.stop):

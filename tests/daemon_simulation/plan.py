@@ -1,7 +1,7 @@
-"""What one simulated day consists of, all of it drawn from the seed before anything runs.
+"""The plan of a simulated day, drawn from the seed before anything runs.
 
-So the same seed always tries the same things at the same times. How they interleave to the microsecond is the
-machine's: sockets are real. Sizes and the mix differ from seed to seed (swarm), so that rare things are common in some.
+The same seed always does the same things at the same times. Their exact interleaving is not reproducible, because
+sockets are real. Sizes and the mix differ from seed to seed (swarm testing), so that rare things are common in some.
 """
 
 import random
@@ -61,7 +61,7 @@ class Close:
 
 @dataclass(frozen=True)
 class Step:
-    """What an actor does at some time of the day, milliseconds from its start."""
+    """An action of an actor, at a time in milliseconds since the start of the day."""
 
     at_ms: int
     what: PlannedWait | Batch | Close
@@ -193,13 +193,13 @@ class Drawing:
         return plan
 
     def _fill_sessions(self) -> None:
-        """So many passers-by that each new one evicts a finished session, while clients keep registering."""
+        """Add enough passers-by that each new one evicts a finished session while clients keep registering."""
         plan = self._plan
         replaced = sum(isinstance(step.what, Close) for steps in plan.steps for step in steps)
         plan.sessions_max = plan.clients + replaced + SESSIONS_SPARE
         plan.passers = [Passer(at_ms, f"passer-{at_ms}") for at_ms in range(0, plan.day_ms, PASSER_INTERVAL_MS)]
 
-    # What clients do.
+    # Clients.
 
     def _client_steps(self, kinds: list[int], volatile: bool) -> list[Step]:
         rng, day_ms = self._random, self._plan.day_ms
@@ -274,7 +274,7 @@ class Drawing:
             items[0] = (items[0][0], -1)
         return tuple(items)
 
-    # What happens in the world.
+    # Events and faults.
 
     def _advancer_pushes(self, number: int, volatile: bool) -> list[Push]:
         rng, day_ms = self._random, self._plan.day_ms

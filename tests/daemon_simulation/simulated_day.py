@@ -25,16 +25,16 @@ from tests.daemon_simulation.served import Served
 from tests.engine import plain
 
 PATIENCE_S = 60.0
-"""How long something may take that must come, on a machine that has much else to do."""
+"""Timeout for things that must happen, generous for a busy machine."""
 POLL_S = 0.01
 WAKE_AGAIN_S = 0.2
 SETTLED_MS = 50
-"""A connection that has carried something so long after the last fault is a living one."""
+"""A connection that has carried a message this long after the last fault is alive."""
 
 
 @dataclass
 class DayReport:
-    """What became of a day. No complaints: all was well."""
+    """The outcome of a day. Without complaints, it passed."""
 
     plan: Plan
     complaints: list[str]
@@ -45,8 +45,8 @@ class DayReport:
 
 
 OF_AN_EARLIER_LOOP: Final = "RuntimeError: Event loop is closed"
-"""gRPC has one queue for all loops of a process: it says so of a call that an earlier day in this process, on a loop of
-another sort, left unanswered at its end.
+"""gRPC has one queue for all loops of a process. It logs this for a call that an earlier day in this process, on
+another type of loop, left unanswered at its end.
 """
 
 

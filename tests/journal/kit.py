@@ -1,4 +1,4 @@
-"""What tests of the journal share: hosts with a journal, what can be seen of a host, and power cuts."""
+"""Helpers of the journal tests: hosts with a journal, a picture of a host's state, and power cuts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COLUMNS: Final = (
     "epochs", "error_codes", "min_bytes", "replica_ids", "read_committed", "leader_only",
     "max_bytes", "leader_epochs", "last_fetched_epochs", "throttled", "start_segments", "start_reaches",
 )  # fmt: skip
-"""Not why a partition is gone: what was resolved before it went does not say so."""
+"""Without `removed`: items that were resolved before their partition was removed do not record it."""
 
 RESULT_COLUMNS: Final = ("operation_ids", "kinds", "outcomes", "waited_ms", "lateness_ms")
 ITEM_COLUMNS: Final = (
@@ -41,12 +41,12 @@ PATIENCE_S: Final = 60.0
 
 
 def clocks_of(clock: ManualClock) -> ReadClocks:
-    """All of a machine's clocks, as one clock that is moved by hand."""
+    """All clocks of a machine, driven by one manual clock."""
     return lambda: ClockReading(clock.now_ms(), clock.now_ms(), BOOT)
 
 
 class PowerCut(CrashPoints):
-    """Copies the journal's files as they are after each of some commits: what is left if the power goes then."""
+    """Copies the journal's files after a given commit: the state after a power cut at that moment."""
 
     def __init__(self, folder: Path, copies: Path, group: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class PowerCut(CrashPoints):
 
 
 def copy_files(folder: Path, copy: Path) -> None:
-    """The durable files of a journal."""
+    """Copy the durable files of a journal."""
     copy.mkdir()
     for name in ("journal.db", "journal.db-wal"):
         if (folder / name).exists():
@@ -72,7 +72,7 @@ def copy_files(folder: Path, copy: Path) -> None:
 
 
 async def keep(host: Host, folder: Path, clock: ManualClock) -> OpenJournal:
-    """Gives a new host the journal in a folder: restores what is there, and keeps what comes."""
+    """Attach the journal in a folder to a new host, after restoring its contents."""
     opened = OpenJournal(folder, is_sync=True, clocks=clocks_of(clock))
     try:
         await opened.restore(host)
@@ -83,7 +83,7 @@ async def keep(host: Host, folder: Path, clock: ManualClock) -> OpenJournal:
 
 
 def register(host: Host, session: Session, offsets: dict[int, int], timeout_ms: int = 60_000) -> None:
-    """Waits on partition t-0, each an id and the high watermark that ends it."""
+    """Register waits on partition t-0: ids and the high watermarks that end them."""
     batch = OperationBatch(
         list(offsets), partitions=[("t", 0)], offsets=list(offsets.values()), timeouts_ms=[timeout_ms]
     )
@@ -91,12 +91,12 @@ def register(host: Host, session: Session, offsets: dict[int, int], timeout_ms: 
 
 
 def high_watermark(offset: int) -> EventBatch:
-    """The event that ends those waits up to an offset."""
+    """The event that ends the waits up to an offset."""
     return EventBatch([codes.HIGH_WATERMARK], partitions=[("t", 0)], offsets=[offset])
 
 
 def new_host(clock: ManualClock) -> Host:
-    """A host with nothing in it."""
+    """An empty host."""
     return Host(Engine(EngineLimits(), clock.now_ms()), clock, HostSettings())
 
 
@@ -110,7 +110,7 @@ class JournaledHost:
 
     @classmethod
     async def start(cls, folder: Path) -> JournaledHost:
-        """A new host that has restored what the journal in the folder holds."""
+        """Start a host that has restored the journal in the folder."""
         clock = ManualClock(1_000)
         host = new_host(clock)
         return cls(host, await keep(host, folder, clock), clock)
@@ -120,7 +120,7 @@ class JournaledHost:
         return self.host.sessions.open("a", self.clock.now_ms())[0]
 
     def resume(self, sequence: int) -> list[int]:
-        """The client reconnects with results up to `sequence`; the numbers of those that it is sent."""
+        """The client reconnects with results up to `sequence`. Return the sequence numbers that it is sent."""
         session = self.session
         session.resume(sequence)
         self.host.journal.changed(session)
@@ -130,7 +130,7 @@ class JournaledHost:
         return list(range(first, first + sum(len(part) for part in parts)))
 
     async def die(self, folder: Path, copy: Path) -> None:
-        """A crash: what is on disk now is all that the next one finds, in `copy`."""
+        """A crash: the next host gets only the files as they are now, in `copy`."""
         copy_files(folder, copy)
         await self.stop()
 
@@ -139,7 +139,7 @@ class JournaledHost:
 
 
 def picture(host: Host) -> dict[str, Any]:
-    """All that a journal must bring back, as it can be seen."""
+    """The state that a journal must restore."""
     snapshots = host.engine.snapshots
     sessions = {}
     for session in host.sessions._by_id.values():
@@ -163,7 +163,7 @@ def picture(host: Host) -> dict[str, Any]:
 
 
 def columns_of(saved: SavedOperations) -> dict[str, list[Any]]:
-    """All columns of saved operations, with names for their places in the dictionary."""
+    """All columns of saved operations, with names instead of dictionary indexes."""
     columns = {name: list(getattr(saved, name)) for name in COLUMNS}
     columns["places"] = [tuple(saved.names[place]) for place in saved.places]
     columns["stale_timeouts_ms"] = sorted(saved.stale_timeouts_ms.items())
@@ -171,7 +171,7 @@ def columns_of(saved: SavedOperations) -> dict[str, list[Any]]:
 
 
 def rows_of(part: Any) -> list[tuple[Any, ...]]:  # noqa: ANN401 - a slice of an outbox
-    """Each result of a slice, with all that is said of it."""
+    """All results of a slice, with all their columns."""
     completions = part.completions
     rows = []
     item, fetched = part.item_start, part.fetched_start

@@ -1,4 +1,4 @@
-"""A client that has results which nobody remembers, over daemons that die one after the other."""
+"""A client that has results which a crash lost in the daemon, across several daemons."""
 
 from pathlib import Path
 
@@ -11,14 +11,14 @@ WAITS = 4
 
 
 async def end_two(daemon: JournaledHost) -> None:
-    """The first two waits are satisfied, and that is durable."""
+    """Satisfy the first two waits durably."""
     await apply_events(daemon.host, high_watermark(2))
     await daemon.host.journal.durable()
 
 
 async def first_life(folder: Path, copy: Path) -> None:
-    """Waits are registered durably. Then, as far as the client is concerned, it is sent the results of two of them, and
-    the daemon dies before it writes that they ended.
+    """Register waits durably. From the client's point of view, it then receives two results, and the daemon dies before
+    writing them.
     """
     daemon = await JournaledHost.start(folder)
     register(daemon.host, daemon.session, {number: number for number in range(1, WAITS + 1)})
@@ -30,7 +30,7 @@ async def first_life(folder: Path, copy: Path) -> None:
 async def test_results_given_before_the_client_is_back_are_not_taken_for_those_it_has(
     tmp_path: Path, in_good_order: bool
 ) -> None:
-    """However many daemons came and went meanwhile: results have numbers after those that the client has."""
+    """However many daemons have run in between, new results get numbers above those that the client has."""
     await first_life(tmp_path / "1", tmp_path / "2")
     second = await JournaledHost.start(tmp_path / "2")
     await end_two(second)
@@ -45,7 +45,7 @@ async def test_results_given_before_the_client_is_back_are_not_taken_for_those_i
 
 
 async def test_a_client_that_was_back_when_the_daemon_died_again_loses_nothing(tmp_path: Path) -> None:
-    """It came after the last group: the next daemon must not believe that it had what that group says."""
+    """It resumed after the last group, so the next daemon must not assume that it has the results of that group."""
     await first_life(tmp_path / "1", tmp_path / "2")
     second = await JournaledHost.start(tmp_path / "2")
     await end_two(second)
@@ -53,13 +53,13 @@ async def test_a_client_that_was_back_when_the_daemon_died_again_loses_nothing(t
     assert second.resume(2) == [3, 4]
     await second.stop()
     third = await JournaledHost.start(tmp_path / "3")
-    assert third.resume(2) == [3, 4], "they were under way to it"
+    assert third.resume(2) == [3, 4], "they were not yet received"
     await third.stop()
 
 
 @pytest.mark.parametrize("back_in", [2, 3])
 async def test_results_wait_until_it_is_durable_that_the_client_is_back(tmp_path: Path, back_in: int) -> None:
-    """If they went before, the next daemon could not tell them from those of the one that died."""
+    """If they were sent earlier, the next daemon could not distinguish them from those that the crash lost."""
     await first_life(tmp_path / "1", tmp_path / "2")
     daemon = await JournaledHost.start(tmp_path / "2")
     await end_two(daemon)
@@ -81,7 +81,7 @@ async def test_results_wait_until_it_is_durable_that_the_client_is_back(tmp_path
 
 
 async def test_once_the_client_was_back_its_numbers_are_believed(tmp_path: Path) -> None:
-    """That it was back is kept, with how its numbers go on: nothing is given twice from then on."""
+    """The resume is stored with the new numbering, so nothing is delivered twice afterwards."""
     await first_life(tmp_path / "1", tmp_path / "2")
     second = await JournaledHost.start(tmp_path / "2")
     await end_two(second)

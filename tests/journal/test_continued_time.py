@@ -1,4 +1,4 @@
-"""What has passed between two daemons, however the clocks were set meanwhile."""
+"""The time between two daemons, when clocks are set in between."""
 
 from pathlib import Path
 
@@ -31,8 +31,8 @@ LAST = Moment(engine_ms=5_000_000_000, wall_ms=9_000_000_000, boot_ms=70_000, bo
 async def test_a_wait_over_a_restart_has_the_time_that_is_left(
     tmp_path: Path, boot_id: str, step_ms: int, left_ms: int | None
 ) -> None:
-    """On the same boot the boot clock says what has passed, however the wall clock was set. Over a boot the wall clock
-    is believed, but never backwards: set back it makes waits longer. None: the wait was due meanwhile.
+    """Within one boot the boot clock counts, whatever the wall clock was set to. Across boots the wall clock counts,
+    but never backwards: if it was set back, waits become longer. None: the wait was due while no daemon ran.
     """
 
     async def open_at(now: ClockReading) -> tuple[Host, OpenJournal]:
@@ -57,11 +57,11 @@ async def test_a_wait_over_a_restart_has_the_time_that_is_left(
 
 
 def test_an_unknown_boot_is_another_one() -> None:
-    """Where the machine does not say which boot it is, the wall clock is all there is."""
+    """If the boot id is unknown, only the wall clock can be used."""
     last = LAST._replace(boot_id="")
     assert journal_now_ms(last, ClockReading(last.wall_ms + 7, last.boot_ms + 9_000, "")) == last.engine_ms + 7
 
 
 def test_a_new_journal_begins_at_the_wall_clock() -> None:
-    """Nothing is known yet."""
+    """There is no earlier moment."""
     assert journal_now_ms(None, ClockReading(42, 7, "one")) == 42

@@ -23,7 +23,7 @@ WAITS = 10
 
 
 async def write(folder: Path) -> None:
-    """A journal of two sessions, each with waits and a result."""
+    """Write a journal of two sessions, each with waits and a result, and of a key."""
     daemon = await JournaledHost.start(folder)
     host = daemon.host
     for name in SESSIONS:
@@ -36,7 +36,7 @@ async def write(folder: Path) -> None:
 
 
 async def read(folder: Path) -> tuple[int, list[str], int]:
-    """What a new daemon finds: pending, sessions, unacknowledged results."""
+    """Restore it in a new host. Return the number pending, the sessions, and the number of unacknowledged results."""
     daemon = await JournaledHost.start(folder)
     host = daemon.host
     found = (
@@ -51,14 +51,14 @@ async def read(folder: Path) -> tuple[int, list[str], int]:
 
 
 def alter(folder: Path, sql: str) -> None:
-    """Changes the file behind the journal's back."""
+    """Change the file directly."""
     with closing(sqlite3.connect(folder / "journal.db")) as database:
         database.execute(sql)
         database.commit()
 
 
-async def test_a_whole_journal_brings_everything_back(tmp_path: Path) -> None:
-    """Nothing is found wrong with it, and nothing is missing."""
+async def test_an_intact_journal_is_restored(tmp_path: Path) -> None:
+    """`check` finds no damage, and everything is restored."""
     await write(tmp_path / "data")
     assert main(["check", str(tmp_path / "data")]) == 0
     assert await read(tmp_path / "data") == (2 * (WAITS - 1), list(SESSIONS), 2)
@@ -102,8 +102,8 @@ async def test_a_truncated_file_refuses_the_start(tmp_path: Path, capsys: pytest
     assert not (tmp_path / "other" / "journal.db").exists()
 
 
-async def test_a_journal_travels_as_one_file(tmp_path: Path) -> None:
-    """What was exported and imported is as it was; an import needs a folder of its own."""
+async def test_a_journal_is_exported_and_imported(tmp_path: Path) -> None:
+    """The imported journal is the same; an import needs an empty folder."""
     await write(tmp_path / "data")
     assert main(["export", str(tmp_path / "data"), str(tmp_path / "file")]) == 0
     assert main(["import", str(tmp_path / "other"), str(tmp_path / "file")]) == 0
@@ -112,7 +112,7 @@ async def test_a_journal_travels_as_one_file(tmp_path: Path) -> None:
 
 
 def test_two_daemons_cannot_share_a_folder(tmp_path: Path) -> None:
-    """The second is refused, with the process that has it."""
+    """The second is refused with the process id of the first."""
     directory = Directory(tmp_path / "data")
     with pytest.raises(JournalLocked, match=r"in use by process \d+"):
         OpenJournal(tmp_path / "data", is_sync=True)

@@ -1,4 +1,4 @@
-"""A disk that is full, fails, or fails to sync: new work is refused with the reason, nothing is lost, and it ends."""
+"""A disk that is full, fails, or fails to sync: new work is refused with the reason, and nothing is lost."""
 
 import asyncio
 import sqlite3
@@ -22,7 +22,7 @@ from tests.service.serving import apply_events
 
 
 class FailingCommits(CrashPoints):
-    """Lets commits fail with an error of SQLite's while `code` is set."""
+    """Makes commits fail with an SQLite error while `code` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class FailingCommits(CrashPoints):
 
 
 async def until_closed(host: Host, closed: bool) -> None:
-    """Waits until the journal refuses, or takes, new work."""
+    """Wait until the journal refuses or accepts new work."""
     async with asyncio.timeout(PATIENCE_S):
         while (host.journal.why_closed() is not None) != closed:  # noqa: ASYNC110 - another thread
             await asyncio.sleep(0.01)
@@ -54,8 +54,8 @@ async def until_closed(host: Host, closed: bool) -> None:
         (sqlite3.SQLITE_IOERR_FSYNC, codes.UNAVAILABLE),
     ],
 )
-async def test_what_runs_goes_on_while_the_disk_fails(tmp_path: Path, code: int, refused_with: int) -> None:
-    """Registrations and events are refused, expiries go on; afterwards all is kept that was taken before."""
+async def test_pending_waits_continue_while_the_disk_fails(tmp_path: Path, code: int, refused_with: int) -> None:
+    """Registrations and events are refused and waits still expire; afterwards everything accepted before is stored."""
     daemon = await JournaledHost.start(tmp_path / "data")
     host = daemon.host
     disk: Any = FailingCommits()
@@ -79,7 +79,7 @@ async def test_what_runs_goes_on_while_the_disk_fails(tmp_path: Path, code: int,
     daemon.clock.jump(60_000)
     host.reaper.turn()
     assert session.outbox.unacknowledged == 2
-    assert session.outbox.take(10)[1] == [], "a result is not written before it is kept"
+    assert session.outbox.take(10)[1] == [], "a result must not be sent before it is durable"
     assert not answered
     disk.code = 0
     await until_closed(host, False)
@@ -92,8 +92,8 @@ async def test_what_runs_goes_on_while_the_disk_fails(tmp_path: Path, code: int,
     assert await read(tmp_path / "data") == (1, ["a"], 2)
 
 
-async def test_a_file_that_cannot_be_opened_again_is_tried_again(tmp_path: Path) -> None:
-    """After an I/O error the file is opened again, and where that fails too, until it succeeds."""
+async def test_reopening_the_file_is_retried(tmp_path: Path) -> None:
+    """After an I/O error the file is reopened, and reopening is retried until it succeeds."""
     daemon = await JournaledHost.start(tmp_path / "data")
     host = daemon.host
     store: Any = daemon.opened._store
@@ -119,7 +119,7 @@ async def test_a_file_that_cannot_be_opened_again_is_tried_again(tmp_path: Path)
 
 
 async def test_a_full_disk_by_sqlite_itself(tmp_path: Path) -> None:
-    """When the file may not grow the daemon refuses with the reason, and goes on once it may."""
+    """While the file must not grow, the daemon refuses with the reason; afterwards it continues."""
     daemon = await JournaledHost.start(tmp_path / "data")
     host = daemon.host
     database = daemon.opened._store._database

@@ -1,4 +1,4 @@
-"""What makes a group, and what goes with one that something else has made."""
+"""Which changes cause a group, and which wait for the next one."""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.service.serving import apply_events
 
 
 async def end_one(host: Host, session: Session) -> JournalStatistics:
-    """A wait is registered and ends, and its result is durable; what the journal then says of itself."""
+    """Register a wait and end it durably. Return the journal's statistics."""
     register(host, session, {1: 5})
     await apply_events(host, high_watermark(5))
     await host.journal.durable()
@@ -22,13 +22,13 @@ async def end_one(host: Host, session: Session) -> JournalStatistics:
 
 
 def statistics(host: Host) -> JournalStatistics:
-    """What the journal says of itself."""
+    """The journal's statistics."""
     assert isinstance(host.journal, DurableJournal)
     return host.journal.statistics()
 
 
 async def test_sealing_a_group_is_watched(tmp_path: Path) -> None:
-    """What it holds the loop for is told as the hold of a call of its own."""
+    """The time for which sealing blocks the loop is measured under a name of its own."""
     daemon = await JournaledHost.start(tmp_path / "data")
     watched = daemon.host.holds.of("journal")
     watched.longest_ns = 0
@@ -40,9 +40,7 @@ async def test_sealing_a_group_is_watched(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by_tick", [True, False])
 async def test_an_acknowledgement_goes_with_the_next_group(tmp_path: Path, by_tick: bool) -> None:
-    """It keeps nobody waiting and makes no group of its own; the row of results goes with the next group, or the next
-    look at the sessions.
-    """
+    """No answer waits for it, so it causes no group; the row of results is deleted with the next group or tick."""
     daemon = await JournaledHost.start(tmp_path / "data")
     host = daemon.host
     session = daemon.session

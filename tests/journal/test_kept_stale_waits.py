@@ -1,4 +1,4 @@
-"""What a journal keeps of waits that are not to go on while nobody sees their marks, and of marks that were stale."""
+"""Stale timeouts of waits, and stale marks in results, across restarts."""
 
 import asyncio
 from pathlib import Path
@@ -24,7 +24,7 @@ STALE = {0: (5_000, "broker 2 is down"), 2: (7_000, "not authorised"), 3: (1, "b
 
 @pytest.mark.slow  # two starts of the daemon
 async def test_a_stale_timeout_outlives_the_daemon(tmp_path: Path) -> None:
-    """A wait is registered, the daemon is killed; the next one knows for how long it may be stale, and fails it."""
+    """A wait is registered and the daemon killed; the next daemon still fails the wait when its mark is stale."""
     address = free_address()
     daemon = start(tmp_path, address)
     try:
@@ -49,9 +49,7 @@ async def test_a_stale_timeout_outlives_the_daemon(tmp_path: Path) -> None:
 
 
 def test_stale_marks_are_kept_with_results() -> None:
-    """Results come back from a journal's row as they went in, with what was stale of them; also once they were put
-    together with others.
-    """
+    """Results keep their stale marks in a row of the journal, and when they are concatenated with others."""
     engine = Engine(EngineLimits(), 0)
     names = [("orders", place) for place in range(4)]
     ids = [1, 2, 3, 4]

@@ -24,7 +24,7 @@ from tests.service.test_daemon import fetch_page
 
 
 def replace(folder: Path) -> None:
-    """As a backup that is copied back does: the same files, but others."""
+    """Replace the folder by a copy, as when a backup is restored."""
     shutil.copytree(folder, folder.with_name("copy"))
     shutil.rmtree(folder)
     folder.with_name("copy").rename(folder)
@@ -41,8 +41,8 @@ LOSSES: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("is_idle", [True, False], ids=["idle", "busy"])
 @pytest.mark.parametrize("loss", LOSSES)
-async def test_what_cannot_be_kept_is_refused(tmp_path: Path, loss: str, is_idle: bool) -> None:
-    """No change counts as durable any more, and registrations are refused with the reason, also on an idle daemon."""
+async def test_lost_files_refuse_new_work(tmp_path: Path, loss: str, is_idle: bool) -> None:
+    """No change counts as durable afterwards, and registrations are refused with the reason, also when idle."""
     daemon = await JournaledHost.start(tmp_path / "data")
     host, session = daemon.host, daemon.session
     register(host, session, {1: 5})

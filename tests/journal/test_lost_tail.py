@@ -35,7 +35,7 @@ class KilledJournal(NamedTuple):
     log_before: bytes
     """The log before the last commit."""
     contents: dict[int, Any]
-    """What can be read, by the number of the last group."""
+    """The contents, by the number of the last group."""
     frames: int
     """Frames of the present log; those of an older one may follow."""
 
@@ -65,7 +65,7 @@ def read_all(store: Store) -> Any:  # noqa: ANN401 - only compared
 
 
 def start(folder: Path) -> Any:  # noqa: ANN401 - as above
-    """What a daemon reads. Raises `JournalDamaged`."""
+    """Open the journal and read it. Raises `JournalDamaged`."""
     with store_in(folder) as store:
         return read_all(store)
 

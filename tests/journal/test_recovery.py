@@ -1,4 +1,4 @@
-"""Random lives of a host with a journal: cut off after any commit, all is as it was then, and goes on the same way."""
+"""Random histories of a host with a journal: after a cut at any commit, its state is restored and continues alike."""
 
 import random
 from pathlib import Path
@@ -20,7 +20,7 @@ GROUP_MAX = 20
 
 
 def watch_seals(life: Life, opened: OpenJournal) -> dict[int, Any]:
-    """What can be seen whenever a group is sealed, by the group's number."""
+    """The state at each sealing of a group, by group number."""
     journal = opened._journal
     assert journal is not None
     pictures: dict[int, Any] = {}
@@ -36,7 +36,7 @@ def watch_seals(life: Life, opened: OpenJournal) -> dict[int, Any]:
 
 
 async def live(life: Life) -> None:
-    """Random steps, after some of which everything so far becomes durable."""
+    """Random steps; after some of them all changes become durable."""
     pace = random.Random(life.clock.now_ms())
     for _ in range(STEPS):
         await life.live(1)
@@ -46,7 +46,7 @@ async def live(life: Life) -> None:
 
 
 async def revive(life: Life, folder: Path) -> tuple[Host, OpenJournal, ManualClock]:
-    """A new host with what the journal in a folder knows, at a time when nothing is due."""
+    """Restore the journal in a folder, at a time when nothing is due."""
     clock = ManualClock(0)
     host = Host(life.new_engine(0), clock, life.host.settings)
     return host, await keep(host, folder, clock), clock
@@ -55,7 +55,7 @@ async def revive(life: Life, folder: Path) -> tuple[Host, OpenJournal, ManualClo
 @pytest.mark.slow  # starts an archive, two journals, and commits some dozens of times
 @pytest.mark.parametrize("seed", range(SEEDS))
 async def test_a_cut_after_any_commit_loses_nothing(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files as they are after some commit bring back what there was when its group was sealed: no more, no less."""
+    """The files after some commit restore exactly the state at the sealing of its group."""
     monkeypatch.setattr(statements, "FEW_PARTITIONS", seed % 3)
     monkeypatch.setattr(statements, "CHANGE_ROWS_MAX", 3)
     life = Life(tmp_path / "archive", seed)
@@ -76,7 +76,7 @@ async def test_a_cut_after_any_commit_loses_nothing(tmp_path: Path, seed: int, m
 @pytest.mark.slow  # as above
 @pytest.mark.parametrize("seed", range(SEEDS))
 async def test_a_revived_host_goes_on_as_the_first_would_have(tmp_path: Path, seed: int) -> None:
-    """Told the same from then on, a revived host ends every operation when and as the first one does."""
+    """Given the same calls, a restored host ends every operation at the same time and in the same way."""
     life = Life(tmp_path / "archive", seed, roomy=True)
     opened = await keep(life.host, tmp_path / "data", life.clock)
     await live(life)
@@ -94,8 +94,8 @@ async def test_a_revived_host_goes_on_as_the_first_would_have(tmp_path: Path, se
 
 
 def without_log_starts(result: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same without the log starts of what failed: of what was resolved before its partition went they are not
-    kept.
+    """A result without the log starts of failed items: they are not stored for items that were resolved before their
+    partition was removed.
     """
     *said, items, reads, why = result
     if items:
@@ -107,7 +107,7 @@ def without_log_starts(result: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def in_order(seen: dict[str, Any]) -> dict[str, Any]:
-    """The same with results in order of their operations: who ends first of those that end at once is not kept."""
+    """Sort results by operation: the order of operations that end at the same moment is not stored."""
     sessions = {
         name: (*said[:3], sorted(map(without_log_starts, said[3])), said[4]) for name, said in seen["sessions"].items()
     }

@@ -1,4 +1,4 @@
-"""A real daemon with a journal is killed and started again; a client in the middle of its waits notices nothing."""
+"""A real daemon with a journal is killed and restarted; its client keeps waiting as if nothing had happened."""
 
 import asyncio
 import socket
@@ -16,25 +16,25 @@ from tests.service.serving import eventually
 
 
 def free_address() -> str:
-    """A port that nobody has now: the daemon must come back on the same one."""
+    """An address with a free port: the daemon must be restarted on the same one."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def start(folder: Path, address: str) -> DaemonProcess:
-    """A daemon with a journal, at a certain address."""
+    """Start a daemon with a journal at an address."""
     data = str(folder / "data")
     return DaemonProcess(folder, ["--data-dir", data, "--grpc-address", address, "--journal-mode", "sync"])
 
 
 async def pending(client: AsyncClient) -> int:
-    """What the daemon says is pending."""
+    """The number of pending operations."""
     return sum(kind.pending for kind in (await client.status()).kinds)
 
 
 async def live(folder: Path, end: Callable[[DaemonProcess], object]) -> None:
-    """Waits of all kinds over an end of the daemon and a new one."""
+    """Waits of all kinds across a restart."""
     address = free_address()
     daemon = start(folder, address)
     try:
@@ -58,7 +58,7 @@ async def live(folder: Path, end: Callable[[DaemonProcess], object]) -> None:
             async def as_before() -> bool:
                 return await pending(client) in {203, 204}
 
-            await eventually(as_before, "what was pending is pending again")
+            await eventually(as_before, "the waits are restored")
             assert (await client.partition("orders-0")).high_watermark == 105
             await client.advance("orders-0", high_watermark=400)
             await client.advance("other-0", high_watermark=8)
@@ -78,12 +78,12 @@ async def live(folder: Path, end: Callable[[DaemonProcess], object]) -> None:
 
 @pytest.mark.slow  # two starts of the daemon
 async def test_waits_and_results_survive_a_kill(tmp_path: Path) -> None:
-    """Each wait ends once, as it must, over a kill -9: the pending ones wait on, marks are as they were."""
+    """Across a kill -9, each wait ends once and correctly, and marks are kept."""
     await live(tmp_path, DaemonProcess.kill)
 
 
 @pytest.mark.slow  # two starts of the daemon
 async def test_waits_survive_a_clean_restart(tmp_path: Path) -> None:
-    """With a journal SIGTERM ends no wait of a session."""
+    """With a journal, SIGTERM does not end the waits of sessions."""
     await live(tmp_path, DaemonProcess.stop)
     assert "the last daemon shut down cleanly" in (tmp_path / "daemon.log").read_text("utf-8")

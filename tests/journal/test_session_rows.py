@@ -1,4 +1,4 @@
-"""The rows of a session: whatever ends or progresses, in whatever order, exactly the others are left."""
+"""The rows of a session contain exactly the pending operations, in whatever order operations end or progress."""
 
 import random
 import sys
@@ -11,7 +11,7 @@ from purgatory.engine.snapshot.live_set import LiveSet
 from purgatory.journal.session_rows import SessionRows
 
 Rows = dict[int, tuple[list[int], bytes]]
-"""By number: ids, and the bits of who is gone."""
+"""Ids and bits of ended operations, by row number."""
 
 STEPS = 40
 

@@ -1,4 +1,4 @@
-"""What a session's own tables keep: whose it is, and the ids of batches that were refused as a whole."""
+"""Stored attributes of a session: its principal, its incarnation, and ids of batches refused as a whole."""
 
 import sqlite3
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""The journal's files: the write-ahead log is restarted in place while groups come, and truncated when idle."""
+"""The write-ahead log is overwritten in place under load, and truncated when idle."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,12 +28,12 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
 
 def commit(store: Store, number: int) -> None:
-    """A group in which nothing has happened but time."""
+    """Commit a group without changes."""
     store.commit(StatementBuilder().statements(Group(number, Moment(number, number, number, "boot"))))
 
 
 def fill_log(store: Store, wal: Path) -> int:
-    """Commits until the log is to be copied; its size."""
+    """Commit until the log is full. Return its size."""
     number = 0
     while not store._is_wal_full():
         number += 1
@@ -42,7 +42,7 @@ def fill_log(store: Store, wal: Path) -> int:
 
 
 def test_the_log_is_restarted_in_place(tmp_path: Path, store: Store) -> None:
-    """Between groups it is copied once it is long, and what comes next is written over it: the file keeps its size."""
+    """A full log is checkpointed between groups, and the next groups overwrite it: the file keeps its size."""
     wal = tmp_path / "journal.db-wal"
     store.maintain(idle=True)
     size = fill_log(store, wal)
@@ -59,7 +59,7 @@ def test_the_log_is_restarted_in_place(tmp_path: Path, store: Store) -> None:
 
 
 def test_a_log_that_has_become_too_long_is_cut(tmp_path: Path, store: Store) -> None:
-    """What it grew to in a busy hour is given back when the log restarts."""
+    """A log that has grown too long is truncated when it is restarted."""
     wal = tmp_path / "journal.db-wal"
     for number in range(1, 10 * PAGES_MAX):
         commit(store, number)
@@ -69,7 +69,7 @@ def test_a_log_that_has_become_too_long_is_cut(tmp_path: Path, store: Store) -> 
 
 
 def test_at_rest_the_log_is_emptied(tmp_path: Path, store: Store) -> None:
-    """When no group comes, what is in it goes into the file, and its room back to the disk."""
+    """Without groups, the log is checkpointed and truncated."""
     wal = tmp_path / "journal.db-wal"
     fill_log(store, wal)
     store.maintain(idle=True)

@@ -46,7 +46,7 @@ def test_the_wall_clock_is_read_where_it_is_shown_and_nowhere_else() -> None:
                 found.add(path.name)
     assert found == {
         "continued_time.py", "host.py", "inspection_calls.py", "outbox_gate.py", "run_details.py",
-        "certificate_files.py", "commands.py", "tokens.py", "result_tail.py", "daemon_views.py", "webhook_form.py",
+        "certificate_files.py", "commands.py", "tokens.py", "result_tail.py", "daemon_views.py", "signing.py",
         "wait_spans.py", "webhook_poster.py",
     }  # fmt: skip
 

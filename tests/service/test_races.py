@@ -210,6 +210,8 @@ class Contest:
         self.cancelled: set[int] = set()
         self.not_cancelled: set[int] = set()
         self.ended_by_events: set[int] = set()
+        self.happened: set[str] = set()
+        """Causes that are over."""
         self.read_all = False
         """True: the stream has ended."""
         self._last_sequence = 0
@@ -221,7 +223,7 @@ class Contest:
         those that come over all at once do so when half is over.
         """
         if cause == "event":
-            await self._signal_all()
+            await self._signal_all(other)
         elif cause == "cancel":
             await self._cancel_all()
         elif other in {"event", "cancel"}:
@@ -236,9 +238,13 @@ class Contest:
             await eventually(lambda: self.host.sessions.count == 0, "the session is dropped")
         elif cause == "shutdown":
             await drain(self.host, 5.0)
+        self.happened.add(cause)
 
-    async def _signal_all(self) -> None:
+    async def _signal_all(self, other: str) -> None:
         for operation_id in IDS:
+            if operation_id == IDS[3 * COUNT // 4] and other in {"disconnect", "shutdown"}:
+                # On a busy machine all events would otherwise be applied before the disconnect is noticed.
+                await eventually(lambda: other in self.happened, f"the {other} has happened")
             signalled = event_pb2.Event(key_signalled=event_pb2.KeySignalled(key=f"k{operation_id}"))
             rows = event_pb2.EventRows(events=[signalled])
             try:

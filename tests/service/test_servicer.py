@@ -188,7 +188,7 @@ async def test_columns_of_events_are_checked_one_by_one(served: ServedHost) -> N
     assert [refusal.index for refusal in answer.receipt.refusals] == [1, 2, 3]
     messages = [refusal.message for refusal in answer.receipt.refusals]
     assert "99" in messages[0]
-    assert "rows only" in messages[1]
+    assert "only be sent as rows" in messages[1]
     assert "4" in messages[2]
     assert (await served.status()).partitions == 1
 

@@ -174,7 +174,7 @@ class Collector:
     def _take(self, batch: wire.ResultBatch) -> Collected:
         arrived = ResultsArrived(batch.columns)
         if self._used and batch.first_sequence != self._used + 1:
-            raise ProtocolError(f"result {self._used + 1} was to come next, not {batch.first_sequence}")
+            raise ProtocolError(f"expected result {self._used + 1} next, received {batch.first_sequence}")
         self._used = batch.first_sequence + len(arrived.operation_ids) - 1
         return Collected(arrived.operation_ids, arrived.columns)
 

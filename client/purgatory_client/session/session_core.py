@@ -1,23 +1,22 @@
-"""One session with the daemon, without any I/O: waits and wire messages in, wire messages and ended waits out.
+"""One session with the daemon, without I/O: takes waits and wire messages, returns wire messages and ended waits.
 
-Time is an argument (monotonic seconds). These are the rules of a session:
+Time is an argument (monotonic seconds). The rules of a session:
 
-- An operation gets its id when it is first put into a batch. Ids rise, and an operation keeps its id over reconnects.
-- Waits that are submitted while batches are in flight go out together, one batch for each kind. At most `WINDOW`
-  batches wait for their receipt: under load batches grow by themselves, and in an idle session nothing is delayed.
-- After a reconnect the daemon says the highest id it knows, and everything above it is sent again. A wait submitted
-  before a connection was lost, or before an attempt to connect failed, goes out with its remaining time.
-- When the daemon no longer knows the session (it has restarted, or the session's time to live is over), everything
-  pending is registered again under the same ids, with its remaining time. A wait without a timeout of its own gets the
-  daemon's default once more. The sequence number of the last result is sent with the incarnation that it belongs to, so
-  it acknowledges nothing in another one.
-- A repeated result is dropped by its sequence number, and a result that nobody waits for by its id. So each wait ends
-  once.
-- A wait whose id somebody else has used in this session fails at once, since no result would ever come for it.
-- A wait that a living daemon has not answered long after its timeout fails too (`fail_overdue`).
-- A cancelled wait is forgotten here at once; the cancel is repeated until the daemon has answered it.
-- No batch is larger than the daemon's `message_bytes_max`. One that ends the stream all the same, as a proxy in between
-  accepts less, is halved; an operation that is too large by itself fails.
+- An operation gets its id when it is first put into a batch. Ids increase; an operation keeps its id on reconnect.
+- Waits submitted while batches are in flight are sent together, one batch per kind. At most `WINDOW` batches may be
+  without a receipt, so batches grow under load, and in an idle session nothing is delayed.
+- After a reconnect the daemon reports the highest id it knows, and everything above is sent again. A wait submitted
+  before the connection was lost, or before a failed attempt to connect, is sent with its remaining time.
+- If the daemon no longer knows the session (it restarted, or the session's time to live passed), everything pending is
+  registered again under the same ids with its remaining time. A wait without its own timeout gets the daemon's default
+  again. The sequence number of the last result is sent together with the incarnation it belongs to, so that it
+  acknowledges nothing in another incarnation.
+- Each wait ends once: repeated results are recognised by their sequence number, results without a wait by their id.
+- A wait whose id another client has used in this session fails at once, because it would never get a result.
+- A wait that a connected daemon has not answered long after its timeout fails too (`fail_overdue`).
+- A cancelled wait is forgotten here at once; the cancel is repeated until the daemon answers it.
+- No batch is larger than the daemon's `message_bytes_max`. If a batch still ends the stream, because a proxy accepts
+  less, it is halved; a single operation that is too large fails.
 - With an outbox (`restore`), waits get their ids when they are staged for its file (`stage`), and only what has been
   written is sent.
 """
@@ -46,16 +45,19 @@ from purgatory_client.wire.decode_results import ResultsArrived, arrived_row, re
 from purgatory_client.wire.encode_waits import fill_with_many, fill_with_waits
 
 WINDOW: Final = 8
-"""Batches that may wait for their receipt at a time."""
+"""Maximum number of batches without a receipt."""
 CANCELS_PER_MESSAGE_MAX: Final = 10_000
 OPERATION_ID_MAX: Final = 2**64 - 1
 MESSAGE_BYTES_MAX: Final = 4 << 20
-"""The largest message that a daemon accepts that states no limit: gRPC's own default."""
+"""The limit of a daemon that does not report one: gRPC's default."""
 
 
 class SessionCore:
-    """The state of one session. `opened`: the daemon has opened the current connection. `going_away`: why the daemon is
-    about to end it.
+    """The state of one session.
+
+    Attributes:
+        opened: Whether the daemon has opened the session on the current connection.
+        going_away: Why the daemon is about to end the connection; None: it is not.
     """
 
     def __init__(self, session_id: str, pending_max: int) -> None:
@@ -63,12 +65,12 @@ class SessionCore:
         self.pending_max: Final = pending_max
         self.opened = False
         self.incarnation = ""
-        """Of the session when it was last opened; empty: not known."""
+        """The session's incarnation when it was last opened; empty if unknown."""
         self.going_away: int | None = None
         self.heartbeat_interval = 1.0
         self._table = PendingWaits()
         self._unsent: dict[object, dict[Entry, None]] = {}
-        """By `batch_key`: what can share a batch."""
+        """Unsent waits by `batch_key`: those with the same key can share a batch."""
         self._unsent_count = 0
         self._plan: deque[WaitChunk] = deque()
         self._unreceipted: dict[int, WaitChunk] = {}
@@ -76,7 +78,7 @@ class SessionCore:
         self._chunk_max = OPERATIONS_PER_CHUNK_MAX
         self._message_bytes_max = MESSAGE_BYTES_MAX
         self._batch_bytes_max = MESSAGE_BYTES_MAX
-        """Batches of several operations are split above this: as above, or less after one was refused for its size."""
+        """Larger batches are split. Below `_message_bytes_max` after a batch was refused for its size."""
         self._too_large: list[Ended] = []
         self._cancels: list[int] = []
         self._cancelling: dict[int, None] = {}
@@ -89,15 +91,15 @@ class SessionCore:
         self._opened_at = 0.0
         self._receipt_at = 0.0
         self._receipted_id = 0
-        """Everything up to this id has reached the daemon."""
+        """The daemon has received every operation up to this id."""
         self._ending = False
         self._has_outbox = False
         self.written_id = OPERATION_ID_MAX
-        """With an outbox: the highest id that is in its file. Nothing above it is sent."""
+        """With an outbox: the highest id written to its file. Operations above it must not be sent."""
 
     @property
     def pending(self) -> int:
-        """Operations that somebody waits for, and cancels that the daemon has not answered."""
+        """The number of pending operations and unanswered cancels."""
         return self._unsent_count + self._table.count + len(self._cancelling)
 
     # For callers
@@ -114,9 +116,9 @@ class SessionCore:
         self._unsent.setdefault(batch_key(wait), {})[wait] = None
 
     def cancel(self, wait: Entry) -> None:
-        """Forget a wait whose caller has gone, and cancel it at the daemon if it was sent.
+        """Forget a wait whose caller was cancelled, and cancel it at the daemon if it was sent.
 
-        One that is not pending here is ignored: it may have ended, or been drained, while its caller was cancelled.
+        A wait that is not pending is ignored: it may have ended, or been drained, at the same time.
         """
         if self._table.take(wait):
             operation_ids = _pending_ids(wait)
@@ -127,27 +129,27 @@ class SessionCore:
             self._unsent_count -= wait.count
 
     def end(self) -> None:
-        """Send outstanding cancels and the acknowledgement without delay: the session is about to be left."""
+        """Send outstanding cancels and the acknowledgement without delay, because the session is being closed."""
         self._ending = True
 
     @property
     def ended(self) -> bool:
-        """True: the session is being left, and there is nothing more to send or to receive."""
+        """Whether the session is being closed and nothing is left to send or receive."""
         return self._ending and not self.pending and self._sequence.due_at is None
 
     @property
     def is_used_up(self) -> bool:
-        """Whether no wait can get an id any more, since somebody else has registered the highest there is."""
+        """Whether all ids are used, because another client registered the highest possible one."""
         return self._table.is_used_up
 
     def waiting(self) -> list[Entry]:
-        """Everything that somebody waits for."""
+        """All waits that have not ended."""
         return [*self._table.entries(), *chain.from_iterable(self._unsent.values())]
 
     def fail_overdue(self, heard_at: float) -> list[Ended]:
         """End waits that the daemon should have answered long ago, and return them.
 
-        To be called every `overdue_waits.TURN` seconds. `heard_at`: when the daemon last sent anything.
+        Call it every `overdue_waits.TURN` seconds. `heard_at` is the time of the daemon's last message.
         """
         ended: list[Ended] = []
         if not self.opened:
@@ -164,7 +166,11 @@ class SessionCore:
         return ended
 
     def _due_at(self, wait: Entry) -> float:
-        """When the answer is overdue. What the daemon does not have yet had to wait while it was answering others."""
+        """The time at which the answer is overdue.
+
+        An operation without a receipt may be waiting behind others in the window, so its grace starts at the last
+        receipt of any batch.
+        """
         after = due_after(wait, self._timeout_default)
         if after is None:
             return math.inf
@@ -173,22 +179,24 @@ class SessionCore:
         return max(wait.submitted_at + after, reached_at + GRACE)
 
     def take_too_large(self) -> list[Ended]:
-        """The waits that could not be sent since the last call, as each of them is larger than a message."""
+        """The waits that could not be sent since the last call, because each is larger than a message."""
         ended, self._too_large = self._too_large, []
         return ended
 
     def message_refused(self) -> bool:
-        """Note that the daemon, or a proxy, ended the stream for the size of a message, before `connection_lost`.
+        """Record that the daemon or a proxy ended the stream because of a message's size.
 
-        It must have been the largest batch without a receipt. Smaller ones are sent from now on; if it was a single
-        operation, that fails. Returns False if there is no such batch.
+        Call this before `connection_lost`, which forgets the batches in flight.
+
+        The largest batch without a receipt is taken to be the cause, and batches are smaller from now on. If it held a
+        single operation, that operation fails. Returns False if no batch was in flight.
         """
         if not self._unreceipted:
             return False
         chunk = max(self._unreceipted.values(), key=lambda chunk: chunk.size_bytes)
-        self._batch_bytes_max = chunk.size_bytes * 2 // 3  # which its halves fit
+        self._batch_bytes_max = chunk.size_bytes * 2 // 3  # leaves room for either half of it
         if chunk.halves() is None:
-            self._refuse_too_large(chunk, "it was refused for its size")
+            self._refuse_too_large(chunk, "a message of this size was refused")
         return True
 
     def _refuse_too_large(self, chunk: WaitChunk, reason: str) -> None:
@@ -196,7 +204,7 @@ class SessionCore:
         self._table.refuse(chunk.last_id, error, self._too_large)
 
     def drain(self) -> list[Entry]:
-        """Forget everything that somebody waits for, and return it, without a word to the daemon."""
+        """Forget all waits and return them. Sends nothing to the daemon."""
         drained = self.waiting()
         self._table.clear()
         self._unsent.clear()
@@ -209,10 +217,10 @@ class SessionCore:
     # For the outbox
 
     def restore(self, entries: Sequence[Entry], next_id: int, now: float, incarnation: str = "") -> None:
-        """Resume what an outbox holds of the session, in the order of ids.
+        """Resume the waits of an outbox file, in the order of ids.
 
-        Results count from wherever the daemon's next batch says: the file does not keep the number of the last one.
-        Setting the time of the last loss makes restored waits go out with their remaining time, by the wall clock.
+        The file does not contain the sequence number of the last result, so numbering starts with the daemon's next
+        batch. Setting `_lost_at` makes restored waits go out with their remaining time (by the wall clock).
         """
         self._has_outbox = True
         for entry in entries:
@@ -225,30 +233,30 @@ class SessionCore:
         self._lost_at = now
 
     def replay(self, batch: wire.ResultBatch) -> list[Ended]:
-        """End waits by results that the outbox has stored."""
+        """End waits with results stored in the outbox."""
         ended: list[Ended] = []
         for arrived in _arrived(batch):
             self._table.end(arrived, 0, ended)
         return ended
 
     def check_names(self, batch: wire.ResultBatch) -> None:
-        """Raise OutboxCopied if a result is of other partitions or keys than the wait with its id."""
+        """Raise OutboxCopied if a result has other partitions or keys than the wait with its id."""
         for arrived in _arrived(batch):
             self._table.check_names(arrived)
 
     def stage(self) -> list[Entry]:
-        """Give ids to everything unsent and return it in the order of ids, to be written to the outbox."""
+        """Assign ids to all unsent waits and return them in the order of ids, for the outbox file."""
         staged: list[Entry] = []
         while planned := self._plan_unsent():
             staged.extend(planned)
         return staged
 
     def withdraw(self, wait: Entry) -> None:
-        """Forget a staged wait that could not be written, and so must not be sent."""
+        """Forget a staged wait that could not be written: it must not be sent."""
         self._table.take(wait)
 
     def refused_results(self, receipt: wire.Receipt) -> wire.ResultBatch:
-        """The refusal of a whole batch as results, for the outbox: the daemon keeps none of these."""
+        """The refusal of a whole batch in the form of results, for the outbox: the daemon does not store refusals."""
         results = wire.ResultBatch()
         chunk = self._unreceipted.get(receipt.batch_id)
         for operation_id in chunk.operation_ids() if chunk is not None else ():
@@ -272,9 +280,9 @@ class SessionCore:
         return wire.SessionRequest(open=opening)
 
     def connection_lost(self, now: float) -> None:
-        """Note that the connection is gone or could not be made.
+        """Record that the connection was lost or could not be made.
 
-        Whether the daemon got the batches in flight is not known here; the highest id of the next opening shows it.
+        Whether the daemon received the batches in flight is unknown until the next opening reports its highest id.
         """
         self.opened = False
         self._lost_at = now
@@ -282,7 +290,7 @@ class SessionCore:
         self._plan.clear()
 
     def receive(self, message: wire.SessionResponse, now: float) -> list[Ended]:
-        """Handle a message; returns the waits it ended. Raises ProtocolError for one that makes no sense."""
+        """Handle a message; returns the waits it ended. Raises ProtocolError for an invalid message."""
         which = message.WhichOneof("message")
         if which == "results":
             return self._on_results(message.results, now)
@@ -297,10 +305,10 @@ class SessionCore:
         return []
 
     def next_message(self, now: float) -> wire.SessionRequest | None:
-        """What to send next; None: nothing for now (see `wake_at`).
+        """The next message to send; None if there is none at the moment (see `wake_at`).
 
-        Acknowledgements first, as the daemon refuses registrations while too many results are unacknowledged, and
-        cancels before registrations, as they make room.
+        The order matters. Acknowledgements go first, because the daemon refuses registrations while too many results
+        are unacknowledged. Cancels go before registrations, because they free capacity.
         """
         if not self.opened:
             return None
@@ -312,7 +320,7 @@ class SessionCore:
         return message
 
     def wake_at(self) -> float | None:
-        """When `next_message` will have something even if nothing happens (monotonic seconds); None: not opened yet."""
+        """When to call `next_message` again if nothing else happens (monotonic seconds); None: not opened yet."""
         if not self.opened:
             return None
         heartbeat_at = self._sent_at + self.heartbeat_interval
@@ -325,17 +333,16 @@ class SessionCore:
         highest = opened.highest_operation_id
         is_new = not opened.resumed or self.incarnation not in ("", opened.incarnation)
         if self._known and is_new:
-            # The daemon has forgotten the session, and with it all that was to be cancelled.
+            # The daemon has forgotten the session, so there is nothing left to cancel.
             self._sequence.restart()
             self._cancelling.clear()
         else:
             self._sequence.opened()
         ended: list[Ended] = []
         if highest and is_new:
-            # Somebody else has created the session again: ids up to `highest` are theirs, and so are the results.
+            # Another client has created the session again: the ids up to `highest`, and their results, belong to it.
             error = OperationIdInUse(
-                f"session {self.session_id} was created again and somebody else registers in it: ids up to {highest} "
-                "are in use"
+                f"session {self.session_id} was created again by another client, which has used the ids up to {highest}"
             )
             for wait in self._table.entries():
                 for operation_id in _pending_ids(wait):
@@ -355,8 +362,8 @@ class SessionCore:
         self._batch_bytes_max = min(self._batch_bytes_max, self._message_bytes_max)
         if opened.unacknowledged_results_max > 0:
             self._sequence.limit(opened.unacknowledged_results_max)
-        # Everything up to `highest` has arrived, receipted or not. What is above is planned again in the order of ids:
-        # the daemon would take a batch with lower ids after one with higher ids for known, and drop it.
+        # The daemon has everything up to `highest`, with or without a receipt. The rest is sent again, and must be sent
+        # in the order of ids: the daemon would treat a batch with lower ids as already known, and drop it.
         self._table.start_after(highest)
         self._plan = deque(self._table.chunks_above(highest, self._chunk_max))
         self._cancelling = {operation_id: None for operation_id in self._cancelling if operation_id <= highest}
@@ -376,9 +383,9 @@ class SessionCore:
         for refusal in receipt.refusals:
             self._table.refuse(refusal.operation_id, refusal_error(refusal), ended)
         if receipt.already_known and chunk is not None:
-            # An id is sent once in a connection, and only if the daemon did not know it when that was opened. So a
-            # stranger has used the lowest ids of the batch, and no result of these operations would ever come.
-            error = OperationIdInUse(f"somebody else registers in session {self.session_id}: the id was known already")
+            # Each id is sent once per connection, and only if the daemon did not know it when the connection opened.
+            # So another client has used the lowest ids of this batch, and these operations would never get a result.
+            error = OperationIdInUse(f"another client has used this operation id in session {self.session_id}")
             for operation_id in islice(chunk.operation_ids(), receipt.already_known):
                 self._table.refuse(operation_id, error, ended)
             self._table.start_after(receipt.highest_operation_id)

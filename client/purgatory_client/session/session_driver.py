@@ -1,9 +1,9 @@
 """Drives a `SessionCore` over gRPC: one connection after another, each with a reader, a writer and a watchdog.
 
-One task reads and one writes, as grpc.aio requires. The watchdog ends a connection on which nothing has come for three
-heartbeat intervals. A connection is made when it is first needed; when there has been none for `give_up_after` seconds,
-everything pending ends with Unavailable and the next wait begins a new session. No event loop is touched before the
-first submit.
+One task reads and one writes, as grpc.aio requires. The watchdog ends a connection on which nothing was received for
+three heartbeat intervals. The first wait makes the first connection. After `give_up_after` seconds without one, all
+pending waits end with Unavailable, and the next wait opens a new session. No event loop is used before the first
+submit, so a client can be created outside of one.
 """
 
 import asyncio
@@ -44,10 +44,10 @@ from purgatory_client.session.session_core import SessionCore
 Call = grpc.aio.StreamStreamCall[wire.SessionRequest, wire.SessionResponse]
 
 OPEN_TIMEOUT: Final = 10.0
-"""Seconds that a daemon may take by default to answer the opening of a session."""
+"""Seconds to wait for the daemon to open a session, by default."""
 SILENT_INTERVALS_MAX: Final = 3
 LEAVE_TIMEOUT: Final = 2.0
-"""Seconds that closing may take to tell the daemon what is cancelled."""
+"""Seconds that `close` may spend on sending cancels to the daemon."""
 
 _RETRIED_CODES: Final = frozenset(
     (
@@ -66,8 +66,8 @@ _log = logging.getLogger(__name__)
 class SessionDriver:
     """The session of one client. Belongs to one event loop.
 
-    With an outbox there is one session for ever: it is not given up, and what is pending when it is closed stays
-    pending at the daemon.
+    With an outbox the client keeps one session forever: it is never given up, and operations that are pending when the
+    client closes stay pending at the daemon.
     """
 
     def __init__(
@@ -98,16 +98,16 @@ class SessionDriver:
         self._received_at = 0.0
         self._closed: PurgatoryClientError | None = None
         self.connections = 0
-        """Connections opened so far."""
+        """Number of connections opened so far."""
 
     @property
     def session_id(self) -> str:
-        """The current session's id; another one after a daemon was given up."""
+        """The id of the current session. It changes after the connection was given up."""
         return self._core.session_id
 
     @property
     def pending(self) -> int:
-        """Operations that are pending in this client."""
+        """Number of operations that are pending in this client."""
         return self._core.pending
 
     def submit(self, wait: Entry) -> asyncio.Future[Result | ResultColumns]:
@@ -120,7 +120,7 @@ class SessionDriver:
         return wait.future
 
     async def submit_kept(self, wait: Entry, tag: str) -> Ticket:
-        """As `submit`, for what stays in the outbox until it is confirmed. Returns when it is in the file."""
+        """As `submit`, for a wait that stays in the outbox until it is confirmed. Returns when it is in the file."""
         outbox = self.outbox()
         self._submit(wait)
         try:
@@ -130,7 +130,7 @@ class SessionDriver:
             raise
 
     def cancel(self, wait: Entry) -> None:
-        """Cancel a wait at the daemon, as its caller has gone. Its future is left alone."""
+        """Cancel a wait at the daemon after its caller was cancelled. Does not touch its future."""
         self._core.cancel(wait)
         if self._outbox is not None:
             self._outbox.cancelled(wait)
@@ -217,7 +217,7 @@ class SessionDriver:
                 self._end_session(error)
                 return
             except Exception as error:
-                self._end_session(ProtocolError(f"this client failed: {error!r}"))
+                self._end_session(ProtocolError(f"internal error in this client: {error!r}"))
                 raise
             if self._closed is not None:
                 return
@@ -233,8 +233,9 @@ class SessionDriver:
             await asyncio.sleep(delay)
 
     def _end_session(self, error: PurgatoryClientError) -> None:
-        """End everything pending with `error`. The next wait begins a new session, except after a takeover and with an
-        outbox: two clients would take the session from each other in turns, and the file has only one session.
+        """End all pending waits with `error`. The next wait opens a new session, with two exceptions.
+
+        After a takeover, two clients would take the session from each other forever; an outbox file has one session.
         """
         if isinstance(error, SessionTakenOver) or self._outbox is not None:
             self._closed = error
@@ -246,10 +247,10 @@ class SessionDriver:
         self._changed.set()
 
     async def _connect_once(self, open_timeout: float) -> str:
-        """One connection, from its opening to its end; returns why it ended. Raises what makes reconnecting useless.
+        """Run one connection; returns why it ended. Raises errors for which reconnecting would not help.
 
-        At its end the outbox comes first: results that are on their way to its file belong to this connection, so the
-        core gets them before the next one opens by saying what has arrived.
+        The order at the end matters: results that are being written to the outbox belong to this connection, so the
+        core must receive them before the next connection opens with the sequence number of the last result.
         """
         channel = open_channel(self._address, self._security)
         stub = PurgatoryServiceStub(channel)
@@ -279,12 +280,12 @@ class SessionDriver:
             await channel.close()
 
     async def _why(self, call: Call, done: list[asyncio.Task[str]]) -> str:
-        """Why the connection ended, by the first task that knows; raises when reconnecting would not help."""
+        """Why the connection ended, from the first task that ended; raises if reconnecting would not help."""
         if self._core.going_away == wire.GoingAway.REASON_TAKEN_OVER:
             raise SessionTakenOver(f"another client opened the session {self.session_id}")
         closed = self._core.going_away == wire.GoingAway.REASON_SESSION_CLOSED
         if closed and self._closed is None and self._outbox is None:
-            raise SessionClosed(f"somebody closed the session {self.session_id}")
+            raise SessionClosed(f"the session {self.session_id} was closed by another caller")
         for task in done:
             error = task.exception()
             if error is None:
@@ -299,8 +300,9 @@ class SessionDriver:
         raise AssertionError("a connection ended without a reason")
 
     def _was_too_large(self, error: grpc.aio.AioRpcError) -> bool:
-        """Whether the stream ended for the size of a batch. gRPC itself refuses that; the daemon's own refusals have
-        details.
+        """Whether the stream ended because of a batch's size.
+
+        gRPC itself refuses those. The daemon's own refusals have the same code, but also status details.
         """
         exhausted = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and rpc_status.from_call(error) is None
         if not exhausted or not self._core.message_refused():
@@ -330,7 +332,7 @@ class SessionDriver:
             else:
                 self._settle(self._core.receive(response, now))
             if self._core.is_used_up:
-                raise OperationIdInUse(f"somebody else has used up the operation ids of session {self.session_id}")
+                raise OperationIdInUse(f"another client has used up the operation ids of session {self.session_id}")
             self._notify()
 
     async def _write(self, call: Call, stub: PurgatoryServiceStub) -> str:
@@ -342,16 +344,16 @@ class SessionDriver:
             if message is not None:
                 await call.write(message)
             elif self._core.ended and self._outbox is not None:
-                return "this client has left"
+                return "this client was closed"
             elif self._core.ended:
                 await self._close_session(stub)
                 await call.done_writing()
-                await loop.create_future()  # the reader will see the end of the stream
+                await loop.create_future()  # never returns: the reader ends the connection
             else:
                 await self._wait_for_work(loop)
 
     async def _close_session(self, stub: PurgatoryServiceStub) -> None:
-        """Spare the daemon a session that nobody will come back to. One that cannot close it drops it later."""
+        """Close the session, so that the daemon need not keep it. If this fails, the daemon drops the session later."""
         request = wire.CloseSessionRequest(session_id=self.session_id)
         with contextlib.suppress(grpc.aio.AioRpcError):
             await stub.CloseSession(request, timeout=LEAVE_TIMEOUT)
@@ -359,8 +361,7 @@ class SessionDriver:
     async def _wait_for_work(self, loop: asyncio.AbstractEventLoop) -> None:
         """Return when there may be something to write.
 
-        A timer that is already set for an earlier time is left alone: waking once too early costs less than setting a
-        timer for each message.
+        A timer that is set for an earlier time is kept: one early wake-up costs less than a new timer per message.
         """
         wake_at = self._core.wake_at()
         if wake_at is not None and (self._timer is None or wake_at < self._timer.when()):
@@ -379,7 +380,7 @@ class SessionDriver:
             self._timer = None
 
     async def _watch(self, open_timeout: float) -> str:
-        """Return when the daemon has been silent for too long."""
+        """Return when the daemon has sent nothing for too long."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(open_timeout):
@@ -392,10 +393,10 @@ class SessionDriver:
             if left > 0:
                 await asyncio.sleep(left)
                 continue
-            # This event loop itself may have been blocked: let the reader first see what has come meanwhile.
+            # This event loop may itself have been blocked: let the reader first process what has arrived.
             await asyncio.sleep(0.05)
             if self._received_at + silence_max <= loop.time():
-                return f"nothing came for {silence_max:.1f} s"
+                return f"nothing received for {silence_max:.1f} s"
 
     async def _fail_overdue(self) -> str:
         while True:

@@ -69,7 +69,7 @@ REQUEST: ContextVar[ConnectRequest] = ContextVar("request")
 """The request that the current task serves."""
 
 
-class LetIn:
+class AdmissionInterceptor:
     """Asks before the body of a request is read (a metadata interceptor of the package, the first one)."""
 
     async def on_start(self, ctx: RequestContext[Any, Any]) -> ConnectRequest:
@@ -108,7 +108,7 @@ class ConnectCalls:
         self._service: Final = ConnectService(
             service=methods,
             endpoints=_endpoints,
-            interceptors=[LetIn()],
+            interceptors=[AdmissionInterceptor()],
             read_max_bytes=message_bytes_max,
             compressions=[Gzip()],
             codecs=[MessageCodec(message_bytes_max, is_json=is_json) for is_json in (False, True)],

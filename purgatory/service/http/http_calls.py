@@ -134,4 +134,4 @@ class HttpCall:
 
     def _recheck(self, context: Context, account: Account) -> None:
         if self.method.account_of(context) is not account:
-            raise unauthenticated("the credential is another principal's now")
+            raise unauthenticated("the credential now belongs to another principal")

@@ -1,11 +1,11 @@
 """The journal on the event loop: collects changes, seals a group when the thread is free, releases answers.
 
-One group is being committed at a time, and what happens meanwhile is collected for the next one: the slower the disk,
-the larger the groups. A group is sealed between two engine calls. Only then are waits and marks read from the engine,
-so what began and ended within one group costs nothing but its result.
+One group is committed at a time, and further changes are collected for the next one: the slower the disk, the larger
+the groups. A group is sealed between two engine calls. Only then are waits and marks read from the engine, so for a
+wait that begins and ends within one group only the result is written.
 
-Sync: results and answers are held until their group is durable. Async: they go at once, unless too much of what
-has been answered is not durable yet.
+Sync: results and answers are held until their group is durable. Async: they are sent at once, unless too many answered
+changes are not yet durable.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, Refusal, RegisterReceipt
+from purgatory.engine.batches import EventBatch, PartitionName, Refusal
 from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.journal.continued_time import ReadClocks
@@ -25,8 +25,9 @@ from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.thread import JournalThread
 from purgatory.service.engine_time import EngineTime
 from purgatory.service.histogram import Histogram
+from purgatory.service.listeners.events import Applied, Completed, Registered
 from purgatory.service.listeners.listener import ASYNC, SYNC, Journal
-from purgatory.service.loop_holds import Watched
+from purgatory.service.loop_stalls import StallTimer
 from purgatory.service.sessions.refused import RefusedOperation
 from purgatory.service.sessions.session import Session
 
@@ -36,7 +37,7 @@ ASYNC_CHANGES_MAX: Final = 100_000
 """In async mode: results and events that may be answered before they are durable; beyond, answers wait as in sync."""
 
 CHANGE_BYTES: Final = 100
-"""A change that waits for its group."""
+"""Estimated memory of a change that is collected for the next group."""
 
 SYNC_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000, 30_000)
 
@@ -45,7 +46,7 @@ POLL_AT_END_S: Final = 0.005
 
 
 class JournalStatistics(NamedTuple):
-    """What became of the changes so far, as `METRICS` explains."""
+    """Counters of the journal, explained in `METRICS`."""
 
     groups: int
     errors: int
@@ -65,11 +66,11 @@ METRICS: Final = (
     (GaugeMetricFamily, "purgatory_journal_closed", "1: the disk fails, and new work is refused."),
     (GaugeMetricFamily, "purgatory_journal_lag_seconds", "Age of the oldest change that is not durable; 0: all are."),
 )
-"""What the metrics page shows: the statistics in order, whether the journal is closed, and how far it lies behind."""
+"""Metrics, in this order: `JournalStatistics`, whether the journal is closed, and its lag."""
 
 
 class _PendingChanges:
-    """What has changed in a session since the last group was sealed."""
+    """Changes of a session since the last group was sealed."""
 
     def __init__(self, session: Session) -> None:
         self.known: Final = session.journaled_operation_id
@@ -80,7 +81,7 @@ class _PendingChanges:
 
 
 class DurableJournal(Journal):
-    """Keeps everything on disk. To be used on one event loop."""
+    """Records all changes on disk. Use it on one event loop only."""
 
     keeps = True
 
@@ -90,12 +91,15 @@ class DurableJournal(Journal):
         time: EngineTime,
         session_of: Callable[[int], Session | None],
         read_clocks: ReadClocks,
-        sealing: Watched,
+        sealing: StallTimer,
         *,
         is_sync: bool,
         number: int,
     ) -> None:
-        """`session_of` finds an owner's session; `number` is that of the last group that the journal knows."""
+        """Args:
+        session_of: Returns the session of an engine owner.
+        number: Number of the last group in the journal.
+        """
         engine.snapshots.note_changes()
         self._engine: Final = engine
         self._session_of: Final = session_of
@@ -107,7 +111,7 @@ class DurableJournal(Journal):
         self._group_number = number
         self._first_group_number: Final = number
         self.recovered = 0
-        """Operations of the daemon before that wait again, so far."""
+        """Operations restored from the journal."""
         self._thread: JournalThread | None = None
         self._builder: StatementBuilder | None = None
         self._loop: Final = asyncio.get_running_loop()
@@ -121,17 +125,17 @@ class DurableJournal(Journal):
         self._changed = False
         self._sealed_ms = time.now_ms()
         self._changed_s = 0.0
-        """When the first change came that is not sealed, on the loop's clock."""
+        """Time of the first change that is not sealed, on the loop's clock, seconds."""
         self._submitted_s = 0.0
-        """When the group being committed was handed over,"""
+        """Time at which the group being committed was submitted."""
         self._committing_since_s = 0.0
-        """and when its first change came."""
+        """Time of its first change."""
         self._syncs: Final = Histogram(SYNC_BOUNDS_MS)
         self._committing: Group | None = None
         self._answers_committing: list[Callable[[], None]] = []
         """Answers that wait for the group being committed."""
         self._releases_committing: list[tuple[Session, int]] = []
-        """(session, the journal's sequence number up to which its results wait for that group)."""
+        """(session, highest sequence number, in the journal's numbering, of its results in that group)."""
         self._is_scheduled = False
 
     def start(self, thread: JournalThread, builder: StatementBuilder) -> None:
@@ -142,14 +146,14 @@ class DurableJournal(Journal):
     # Hooks.
 
     def why_closed(self) -> Refusal | None:
-        """While the disk fails."""
+        """The refusal of new work while the disk fails; None otherwise."""
         failure = self._failure
         if failure is None:
             return None
         return Refusal(0, codes.RESOURCE_EXHAUSTED if failure.is_full else codes.UNAVAILABLE, "", failure.reason)
 
     def held_bytes(self) -> int:
-        """Of the changes that are collected for the next group; results are counted where they are kept."""
+        """Estimated memory of the changes collected for the next group. Results are counted by their outbox."""
         return self._change_count * CHANGE_BYTES
 
     def metrics(self) -> Iterable[Metric]:
@@ -168,18 +172,10 @@ class DurableJournal(Journal):
             groups, thread.errors, thread.bytes, builder.registrations, builder.results, self.recovered
         )
 
-    def registered(
-        self,
-        session: Session | None,
-        kind: int,
-        batch: OperationBatch,
-        receipt: RegisterReceipt,
-        now_ms: int,
-        principal: str = "",
-    ) -> None:
-        """Unary waits end with their call, so they are not kept."""
-        if session is not None:
-            self.changed(session)
+    def registered(self, event: Registered) -> None:
+        """Unary waits are not recorded, because they end with their call."""
+        if event.session is not None:
+            self.changed(event.session)
 
     def changed(self, session: Session) -> None:
         if not session.is_blank:
@@ -187,16 +183,17 @@ class DurableJournal(Journal):
             self._schedule_commit()
 
     def acknowledged(self, session: Session) -> None:
-        """Results were acknowledged. Goes with the next group: nobody waits for it, so it gets no commit of its own."""
+        """Results were acknowledged. No answer waits for it, so it causes no group; the next group includes it."""
         if not session.is_blank:
             self._changes_of(session)
 
-    def completed(self, session: Session | None, completions: Completions, principal: str = "") -> None:
+    def completed(self, event: Completed) -> None:
+        session = event.session
         if session is None:
             return
         changes = self._changes_of(session)
-        changes.results.append(completions)
-        self._add_results(session, changes, len(completions))
+        changes.results.append(event.completions)
+        self._add_results(session, changes, len(event.completions))
 
     def refused_in_session(self, session: Session, refused: Sequence[RefusedOperation]) -> None:
         changes = self._changes_of(session)
@@ -213,9 +210,9 @@ class DurableJournal(Journal):
             self._changes_of(session).dropped = True
             self._schedule_commit()
 
-    def applied(self, batch: EventBatch, start: int, receipt: EventsReceipt, now_ms: int, principal: str = "") -> None:
-        """Events were applied: what they name may have changed, and operations may have come a step further."""
-        stop = receipt.next_index
+    def applied(self, event: Applied) -> None:
+        """Events were applied: the partitions and keys that they name may have changed, and operations progressed."""
+        batch, start, stop = event.batch, event.start, event.receipt.next_index
         places = batch.item_indexes[start:stop] or [0]
         if len(batch.item_indexes) == 1:
             places = batch.item_indexes
@@ -243,7 +240,7 @@ class DurableJournal(Journal):
                 self._partitions[batch.partitions[place]] = None
 
     def when_durable(self, answer: Callable[[], None]) -> None:
-        """Calls it once every change so far is durable."""
+        """Call `answer` once all previous changes are durable."""
         if not self._must_hold():
             answer()
         elif self._changed:
@@ -254,7 +251,7 @@ class DurableJournal(Journal):
             answer()
 
     async def durable(self) -> None:
-        """Returns once every change so far is durable."""
+        """Wait until all previous changes are durable."""
         if not self._must_hold() or not (self._changed or self._committing is not None):
             return
         reached: asyncio.Future[None] = self._loop.create_future()
@@ -262,14 +259,14 @@ class DurableJournal(Journal):
         await reached
 
     def tick(self) -> None:
-        """Writes what nobody waits for; and, while operations are pending, records the time every now and then."""
+        """Commit changes that no answer waits for. While operations are pending, record the time every `TICK_MS`."""
         if self._sessions or (self._engine.pending and self._time.now_ms() - self._sealed_ms >= TICK_MS):
             self._schedule_commit()
 
     # The end.
 
     async def finish(self, timeout_s: float) -> bool:
-        """Commits everything that is left and ends; False when it could not."""
+        """Commit everything and end. Return False if that failed."""
         assert self._thread is not None, "the journal was never started"
         deadline_s = self._loop.time() + timeout_s
         await self._wait_committed(timeout_s)
@@ -280,7 +277,7 @@ class DurableJournal(Journal):
         return await asyncio.to_thread(self._thread.close, left_s) and not self._failure
 
     async def commit_receipted(self, timeout_s: float) -> None:
-        """Returns once everything that was answered is on disk, or cannot be. In sync mode it always is."""
+        """Wait until everything that was answered is on disk or the disk has failed. In sync mode that is always so."""
         if not self._is_sync:
             await self._wait_committed(timeout_s)
 
@@ -318,7 +315,7 @@ class DurableJournal(Journal):
         self._schedule_commit()
 
     def _schedule_commit(self) -> None:
-        """Seals a group as soon as the current callback is over, or when the group being committed is durable."""
+        """Seal a group after the current callback, or when the group being committed is durable."""
         if not self._changed:
             self._changed, self._changed_s = True, self._loop.time()
         if self._committing is None and not self._is_scheduled and self._thread is not None:
@@ -336,7 +333,11 @@ class DurableJournal(Journal):
         self._thread.submit(self._committing)
 
     def _seal(self) -> Group:
-        """Everything that has changed since the last group, as it is now."""
+        """A group of all changes since the last one, with the current state.
+
+        It runs without an await, between two engine calls. Otherwise marks, results and waits of the group could belong
+        to different moments, and a crash would restore a state that never existed.
+        """
         self._group_number += 1
         reading = self._read_clocks()
         moment = Moment(self._time.now_ms(), reading.wall_ms, reading.boot_ms, reading.boot_id)
@@ -347,6 +348,7 @@ class DurableJournal(Journal):
             group.sessions.append(self._seal_session(session, changes))
         snapshots = self._engine.snapshots
         group.partitions.extend((name, snapshots.save_partition(name)) for name in self._partitions)
+        # A forgotten key may have been signalled again since, so its count is read like that of any other key.
         self._keys.update(dict.fromkeys(snapshots.take_forgotten_keys()))
         group.keys.extend((key, snapshots.save_key(key)) for key in self._keys)
         group.dead_letters.extend(self._dead_letters.items())
@@ -373,7 +375,7 @@ class DurableJournal(Journal):
         sealed.refused_ids = session.refused_ids.to_bytes()
         sealed.results.extend(changes.results)
         sealed.registered = self._engine.snapshots.save_above(session.owner, changes.known)
-        # What was registered since the last group is in `registered` already, as far as it has come by now.
+        # Operations registered since the last group are in `registered` already, with their progress.
         progressed = sorted(number for number in changes.progressed if number <= changes.known)
         if progressed:
             sealed.progressed = self._engine.snapshots.save_some(session.owner, progressed)
@@ -387,7 +389,7 @@ class DurableJournal(Journal):
     # Reports of the thread.
 
     def report(self, report: Group | WriteFailure) -> None:
-        """Called in the journal's thread: a group is durable, or the disk fails."""
+        """Called in the journal's thread when a group is durable or the disk fails."""
         try:
             self._loop.call_soon_threadsafe(self._on_report, report)
         except RuntimeError:
@@ -396,7 +398,7 @@ class DurableJournal(Journal):
     def _on_report(self, report: Group | WriteFailure) -> None:
         if isinstance(report, WriteFailure):
             if self._failure is None:
-                LOGGER.error("%s; registrations and events are refused until it can be", report.reason)
+                LOGGER.error("%s; registrations and events are refused until it can be written", report.reason)
             self._failure = report
             return
         if self._failure is not None:

@@ -12,24 +12,24 @@ from purgatory.service.budget.memory_budget import CALL_BYTES
 from purgatory.service.errors import RETRY_AFTER_MS, RpcError, resource_exhausted
 from purgatory.service.fair_queue import EVENTS, CallerQueue, FairQueue
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.rpc.arriving import ArrivingCalls
 from purgatory.service.rpc.call import Context
 from purgatory.service.rpc.call_counts import CallCounts
+from purgatory.service.rpc.incomplete_requests import IncompleteRequests
 from purgatory.service.settings import LimitsSettings
 from purgatory.service.transport.resets import ResetWatch
 
 BURST_S: Final = 1.0
-"""`limits.calls_per_second` may be exceeded by the calls of so much time."""
+"""A caller may be ahead of `limits.calls_per_second` by the calls of this much time, seconds."""
 EVENTS_SHARE: Final = 16
-"""A sixteenth of the limits on calls in flight is reserved for events: calls that wait may need one of them to end."""
+"""One in 16 calls in flight is reserved for events: the waiting calls may need an event to end."""
 CALLS_SHARE: Final = 4
-"""Calls in flight may take a quarter of the memory budget."""
+"""Calls in flight may use a quarter of the memory budget."""
 QUIET_S: Final = 0.05
-"""Shutdown waits until no unary call has ended for so long."""
+"""Shutdown waits until no unary call has ended for this long, seconds."""
 
 
 class CallGate:
-    """Counts the calls in flight, of each caller and in all, and refuses those above a limit."""
+    """Counts calls in flight, per caller and in total, and refuses calls above a limit."""
 
     def __init__(
         self,
@@ -50,14 +50,14 @@ class CallGate:
         self._listeners: Final = listeners
         self._now_s: Final = now_s
         self._next_expiry_ms: Final = next_expiry_ms
-        self.arriving = ArrivingCalls()
+        self.incomplete_requests = IncompleteRequests()
         self.resets: Final = ResetWatch()
         self.counts: Final = CallCounts()
         self._unary_calls = 0
         self._unary_calls_ended = 0
 
     def enter(self, context: Context, account: Account, work: int, *, is_unary: bool) -> CallerQueue:
-        """Counts a call that has arrived; call `leave` when it has ended. Raises `RpcError`."""
+        """Count a call that has arrived. Call `leave` when it has ended. Raises `RpcError` if a limit refuses it."""
         if context.time_remaining() == 0:
             raise self._refused("deadline", _deadline_passed())
         queue, calls_max = self.queue, _available(self._calls_max, work)
@@ -80,17 +80,17 @@ class CallGate:
         self._unary_calls_ended += is_unary
 
     async def call_turn(self, context: Context, caller: CallerQueue, work: int) -> None:
-        """Returns when it is the turn of a call. Raises `RpcError` when nobody awaits its answer any more."""
+        """Acquire the first turn of a call. Raises `RpcError` if its deadline has passed meanwhile."""
         await self.queue.turn(caller, work, is_call=True)
         if context.time_remaining() == 0:
             raise self._refused("deadline", _deadline_passed())
 
     async def wait_quiet(self, timeout_s: float) -> None:
-        """Returns once no unary call has ended for `QUIET_S`, or after `timeout_s`.
+        """Wait until no unary call has ended for `QUIET_S`, at most `timeout_s` seconds.
 
-        A gRPC server that stops gives its grace period to all calls alike: unary ones whose answer is on its way, and
-        streams that would never end by themselves (a health watch, an idle stream of events). Only the first deserve
-        it. And calls that have arrived but have not been started yet would be cut off, not answered with UNAVAILABLE.
+        A stopping gRPC server gives all calls the same grace period: unary calls whose answer is being sent, and
+        streams that would never end by themselves (a health watch, an idle stream of events). Only the former need it.
+        Calls that have arrived but not started would be cut off instead of being answered with UNAVAILABLE.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -110,7 +110,8 @@ class CallGate:
             retry_after_ms = self.queue.next_turn_ms(caller) or self._next_expiry_ms()
             raise self._refused("calls_per_caller", resource_exhausted("calls_per_caller", message, retry_after_ms))
         if caller.waiting >= limits.calls_queued_per_caller_max:
-            message = f"{caller.waiting} calls of this caller wait for their turn, the most allowed"
+            allowed = limits.calls_queued_per_caller_max
+            message = f"{caller.waiting} calls of this caller wait for their turn; allowed: {allowed}"
             raise self._refused(
                 "calls_queued_per_caller",
                 resource_exhausted("calls_queued_per_caller", message, self.queue.expected_wait_ms(caller)),
@@ -121,12 +122,12 @@ class CallGate:
             self._check_rate(account, rate)
 
     def _check_rate(self, account: Account, calls_per_second: int) -> None:
-        """The generic cell rate algorithm: each call moves the account's due time on, which may be so far ahead."""
+        """The generic cell rate algorithm: each call advances the account's due time, which may be `BURST_S` ahead."""
         now_s, interval_s = self._now_s(), 1.0 / calls_per_second
         due_s = max(account.calls_due_s, now_s) + interval_s
         ahead_s = due_s - now_s - max(BURST_S, interval_s)
         if ahead_s > 0:
-            message = f"{calls_per_second} calls a second are the share of one principal"
+            message = f"more than {calls_per_second} calls a second by one principal"
             raise self._refused(
                 "calls_per_second", resource_exhausted("calls_per_second", message, round(ahead_s * 1_000) + 1)
             )
@@ -143,4 +144,4 @@ def _available(limit: int, work: int) -> int:
 
 
 def _deadline_passed() -> RpcError:
-    return RpcError(code_pb2.DEADLINE_EXCEEDED, "the deadline passed before it was the turn of this call")
+    return RpcError(code_pb2.DEADLINE_EXCEEDED, "the deadline passed before this call was served")

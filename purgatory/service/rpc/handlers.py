@@ -1,8 +1,8 @@
-"""Registers a servicer's methods on a gRPC server: refused calls become statuses, and so do undecodable requests.
+"""Adds the methods of a servicer to a gRPC server, and turns refusals and undecodable requests into statuses.
 
-The generated code answers a request that does not decode (broken encoding, invalid UTF-8) with UNKNOWN and a traceback
-in the log. Here requests are decoded in the call, which then ends with INVALID_ARGUMENT. That is why the standard
-services (health, reflection) are registered here too.
+The generated code answers an undecodable request (broken encoding, invalid UTF-8) with UNKNOWN and logs a traceback.
+Here requests are decoded inside the call, which then ends with INVALID_ARGUMENT. For that reason the standard services
+(health, reflection) are added here too.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from google.rpc import code_pb2
 from purgatory.service.access.account import Account, Accounts
 from purgatory.service.errors import RpcError, invalid_argument, unauthenticated
 from purgatory.service.fair_queue import EVENTS, INSPECTIONS, REGISTRATIONS, Turn
-from purgatory.service.rpc.arriving import Arriving
 from purgatory.service.rpc.call import Call, Context, Identify
 from purgatory.service.rpc.call_counts import MethodCounts
 from purgatory.service.rpc.call_gate import CallGate
+from purgatory.service.rpc.incomplete_requests import IncompleteRequest
 from purgatory.v1 import purgatory_service_pb2
 
 GRPC_LOGGER: Final = logging.getLogger("grpc._cython.cygrpc")
 SERVICE: Final = purgatory_service_pb2.DESCRIPTOR.services_by_name["PurgatoryService"]
 
 WORK: Final = {"Advance": EVENTS, "AdvanceStream": EVENTS, "AttachSource": EVENTS, "Acknowledge": EVENTS}
-"""Sorts of work by method: acknowledgements free what results hold, as events do. See `work_of` for the others."""
+"""Kinds of work by method. Acknowledgements release memory, as events do. See `work_of` for other methods."""
 
 T = TypeVar("T")
 Method = Callable[[Any, Call], Awaitable[Message | None]]
 Decode = Callable[[bytes], Message]
-"""Raises `RpcError` for what is no message of its type."""
+"""Raises `RpcError` if the bytes are not a message of its type."""
 
 
 RefuseRevoked = Callable[[Context], object]
@@ -67,10 +67,10 @@ def add_to_server(
     identify: Identify,
     refuse_revoked: RefuseRevoked | None = None,
 ) -> None:
-    """Registers the methods of our service (see `service_methods`), behind `gate`.
+    """Add the methods of our service (see `service_methods`), behind `gate`.
 
-    `identify` is asked of each call before anything of it is read. Not with an interceptor: gRPC would create two
-    coroutines and a handler for each call.
+    `identify` runs for each call before its request is read. It is not an interceptor because gRPC would then create
+    two coroutines and a handler for each call.
     """
     _add(SERVICE, methods, server, gate, checked(identify, refuse_revoked))
 
@@ -84,8 +84,9 @@ def add_standard_service(
     *,
     name: str | None = None,
 ) -> None:
-    """Registers a service that is not ours, health or reflection: whoever may connect may call it. By `name`, if it has
-    another one than its descriptor.
+    """Add a standard service (health or reflection), which needs no credential.
+
+    `name` overrides the name in the descriptor.
     """
     methods = {method.name: _takes_context(getattr(servicer, method.name)) for method in service.methods}
     nobody = Accounts().nobody
@@ -93,7 +94,7 @@ def add_standard_service(
 
 
 def checked(identify: Identify, refuse_revoked: RefuseRevoked | None) -> Identify:
-    """Revoked certificates come first: not even a good token makes up for one."""
+    """Check for revoked certificates first: a valid token does not make up for one."""
     if refuse_revoked is None:
         return identify
 
@@ -123,7 +124,7 @@ def _add(
 
 
 def is_server_fault(record: logging.LogRecord) -> bool:
-    """False for what gRPC logs when a caller disconnects at the very moment it is answered: nobody is at fault."""
+    """Return False for the error that gRPC logs when a caller disconnects while it is answered."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, grpc.aio.InternalError)
 
@@ -131,8 +132,10 @@ def is_server_fault(record: logging.LogRecord) -> bool:
 def _handler(
     descriptor: MethodDescriptor, method: Method, gate: CallGate, identify: Identify
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    """Every method is a stream to gRPC, which costs no more: so a call can be refused before its request is read, and
-    is read and decoded in its turn.
+    """Return a handler for one method.
+
+    For gRPC every method is a stream, at no extra cost: a call can then be refused before its request is read, and the
+    request is read and decoded when the call has its turn.
     """
     many_in, many_out = descriptor.client_streaming, descriptor.server_streaming
     assert many_out or not many_in, f"{descriptor.full_name} answers a stream with one message"
@@ -165,7 +168,7 @@ def _decoder(message_type: type[Message], counts: MethodCounts) -> Decode:
 
 
 def _encoder(message_type: type[Message], counts: MethodCounts) -> Callable[[Message | bytes], bytes]:
-    """For messages that may be encoded already."""
+    """Return an encoder that passes bytes through: some messages are already encoded."""
     encode: Callable[[Message], bytes] = message_type.SerializeToString
 
     def encoded(answer: Message | bytes) -> bytes:
@@ -186,11 +189,11 @@ def _served(
     *,
     is_unary: bool,
 ) -> Callable[[Any, Context], Awaitable[None]]:
-    """The method as gRPC calls it: for a caller that is known, in its turn, and with refusals turned into statuses."""
+    """Wrap a method for gRPC: identify the caller, apply the gate, and turn refusals into statuses."""
 
     def recheck(context: Context, account: Account) -> None:
         if account_of(context) is not account:
-            raise unauthenticated("the credential is another principal's now")
+            raise unauthenticated("the credential now belongs to another principal")
 
     async def serve(_requests: object, context: Context) -> None:
         try:
@@ -200,20 +203,20 @@ def _served(
             counts.add_ended(refused.code)
             _refuse(context, refused)
             return
-        code = code_pb2.UNKNOWN  # gRPC's answer to an error that nobody expected
-        arriving = gate.arriving.call(caller.key)
+        code = code_pb2.UNKNOWN  # gRPC's status for an unexpected exception
+        incomplete = gate.incomplete_requests.call(caller.key)
         try:
             call = Call(context, account, partial(gate.queue.turn, caller, work), partial(recheck, context, account))
-            await method(Requests(call, decode, partial(gate.call_turn, context, caller, work), arriving), call)
+            await method(Requests(call, decode, partial(gate.call_turn, context, caller, work), incomplete), call)
             code = code_pb2.OK
         except RpcError as refused:
             code = refused.code
             _refuse(context, refused)
         except asyncio.CancelledError:
-            late = arriving.refusal()
+            late = incomplete.refusal()
             code = code_pb2.CANCELLED if late is None else late.code
             if late is None:
-                if arriving.is_first:
+                if incomplete.is_first:
                     gate.resets.add(context.peer())
                 raise
             _refuse(context, late)
@@ -228,7 +231,7 @@ def _served(
 
 
 def _takes_context(method: Callable[[Any, Context], Any]) -> Method:
-    """For services that are not ours, whose methods take gRPC's context, and may yield their answers."""
+    """Adapt a method of a standard service, which takes gRPC's context and may yield its answers."""
     if inspect.isasyncgenfunction(method):
 
         async def write_all(requests: object, call: Call) -> None:
@@ -247,14 +250,14 @@ def _takes_context(method: Callable[[Any, Context], Any]) -> Method:
 def _answers_one_request(method: Method) -> Method:
 
     async def answer(requests: Requests, call: Call) -> None:
-        # No variable refers to the request: it would be kept for as long as the call waits.
+        # No variable may refer to the request: it would be kept for as long as the call waits.
         await call.context.write(await method(await requests.read_only(), call))
 
     return answer
 
 
 def _reads_one_request(method: Method) -> Method:
-    """For one request and many answers: the request is read like those of a stream, for the reasons of `Requests`."""
+    """Adapt a method with one request and many answers. See `Requests` for why the request is read like a stream's."""
 
     async def read(requests: Requests, call: Call) -> None:
         request = await anext(requests, None)
@@ -266,18 +269,18 @@ def _reads_one_request(method: Method) -> Method:
 
 
 class Requests:
-    """The messages of a call, each decoded in its turn. Iterate once; leaves no garbage however the call ends.
+    """The messages of a call, each decoded when the call has a turn. Iterate once.
 
-    gRPC's own iterator is a reference cycle: abandoned before its end, as by a refusal, it keeps its last message alive
-    until the garbage collector runs. And a cancelled read, as when the caller disconnects, leaks its operation for good
-    (grpc/grpc#43360). So reads here are never cancelled: they end by themselves, with their call.
+    gRPC's own iterator is a reference cycle: if it is abandoned early, as by a refusal, it keeps its last message alive
+    until the garbage collector runs. A cancelled read, as when the caller disconnects, leaks its operation for good
+    (grpc/grpc#43360). Reads are therefore never cancelled here; they end with their call.
     """
 
-    __slots__ = ("_arriving", "_call", "_decode", "_turn")
+    __slots__ = ("_call", "_decode", "_incomplete", "_turn")
 
-    def __init__(self, call: Call, decode: Decode, first_turn: Turn, arriving: Arriving) -> None:
+    def __init__(self, call: Call, decode: Decode, first_turn: Turn, incomplete: IncompleteRequest) -> None:
         self._call: Final = call
-        self._arriving: Final = arriving
+        self._incomplete: Final = incomplete
         self._decode: Final = decode
         self._turn = first_turn
 
@@ -291,13 +294,13 @@ class Requests:
         return request
 
     async def read(self) -> Any:  # noqa: ANN401 - of the call's own type
-        """The next message; None after the last. Cheaper than iterating, for tasks that are never cancelled."""
-        self._arriving.begin()
+        """Return the next message; None after the last. Cheaper than iterating; for tasks that are never cancelled."""
+        self._incomplete.begin()
         try:
             data = await self._call.context.read()
         finally:
-            self._arriving.ended()
-        self._arriving.is_first = False
+            self._incomplete.ended()
+        self._incomplete.is_first = False
         if data is grpc.aio.EOF:
             return None
         self._call.recheck()
@@ -306,7 +309,7 @@ class Requests:
         return self._decode(data)
 
     async def read_only(self) -> Any:  # noqa: ANN401 - of the call's own type
-        """The message of a call that has one. Raises `RpcError` if it was not sent."""
+        """Return the only message of a call. Raises `RpcError` if it was not sent."""
         request = await self.read()
         if request is None:
             raise invalid_argument("request", "was not sent")
@@ -314,7 +317,7 @@ class Requests:
 
 
 async def uncancelled(work: Coroutine[Any, Any, T]) -> T:
-    """Runs `work` in a task of its own, which goes on when the caller is cancelled, as when its client disconnects."""
+    """Run `work` in its own task, which continues if the caller is cancelled, as when a client disconnects."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
@@ -326,16 +329,16 @@ async def uncancelled(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _retrieve_exception(task: asyncio.Future[Any]) -> None:
-    """Otherwise asyncio would log the exception as never retrieved."""
+    """Retrieve the exception, which asyncio would otherwise log as never retrieved."""
     if not task.cancelled():
         task.exception()
 
 
 def _refuse(context: Context, refused: RpcError) -> None:
-    """Sets the status of a call that is about to return.
+    """Set the status of a call that is about to return.
 
-    Not with `context.abort`: its exception and the call refer to each other, and would keep the request alive until the
-    garbage collector runs.
+    `context.abort` would create a cycle of its exception and the call, which keeps the request alive until the garbage
+    collector runs.
     """
     status = refused.to_grpc()
     context.set_code(status.code)

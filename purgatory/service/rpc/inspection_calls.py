@@ -22,7 +22,7 @@ from purgatory.service.access.roles import ADMIN, OBSERVE, Role
 from purgatory.service.errors import RpcError, invalid_argument, not_found, permission_denied, quoted
 from purgatory.service.host import Host
 from purgatory.service.rpc.call import Call
-from purgatory.service.rpc.shared_answers import SharedAnswer
+from purgatory.service.rpc.single_flight import SingleFlight
 from purgatory.service.sessions.session import Session
 from purgatory.service.sources.source_table import KnownSource
 from purgatory.service.translate.sources import absent_source_status, source_status
@@ -79,9 +79,9 @@ class InspectionCalls:
 
     def __init__(self, host: Host) -> None:
         self._host: Final = host
-        self._remaining_times: Final = SharedAnswer(self._count_remaining)
-        self._sorted_names: Final = SharedAnswer(self._sort_names)
-        self._stale_partitions: Final = SharedAnswer(self._count_stale)
+        self._remaining_times: Final = SingleFlight(self._count_remaining)
+        self._sorted_names: Final = SingleFlight(self._sort_names)
+        self._stale_partitions: Final = SingleFlight(self._count_stale)
         self._names: list[Name] = []
         self._names_at = -1
         """How often partitions had become known or been forgotten when `_names` were put in order."""

@@ -43,7 +43,7 @@ Results = Completions | ArrayCompletions
 
 @dataclass(slots=True, eq=False)
 class ResultSlice:
-    """Results `start` to `stop` of some completions, all of one kind. `refusals` has the reasons of refusals."""
+    """Results `start` to `stop` of some completions, all of one kind; `refusals` states why operations were refused."""
 
     completions: Results
     kind: int

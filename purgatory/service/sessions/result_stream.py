@@ -12,7 +12,7 @@ from typing import Final
 
 from purgatory.service.errors import RpcError, unavailable
 from purgatory.service.fair_queue import Turn, next_loop_turn
-from purgatory.service.loop_holds import Watched
+from purgatory.service.loop_stalls import StallTimer
 from purgatory.service.sessions.outbox import ResultSlice
 from purgatory.service.sessions.session import Session
 from purgatory.service.translate.results import fill_batch
@@ -60,7 +60,7 @@ class ResultStream:
         columns: bool,
         expects_heartbeats: bool,
         now_ms: int,
-        writing: Watched,
+        writing: StallTimer,
     ) -> None:
         self.session: Final = session
         self._writing: Final = writing

@@ -31,7 +31,7 @@ from purgatory.service.errors import (
     resource_exhausted,
 )
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.loop_holds import LoopHolds
+from purgatory.service.loop_stalls import LoopStalls
 from purgatory.service.sessions.result_stream import ResponseType, ResultStream
 from purgatory.service.sessions.session import AttachedStream, Session, SessionKey
 from purgatory.service.settings import HostSettings
@@ -54,7 +54,7 @@ class Sessions:
         engine: Engine,
         settings: HostSettings,
         listeners: Sequence[Listener],
-        holds: LoopHolds,
+        holds: LoopStalls,
         end_pending: Callable[[Session, int], bool],
         shares: Shares | None = None,
     ) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.engine import Engine
 from purgatory.service.engine_time import EngineTime
-from purgatory.service.loop_holds import Watched
+from purgatory.service.loop_stalls import StallTimer
 from purgatory.service.sources.source_table import SourceTable
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ at that time."""
 class StaleReaper:
     """Ends operations whose stale timeout is over."""
 
-    def __init__(self, engine: Engine, time: EngineTime, sources: SourceTable, fail: Fail, held: Watched) -> None:
+    def __init__(self, engine: Engine, time: EngineTime, sources: SourceTable, fail: Fail, held: StallTimer) -> None:
         self._engine: Final = engine
         self._time: Final = time
         self._sources: Final = sources

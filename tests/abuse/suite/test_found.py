@@ -18,10 +18,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from purgatory.service.access.account import Accounts
 from purgatory.service.errors import RpcError
 from purgatory.service.fair_queue import FairQueue, next_loop_turn
-from purgatory.service.rpc.arriving import ArrivingCalls
 from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.rpc.handlers import Requests, add_standard_service, is_server_fault
+from purgatory.service.rpc.incomplete_requests import IncompleteRequests
 from purgatory.service.sessions.result_stream import ResultStream
 from purgatory.service.settings import LimitsSettings
 from purgatory.v1 import event_pb2, operation_pb2
@@ -220,8 +220,8 @@ async def test_callers_that_go_cancel_no_read() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _loop, report: reported.append(report))
     context: Any = Context()
     call = Call(context, Accounts().nobody)
-    arriving = ArrivingCalls().call("")
-    requests = Requests(call, health_pb2.HealthCheckRequest.FromString, next_loop_turn, arriving)
+    incomplete = IncompleteRequests().call("")
+    requests = Requests(call, health_pb2.HealthCheckRequest.FromString, next_loop_turn, incomplete)
     waiting = asyncio.ensure_future(anext(requests))
     del requests
     await eventually(lambda: context.reads == 1, "it reads")

@@ -26,7 +26,7 @@ TTL_MS = 600_000
 Cursor = tuple[str, int]
 """Incarnation (empty: not named) and sequence number."""
 Step = tuple[str, int, int]
-"""What is done; which of the cursors seen so far is used; and how, or how much of it."""
+"""Action, index of the cursor to use, and a parameter of the action."""
 
 STEPS = st.tuples(
     st.sampled_from(
@@ -124,7 +124,7 @@ class Session:
         self.life = None
 
     def check(self) -> None:
-        """What the daemon keeps is what the model keeps: nothing else was acknowledged."""
+        """The daemon's session equals the model: nothing else was acknowledged."""
         session = self.served.host.sessions.find("s")
         assert (session is None) == (self.life is None)
         if session is not None and self.life is not None:

@@ -48,8 +48,8 @@ async def run_out(served: ServedHost) -> None:
 async def test_a_cursor_of_an_earlier_incarnation_acknowledges_nothing(
     end: Callable[[ServedHost], Awaitable[None]],
 ) -> None:
-    """After the session was created again, each kind of stream and call with the old incarnation is told so, and the
-    new results are all delivered.
+    """After the session was created again, each kind of stream and call rejects the old incarnation, and all new
+    results are delivered.
     """
     settings = HostSettings(session=SessionSettings(ttl_ms=TTL_MS, heartbeat_interval_ms=40))
     async with serving(settings, clock=ManualClock(1_000)) as served:

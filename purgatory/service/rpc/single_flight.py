@@ -1,4 +1,4 @@
-"""Answers that cost much and are the same for all who ask: computed once for those who ask at the same time."""
+"""Expensive answers that are the same for every caller: concurrent requests share one computation."""
 
 import asyncio
 import time
@@ -8,15 +8,15 @@ from typing import Final, Generic, TypeVar
 Answer = TypeVar("Answer")
 
 KEPT_TIMES: Final = 10
-"""An answer is kept ten times as long as it took, so that at most a part in eleven of the loop goes into it,"""
+"""An answer is reused for ten times as long as it took to compute: at most an eleventh of the loop's time."""
 KEPT_S_MAX: Final = 1.0
-"""but not longer than this."""
+"""Upper limit of that time."""
 NOT_KEPT_S_MAX: Final = 0.005
-"""What was computed within this time is not kept."""
+"""An answer that took less time than this is not reused."""
 
 
-class SharedAnswer(Generic[Answer]):
-    """`compute` runs in a task of its own, one at a time, whoever of those that wait for it goes away."""
+class SingleFlight(Generic[Answer]):
+    """Runs `compute` in its own task, one at a time, so that it survives callers that disconnect."""
 
     def __init__(self, compute: Callable[[], Awaitable[Answer]]) -> None:
         self._compute: Final = compute
@@ -24,7 +24,7 @@ class SharedAnswer(Generic[Answer]):
         self._kept_until_s = 0.0
 
     async def get(self) -> Answer:
-        """The answer as of now, or as of a moment ago."""
+        """Return the answer, which may be up to `KEPT_S_MAX` old."""
         task = self._task
         if task is None or (task.done() and (time.monotonic() >= self._kept_until_s or task.exception() is not None)):
             task = self._task = asyncio.create_task(self._run(), name="shared answer")

@@ -11,9 +11,9 @@ from google.rpc import code_pb2
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
-from purgatory.service.rpc.arriving import ARRIVING_S_MAX, STREAMS_INTERVAL_S, ArrivingCalls
 from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.rpc.handlers import add_to_server, service_methods
+from purgatory.service.rpc.incomplete_requests import ARRIVING_S_MAX, STREAMS_INTERVAL_S, IncompleteRequests
 from purgatory.service.rpc.servicer import PurgatoryServicer
 from purgatory.service.settings import HostSettings
 from purgatory.testing import ManualClock
@@ -27,7 +27,7 @@ class Waiting:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.calls: Final = ArrivingCalls(lambda: self.now_s)
+        self.calls: Final = IncompleteRequests(lambda: self.now_s)
 
     def start(self, caller: str, *, has_read: bool = False) -> asyncio.Task[str]:
         """A call that ends with the code of its refusal; "cancelled" when that was not the daemon's doing."""
@@ -125,7 +125,7 @@ async def test_a_caller_that_never_sends_its_message_is_told(
     host = Host(Engine(EngineLimits(), 0), ManualClock(), HostSettings())
     now_s = [0.0]
     gate = CallGate(host.fair_queue, host.settings.limits)
-    gate.arriving = ArrivingCalls(lambda: now_s[0])
+    gate.incomplete_requests = IncompleteRequests(lambda: now_s[0])
     server = grpc.aio.server()
     nobody = host.shares.accounts.nobody
     add_to_server(service_methods(PurgatoryServicer(host)), server, gate, lambda _method: lambda _context: nobody)
@@ -140,12 +140,12 @@ async def test_a_caller_that_never_sends_its_message_is_told(
                 # A call that is ended while its first answer is still being written never gets its status from gRPC;
                 # streams that are late for half a second have written it long ago, and here after another call.
                 await PurgatoryServiceStub(channel).GetStatus(wire.GetStatusRequest())
-            while not len(gate.arriving):  # noqa: ASYNC110 - nobody is told of a call that comes in
+            while not len(gate.incomplete_requests):  # noqa: ASYNC110 - nobody is told of a call that comes in
                 await asyncio.sleep(0.001)
             now_s[0] = 1.0
-            assert gate.arriving.end_late(is_short=False) == 1
+            assert gate.incomplete_requests.end_late(is_short=False) == 1
             assert await call.code() == status
-            while gate.queue.calls or len(gate.arriving):  # noqa: ASYNC110 - nor of one that has gone
+            while gate.queue.calls or len(gate.incomplete_requests):  # noqa: ASYNC110 - nor of one that has gone
                 await asyncio.sleep(0.001)
     finally:
         await server.stop(0)

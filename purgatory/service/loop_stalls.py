@@ -1,6 +1,6 @@
-"""Who held the event loop for too long: everything else that the daemon does waits meanwhile.
+"""Detects calls that hold the event loop for too long, which delays everything else that the daemon does.
 
-Measured in processor time of the loop's thread, so that a busy machine is not taken for a busy daemon.
+Stalls are measured in processor time of the loop's thread, so a busy machine is not mistaken for a busy daemon.
 """
 
 import logging
@@ -10,36 +10,37 @@ from types import TracebackType
 from typing import Final
 
 WORK_PER_SLICE: Final = 6_000
-"""Events and units of the engine's work (see `Engine`) that are processed before the loop is free again: 2,000 plain
-waits that events end, or 5,000 items. A slice takes a few milliseconds with the compiled engine. One operation (2,000
-items by default) and the effects of one event cannot be split.
+"""Events and units of engine work (see `Engine`) per slice; the loop is free between slices.
+
+That is 2,000 plain waits ended by events, or 5,000 items: a few milliseconds with the compiled engine. One operation
+(2,000 items by default) and the effects of one event cannot be split.
 """
 
 LOGGER: Final = logging.getLogger(__name__)
 
 COUNTED_NS: Final = 10_000_000
-"""Longer holds are counted."""
+"""Longer stalls are counted."""
 LOGGED_NS: Final = 20_000_000
-"""Longer ones are logged,"""
+"""Longer stalls are logged,"""
 LOG_INTERVAL_NS: Final = 10_000_000_000
-"""but not more often than this."""
+"""but at most once in this interval."""
 
 CALLS: Final = (
     "Wait", "Register", "Cancel", "Advance", "AttachSource",
     "ListOperations", "ListPartitions", "ListHotNames", "GetStatus",
     "results", "expiry", "stale waits", "session drop", "journal",
 )  # fmt: skip
-"""Shown from the start. "journal" is the sealing of its groups."""
+"""Exported as metrics from the start. "journal" is the sealing of its groups."""
 
 
-class Watched:
-    """What is done within `with watched:` is one call's, and is done without letting anybody else have the loop."""
+class StallTimer:
+    """Context manager that times one uninterrupted piece of work of a call. There must be no await inside."""
 
     def __init__(self, call: str, clock_ns: Callable[[], int], on_hold: Callable[[str, int], None]) -> None:
         self.call: Final = call
         self.longest_ns = 0
         self.holds = 0
-        """Those that were too long."""
+        """Number of stalls that were counted."""
         self._clock_ns: Final = clock_ns
         self._on_hold: Final = on_hold
         self._began_ns = 0
@@ -57,23 +58,23 @@ class Watched:
             self._on_hold(self.call, held_ns)
 
 
-class LoopHolds:
-    """Watches the calls by name. To be used on the event loop's thread only; no name may be watched within itself."""
+class LoopStalls:
+    """The stall timers, by name of the call. For the event loop's thread only; a timer must not be nested in itself."""
 
     def __init__(self, clock_ns: Callable[[], int] = time.thread_time_ns) -> None:
         self._clock_ns: Final = clock_ns
-        self._by_call: Final = {call: Watched(call, clock_ns, self._on_hold) for call in CALLS}
+        self._by_call: Final = {call: StallTimer(call, clock_ns, self._on_hold) for call in CALLS}
         self._logged_at_ns = -LOG_INTERVAL_NS
         self._unlogged = 0
 
-    def __iter__(self) -> Iterator[Watched]:
+    def __iter__(self) -> Iterator[StallTimer]:
         return iter(self._by_call.values())
 
-    def of(self, call: str) -> Watched:
-        """The one watch of a call."""
+    def of(self, call: str) -> StallTimer:
+        """Return the timer of a call."""
         watched = self._by_call.get(call)
         if watched is None:
-            watched = self._by_call[call] = Watched(call, self._clock_ns, self._on_hold)
+            watched = self._by_call[call] = StallTimer(call, self._clock_ns, self._on_hold)
         return watched
 
     def _on_hold(self, call: str, held_ns: int) -> None:
@@ -84,7 +85,7 @@ class LoopHolds:
         if now_ns - self._logged_at_ns < LOG_INTERVAL_NS:
             return
         LOGGER.warning(
-            "%s held the event loop for %d ms (%d such holds since this was last said)",
+            "%s held the event loop for %d ms (%d stalls since this was last logged)",
             call, held_ns // 1_000_000, self._unlogged,
         )  # fmt: skip
         self._logged_at_ns = now_ns
