@@ -154,7 +154,7 @@ async def test_a_message_that_is_too_big_is_refused(served: ServedHost) -> None:
     assert await served.pending() == 0
 
 
-async def test_lesson_24_the_rest_of_a_batch_of_events_is_applied(served: ServedHost) -> None:
+async def test_the_rest_of_a_batch_of_events_is_applied(served: ServedHost) -> None:
     """Rows: each refusal names its event, code, field and value; the others count."""
     name = operation_pb2.TopicPartition(topic="orders")
     receipt = await served.advance(
