@@ -202,3 +202,14 @@ def test_exports_are_pinned(package: str) -> None:
     module = importlib.import_module(package)
     assert sorted(module.__all__) == sorted(EXPORTS[package])
     assert [name for name in module.__all__ if not hasattr(module, name)] == []
+
+
+def test_lessons_name_tests_that_exist() -> None:
+    """docs/lessons.md names at least one test per lesson, and each of them exists."""
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", (ROOT / "docs" / "lessons.md").read_text("utf-8"), re.MULTILINE)
+    named = {lesson: re.findall(r"`(test_\w+)`", tests) for lesson, tests in rows if set(lesson) != {"-"}}
+    named.pop("what went wrong elsewhere", None)
+    assert len(named) >= 60
+    sources = [path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    defined = {name for text in sources for name in re.findall(r"def (test_\w+)\(", text)}
+    assert {lesson: names for lesson, names in named.items() if not names or not defined.issuperset(names)} == {}

@@ -15,13 +15,12 @@ from bench.measure.worker import Numbers, on_uvloop, serve
 from purgatory.clock import SystemClock
 from purgatory.engine.batches import OperationBatch
 from purgatory.engine.codes import EXPIRED, PRODUCE
-from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.budget import garbage
 from purgatory.service.host import Host
+from purgatory.service.listeners.events import Completed
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.sessions.session import Session
 from purgatory.service.settings import GcSettings, HostSettings
 from purgatory.service.translate.operations import OperationRun
 
@@ -40,8 +39,8 @@ class Watch(Listener):
         self.due_s: Final[dict[int, float]] = {}
         self.late_s: Final[list[float]] = []
 
-    def completed(self, session: Session | None, completions: Completions, principal: str = "") -> None:
-        del session, principal
+    def completed(self, event: Completed) -> None:
+        completions = event.completions
         now_s = time.monotonic()
         for operation_id, outcome in zip(completions.operation_ids, completions.outcomes, strict=True):
             assert outcome == EXPIRED, f"operation {operation_id} ended with outcome {outcome}"

@@ -30,8 +30,8 @@ from purgatory.engine.snapshot.saved_operations import SavedOperations
 from purgatory.engine.snapshot.snapshots import Snapshots
 from purgatory.engine.tape import Played, Tape, TapePlayer
 from purgatory.engine.views import KindCounts, PartitionView, PendingView, RemainingTimes
+from purgatory.engine.waiting.admission import Registration
 from purgatory.engine.waiting.pending import PendingOperations
-from purgatory.engine.waiting.registration import Registration
 from purgatory.engine.waiting.stale_waits import StaleWaits
 from purgatory.engine.waiting.tables import FREE, Owner
 from purgatory.engine.waiting.wakeups import UNLIMITED, Wakeups
@@ -433,3 +433,7 @@ class Engine:
     def signal_key_count(self) -> int:
         """Known signal keys, idle ones included."""
         return len(self._keys.by_key)
+
+    def check(self) -> None:
+        """Assert the invariants of the pending operations. Visits everything: for simulators and tests."""
+        self._pending.check()

@@ -21,7 +21,7 @@ from purgatory.engine.kinds.batch_columns import BatchColumns
 from purgatory.engine.marks.event_checks import check_columns
 from purgatory.engine.marks.events import Events
 from purgatory.engine.marks.registry import NamedPartitions
-from purgatory.engine.waiting.registration import Registration
+from purgatory.engine.waiting.admission import Registration
 from purgatory.engine.waiting.stale_waits import StaleWaits
 from purgatory.engine.waiting.tables import Owner
 from purgatory.engine.waiting.wakeups import UNLIMITED

@@ -7,7 +7,7 @@ All statements are idempotent, because a commit that reported an error may have 
 from typing import Any, Final
 
 from purgatory.engine.batches import PartitionName
-from purgatory.engine.snapshot.roster import Roster
+from purgatory.engine.snapshot.live_set import LiveSet
 from purgatory.engine.snapshot.saved_operations import SavedOperations
 from purgatory.journal.group import Group, SessionChanges
 from purgatory.journal.row_codec import Value, checksum, pack_changes, pack_results
@@ -64,14 +64,14 @@ class StatementBuilder:
 
     # Rows found at start. They must be added in order of their numbers: the next row gets the number after the last.
 
-    def add_existing_registration(self, session: int, registration: int, roster: Roster) -> None:
+    def add_existing_registration(self, session: int, registration: int, live: LiveSet) -> None:
         self._last_registration = registration
         self.registrations += 1
         rows = self._rows_of(session)
-        if rows.is_above_all(int(roster.first)):
-            rows.add(registration, roster)
+        if rows.is_above_all(int(live.first)):
+            rows.add(registration, live)
         else:
-            rows.add_moved(registration, roster)
+            rows.add_moved(registration, live)
 
     def add_existing_results(self, session: int, result: int, last_sequence: int) -> None:
         self._last_result = result
@@ -150,15 +150,15 @@ class StatementBuilder:
         if part.progressed is not None and len(part.progressed):
             changed.update((row.registration, row) for row in rows.strike(part.progressed.operation_ids))
         for row in changed.values():
-            if row.roster.left:
-                _put(out, "gone", row.registration, row.roster.gone())
-        self._delete_registrations([row.registration for row in changed.values() if not row.roster.left], out)
+            if row.live.left:
+                _put(out, "gone", row.registration, row.live.gone())
+        self._delete_registrations([row.registration for row in changed.values() if not row.live.left], out)
         if part.registered is not None and len(part.registered):
             row_id = self._insert_registration(state.session, part.registered, out)
-            rows.add(row_id, Roster(part.registered.operation_ids, b""))
+            rows.add(row_id, LiveSet(part.registered.operation_ids, b""))
         if part.progressed is not None and len(part.progressed):
             row_id = self._insert_registration(state.session, part.progressed, out)
-            rows.add_moved(row_id, Roster(part.progressed.operation_ids, b""))
+            rows.add_moved(row_id, LiveSet(part.progressed.operation_ids, b""))
         self._delete_results(rows.acknowledge(state.acknowledged_sequence), out)
         if (
             part.results and state.last_sequence > state.acknowledged_sequence

@@ -30,6 +30,16 @@ from purgatory.service.budget.shares import Shares
 from purgatory.service.engine_time import EngineTime
 from purgatory.service.errors import BatchRejected, from_refusal, unreadable_batch
 from purgatory.service.fair_queue import FairQueue, Turn, next_loop_turn
+from purgatory.service.listeners.events import (
+    Applied,
+    Cancelled,
+    CancelledKey,
+    CancelledPartition,
+    CancelledSession,
+    Completed,
+    FailedStale,
+    Registered,
+)
 from purgatory.service.listeners.listener import Journal, Listener
 from purgatory.service.listeners.result_tail import ResultTail
 from purgatory.service.loop_stalls import WORK_PER_SLICE, LoopStalls
@@ -157,8 +167,9 @@ class Host:
             self.sessions.accounts.audit.refused(NAME, account.principal, role=WAIT, name=first, count=len(withheld))
         if session is not None and session.refused_ids:
             session.refused_ids.correct(receipt, run.batch, known)
+        event = Registered(session, account.principal, run.kind, run.batch, receipt, now_ms)
         for listener in self.listeners:
-            listener.registered(session, run.kind, run.batch, receipt, now_ms, account.principal)
+            listener.registered(event)
         self.deliver()
         self.reaper.deadline_may_be_earlier()
         if self.source_links.demand.is_wanted:
@@ -197,8 +208,9 @@ class Host:
         now_ms = self.time.now_ms()
         cancelled = self.engine.cancel(self.unary_waits.owner_of(account), operation_ids, now_ms)
         if any(cancelled):
+            event = Cancelled(None, operation_ids, sum(cancelled), now_ms)
             for listener in self.listeners:
-                listener.cancelled(None, operation_ids, sum(cancelled), now_ms)
+                listener.cancelled(event)
         self.deliver()
 
     # Events.
@@ -250,8 +262,9 @@ class Host:
         except InvalidBatch as error:
             raise unreadable_batch(f"columns.{error.field}", error.message) from None
         explain(part.refusals, events.refusals)
+        event = Applied(account.principal, batch, start, part, now_ms)
         for listener in self.listeners:
-            listener.applied(batch, start, part, now_ms, account.principal)
+            listener.applied(event)
         count_refused(self.listeners, part.refusals)
         self.deliver()
         self.reaper.deadline_may_be_earlier()
@@ -270,8 +283,9 @@ class Host:
         """
         now_ms = self.time.now_ms()
         cancelled = self.engine.cancel(session.owner, operation_ids, now_ms, WORK_PER_SLICE)
+        event = Cancelled(session, operation_ids[: len(cancelled)], sum(cancelled), now_ms)
         for listener in self.listeners:
-            listener.cancelled(session, operation_ids[: len(cancelled)], sum(cancelled), now_ms)
+            listener.cancelled(event)
         self.deliver()
         return cancelled
 
@@ -285,8 +299,10 @@ class Host:
             cancelled = self.engine.cancel_all(owner, now_ms, WORK_PER_SLICE, up_to_id)
             return cancelled, self.engine.has_pending(owner, up_to_id)
 
-        def notify(listener: Listener, cancelled: int, now_ms: int) -> None:
-            listener.cancelled_session(session, cancelled, now_ms)
+        def notify(cancelled: int, now_ms: int) -> None:
+            event = CancelledSession(session, cancelled, now_ms)
+            for listener in self.listeners:
+                listener.cancelled_session(event)
 
         return await self._cancel_in_slices(cancel, notify)
 
@@ -303,8 +319,10 @@ class Host:
         def cancel(now_ms: int) -> tuple[int, bool]:
             return self.engine.cancel_partition(name, now_ms, WORK_PER_SLICE), self.engine.has_waits(name)
 
-        def notify(listener: Listener, cancelled: int, now_ms: int) -> None:
-            listener.cancelled_partition(name, cancelled, now_ms)
+        def notify(cancelled: int, now_ms: int) -> None:
+            event = CancelledPartition(name, cancelled, now_ms)
+            for listener in self.listeners:
+                listener.cancelled_partition(event)
 
         return await self._cancel_in_slices(cancel, notify)
 
@@ -314,13 +332,15 @@ class Host:
         def cancel(now_ms: int) -> tuple[int, bool]:
             return self.engine.cancel_key(key, now_ms, WORK_PER_SLICE), self.engine.has_waits((key, -1))
 
-        def notify(listener: Listener, cancelled: int, now_ms: int) -> None:
-            listener.cancelled_key(key, cancelled, now_ms)
+        def notify(cancelled: int, now_ms: int) -> None:
+            event = CancelledKey(key, cancelled, now_ms)
+            for listener in self.listeners:
+                listener.cancelled_key(event)
 
         return await self._cancel_in_slices(cancel, notify)
 
     async def _cancel_in_slices(
-        self, cancel: Callable[[int], tuple[int, bool]], notify: Callable[[Listener, int, int], None]
+        self, cancel: Callable[[int], tuple[int, bool]], notify: Callable[[int, int], None]
     ) -> int:
         """Call `cancel` until nothing is left. It returns how many operations it ended, and whether there are more.
 
@@ -336,8 +356,7 @@ class Host:
                 if total or has_more:
                     self.deliver(cancelled_ms=now_ms)
                 else:
-                    for listener in self.listeners:
-                        notify(listener, cancelled, now_ms)
+                    notify(cancelled, now_ms)
                     self.deliver()
             total += cancelled
             if not has_more:
@@ -364,20 +383,22 @@ class Host:
             account = self.unary_waits.account_of_owner(completions.owner_id)
             if account is not None:
                 self._notify_cancelled(None, completions, cancelled_ms)
+                event = Completed(None, account.principal, completions)
                 for listener in self.listeners:
-                    listener.completed(None, completions, account.principal)
+                    listener.completed(event)
                 self.journal.when_durable(partial(self.unary_waits.deliver, completions))
                 continue
             session = self.sessions.of_owner(completions.owner_id)
             assert session is not None, f"completions of owner {completions.owner_id}, which is not a session"
             self._notify_cancelled(session, completions, cancelled_ms)
+            event = Completed(session, session.account.principal, completions)
             if session.dropped:
                 for listener in self.listeners:
-                    listener.discarded(session, completions)
+                    listener.discarded(event)
                 continue
             # The outbox must come last: the journal derives sequence numbers from the outbox before these results.
             for listener in self.listeners:
-                listener.completed(session, completions)
+                listener.completed(event)
             session.deliver(completions)
         for listener in self.listeners:
             listener.call_finished()
@@ -385,8 +406,9 @@ class Host:
     def _notify_cancelled(self, session: Session | None, completions: Completions, cancelled_ms: int) -> None:
         if cancelled_ms >= 0:
             ids = list(completions.operation_ids)
+            event = Cancelled(session, ids, len(ids), cancelled_ms)
             for listener in self.listeners:
-                listener.cancelled(session, ids, len(ids), cancelled_ms)
+                listener.cancelled(event)
 
     def _registration_ms(self) -> int:
         """Return the time to register at, which may be ahead of the clock.
@@ -418,8 +440,9 @@ class Host:
             assert account is not None, f"stale waits of owner {owner_id}, which does not exist"
             owner = self.unary_waits.owner_of(account)
         failed = self.engine.fail_stale(owner, operation_ids, stale, now_ms, WORK_PER_SLICE)
+        event = FailedStale(session, operation_ids[: len(failed)], stale, sum(failed), now_ms)
         for listener in self.listeners:
-            listener.failed_stale(session, operation_ids[: len(failed)], stale, sum(failed), now_ms)
+            listener.failed_stale(event)
         self.deliver(were_stale=True)
 
     def _end_dropped(self, session: Session, now_ms: int) -> bool:
@@ -428,9 +451,10 @@ class Host:
             cancelled = self.engine.cancel_all(session.owner, now_ms, WORK_PER_SLICE)
             has_more = self.engine.has_pending(session.owner, OPERATION_ID_MAX)
             if cancelled and not has_more and session not in self._dropped:
+                event = CancelledSession(session, cancelled, now_ms)
                 for listener in self.listeners:
                     if listener.records_dropped_sessions:
-                        listener.cancelled_session(session, cancelled, now_ms)
+                        listener.cancelled_session(event)
                 self.deliver()
             elif cancelled:
                 self.deliver(cancelled_ms=now_ms)

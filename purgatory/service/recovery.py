@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from purgatory.engine.batches import Refusal
-from purgatory.engine.snapshot.roster import Roster
+from purgatory.engine.snapshot.live_set import LiveSet
 from purgatory.engine.snapshot.saved_operations import SavedOperations
 from purgatory.journal.continued_time import ReadClocks, journal_now_ms, read_clocks
 from purgatory.journal.crash_points import CrashPoints
@@ -178,7 +178,7 @@ class OpenJournal:
         for rows, (row, number, _, _, _, content) in enumerate(self._store.rows("registrations"), 1):
             session, gone = self._sessions[number], gone_bits.get(row, b"")
             saved = SavedOperations.from_bytes(content)
-            self._builder.add_existing_registration(number, row, Roster(saved.operation_ids, gone))
+            self._builder.add_existing_registration(number, row, LiveSet(saved.operation_ids, gone))
             now_ms = host.time.now_ms()
             journal.recovered += host.engine.restore(session.owner, saved, gone, now_ms)
             for listener in host.listeners:

@@ -10,6 +10,7 @@ from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.service.admission import Admission
 from purgatory.service.engine_time import EngineTime
 from purgatory.service.errors import BatchRejected, unreadable_batch
+from purgatory.service.listeners.events import Registered
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.sessions.outbox import slices_of
 from purgatory.service.sessions.refused import (
@@ -148,8 +149,9 @@ class Registrations:
     def _notify_refused_run(self, session: Session, run: OperationRun, reason: Refusal, known: int) -> None:
         """Notify listeners of a run that was refused before the engine; ids that were known before are left out."""
         receipt, now_ms = engine_receipt(run, reason, known, session.refused_ids), self._time.now_ms()
+        event = Registered(session, session.account.principal, run.kind, run.batch, receipt, now_ms)
         for listener in self._listeners:
-            listener.refused_unseen(session, run.kind, run.batch, receipt, now_ms)
+            listener.refused_unseen(event)
 
 
 def count_refused(listeners: Sequence[Listener], refusals: Sequence[Refusal]) -> None:

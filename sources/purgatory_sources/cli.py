@@ -1,10 +1,10 @@
-"""The command line of sources."""
+"""The command line `purgatory-source`."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,11 +15,11 @@ from purgatory_client import DEFAULT_ADDRESS, AsyncClient
 from purgatory_client.errors import InvalidRequest
 
 from purgatory_sources.errors import ExtraMissing, SourceRefused, SourceUriInvalid
-from purgatory_sources.feed.feed import Feed
-from purgatory_sources.feed.lineage_store import LineageStore
-from purgatory_sources.feed.source import Source
-from purgatory_sources.source_program import Parent, start_logging, until_stopped
-from purgatory_sources.uri import SCHEMES, SourceUri
+from purgatory_sources.publisher.lineage_store import LineageStore
+from purgatory_sources.publisher.publisher import Publisher
+from purgatory_sources.publisher.source import Source
+from purgatory_sources.source_program import Supervisor, start_logging, until_stopped
+from purgatory_sources.uri import SourceUri
 
 EXIT_REFUSED: Final = 2
 _EXTRAS: Final = {"kafka": ("confluent_kafka", "aiokafka"), "postgres": ("psycopg",)}
@@ -27,35 +27,41 @@ _EXTRAS: Final = {"kafka": ("confluent_kafka", "aiokafka"), "postgres": ("psycop
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
-    help="Tell Purgatory daemons by yourself where Kafka and PostgreSQL stand (docs/sources.md).",
+    help="Publish positions of Kafka and PostgreSQL to Purgatory daemons (docs/sources.md).",
 )
 
 Where = Annotated[
     str, typer.Argument(metavar="ADDRESS", help="HOST:PORT[,HOST:PORT...], or a whole address with ?OPTION=VALUE&...")
 ]
 Options = Annotated[
-    list[str] | None, typer.Option("--option", "-o", metavar="NAME=VALUE", help="As in the address. May be repeated.")
+    list[str] | None,
+    typer.Option("--option", "-o", metavar="NAME=VALUE", help="An option of the address. Can be repeated."),
 ]
 To = Annotated[
     list[str] | None,
     typer.Option(
-        "--to", envvar="PURGATORY_ADDRESS", help="A daemon to tell. May be repeated: each is told everything."
+        "--to",
+        envvar="PURGATORY_ADDRESS",
+        help="A daemon to publish to. Can be repeated; each daemon receives all marks.",
     ),
 ]
-Tls = Annotated[bool, typer.Option("--tls", help="Use TLS towards the daemons, with public authorities.")]
+Tls = Annotated[bool, typer.Option("--tls", help="Connect to the daemons with TLS; trusts public authorities.")]
 TlsCa = Annotated[Path | None, typer.Option(envvar="PURGATORY_TLS_CA", help="Authorities to trust (PEM).")]
 TlsCertificate = Annotated[
-    Path | None, typer.Option(envvar="PURGATORY_TLS_CERTIFICATE", help="The certificate to present (PEM).")
+    Path | None, typer.Option(envvar="PURGATORY_TLS_CERTIFICATE", help="The client certificate (PEM).")
 ]
-TlsKey = Annotated[Path | None, typer.Option(envvar="PURGATORY_TLS_KEY", help="Its private key (PEM).")]
+TlsKey = Annotated[
+    Path | None, typer.Option(envvar="PURGATORY_TLS_KEY", help="The private key of the certificate (PEM).")
+]
 TokenFile = Annotated[
-    Path | None, typer.Option(envvar="PURGATORY_TOKEN_FILE", help="A file with the bearer token to show.")
+    Path | None, typer.Option(envvar="PURGATORY_TOKEN_FILE", help="A file that contains the bearer token.")
 ]
 StateDir = Annotated[
     Path | None,
     typer.Option(
         envvar="PURGATORY_SOURCE_STATE_DIR",
-        help="Keeps the lineages of marks, so that a break is noticed that happened meanwhile. Default: in memory.",
+        help="Directory for the lineages of marks. With it, a restart detects breaks that happened in between. "
+        "Default: in memory.",
     ),
 ]
 LogFormat = Annotated[str, typer.Option(envvar="PURGATORY_LOG_FORMAT", help="text or json, on stderr.")]
@@ -63,59 +69,68 @@ LogLevel = Annotated[str, typer.Option(envvar="PURGATORY_LOG_LEVEL", help="debug
 Supervised = Annotated[bool, typer.Option("--supervised", hidden=True)]
 
 
-@app.command()
-def kafka(
-    address: Where,
-    option: Options = None,
-    to: To = None,
-    tls: Tls = False,
-    tls_ca: TlsCa = None,
-    tls_certificate: TlsCertificate = None,
-    tls_key: TlsKey = None,
-    token_file: TokenFile = None,
-    state_dir: StateDir = None,
-    log_format: LogFormat = "text",
-    log_level: LogLevel = "info",
-    supervised: Supervised = False,
-) -> None:
-    """Tell where topics end and what consumer groups have committed.
+def _add_command(scheme: str, text: str) -> None:
+    """All connectors take the same options; what is particular to one is part of its address."""
 
-    Settings of librdkafka, such as sasl.password, stand in the file that `config` names, or in variables like
-    PURGATORY_KAFKA_SASL_PASSWORD.
-    """
-    protection = Protection(tls, tls_ca, tls_certificate, tls_key, token_file)
-    _run("kafka", address, option, to, protection, state_dir, (log_format, log_level), supervised)
+    def run(
+        address: Where,
+        option: Options = None,
+        to: To = None,
+        tls: Tls = False,
+        tls_ca: TlsCa = None,
+        tls_certificate: TlsCertificate = None,
+        tls_key: TlsKey = None,
+        token_file: TokenFile = None,
+        state_dir: StateDir = None,
+        log_format: LogFormat = "text",
+        log_level: LogLevel = "info",
+        supervised: Supervised = False,
+    ) -> None:
+        try:
+            uri = _uri(scheme, address, option or ())
+            start_logging(log_format, log_level)
+            supervisor = Supervisor.of_this_process() if supervised else None
+
+            def client_of(daemon: str) -> Callable[[], AsyncClient]:
+                return lambda: AsyncClient(
+                    daemon,
+                    name="source",
+                    tls=tls,
+                    tls_ca=tls_ca,
+                    tls_certificate=tls_certificate,
+                    tls_key=tls_key,
+                    token=(supervisor.token if supervisor is not None else "") or token_file,
+                )
+
+            clients = {daemon: client_of(daemon) for daemon in to or (DEFAULT_ADDRESS,)}
+            asyncio.run(_run_publisher(uri, clients, supervisor, state_dir))
+        except (SourceRefused, InvalidRequest) as error:
+            print(f"purgatory-source: {error}", file=sys.stderr)
+            raise typer.Exit(EXIT_REFUSED) from None
+
+    app.command(scheme, help=text)(run)
 
 
-@app.command()
-def postgres(
-    address: Where,
-    option: Options = None,
-    to: To = None,
-    tls: Tls = False,
-    tls_ca: TlsCa = None,
-    tls_certificate: TlsCertificate = None,
-    tls_key: TlsKey = None,
-    token_file: TokenFile = None,
-    state_dir: StateDir = None,
-    log_format: LogFormat = "text",
-    log_level: LogLevel = "info",
-    supervised: Supervised = False,
-) -> None:
-    """Tell how far servers have replayed the log.
-
-    User and password stand in the file that `config` names, in PGPASSFILE, or in variables like
-    PURGATORY_POSTGRES_PASSWORD.
-    """
-    protection = Protection(tls, tls_ca, tls_certificate, tls_key, token_file)
-    _run("postgres", address, option, to, protection, state_dir, (log_format, log_level), supervised)
+_add_command(
+    "kafka",
+    "Publish the ends of topics and the committed offsets of consumer groups.\n\n"
+    "Settings of librdkafka, such as sasl.password, are read from the file that the option `config` names, or from "
+    "variables like PURGATORY_KAFKA_SASL_PASSWORD.",
+)
+_add_command(
+    "postgres",
+    "Publish how far servers have replayed the log.\n\n"
+    "User and password are read from the file that the option `config` names, from PGPASSFILE, or from variables like "
+    "PURGATORY_POSTGRES_PASSWORD.",
+)
 
 
 def open_source(uri: SourceUri, state_dir: Path | None) -> Source:
-    """The source of an address, which may keep what it must in a folder.
+    """Create the connector for an address. It may store state in `state_dir`.
 
     Raises:
-        SourceRefused: The address or a setting is wrong; ExtraMissing where what it reads with is not installed.
+        SourceRefused: The address or a setting is invalid.
+        ExtraMissing: The client library of this system is not installed.
     """
     for package in _EXTRAS[uri.scheme]:
         if find_spec(package) is None:
@@ -129,65 +144,17 @@ def main() -> None:
     app()
 
 
-class Protection:
-    """How the daemons are connected to. With a parent, which is a daemon, the token is what it has said."""
-
-    def __init__(
-        self, tls: bool, ca: Path | None, certificate: Path | None, key: Path | None, token_file: Path | None
-    ) -> None:
-        self.parent: Parent | None = None
-        self._tls: Final = tls
-        self._ca: Final = ca
-        self._certificate: Final = certificate
-        self._key: Final = key
-        self._token_file: Final = token_file
-
-    def client_of(self, address: str) -> Callable[[], AsyncClient]:
-        """What makes a client of this daemon. Raises InvalidRequest where the options do not go together."""
-        token = self._token_file if self.parent is None or not self.parent.token else self.parent.token
-
-        def open_client() -> AsyncClient:
-            return AsyncClient(
-                address,
-                name="source",
-                tls=self._tls,
-                tls_ca=self._ca,
-                tls_certificate=self._certificate,
-                tls_key=self._key,
-                token=token,
-            )
-
-        return open_client
-
-
-def _run(
-    scheme: str,
-    address: str,
-    options: Sequence[str] | None,
-    to: Sequence[str] | None,
-    protection: Protection,
+async def _run_publisher(
+    uri: SourceUri,
+    clients: Mapping[str, Callable[[], AsyncClient]],
+    supervisor: Supervisor | None,
     state_dir: Path | None,
-    log: tuple[str, str],
-    supervised: bool,
 ) -> None:
-    try:
-        uri = _uri(scheme, address, options or ())
-        start_logging(*log)
-        if supervised:
-            protection.parent = Parent.of_this_process()
-        asyncio.run(_feed(uri, list(to or (DEFAULT_ADDRESS,)), protection, state_dir))
-    except (SourceRefused, InvalidRequest) as error:
-        print(f"purgatory-source: {error}", file=sys.stderr)
-        raise typer.Exit(EXIT_REFUSED) from None
-
-
-async def _feed(uri: SourceUri, daemons: list[str], protection: Protection, state_dir: Path | None) -> None:
     source = open_source(uri, state_dir)
-    if protection.parent is not None:
-        protection.parent.tell(source.name)
-    clients = {address: protection.client_of(address) for address in daemons}
-    feed = Feed(source, clients, LineageStore(state_dir))
-    await until_stopped(feed.run())
+    if supervisor is not None:
+        supervisor.announce(source.name)
+    publisher = Publisher(source, clients, LineageStore(state_dir))
+    await until_stopped(publisher.run())
 
 
 def _uri(scheme: str, address: str, options: Sequence[str]) -> SourceUri:
@@ -198,5 +165,5 @@ def _uri(scheme: str, address: str, options: Sequence[str]) -> SourceUri:
         text += ("&" if "?" in text else "?") + option.replace("&", "%26").replace("+", "%2B")
     uri = SourceUri.parse(text)
     if uri.scheme != scheme:
-        raise SourceUriInvalid(f"{address!r} is no address of {scheme}; the command is one of {', '.join(SCHEMES)}")
+        raise SourceUriInvalid(f"not a {scheme} address: {address!r}; use the command {uri.scheme}")
     return uri

@@ -1,4 +1,4 @@
-"""How a source's program runs: its log, its end, and its life as the child of a daemon."""
+"""Logging, signals, and supervision by a daemon, for programs that run a source."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Text(logging.Formatter):
 
 
 class _Json(logging.Formatter):
-    """One object a line, as the daemon writes it: time, level, logger, message and, where there is one, exception."""
+    """One JSON object per line, in the daemon's format: time, level, logger, message and, if present, exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {
@@ -43,8 +43,8 @@ class _Json(logging.Formatter):
 
 
 class NoRepetitions(logging.Filter):
-    """Lets a line pass once in so many seconds, however its numbers differ: libraries tell of a broker that is down
-    hundreds of times at once.
+    """Passes each line at most once per `seconds`, ignoring differences in numbers. Client libraries log an unavailable
+    broker hundreds of times at once.
     """
 
     def __init__(self, seconds: float = 30.0, lines_max: int = 1_000) -> None:
@@ -64,7 +64,7 @@ class NoRepetitions(logging.Filter):
 
 
 def start_logging(form: str, level: str) -> None:
-    """Send the log to stderr. Raises SourceRefused for a form or a level that there is not."""
+    """Log to stderr. Raises SourceRefused if the format or the level is unknown."""
     if form not in {"text", "json"}:
         raise SourceRefused(f"--log-format {form}: text or json")
     if level not in LEVELS:
@@ -76,7 +76,7 @@ def start_logging(form: str, level: str) -> None:
 
 
 async def until_stopped(work: Coroutine[object, object, None]) -> None:
-    """Run this until SIGTERM or SIGINT. Raises what it raises."""
+    """Run `work` until it ends, or until SIGTERM or SIGINT. Its exceptions propagate."""
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(work)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -87,29 +87,31 @@ async def until_stopped(work: Coroutine[object, object, None]) -> None:
         logging.getLogger("purgatory_sources").info("stopped")
 
 
-class Parent:
-    """The daemon whose child this is. Its first line on stdin is {"token": ...}; the end of stdin is its own, however
-    it came, and ends this process at once: there is nothing to hand over that a kill would spoil.
+class Supervisor:
+    """The daemon that started this process. Its first line on stdin is {"token": ...}.
+
+    End of file on stdin means that the daemon has ended, for whatever reason. This process then exits at once; it has
+    no state that a kill could damage.
     """
 
     def __init__(self, token: str) -> None:
         self.token: Final = token
 
     @classmethod
-    def of_this_process(cls) -> Parent:
-        """Read what it says, and watch it from now on. Raises SourceRefused."""
+    def of_this_process(cls) -> Supervisor:
+        """Read the token and start to watch stdin. Raises SourceRefused if stdin has no token."""
         try:
             said = json.loads(sys.stdin.readline())
             parent = cls(str(said["token"]))
         except (ValueError, KeyError, TypeError) as error:
             raise SourceRefused("--supervised is for `purgatory serve --source`, which starts this program") from error
         # A thread: a loop or a library that hangs must not keep an orphan alive.
-        threading.Thread(target=_exit_with_stdin, name="the parent's life", daemon=True).start()
+        threading.Thread(target=_exit_with_stdin, name="watch supervisor", daemon=True).start()
         return parent
 
     @staticmethod
-    def tell(source_name: str) -> None:
-        """Say by what name daemons know this source."""
+    def announce(source_name: str) -> None:
+        """Send the supervisor the name under which daemons know this source."""
         print(json.dumps({"source": source_name}), flush=True)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from purgatory.extensions.webhooks.webhook_form import CannotSendWebhooks, WebhookSigner
+from purgatory.extensions.webhooks.signing import CannotSendWebhooks, WebhookSigner
 from purgatory.extensions.webhooks.webhooks import _ssl_context
 from purgatory.service.access.access_policy import read_policy
 from purgatory.service.access.errors import AccessError

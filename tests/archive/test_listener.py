@@ -13,6 +13,7 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.service.budget.garbage import PauseWatch
 from purgatory.service.errors import BatchRejected, RpcError
 from purgatory.service.host import Host
+from purgatory.service.listeners.events import Applied, Registered
 from purgatory.service.metrics.exposition import HostCollector
 from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.settings import HostSettings
@@ -259,7 +260,7 @@ async def test_rows_that_cannot_be_made_are_lost_and_reported(tmp_path: Path) ->
     batch = OperationBatch([7], partitions=[("\udc00", 0)])
     receipt = RegisterReceipt()
     receipt.refusals.append(Refusal(0, codes.INVALID_ARGUMENT, "", ""))
-    kept.listener.registered(None, codes.PRODUCE, batch, receipt, kept.clock.now_ms())
+    kept.listener.registered(Registered(None, "", codes.PRODUCE, batch, receipt, kept.clock.now_ms()))
     kept.listener.call_finished()
     kept.keep_by_hand(2)
     await apply_events(kept.host, marks(10))
@@ -276,7 +277,7 @@ async def test_a_call_that_was_interrupted_is_kept(tmp_path: Path) -> None:
     kept = ArchivedHost(tmp_path)
     kept.fill(each=1)
     batch = marks(1, "clicks", 7)
-    kept.listener.applied(batch, 0, kept.host.engine.apply(batch, 1_000), 1_000)
+    kept.listener.applied(Applied("", batch, 0, kept.host.engine.apply(batch, 1_000), 1_000))
     kept.listener._send_late()  # in the middle of the call: its names must stay
     await apply_events(kept.host, marks(2))
     await kept.start_and_close()
@@ -332,7 +333,7 @@ async def test_rows_that_cannot_be_packed_are_lost_and_reported(tmp_path: Path) 
     batch = marks(2**70)
     receipt = EventsReceipt()
     receipt.next_index = 1
-    kept.listener.applied(batch, 0, receipt, kept.clock.now_ms())
+    kept.listener.applied(Applied("", batch, 0, receipt, kept.clock.now_ms()))
     kept.listener.call_finished()
     kept.fill(each=2)
     await kept.start_and_close()

@@ -21,7 +21,7 @@ def test_manual_clock_moves_only_forward() -> None:
         clock.jump(-1)
 
 
-def test_lesson_45_system_clock_is_monotonic(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_clock_is_monotonic(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system clock follows the machine's monotonic clock, whatever wall time does."""
     clock = SystemClock()
     before = clock.now_ms()

@@ -40,7 +40,7 @@ def test_case_21_effects_of_expiries_run_one_after_the_other(purgatory: Embedded
     assert slow.answered_on == fast.answered_on == "ExpirationReaper-test"
 
 
-def test_lesson_65_threads_close_at_the_same_time(purgatory: EmbeddedPurgatory) -> None:
+def test_threads_close_at_the_same_time(purgatory: EmbeddedPurgatory) -> None:
     """Case 22: all return, each operation is answered once, no thread stays, and registrations are refused."""
     operations = register(purgatory, "k", count=2500)
     ended: list[int] = []

@@ -183,7 +183,8 @@ class Pair:
             demand(f"marks of {name}", marks, None if partition is None else partition.marks())
 
     def compare_everything(self) -> None:
-        """All that can be seen, recounted from nothing."""
+        """Compare everything that is visible, recounted from scratch, and check the engine's invariants."""
+        self.engine.engine.check()
         demand("an operation is pending whose condition holds", self.oracle.check_everything(self.now_ms), 0)
         for name in set(self.oracle.world.partitions) | set(self.engine.engine.partition_names()):
             self.compare_mark(name)

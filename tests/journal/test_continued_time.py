@@ -28,7 +28,7 @@ LAST = Moment(engine_ms=5_000_000_000, wall_ms=9_000_000_000, boot_ms=70_000, bo
         ("two", HOUR_MS, None),
     ],
 )
-async def test_lesson_46_and_54_a_wait_over_a_restart_has_the_time_that_is_left(
+async def test_a_wait_over_a_restart_has_the_time_that_is_left(
     tmp_path: Path, boot_id: str, step_ms: int, left_ms: int | None
 ) -> None:
     """Within one boot the boot clock counts, whatever the wall clock was set to. Across boots the wall clock counts,

@@ -54,9 +54,7 @@ async def revive(life: Life, folder: Path) -> tuple[Host, OpenJournal, ManualClo
 
 @pytest.mark.slow  # starts an archive, two journals, and commits some dozens of times
 @pytest.mark.parametrize("seed", range(SEEDS))
-async def test_lesson_23_and_42_a_cut_after_any_commit_loses_nothing(
-    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cut_after_any_commit_loses_nothing(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files after some commit restore exactly the state at the sealing of its group."""
     monkeypatch.setattr(statements, "FEW_PARTITIONS", seed % 3)
     monkeypatch.setattr(statements, "CHANGE_ROWS_MAX", 3)

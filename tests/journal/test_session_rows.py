@@ -7,7 +7,7 @@ import pytest
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from purgatory.engine.snapshot.roster import Roster
+from purgatory.engine.snapshot.live_set import LiveSet
 from purgatory.journal.session_rows import SessionRows
 
 Rows = dict[int, tuple[list[int], bytes]]
@@ -20,9 +20,9 @@ def load(rows: Rows) -> SessionRows:
     """A rows_of_session made of the rows that there are, as after a restart."""
     rows_of_session = SessionRows()
     for number in sorted(rows):
-        roster = Roster(vec[i64](rows[number][0]), rows[number][1])
-        (rows_of_session.add if rows_of_session.is_above_all(int(roster.first)) else rows_of_session.add_moved)(
-            number, roster
+        live = LiveSet(vec[i64](rows[number][0]), rows[number][1])
+        (rows_of_session.add if rows_of_session.is_above_all(int(live.first)) else rows_of_session.add_moved)(
+            number, live
         )
     return rows_of_session
 
@@ -41,8 +41,8 @@ def test_rows_hold_exactly_what_waits(seed: int) -> None:
         moved = sorted(chance.sample(sorted(waiting), min(len(waiting), chance.choice((0, 0, 1, 3)))))
         for ids in (ended, moved):
             for kept in rows_of_session.strike(vec[i64](ids)):
-                rows[kept.registration] = (rows[kept.registration][0], kept.roster.gone())
-        rows = {number: row for number, row in rows.items() if Roster(vec[i64](row[0]), row[1]).left}
+                rows[kept.registration] = (rows[kept.registration][0], kept.live.gone())
+        rows = {number: row for number, row in rows.items() if LiveSet(vec[i64](row[0]), row[1]).left}
         new = [last_id + place for place in range(1, chance.randint(1, 6))]
         last_id += len(new)
         waits = [number for number in new if chance.random() < 0.8]
@@ -50,9 +50,9 @@ def test_rows_hold_exactly_what_waits(seed: int) -> None:
             if ids:
                 last_row += 1
                 rows[last_row] = (ids, b"")
-                add(last_row, Roster(vec[i64](ids), b""))
+                add(last_row, LiveSet(vec[i64](ids), b""))
         waiting.update(waits)
-        held = [number for ids, gone in rows.values() for number in Roster(vec[i64](ids), gone).remaining()]
+        held = [number for ids, gone in rows.values() for number in LiveSet(vec[i64](ids), gone).remaining()]
         assert sorted(held) == sorted(waiting), f"step {step}"
         if chance.random() < 0.2:
             rows_of_session = load(rows)
@@ -64,7 +64,7 @@ def test_rosters_and_strikes_leave_nothing_behind() -> None:
     def work(times: int) -> int:
         for _ in range(times):
             rows_of_session = SessionRows()
-            rows_of_session.add(1, Roster(vec[i64](range(1, 41)), b""))
+            rows_of_session.add(1, LiveSet(vec[i64](range(1, 41)), b""))
             rows_of_session.strike(vec[i64](range(1, 31)))
         return sys.getallocatedblocks()
 

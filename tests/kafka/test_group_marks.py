@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from purgatory_sources.kafka.group_marks import NO_COMMIT, Doubt, GroupMarks, MarkMove
+from purgatory_sources.kafka.group_marks import NO_COMMIT, GroupMarks, MarkMove, UncertainOffset
 from purgatory_sources.kafka.offset_records import CommitName
 
 NAME: CommitName = ("billing", "orders", 0)
@@ -12,7 +12,7 @@ NAME: CommitName = ("billing", "orders", 0)
 def loaded(values: dict[CommitName, int] | None = None, told: dict[CommitName, int] | None = None) -> GroupMarks:
     """Marks of a cluster whose topic has one partition, read to position 100."""
     marks = GroupMarks(1)
-    marks.remember_told(told or {})
+    marks.remember_published(told or {})
     marks.loaded(0, values or {}, 100, 0)
     return marks
 
@@ -55,9 +55,9 @@ def test_a_group_without_a_commit_can_be_proved_to_have_nothing_to_read() -> Non
 def test_doubts(is_drained: bool) -> None:
     """A daemon has 9, the topic says 5: nothing is told before it is settled."""
     marks = GroupMarks(1)
-    marks.remember_told({NAME: 9})
-    assert marks.loaded(0, {NAME: 5}, 10, 0) == ([], [Doubt(NAME, 5, 9)])
-    settled = marks.settled(Doubt(NAME, 5, 9), is_drained=is_drained, now_ms=1)
+    marks.remember_published({NAME: 9})
+    assert marks.loaded(0, {NAME: 5}, 10, 0) == ([], [UncertainOffset(NAME, 5, 9)])
+    settled = marks.settled(UncertainOffset(NAME, 5, 9), is_drained=is_drained, now_ms=1)
     assert settled == ([] if is_drained else [MarkMove(NAME, 5, is_set_back=True)])
     assert marks.committed(0, {NAME: 7}, 2) == ([] if is_drained else [MarkMove(NAME, 7)])
 
@@ -67,13 +67,13 @@ def test_commits_settle_a_doubt() -> None:
     marks = loaded({NAME: 5}, told={NAME: 9})
     assert marks.committed(0, {NAME: 7}, 1) == []
     assert marks.committed(0, {NAME: 10}, 2) == [MarkMove(NAME, 10)]
-    assert marks.settled(Doubt(NAME, 5, 9), is_drained=False, now_ms=3) == []
+    assert marks.settled(UncertainOffset(NAME, 5, 9), is_drained=False, now_ms=3) == []
 
 
 def test_what_daemons_have_and_the_topic_has_not_is_gone() -> None:
     """The group was deleted while no source ran."""
     marks = GroupMarks(1)
-    marks.remember_told({NAME: 9})
+    marks.remember_published({NAME: 9})
     assert marks.loaded(0, {}, 10, 0) == ([MarkMove(NAME, None)], [])
 
 
@@ -145,7 +145,9 @@ def test_a_group_that_goes_on_below_its_old_mark_was_set_back() -> None:
     """It was set back while no source ran. Commits that come while that is looked into do not leave it in doubt."""
     marks = loaded({NAME: 50}, {NAME: 90})
     assert marks.committed(0, {NAME: 60}, 1) == []
-    assert marks.settled(Doubt(NAME, 50, 90), is_drained=False, now_ms=2) == [MarkMove(NAME, 60, is_set_back=True)]
+    assert marks.settled(UncertainOffset(NAME, 50, 90), is_drained=False, now_ms=2) == [
+        MarkMove(NAME, 60, is_set_back=True)
+    ]
     assert marks.committed(0, {NAME: 70}, 3) == [MarkMove(NAME, 70)]
 
 
@@ -153,5 +155,5 @@ def test_a_raised_mark_stays_though_the_group_goes_on_below_it() -> None:
     """What was proved of the offset that it had committed first holds for those that came since."""
     marks = loaded({NAME: 50}, {NAME: 90})
     assert marks.committed(0, {NAME: 60}, 1) == []
-    assert marks.settled(Doubt(NAME, 50, 90), is_drained=True, now_ms=2) == []
+    assert marks.settled(UncertainOffset(NAME, 50, 90), is_drained=True, now_ms=2) == []
     assert marks.get(NAME) == (60, 90, 1)

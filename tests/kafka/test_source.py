@@ -7,11 +7,11 @@ import uuid
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from purgatory_sources.errors import SourceStale
-from purgatory_sources.feed.reports import SourceState
+from purgatory_sources.publisher.reports import SourceState
 
 from examples.kafka_cluster import KafkaCluster
 from tests.kafka.clients import ClusterClients
-from tests.kafka.recording_feed import running_source
+from tests.kafka.recording_publisher import running_source
 
 METHODS = ["commits=read", "commits=poll"]
 

@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaException
 
 from examples.kafka_cluster import KafkaCluster
 from tests.kafka.clients import QUIET, ClusterClients
-from tests.kafka.recording_feed import running_source
+from tests.kafka.recording_publisher import running_source
 
 PARTITIONS = 4
 

@@ -5,7 +5,7 @@ import uuid
 
 from examples.kafka_cluster import KafkaCluster
 from tests.kafka.clients import ClusterClients
-from tests.kafka.recording_feed import running_source
+from tests.kafka.recording_publisher import running_source
 
 PARTITIONS, GROUPS, EACH = 1_000, 200, 50
 

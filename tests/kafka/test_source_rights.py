@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[attr-defined]
-from purgatory_sources.feed.reports import SourceState
 from purgatory_sources.kafka.commit_reader import OFFSETS_TOPIC
+from purgatory_sources.publisher.reports import SourceState
 
 from examples.kafka_cluster import KafkaCluster
 from examples.secure_demo.authority import Authority
 from tests.kafka.clients import ClusterClients
-from tests.kafka.recording_feed import RecordingFeed, running_source
+from tests.kafka.recording_publisher import RecordingPublisher, running_source
 
 PASSWORD_VARIABLE = "PURGATORY_KAFKA_SASL_PASSWORD"
 PASSWORDS = {"admin": "of-the-admin", "watcher": "of-the-watcher"}
@@ -88,7 +88,7 @@ def password_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PASSWORD_VARIABLE, PASSWORDS["watcher"])
 
 
-def has(feed: RecordingFeed, **marks: int | None) -> bool:
+def has(feed: RecordingPublisher, **marks: int | None) -> bool:
     """Whether the marks of partition 0 stand there; None: there is none. "__" stands for "/" in names."""
     return all(feed.marks.get((f"kafka/{name.replace('__', '/')}", 0)) == at for name, at in marks.items())
 

@@ -5,11 +5,11 @@ import uuid
 from pathlib import Path
 
 import pytest
-from purgatory_sources.feed.reports import SourceState
+from purgatory_sources.publisher.reports import SourceState
 
 from examples.kafka_cluster import KafkaCluster
 from tests.kafka.clients import ClusterClients
-from tests.kafka.recording_feed import RecordingFeed, running_source
+from tests.kafka.recording_publisher import RecordingPublisher, running_source
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def clients(three_brokers: KafkaCluster) -> ClusterClients:
     return ClusterClients(three_brokers.bootstrap)
 
 
-def is_stale(feed: RecordingFeed, topic: str) -> bool:
+def is_stale(feed: RecordingPublisher, topic: str) -> bool:
     """Whether the last report names this topic of marks, for a reason and a time."""
     return any(
         topic.startswith(entry.topic_prefix) and (not entry.exact or topic == entry.topic_prefix) and entry.reason

@@ -1,4 +1,4 @@
-"""Lessons 45 to 56, but for those of the timer alone: clocks that move, herds, and time that starts over."""
+"""Lessons about time (docs/lessons.md): clocks that move, many deadlines at once, and timers after a restart."""
 
 import ast
 import asyncio
@@ -30,7 +30,7 @@ def produces(count: int, timeout_ms: int, topic: str = "orders", first_id: int =
     )
 
 
-def test_lesson_45_the_wall_clock_is_read_where_it_is_shown_and_nowhere_else() -> None:
+def test_the_wall_clock_is_read_where_it_is_shown_and_nowhere_else() -> None:
     """Thirteen modules of daemon and client read the wall clock: four to show it, the archive to record it, the journal
     and the outbox because they outlive the machine's monotonic clock, three for tokens and certificates, which expire
     by it, two for webhooks, which are signed with it and answered with dates, and one for the start of spans.
@@ -46,12 +46,12 @@ def test_lesson_45_the_wall_clock_is_read_where_it_is_shown_and_nowhere_else() -
                 found.add(path.name)
     assert found == {
         "continued_time.py", "host.py", "inspection_calls.py", "outbox_gate.py", "run_details.py",
-        "certificate_files.py", "commands.py", "tokens.py", "result_tail.py", "daemon_views.py", "webhook_form.py",
+        "certificate_files.py", "commands.py", "tokens.py", "result_tail.py", "daemon_views.py", "signing.py",
         "wait_spans.py", "webhook_poster.py",
     }  # fmt: skip
 
 
-def test_lesson_52_expiry_goes_by_the_deadline_whatever_idles() -> None:
+def test_expiry_goes_by_the_deadline_whatever_idles() -> None:
     """Beside 9,000 idle sessions, each with a long wait, and others that come and go, each short wait ends on time."""
     clock = ManualClock(1)
     host = Host(Engine(EngineLimits(), 1), clock, HostSettings(session=SessionSettings(ttl_ms=50)))
@@ -78,7 +78,7 @@ def test_lesson_52_expiry_goes_by_the_deadline_whatever_idles() -> None:
 
 
 @pytest.mark.slow
-async def test_lesson_53_a_herd_goes_in_slices_and_events_in_between() -> None:
+async def test_a_herd_goes_in_slices_and_events_in_between() -> None:
     """100,000 waits due at once: none of the loop's turns ends more than a slice, and events are served meanwhile."""
     herd, clock = 100_000 if COMPILED else 30_000, ManualClock(1)
     async with serving(clock=clock) as served:
@@ -110,7 +110,7 @@ async def test_lesson_53_a_herd_goes_in_slices_and_events_in_between() -> None:
         assert session.outbox.last_sequence == herd
 
 
-def test_lesson_54_a_change_of_leader_does_not_give_time_anew() -> None:
+def test_a_change_of_leader_does_not_give_time_anew() -> None:
     """New epochs, truncation and storage that comes back leave deadlines where they are."""
     world = World()
     world.lead("orders-0", 1)

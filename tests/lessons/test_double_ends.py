@@ -1,4 +1,4 @@
-"""Lessons 19 to 27, but for those of the engine alone: ends that come twice, torn, or after a cancel."""
+"""Lessons about completion (docs/lessons.md): operations that end twice, in part, or after a cancel."""
 
 import asyncio
 import signal
@@ -19,10 +19,10 @@ LONG = 120.0
 
 
 @pytest.mark.parametrize("is_met", [True, False])
-def test_lesson_20_an_end_waits_until_the_condition_has_been_looked_at(is_met: bool) -> None:
+def test_an_end_waits_until_the_condition_has_been_looked_at(is_met: bool) -> None:
     """The timer comes while try_complete runs: on_complete is not run beside it, and there is one end."""
     clock = ManualClock()
-    with EmbeddedPurgatory("lesson-20", never_called, clock=clock, reaper_enabled=False) as purgatory:
+    with EmbeddedPurgatory("double-ends", never_called, clock=clock, reaper_enabled=False) as purgatory:
         log: list[str] = []
         at_the_timer, release = threading.Event(), threading.Event()
 
@@ -60,7 +60,7 @@ def test_lesson_20_an_end_waits_until_the_condition_has_been_looked_at(is_met: b
 
 
 @pytest.mark.slow
-async def test_lesson_26_what_fell_due_while_stopped_fires_once(daemon: DaemonProcess) -> None:
+async def test_what_fell_due_while_stopped_fires_once(daemon: DaemonProcess) -> None:
     """A daemon that stood still past every deadline expires each wait once when it goes on, and says how late."""
     many = 500
     async with AsyncClient(daemon.address) as client:
@@ -81,7 +81,7 @@ async def test_lesson_26_what_fell_due_while_stopped_fires_once(daemon: DaemonPr
         assert (produces.registered, produces.expired, produces.pending) == (many, many, 0)
 
 
-async def test_lesson_26_a_batch_of_columns_is_not_fired_again(daemon: DaemonProcess) -> None:
+async def test_a_batch_of_columns_is_not_fired_again(daemon: DaemonProcess) -> None:
     """Sent once more after it has expired, a batch is known already: nothing fires a second time."""
     async with DaemonChannel(daemon.address) as calls:
         peer = await Peer(calls, "s").open(columns=True)

@@ -1,4 +1,4 @@
-"""Lessons 28 to 38, but for those of the engine alone: what grows, and what callers that vanish leave behind."""
+"""Lessons about leaks (docs/lessons.md): memory that grows, and the waits of callers that vanish."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ async def read_results(peer: Peer, count: int) -> tuple[set[int], int]:
     return outcomes, last
 
 
-async def test_lesson_33_a_full_purgatory_says_when_to_come_again(start_daemon: StartDaemon) -> None:
+async def test_a_full_purgatory_says_when_to_come_again(start_daemon: StartDaemon) -> None:
     """Over the limit: RESOURCE_EXHAUSTED with RetryInfo at once; a cancel makes room at once, not at the timeout."""
     daemon = start_daemon("--limits-pending-operations-max", "2")
     async with DaemonChannel(daemon.address) as calls:
@@ -67,7 +67,7 @@ async def test_lesson_33_a_full_purgatory_says_when_to_come_again(start_daemon: 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
-async def test_lesson_33_a_flood_of_registrations_does_not_grow_the_daemon(start_daemon: StartDaemon) -> None:
+async def test_a_flood_of_registrations_does_not_grow_the_daemon(start_daemon: StartDaemon) -> None:
     """Round after round half are refused and the others cancelled long before their time: memory settles."""
     room, flood = 5_000, 10_000
     daemon = start_daemon("--limits-pending-operations-max", str(room))
@@ -99,7 +99,7 @@ def negative_gauges(text: str) -> Iterator[tuple[str, float]]:
             yield from ((sample.name, sample.value) for sample in family.samples if sample.value < 0)
 
 
-async def test_lesson_36_gauges_are_right_whoever_closes_first(start_daemon: StartDaemon) -> None:
+async def test_gauges_are_right_whoever_closes_first(start_daemon: StartDaemon) -> None:
     """Streams break, are taken over and cancelled while waits end: no gauge is ever negative, and all come to zero."""
     daemon = start_daemon("--session-ttl-ms", "100", "--session-heartbeat-interval-ms", "200")
     rng = random.Random(36)
@@ -161,7 +161,7 @@ asyncio.run(main())
 """
 
 
-async def test_lesson_37_waits_of_a_killed_client_are_freed(start_daemon: StartDaemon) -> None:
+async def test_waits_of_a_killed_client_are_freed(start_daemon: StartDaemon) -> None:
     """Kill -9: its calls are cancelled and its session is freed within the session's time, not after an hour."""
     daemon = start_daemon("--session-ttl-ms", "200")
     client_path = inspect.getfile(AsyncClient).rpartition("/purgatory_client/")[0]
@@ -181,7 +181,7 @@ async def test_lesson_37_waits_of_a_killed_client_are_freed(start_daemon: StartD
         await process.wait()
 
 
-async def test_lesson_38_a_reader_that_stops_reading_is_bounded(start_daemon: StartDaemon) -> None:
+async def test_a_reader_that_stops_reading_is_bounded(start_daemon: StartDaemon) -> None:
     """Past the limit its registrations are refused, others are served, and what it was owed it gets, with no gap."""
     limit, size, batches = 1_000, 500, 20
     daemon = start_daemon(

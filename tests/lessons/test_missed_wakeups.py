@@ -1,4 +1,4 @@
-"""Lessons 1 to 18, but for those of the engine alone: waits that nobody wakes, or that wait behind others."""
+"""Lessons about wake-ups (docs/lessons.md): waits that are never woken, or that are delayed by other waits."""
 
 import asyncio
 import itertools
@@ -32,9 +32,9 @@ LONG = 120.0
 
 
 @pytest.mark.parametrize("at_evaluation", [1, 2])
-def test_lesson_01_state_that_changes_while_it_is_looked_at(at_evaluation: int) -> None:
+def test_state_that_changes_while_it_is_looked_at(at_evaluation: int) -> None:
     """Right after the first or second look saw "not yet" another thread changes the state and checks: it completes."""
-    with EmbeddedPurgatory("lesson-1", never_called) as purgatory:
+    with EmbeddedPurgatory("missed-wakeups", never_called) as purgatory:
         others: list[threading.Thread] = []
 
         def change_and_check(operation: RecordingOperation) -> None:
@@ -59,7 +59,7 @@ def test_lesson_01_state_that_changes_while_it_is_looked_at(at_evaluation: int) 
         assert purgatory.pending == purgatory.watched == 0
 
 
-async def test_lesson_01_registered_at_every_await_of_an_event_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_registered_at_every_await_of_an_event_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whenever between two slices of a batch of events a wait comes in, it is satisfied when the batch is done."""
     monkeypatch.setattr(host_module, "WORK_PER_SLICE", 1)
     events = EventBatch([codes.HIGH_WATERMARK] * 8, partitions=[("orders", 0)], offsets=list(range(1, 9)))
@@ -81,7 +81,7 @@ async def test_lesson_01_registered_at_every_await_of_an_event_batch(monkeypatch
             return
 
 
-async def test_lesson_02_one_event_is_enough_beside_noisy_readers(daemon: DaemonProcess) -> None:
+async def test_one_event_is_enough_beside_noisy_readers(daemon: DaemonProcess) -> None:
     """While others look at and wait on the same partition all the time, a wait ends by its one event, each time."""
     async with AsyncClient(daemon.address) as client, AsyncClient(daemon.address) as noisy:
         over = False
@@ -107,7 +107,7 @@ async def test_lesson_02_one_event_is_enough_beside_noisy_readers(daemon: Daemon
         assert sum(await asyncio.gather(*noise)) > 8
 
 
-async def test_lesson_16_a_reader_that_lags_keeps_nobody_waiting_and_misses_nothing(daemon: DaemonProcess) -> None:
+async def test_a_reader_that_lags_keeps_nobody_waiting_and_misses_nothing(daemon: DaemonProcess) -> None:
     """Results of a stream that is not read wait; a sibling is served; read at last, all come, without a gap."""
     many, topic = 20_000, "x" * 200
     async with DaemonChannel(daemon.address) as calls, AsyncClient(daemon.address) as sibling:
@@ -129,7 +129,7 @@ async def test_lesson_16_a_reader_that_lags_keeps_nobody_waiting_and_misses_noth
         slow.cancel()
 
 
-async def test_lesson_17_fetches_end_by_what_is_produced(daemon: DaemonProcess) -> None:
+async def test_fetches_end_by_what_is_produced(daemon: DaemonProcess) -> None:
     """Consumers under steady produce: no fetch runs into its time, and all together wait less than that time once."""
     rounds, consumers = 30, 8
     async with AsyncClient(daemon.address) as client:
@@ -159,7 +159,7 @@ async def test_lesson_17_fetches_end_by_what_is_produced(daemon: DaemonProcess) 
 
 
 @pytest.mark.slow
-async def test_lesson_18_events_do_not_queue_behind_registrations(daemon: DaemonProcess) -> None:
+async def test_events_do_not_queue_behind_registrations(daemon: DaemonProcess) -> None:
     """While a caller pours in registrations, events of another are answered before these are through."""
     batches, size = 120, 1_000
     async with DaemonChannel(daemon.address) as calls, AsyncClient(daemon.address) as other:

@@ -1,4 +1,4 @@
-"""Lessons 57 to 68, but for those of the engine alone: locks, sharing by key, and how it all ends."""
+"""Lessons about ownership and shutdown (docs/lessons.md): locks, isolation of keys, and closing."""
 
 import ast
 import asyncio
@@ -24,7 +24,7 @@ LOCKS = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Barrier
 THREADS = {"threading", "multiprocessing", "concurrent.futures", "_thread"}
 
 
-def test_lesson_58_there_is_no_lock_to_take_in_the_wrong_order() -> None:
+def test_there_is_no_lock_to_take_in_the_wrong_order() -> None:
     """Neither engine nor service makes a lock or a thread, except for a pool of threads to which one module hands large
     texts of JSON, which share nothing; `purgatory.threads` runs calls that may hang, which share nothing either.
 
@@ -88,7 +88,7 @@ def ends_in_shards(life: list[tuple[int, plain.Operation | plain.Event | int]], 
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_lesson_59_keys_share_nothing(seed: int) -> None:
+def test_keys_share_nothing(seed: int) -> None:
     """The same life in one engine and in 2 or 7, each with its share of the keys: every operation ends the same."""
     life = random_life(seed, 14)
     whole = ends_in_shards(life, 1)
@@ -97,7 +97,7 @@ def test_lesson_59_keys_share_nothing(seed: int) -> None:
     assert ends_in_shards(life, 7) == whole
 
 
-def test_lesson_59_work_on_a_key_does_not_grow_with_the_others() -> None:
+def test_work_on_a_key_does_not_grow_with_the_others() -> None:
     """As many evaluations for the same work on one key, whether there are 10 others or 10,000, all waited on."""
     evaluations = []
     for others in (10, 10_000):
@@ -118,7 +118,7 @@ def test_lesson_59_work_on_a_key_does_not_grow_with_the_others() -> None:
 
 
 @pytest.mark.slow
-async def test_lesson_65_sigterm_with_a_hundred_thousand_waits(start_daemon: StartDaemon) -> None:
+async def test_sigterm_with_a_hundred_thousand_waits(start_daemon: StartDaemon) -> None:
     """Each ends as SHUTTING_DOWN, and the process ends by itself, with 0, long before its grace period is over."""
     many = 100_000 if COMPILED else 20_000
     daemon = start_daemon("--shutdown-grace-ms", "600000")
@@ -135,7 +135,7 @@ async def test_lesson_65_sigterm_with_a_hundred_thousand_waits(start_daemon: Sta
     assert "unacknowledged" not in daemon.log
 
 
-async def test_lesson_66_out_of_time_cancelled_and_shut_down_are_three_things(daemon: DaemonProcess) -> None:
+async def test_out_of_time_cancelled_and_shut_down_are_three_things(daemon: DaemonProcess) -> None:
     """Each has its own outcome, its own error for those who want one, its own counter; none is worth a warning."""
     async with AsyncClient(daemon.address) as client:
         expired = await client.produce({"orders-0": 1}, timeout=0.001)
@@ -164,7 +164,7 @@ async def test_lesson_66_out_of_time_cancelled_and_shut_down_are_three_things(da
     assert not [line for line in daemon.log.splitlines() if "WARNING" in line or "ERROR" in line]
 
 
-async def test_lesson_58_a_partition_is_removed_while_its_waits_end(daemon: DaemonProcess) -> None:
+async def test_a_partition_is_removed_while_its_waits_end(daemon: DaemonProcess) -> None:
     """Removal, cancels and events meet on one partition: nobody waits for anybody, and each wait ends once."""
     async with AsyncClient(daemon.address) as client, AsyncClient(daemon.address) as other:
         for _ in range(10):

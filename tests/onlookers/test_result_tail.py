@@ -14,8 +14,9 @@ from purgatory.service.access.account import Account, Accounts
 from purgatory.service.access.roles import ALL, NONE, Grants, Names
 from purgatory.service.errors import RpcError
 from purgatory.service.listeners import result_tail
+from purgatory.service.listeners.events import Completed
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.listeners.result_tail import ResultFollower, ResultTail, ToldOperation
+from purgatory.service.listeners.result_tail import ResultTail, TailOperation, TailSubscriber
 from purgatory.v1 import operation_pb2, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.service.serving import PATIENCE_S, eventually, produce, refused, serving, signal
@@ -66,8 +67,8 @@ def test_a_follower_is_told_what_it_wants_and_may_see(seed: int, monkeypatch: py
     mine = {"admin": Names(["mine"])}
     grants = seeded.choice((ALL, NONE, Grants(mine, mine), Grants(mine, {})))  # type: ignore[arg-type]
     is_own = seeded.random() < 0.3
-    follower = ResultFollower(account("me", grants), outcomes, kind)
-    follower.tell(None, completions_of(rows), "me" if is_own else "other")
+    follower = TailSubscriber(account("me", grants), outcomes, kind)
+    follower.add(Completed(None, "me" if is_own else "other", completions_of(rows)))
     told, left_out = follower.take()
 
     def may_see(row: Row) -> bool:
@@ -88,7 +89,7 @@ def test_a_follower_is_told_what_it_wants_and_may_see(seed: int, monkeypatch: py
     assert follower.take() == ([], 0)
 
 
-def plain(one: ToldOperation) -> tuple[int, int, int, list[tuple[str, int]], int]:
+def plain(one: TailOperation) -> tuple[int, int, int, list[tuple[str, int]], int]:
     """The waited time stands for the id, which unary waits have not."""
     assert (one.operation_id, one.session_id) == (0, "")
     return one.waited_ms, one.kind, one.outcome, [item.name for item in one.items], one.items_left_out
@@ -110,17 +111,17 @@ def test_followers_are_few_of_each_principal_and_in_all() -> None:
     """Who may only wait cannot take all the places of those who look on."""
     tail = ResultTail([])
     me = account("me", NONE)
-    for _ in range(result_tail.FOLLOWERS_PER_PRINCIPAL_MAX):
+    for _ in range(result_tail.SUBSCRIBERS_PER_PRINCIPAL_MAX):
         tail.follow(me, (), 0)
     with pytest.raises(RpcError, match="of this principal"):
         tail.follow(me, (), 0)
-    for _ in range(result_tail.FOLLOWERS_MAX - result_tail.FOLLOWERS_PER_PRINCIPAL_MAX):
+    for _ in range(result_tail.SUBSCRIBERS_MAX - result_tail.SUBSCRIBERS_PER_PRINCIPAL_MAX):
         tail.follow(account("", ALL), (), 0)
-    with pytest.raises(RpcError, match="the most allowed") as caught:
+    with pytest.raises(RpcError, match="the limit is 32") as caught:
         tail.follow(account("", ALL), (), 0)
     assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
-    tail.completed(None, completions_of(drawn(random.Random(1), 9, uniform=True)), "me")
-    assert tail.held_bytes() == result_tail.FOLLOWERS_MAX * 9 * result_tail.ROW_BYTES
+    tail.completed(Completed(None, "me", completions_of(drawn(random.Random(1), 9, uniform=True))))
+    assert tail.held_bytes() == result_tail.SUBSCRIBERS_MAX * 9 * result_tail.ROW_BYTES
 
 
 async def test_what_ends_is_told_over_the_wire() -> None:

@@ -12,9 +12,9 @@ import psycopg
 import pytest
 from purgatory_client import Outcome
 from purgatory_client.errors import Unavailable
+from purgatory_sources.postgres.observations import ServerObservation
 from purgatory_sources.postgres.postgres_settings import PostgresSettings
 from purgatory_sources.postgres.server_reader import ServerReader
-from purgatory_sources.postgres.sightings import Sighting
 from purgatory_sources.uri import SourceUri
 
 from examples.local_postgres import LocalPostgres, LocalServer
@@ -192,8 +192,8 @@ async def test_a_server_that_refuses(postgres: LocalPostgres) -> None:
     told: asyncio.Queue[str] = asyncio.Queue()
 
     class Listener:
-        def saw(self, name: str, sighting: Sighting, now: float) -> None:
-            told.put_nowait(f"{name} was seen at {now}: {sighting}")
+        def saw(self, name: str, observation: ServerObservation, now: float) -> None:
+            told.put_nowait(f"{name} was seen at {now}: {observation}")
 
         def lost(self, name: str, reason: str, now: float) -> None:
             told.put_nowait(f"{name}: {reason}")

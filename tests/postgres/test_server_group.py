@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from purgatory_sources.postgres.observations import FoundReplica, ServerObservation
 from purgatory_sources.postgres.server_group import GroupSettings, ServerGroup
-from purgatory_sources.postgres.sightings import FoundReplica, Sighting
 
 SYSTEM = 7
 
@@ -34,9 +34,9 @@ class Servers:
         primary = name == "p" if is_primary is None else is_primary
         rows = tuple(FoundReplica(*one) for one in (found or {}).items()) if primary else None
         self.now += 1
-        sighting = Sighting(system, timeline, primary, position, forks, found=rows, slots=slots)
-        sighting.invalidated_slots = invalidated_slots or {}
-        self.group.saw(name, sighting, self.now)
+        observation = ServerObservation(system, timeline, primary, position, forks, found=rows, slots=slots)
+        observation.invalidated_slots = invalidated_slots or {}
+        self.group.saw(name, observation, self.now)
         self.take()
 
     def lost(self, name: str, reason: str = "down") -> None:

@@ -13,8 +13,7 @@ import grpc
 import pytest
 
 from purgatory.clock import Clock, SystemClock
-from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, Refusal, RegisterReceipt
-from purgatory.engine.completions import Completions
+from purgatory.engine.batches import EventBatch, EventsReceipt, Refusal
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.extension import Core
@@ -22,13 +21,13 @@ from purgatory.extensions.webhooks.extension import WebhooksExtension
 from purgatory.service.access.access import Access
 from purgatory.service.access.account import Account
 from purgatory.service.host import Host
+from purgatory.service.listeners.events import Applied, Completed, Registered
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.rpc.call import Identify
 from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.rpc.handlers import Method, add_to_server, service_methods
 from purgatory.service.rpc.servicer import PurgatoryServicer
-from purgatory.service.sessions.session import Session
 from purgatory.service.settings import AccessSettings, HostSettings, Settings
 from purgatory.service.translate.events import IncomingEvents
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
@@ -55,25 +54,17 @@ class RecordingListener(Listener):
         self.lags: list[float] = []
         self.reaper_failures = 0
 
-    def registered(
-        self,
-        session: Session | None,
-        kind: int,
-        batch: OperationBatch,
-        receipt: RegisterReceipt,
-        now_ms: int,
-        principal: str = "",
-    ) -> None:
-        self.accepted += receipt.accepted
+    def registered(self, event: Registered) -> None:
+        self.accepted += event.receipt.accepted
 
     def refused(self, refusals: Sequence[Refusal]) -> None:
         self.refusals.update(refusal.code for refusal in refusals)
 
-    def completed(self, session: Session | None, completions: Completions, principal: str = "") -> None:
-        self.outcomes.update(completions.outcomes)
+    def completed(self, event: Completed) -> None:
+        self.outcomes.update(event.completions.outcomes)
 
-    def applied(self, batch: EventBatch, start: int, receipt: EventsReceipt, now_ms: int, principal: str = "") -> None:
-        self.event_slices.append((start, receipt.next_index))
+    def applied(self, event: Applied) -> None:
+        self.event_slices.append((event.start, event.receipt.next_index))
 
     def loop_lag_ms(self, ms: float) -> None:
         self.lags.append(ms)

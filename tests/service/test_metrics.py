@@ -19,6 +19,7 @@ from purgatory.engine.codes import (
 )
 from purgatory.engine.completions import Completions
 from purgatory.service.histogram import Histogram
+from purgatory.service.listeners.events import Applied, Completed, Registered
 from purgatory.service.listeners.refusal_log import INTERVAL_MS, SUBJECTS_MAX, RefusalLog
 from purgatory.service.metrics.metrics import Metrics
 from purgatory.testing import ManualClock
@@ -46,15 +47,13 @@ def events_receipt(next_index: int, unchanged: int = 0, refusals: list[Refusal] 
 def test_waits_are_kept_by_kind_and_outcome() -> None:
     """Each pair has its own histogram, counting every operation of it."""
     metrics = Metrics()
-    metrics.completed(
-        None,
-        completions_of(
-            (PRODUCE, SATISFIED, 3, 0, [0]),
-            (PRODUCE, SATISFIED, 3, 0, [0]),
-            (FETCH, SATISFIED, 70, 0, [0]),
-            (PRODUCE, CANCELLED, 9, 0, [REQUEST_TIMED_OUT]),
-        ),
+    completions = completions_of(
+        (PRODUCE, SATISFIED, 3, 0, [0]),
+        (PRODUCE, SATISFIED, 3, 0, [0]),
+        (FETCH, SATISFIED, 70, 0, [0]),
+        (PRODUCE, CANCELLED, 9, 0, [REQUEST_TIMED_OUT]),
     )
+    metrics.completed(Completed(None, "", completions))
     assert {pair: histogram.count for pair, histogram in metrics.waits.items() if histogram.count} == {
         (PRODUCE, SATISFIED): 2,
         (FETCH, SATISFIED): 1,
@@ -67,16 +66,14 @@ def test_waits_are_kept_by_kind_and_outcome() -> None:
 def test_expired_ones_give_lateness_and_pending_partitions() -> None:
     """Kafka's meter: one mark for each pending partition of produce and delete-records, and for nothing else."""
     metrics = Metrics()
-    metrics.completed(
-        None,
-        completions_of(
-            (PRODUCE, SATISFIED, 5, 0, [0, 0]),
-            (PRODUCE, EXPIRED, 100, 2, [0, REQUEST_TIMED_OUT, REQUEST_TIMED_OUT]),
-            (FETCH, EXPIRED, 100, 1, [0]),
-            (PRODUCE, CANCELLED, 5, 0, [REQUEST_TIMED_OUT]),
-            (DELETE_RECORDS, EXPIRED, 100, 0, [REQUEST_TIMED_OUT]),
-        ),
+    completions = completions_of(
+        (PRODUCE, SATISFIED, 5, 0, [0, 0]),
+        (PRODUCE, EXPIRED, 100, 2, [0, REQUEST_TIMED_OUT, REQUEST_TIMED_OUT]),
+        (FETCH, EXPIRED, 100, 1, [0]),
+        (PRODUCE, CANCELLED, 5, 0, [REQUEST_TIMED_OUT]),
+        (DELETE_RECORDS, EXPIRED, 100, 0, [REQUEST_TIMED_OUT]),
     )
+    metrics.completed(Completed(None, "", completions))
     assert dict(metrics.expired_partitions) == {PRODUCE: 2, DELETE_RECORDS: 1}
     assert {kind: histogram.count for kind, histogram in metrics.lateness.items() if histogram.count} == {
         PRODUCE: 1,
@@ -93,8 +90,9 @@ def test_events_are_counted_slice_by_slice() -> None:
     """Only the events of a slice count, each once: applied, stale or refused."""
     metrics = Metrics()
     batch = EventBatch([HIGH_WATERMARK, HIGH_WATERMARK, LEADER_APPEND, 99])
-    metrics.applied(batch, 0, events_receipt(2, 1, [Refusal(1, 9, "leader_epoch", "older", FENCED_LEADER_EPOCH)]), 0)
-    metrics.applied(batch, 2, events_receipt(4, 0, [Refusal(3, 3, "event", "unknown type 99")]), 0)
+    fenced = Refusal(1, 9, "leader_epoch", "older", FENCED_LEADER_EPOCH)
+    metrics.applied(Applied("", batch, 0, events_receipt(2, 1, [fenced]), 0))
+    metrics.applied(Applied("", batch, 2, events_receipt(4, 0, [Refusal(3, 3, "event", "unknown type 99")]), 0))
     assert {key: count for key, count in metrics.event_results.items() if count} == {
         ("high_watermark", "applied"): 1,
         ("high_watermark", "stale"): 1,
@@ -108,7 +106,7 @@ def test_unknown_event_types_share_one_name() -> None:
     """A caller that sends a thousand numbers makes one series, not a thousand."""
     metrics = Metrics()
     known = set(metrics.event_results)
-    metrics.applied(EventBatch(list(range(100, 1_100))), 0, events_receipt(1_000), 0)
+    metrics.applied(Applied("", EventBatch(list(range(100, 1_100))), 0, events_receipt(1_000), 0))
     assert set(metrics.event_results) == known
     assert metrics.event_results["unknown", "applied"] == 1_000
 
@@ -120,7 +118,7 @@ def test_refusals_and_repeats() -> None:
     metrics.refused([Refusal(0, 8, "", "")])
     receipt = RegisterReceipt()
     receipt.accepted, receipt.already_known = 10, 2
-    metrics.registered(None, PRODUCE, OperationBatch([1]), receipt, 0)
+    metrics.registered(Registered(None, "", PRODUCE, OperationBatch([1]), receipt, 0))
     assert metrics.rejected[8] == 4
     assert metrics.repeated[PRODUCE] == 2
 

@@ -293,7 +293,7 @@ class Contest:
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
-async def test_lesson_21_all_that_is_told_agrees(one: str, other: str) -> None:
+async def test_all_that_is_told_agrees(one: str, other: str) -> None:
     """Two causes at once over a real server: every wait ends once, by one of them, and all receipts say the same."""
     clock = ManualClock(1)
     gone = "disconnect" in {one, other}

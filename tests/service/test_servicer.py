@@ -154,7 +154,7 @@ async def test_a_message_that_is_too_big_is_refused(served: ServedHost) -> None:
     assert await served.pending() == 0
 
 
-async def test_lesson_24_the_rest_of_a_batch_of_events_is_applied(served: ServedHost) -> None:
+async def test_the_rest_of_a_batch_of_events_is_applied(served: ServedHost) -> None:
     """Rows: each refusal names its event, code, field and value; the others count."""
     name = operation_pb2.TopicPartition(topic="orders")
     receipt = await served.advance(
@@ -188,7 +188,7 @@ async def test_columns_of_events_are_checked_one_by_one(served: ServedHost) -> N
     assert [refusal.index for refusal in answer.receipt.refusals] == [1, 2, 3]
     messages = [refusal.message for refusal in answer.receipt.refusals]
     assert "99" in messages[0]
-    assert "rows only" in messages[1]
+    assert "only be sent as rows" in messages[1]
     assert "4" in messages[2]
     assert (await served.status()).partitions == 1
 

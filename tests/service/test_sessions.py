@@ -38,7 +38,7 @@ async def test_the_receipt_comes_before_any_result_of_its_batch() -> None:
         assert {result.outcome for result in batch.rows.results} == {result_pb2.OUTCOME_SATISFIED}
 
 
-async def test_lesson_16_who_missed_results_is_told_as_often_as_it_asks() -> None:
+async def test_who_missed_results_is_told_as_often_as_it_asks() -> None:
     """A client that had results of a forgotten session learns that its session is a new one, as often as it asks."""
     async with serving() as served:
         for _ in range(2):
@@ -55,7 +55,7 @@ async def test_lesson_16_who_missed_results_is_told_as_often_as_it_asks() -> Non
         assert again.opened.resumed
 
 
-async def test_lesson_24_the_rest_of_a_batch_is_registered() -> None:
+async def test_the_rest_of_a_batch_is_registered() -> None:
     """Refused operations are named in the receipt and end once as results; sent again, all is known already."""
     async with serving() as served:
         peer = await Peer(served, "s").open()
@@ -136,7 +136,7 @@ async def test_a_batch_that_cannot_be_read_is_refused_as_a_whole(batch: wire.Reg
         assert (await peer.registered(signal(1, "k"))).accepted == 1
 
 
-async def test_lesson_25_a_broken_stream_loses_nothing_and_repeats_nothing() -> None:
+async def test_a_broken_stream_loses_nothing_and_repeats_nothing() -> None:
     """What was not acknowledged comes again on the next stream, with its sequence numbers; pending ones wait on."""
     async with serving() as served:
         peer = await Peer(served, "s").open()
@@ -233,7 +233,7 @@ async def test_a_stream_that_breaks_the_rules_ends(messages: list[dict[str, obje
         await served.status()
 
 
-async def test_lesson_37_a_session_ends_some_time_after_its_last_stream() -> None:
+async def test_a_session_ends_some_time_after_its_last_stream() -> None:
     """Its waits are then cancelled, its results dropped; before that it can be resumed."""
     clock = ManualClock(1_000)
     settings = HostSettings(session=SessionSettings(heartbeat_interval_ms=40, ttl_ms=5_000))
@@ -254,7 +254,7 @@ async def test_lesson_37_a_session_ends_some_time_after_its_last_stream() -> Non
         assert again.opened.highest_operation_id == 0
 
 
-async def test_lesson_37_both_sides_hear_each_other() -> None:
+async def test_both_sides_hear_each_other() -> None:
     """The daemon sends heartbeats when it has nothing to say, and ends a stream whose peer sends none."""
     clock = ManualClock(1_000)
     async with serving(HostSettings(session=SessionSettings(heartbeat_interval_ms=40)), clock=clock) as served:
@@ -321,7 +321,7 @@ async def test_finished_sessions_make_room() -> None:
         new.cancel()
 
 
-async def test_lesson_38_results_that_are_not_acknowledged_are_limited() -> None:
+async def test_results_that_are_not_acknowledged_are_limited() -> None:
     """Past the limit registrations are refused one by one, far past it batch by batch; acknowledging helps."""
     settings = HostSettings(limits=LimitsSettings(unacknowledged_results_max=3, operations_per_batch_max=4))
     async with serving(settings) as served:

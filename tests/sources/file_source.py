@@ -17,11 +17,11 @@ from pathlib import Path
 
 from purgatory_client import AsyncClient
 from purgatory_sources.errors import SourceStale
-from purgatory_sources.feed.feed import Feed
-from purgatory_sources.feed.lineage_store import LineageStore
-from purgatory_sources.feed.observation import Observation
-from purgatory_sources.feed.reports import End, SourceState, StaleMarks
-from purgatory_sources.feed.source import Source
+from purgatory_sources.publisher.lineage_store import LineageStore
+from purgatory_sources.publisher.observation import Observation
+from purgatory_sources.publisher.publisher import Publisher
+from purgatory_sources.publisher.reports import End, SourceState, StaleMarks
+from purgatory_sources.publisher.source import Source
 from purgatory_sources.source_program import start_logging, until_stopped
 
 PREFIX = "t/"
@@ -42,7 +42,7 @@ class FileSource(Source):
         self.topic_prefixes = (PREFIX,)
         self._path = path
 
-    async def run(self, feed: Feed) -> None:
+    async def run(self, publisher: Publisher) -> None:
         seen: Positions = {}
         stale_since = None
         loop = asyncio.get_running_loop()
@@ -52,12 +52,14 @@ class FileSource(Source):
             except FileNotFoundError:
                 stale_since = stale_since or loop.time()
                 stale = StaleMarks("", stale_ms=round((loop.time() - stale_since) * 1_000), reason="the file is gone")
-                feed.report(SourceState.STALE, "the file is gone", [stale])
+                publisher.report(SourceState.STALE, "the file is gone", [stale])
             else:
                 stale_since = None
-                feed.observe(Observation(topic, 0, *at) for topic, at in now.items() if seen.get(topic) != at)
-                feed.observe([Observation(*name, None) for name in feed.told(PREFIX) if name[0] not in now])
-                feed.report(SourceState.LIVE)
+                publisher.observe(Observation(topic, 0, *at) for topic, at in now.items() if seen.get(topic) != at)
+                publisher.observe(
+                    [Observation(*name, None) for name in publisher.published(PREFIX) if name[0] not in now]
+                )
+                publisher.report(SourceState.LIVE)
                 seen = now
             await asyncio.sleep(0.01)
 
@@ -87,12 +89,12 @@ class FileSourceProcess:
 
 
 async def _main(positions: Path, state_dir: Path, addresses: list[str]) -> None:
-    feed = Feed(
+    publisher = Publisher(
         FileSource(positions),
         {address: partial(AsyncClient, address, name="source") for address in addresses},
         LineageStore(state_dir),
     )
-    await until_stopped(feed.run())
+    await until_stopped(publisher.run())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A world for mark books: marks that move and break, sources that read them late, daemons that forget. Simple and slow.
+"""A world for mark replicators: marks that move and break, sources that read late, daemons that forget. Small and slow.
 
 Every offset is used once for each mark, so that a value told says which lineage it was seen in.
 """
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from purgatory_client.events import Event
-from purgatory_sources.feed.mark_book import SETTLE_S, DaemonMark, MarkBook
-from purgatory_sources.feed.mark_lineage import MarkLineage
-from purgatory_sources.feed.observation import MarkName, Observation
+from purgatory_sources.publisher.mark_lineage import MarkLineage
+from purgatory_sources.publisher.mark_replicator import SETTLE_S, DaemonMark, MarkReplicator
+from purgatory_sources.publisher.observation import MarkName, Observation
 
 from purgatory.v1 import event_pb2 as wire
 
@@ -74,22 +74,23 @@ class ModelSource:
 
     def __init__(self, world: "LineageWorld", lineages: dict[MarkName, MarkLineage] | None = None) -> None:
         self.world = world
-        self.book = MarkBook(lineages, world.now)
-        self.links = [self.book.daemon() for _ in world.daemons]
+        self.replicator = MarkReplicator(lineages, world.now)
+        self.links = [self.replicator.daemon() for _ in world.daemons]
         self.handed_over: dict[MarkName, list[Fact]] = {name: [] for name in world.facts}
         self.read_to = {name: max(len(facts) - 1, 0) for name, facts in world.facts.items()}
         for index in range(len(self.links)):
             self.connect(index)
 
     def connect(self, index: int) -> None:
-        self.book.found_all(self.links[index], self.world.daemons[index].marks, self.world.now)
+        self.replicator.on_daemon_marks(self.links[index], self.world.daemons[index].marks, self.world.now)
+        self.replicator.check()
 
     def read(self, name: MarkName, count: int) -> None:
         facts = self.world.facts[name]
         start = self.read_to[name]
         for place in range(start, min(start + count, len(facts))):
             before = facts[place - 1] if place else None
-            self.book.observe([self.world.seen(name, facts[place], before)])
+            self.replicator.observe([self.world.seen(name, facts[place], before)])
             self.handed_over[name].append(facts[place])
             self.read_to[name] = place + 1
 
@@ -99,22 +100,23 @@ class ModelSource:
         if facts:
             old = facts[place % len(facts)]
             if old.offset is not None and (self.world.has_identities(name) or old.lineage == facts[-1].lineage):
-                self.book.observe([self.world.seen(name, old, None)])
+                self.replicator.observe([self.world.seen(name, old, None)])
 
     def exchange(self, index: int, *, is_lost: bool = False, is_cut: bool = False) -> bool:
-        """One batch and its receipt, after looking where the book wants to. False: there was nothing to do."""
+        """One batch and its receipt, after looking where the replicator wants to. False: there was nothing to do."""
         link, daemon, now = self.links[index], self.world.daemons[index], self.world.now
         wanted = list(link.to_look_at)
         for name in wanted:
-            self.book.found(link, name, daemon.marks.get(name), now)
-        batch = self.book.take(link, now)
+            self.replicator.on_daemon_mark(link, name, daemon.marks.get(name), now)
+        batch = self.replicator.take(link, now)
         codes = [] if is_lost else [daemon.apply(event) for event in batch.events]
+        self.replicator.check()
         if is_lost or is_cut:
             self.connect(index)
             return True
         for name, code in zip(batch.names, codes, strict=True):
             if code:
-                self.book.refused(link, name, now, is_stale=code == STALE_EPOCH)
+                self.replicator.refused(link, name, now, is_stale=code == STALE_EPOCH)
         return bool(wanted or batch.events or link.to_look_at)
 
 
@@ -165,7 +167,7 @@ class LineageWorld:
         old = self.sources[index]
         kept = {}
         for name, facts in self.facts.items():
-            lineage = old.book.lineage(name)
+            lineage = old.replicator.lineage(name)
             if lineage is not None:
                 floor = lineage.offset if lineage.is_seen else lineage.floor
                 kept[name] = MarkLineage(
@@ -188,7 +190,8 @@ class LineageWorld:
                 for name, facts in self.facts.items():
                     overdue = [fact for fact in facts[source.read_to[name] :] if fact.time < self.now - LAG_MAX_S]
                     source.read(name, len(overdue))
-                source.book.tick(self.now)
+                source.replicator.tick(self.now)
+                source.replicator.check()
 
     def settle(self) -> None:
         """Everybody reads everything, and tells it."""

@@ -16,7 +16,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("kafka", "postgres://h"), "is no address of kafka"),
+        (("kafka", "postgres://h"), "use the command postgres"),
         (("kafka", "me:hunter2@h:9092"), "no user or password in an address"),
         (("kafka", "h:9092", "-o", "label"), "write it as NAME=VALUE"),
         (("kafka", "h:9092", "--log-format", "xml"), "--log-format xml: text or json"),

@@ -31,7 +31,7 @@ def test_case_31_it_fires_by_itself_and_never_early(kind: type[Owner]) -> None:
 
 
 @both_owners
-def test_lesson_13_a_quiet_system_still_fires(kind: type[Owner]) -> None:
+def test_a_quiet_system_still_fires(kind: type[Owner]) -> None:
     """After any cancel and addition the thread is armed for the next expiration, and fires it unprompted."""
     with kind("quiet") as owner:
         for delay_ms in (60_000, 30_000, 90_000):
@@ -44,7 +44,7 @@ def test_lesson_13_a_quiet_system_still_fires(kind: type[Owner]) -> None:
 
 
 @both_owners
-def test_lesson_14_wake_ups_are_not_lost(kind: type[Owner]) -> None:
+def test_wake_ups_are_not_lost(kind: type[Owner]) -> None:
     """Short additions and cancels in quick succession: every one left alone still ends."""
     with kind("hasty") as owner:
         left_alone = []
@@ -110,7 +110,7 @@ def test_it_sleeps_while_nothing_is_due(kind: type[Owner]) -> None:
 
 @both_owners
 @pytest.mark.parametrize("failure", [ArithmeticError, SystemExit, KeyboardInterrupt])
-def test_lesson_56_the_thread_survives_anything(
+def test_the_thread_survives_anything(
     kind: type[Owner], caplog: pytest.LogCaptureFixture, failure: type[BaseException]
 ) -> None:
     """Whatever an effect or a task raises is logged; those beside it and behind it run, and later ones too."""
@@ -146,7 +146,7 @@ def test_it_survives_a_failing_clock(kind: type[Owner], caplog: pytest.LogCaptur
 
 
 @both_owners
-def test_lesson_67_close_from_within(kind: type[Owner]) -> None:
+def test_close_from_within(kind: type[Owner]) -> None:
     """Close from within an effect or a task returns what is left, instead of waiting for the very thread it is on."""
     owner = kind("closing")
     leftovers = [add(owner, 60_000) for _ in range(10)]

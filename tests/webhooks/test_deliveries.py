@@ -219,7 +219,7 @@ async def test_what_is_not_wanted_any_more_is_not_sent() -> None:
     world.gates["a"].set()
     await world.until(lambda: not world.deliveries.in_flight)
     assert (world.tried, world.ended, world.deliveries.paused) == (["first"], {}, 0)
-    assert not world.deliveries._lines
+    assert not world.deliveries._queues
 
 
 async def test_a_host_that_answers_again_has_all_its_places() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from purgatory.extensions.webhooks.callback_rules import CallbackRules
-from purgatory.extensions.webhooks.webhook_form import WebhookSigner
+from purgatory.extensions.webhooks.signing import WebhookSigner
 from purgatory.extensions.webhooks.webhook_poster import (
     ANSWER_BYTES_MAX,
     DELIVERED,

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from purgatory_client import AsyncClient
 from purgatory_sources.errors import SourceRefused
-from purgatory_sources.feed.feed import Feed
-from purgatory_sources.feed.lineage_store import LineageStore
+from purgatory_sources.publisher.lineage_store import LineageStore
+from purgatory_sources.publisher.publisher import Publisher
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
@@ -71,7 +71,7 @@ class PurgatoryListener(StreamingQueryListener):
         """Names of running queries, by query id."""
         self._loop: Final = asyncio.new_event_loop()
         self._sources: Final[dict[str, QuerySource]] = {}
-        self._feeds: Final[dict[str, asyncio.Task[None]]] = {}
+        self._publishers: Final[dict[str, asyncio.Task[None]]] = {}
         self._thread: Final = threading.Thread(target=self._loop.run_forever, name="purgatory-listener", daemon=True)
         self._thread.start()
 
@@ -139,15 +139,15 @@ class PurgatoryListener(StreamingQueryListener):
         source = self._sources.get(name)
         if source is None:
             source = self._sources[name] = QuerySource(name)
-            self._feeds[name] = self._run(self._feed(source), source.name)
+            self._publishers[name] = self._run(self._publish(source), source.name)
         source.is_of(identity)
         return source
 
-    async def _feed(self, source: QuerySource) -> None:
+    async def _publish(self, source: QuerySource) -> None:
         folder = None if self._state is None else self._state / source.query.replace("/", "_")
         openers = {address: partial(AsyncClient, address, **self._client) for address in self._daemons}
         try:
-            await Feed(source, openers, LineageStore(folder)).run()
+            await Publisher(source, openers, LineageStore(folder)).run()
         except SourceRefused as error:
             _logger.error("%s is no longer published: %s", source.name, error)  # noqa: TRY400 - no traceback needed
 
@@ -171,7 +171,7 @@ class PurgatoryListener(StreamingQueryListener):
         return task
 
     async def _close(self) -> None:
-        feeds = list(self._feeds.values())
+        feeds = list(self._publishers.values())
         for task in feeds:
             task.cancel()
         if feeds:

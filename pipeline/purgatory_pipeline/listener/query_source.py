@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from purgatory_sources.errors import SourceStale
-from purgatory_sources.feed.feed import Feed
-from purgatory_sources.feed.observation import Observation
-from purgatory_sources.feed.reports import End, SourceState
-from purgatory_sources.feed.source import Source
+from purgatory_sources.publisher.observation import Observation
+from purgatory_sources.publisher.publisher import Publisher
+from purgatory_sources.publisher.reports import End, SourceState
+from purgatory_sources.publisher.source import Source
 
 from purgatory_pipeline.listener.end_offsets import Marks
 
@@ -18,7 +18,7 @@ PREFIX: Final = "spark"
 
 
 class QuerySource(Source):
-    """Publishes the committed marks of a query. All methods must be called on the feed's loop."""
+    """Publishes the committed marks of a query. All methods must be called on the publisher's loop."""
 
     def __init__(self, query: str) -> None:
         self.query: Final = query
@@ -61,22 +61,22 @@ class QuerySource(Source):
         self._stopped = reason
         self._news.set()
 
-    async def run(self, feed: Feed) -> None:
+    async def run(self, publisher: Publisher) -> None:
         """Publish marks and state whenever they change."""
         while True:
             prefix = self.topic_prefixes[0]
-            feed.observe(
+            publisher.observe(
                 [
                     Observation(prefix + topic, partition, mark, self._identity)
                     for (topic, partition), mark in self._marks.items()
                 ]
             )
             if self._stopped:
-                feed.report(SourceState.STALE, self._stopped)
+                publisher.report(SourceState.STALE, self._stopped)
             elif self._is_running:
-                feed.report(SourceState.LIVE)
+                publisher.report(SourceState.LIVE)
             else:
-                feed.report(SourceState.LOADING, "nothing committed yet")
+                publisher.report(SourceState.LOADING, "nothing committed yet")
             await self._news.wait()
             self._news.clear()
 

@@ -126,7 +126,7 @@ def mentioned(engine: Engine, parts: Sequence[SavedOperations], contents: dict[P
         found = (saved.names[place] for place in np.unique(there))
         names.update(name for name in found if name[1] >= 0 and not contents.get(name))
     partitions = engine.snapshots.partitions
-    held = [partitions.mention(name, partitions.unowned) for name in sorted(names)]
+    held = [partitions.get_or_create(name, partitions.unowned) for name in sorted(names)]
     yield
     for partition in held:
         partitions.release(partition)

@@ -222,6 +222,24 @@ class DelayedOperationPurgatory:
         finally:
             self._leave(outermost)
 
+    def check(self) -> None:
+        """Assert that slots, watch lists and counters agree. Visits every operation: for tests."""
+        used = 0
+        for slot, operation in enumerate(self._operations):
+            if operation is not None:
+                used += 1
+                assert operation.purgatory_slot == slot, f"slot {slot} holds one of {operation.purgatory_slot}"
+        assert used == self.pending, f"{used} operations are pending, not {self.pending}"
+        slots = len(self._operations)
+        assert used + len(self._free_slots) == slots, f"{used} slots are used, {len(self._free_slots)} free, of {slots}"
+        entries = 0
+        for key, watchers in self._watchers.items():
+            assert watchers, f"key {key!r} has no watchers"
+            entries += len(watchers)
+            for slot, operation in watchers.items():
+                assert self._operations[slot] is operation, f"key {key!r} watches an operation that left slot {slot}"
+        assert entries == self.watched, f"{entries} entries are in watch lists, not {self.watched}"
+
     def _enter(self) -> bool:
         """Begin a public call. True: it is the outermost one, so it runs the effects when it leaves."""
         if self._is_evaluating:

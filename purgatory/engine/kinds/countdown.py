@@ -31,7 +31,7 @@ from purgatory.engine.waiting.pending import PendingOperations
 from purgatory.engine.waiting.tables import UNRESOLVED, Owner
 from purgatory.engine.waiting.watches import WatchList, ref_is_live, ref_item
 
-__all__ = ["Countdown", "Draft", "partition_fault"]
+__all__ = ["Countdown", "TriedItems", "partition_fault"]
 
 
 def partition_fault(partition: Partition, leader_epoch: i64) -> i64:
@@ -50,7 +50,7 @@ def partition_fault(partition: Partition, leader_epoch: i64) -> i64:
     return NONE
 
 
-class Draft:
+class TriedItems:
     """The items of an operation that was tried once, before it is known whether it has to wait."""
 
     def __init__(self) -> None:
@@ -102,37 +102,37 @@ class Countdown(Kind):
         """The mark that an item of this state has noted, and answers."""
         return self.mark(partition)
 
-    def draft_item(self, draft: Draft, partition: Partition, required: i64, epoch: i64) -> None:
+    def try_item(self, tried: TriedItems, partition: Partition, required: i64, epoch: i64) -> None:
         """Tries an item that came without an error of its own."""
         error = self.state(partition, required, epoch)
-        draft.add(partition, required, self.mark_told(partition, error), epoch, error)
+        tried.add(partition, required, self.mark_told(partition, error), epoch, error)
 
     # Registration.
 
     def register(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
-        draft = Draft()
+        tried = TriedItems()
         for item in range(first_item, first_item + columns.item_counts.at(row)):
-            partition = self.partitions.mention(columns.partitions[columns.places.at(item)], owner.holdings)
+            partition = self.partitions.get_or_create(columns.partitions[columns.places.at(item)], owner.holdings)
             required, epoch = columns.offsets.at(item), columns.leader_epochs.at(item)
             error = columns.local_error_codes.at(item)
             if error == NONE:
-                self.draft_item(draft, partition, required, epoch)
+                self.try_item(tried, partition, required, epoch)
             else:
-                draft.add(partition, required, self.mark_told(partition, error), epoch, error)
+                tried.add(partition, required, self.mark_told(partition, error), epoch, error)
         operation_id = columns.operation_ids.at(row)
-        if draft.left == 0 or columns.timeouts_ms.at(row) == 0:
-            self._answer_draft(owner, operation_id, draft)
+        if tried.left == 0 or columns.timeouts_ms.at(row) == 0:
+            self._end_at_once(owner, operation_id, tried)
             return
         pending = self.pending
         slot = pending.admit(
-            owner, self.code, len(draft.partitions), draft.left, operation_id, columns.timeouts_ms.at(row), now_ms
+            owner, self.code, len(tried.partitions), tried.left, operation_id, columns.timeouts_ms.at(row), now_ms
         )
         last: i64 = -1
-        for place, partition in enumerate(draft.partitions):
-            error = draft.errors[place]
-            required = draft.required[place]
+        for place, partition in enumerate(tried.partitions):
+            error = tried.errors[place]
+            required = tried.required[place]
             last = pending.add_item(
-                slot, last, partition.index, required, draft.marks[place], draft.epochs[place], error
+                slot, last, partition.index, required, tried.marks[place], tried.epochs[place], error
             )
             if error == UNRESOLVED:
                 self.watch(partition, last, required)
@@ -141,24 +141,24 @@ class Countdown(Kind):
         """Watches for an unresolved item."""
         self.pending.watch(partition.waits_of(self.code), self.code, item, self.threshold(partition, required))
 
-    def _answer_draft(self, owner: Owner, operation_id: i64, draft: Draft) -> None:
+    def _end_at_once(self, owner: Owner, operation_id: i64, tried: TriedItems) -> None:
         completions = self.pending.completions_of(owner)
-        outcome = EXPIRED if draft.left > 0 else SATISFIED
-        for place, partition in enumerate(draft.partitions):
-            error = draft.errors[place]
+        outcome = EXPIRED if tried.left > 0 else SATISFIED
+        for place, partition in enumerate(tried.partitions):
+            error = tried.errors[place]
             if error == UNRESOLVED:
                 error = REQUEST_TIMED_OUT
             elif error != NONE and outcome == SATISFIED:
                 outcome = FAILED
             completions.add_item(
-                partition.name, error, draft.required[place], draft.marks[place], partition.log_start_offset, -1, -1.0
+                partition.name, error, tried.required[place], tried.marks[place], partition.log_start_offset, -1, -1.0
             )
             self.partitions.release(partition)
-        self.pending.end_at_once(completions, operation_id, self.code, outcome, len(draft.partitions))
+        self.pending.end_at_once(completions, operation_id, self.code, outcome, len(tried.partitions))
 
     # The end.
 
-    def answer(self, slot: i64, outcome: i64, waited_ms: i64, completions: Completions) -> bool:
+    def build_result(self, slot: i64, outcome: i64, waited_ms: i64, completions: Completions) -> bool:
         items = self.items
         failed = False
         item = i64(self.pending.operations.first_item[slot])
@@ -202,7 +202,7 @@ class Countdown(Kind):
             if ref_is_live(ref, self.items.generation):
                 self._evaluate(partition, waits, ref_item(ref), now_ms)
 
-    def recheck(self, partition: Partition, now_ms: i64) -> None:
+    def reevaluate(self, partition: Partition, now_ms: i64) -> None:
         waits = partition.waits[self.code]
         if waits is not None:
             for ref in waits.drain():

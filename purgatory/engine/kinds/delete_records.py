@@ -8,7 +8,7 @@ from typing import final
 from mypy_extensions import i64
 
 from purgatory.engine.codes import DELETE_RECORDS, NONE, OFFSET_NOT_AVAILABLE, OFFSET_OUT_OF_RANGE
-from purgatory.engine.kinds.countdown import Countdown, Draft, partition_fault
+from purgatory.engine.kinds.countdown import Countdown, TriedItems, partition_fault
 from purgatory.engine.marks.partition import Partition
 from purgatory.engine.waiting.pending import PendingOperations
 from purgatory.engine.waiting.tables import UNRESOLVED
@@ -35,7 +35,7 @@ class DeleteRecordsKind(Countdown):
     def mark_told(self, partition: Partition, error: i64) -> i64:
         return partition.low_watermark() if error in (NONE, UNRESOLVED) else -1
 
-    def draft_item(self, draft: Draft, partition: Partition, required: i64, epoch: i64) -> None:
+    def try_item(self, tried: TriedItems, partition: Partition, required: i64, epoch: i64) -> None:
         error = partition_fault(partition, -1)
         if error == NONE and required < 0:
             required = partition.high_watermark
@@ -44,4 +44,4 @@ class DeleteRecordsKind(Countdown):
             error = OFFSET_OUT_OF_RANGE
         if error == NONE:
             error = self.state(partition, required, epoch)
-        draft.add(partition, required, self.mark_told(partition, error), epoch, error)
+        tried.add(partition, required, self.mark_told(partition, error), epoch, error)

@@ -50,7 +50,7 @@ class FetchKind(Kind):
         for item in range(first_item, first_item + columns.item_counts.at(row)):
             fetch.items.append(
                 FetchItem(
-                    self.partitions.mention(columns.partitions[columns.places.at(item)], owner.holdings),
+                    self.partitions.get_or_create(columns.partitions[columns.places.at(item)], owner.holdings),
                     columns.offsets.at(item),
                     max_bytes.at(item),
                     columns.leader_epochs.at(item),
@@ -84,7 +84,7 @@ class FetchKind(Kind):
         self._fetches[int(slot)] = fetch
         self.item_count += len(fetch.items)
 
-    def answer(self, slot: i64, outcome: i64, waited_ms: i64, completions: Completions) -> bool:
+    def build_result(self, slot: i64, outcome: i64, waited_ms: i64, completions: Completions) -> bool:
         fetch = self._fetches.pop(int(slot))
         failed = self._answer_items(fetch, completions)
         self.item_count -= len(fetch.items)
@@ -181,14 +181,14 @@ class FetchKind(Kind):
             if ref_is_live(ref, self.pending.items.generation):
                 self._evaluate(ref_item(ref), watch, now_ms)
 
-    def recheck(self, partition: Partition, now_ms: i64) -> None:
+    def reevaluate(self, partition: Partition, now_ms: i64) -> None:
         partition.lowest_fetch_offset = NO_FETCH_OFFSET
         for watch in partition.fetch_watches():
             self._evaluate_all(watch, now_ms)
 
-    def mark_fell(self, partition: Partition, now_ms: i64) -> None:
+    def on_mark_lowered(self, partition: Partition, now_ms: i64) -> None:
         # A fetch offset may lie above the end now, and shares were worked out for a reach that is no more.
-        self.recheck(partition, now_ms)
+        self.reevaluate(partition, now_ms)
 
     def anchor(self, partition: Partition, now_ms: i64) -> None:
         """The partition's first byte position is known: until now a byte stood for a record. The starts of waiting

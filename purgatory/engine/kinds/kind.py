@@ -50,7 +50,7 @@ class Kind:
         """A faster way in for operations of a plain batch that have to wait. False: nothing was done, `register` it."""
         return False
 
-    def answer(self, slot: i64, outcome: i64, waited_ms: i64, completions: Completions) -> bool:
+    def build_result(self, slot: i64, outcome: i64, waited_ms: i64, completions: Completions) -> bool:
         """Records what each item of an ending operation answers and releases its watches, items and targets.
         Returns whether an item failed.
         """
@@ -61,10 +61,10 @@ class Kind:
     def wake(self, partition: Partition, now_ms: i64) -> None:
         """Marks of the partition may have moved up: ends what they have reached, at a cost that follows what ends."""
 
-    def recheck(self, partition: Partition, now_ms: i64) -> None:
+    def reevaluate(self, partition: Partition, now_ms: i64) -> None:
         """Anything about the partition may have changed: evaluates all that waits on it."""
 
-    def mark_fell(self, partition: Partition, now_ms: i64) -> None:
+    def on_mark_lowered(self, partition: Partition, now_ms: i64) -> None:
         """The high watermark or the log end has gone down. Who waits for a mark to rise just waits on."""
 
     def watch_lists(self, partition: Partition) -> list[WatchList]:

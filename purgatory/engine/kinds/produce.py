@@ -62,8 +62,8 @@ class ProduceKind(Countdown):
             last = pending.add_item(slot, -1, only.index, offset, only.high_watermark, leader_epoch, UNRESOLVED)
             pending.watch(only.waits_of(PRODUCE), PRODUCE, last, offset)
             return True
-        # The items are walked twice, first to see whether the row has to wait and then to enter them, because a draft
-        # would make six objects for each operation.
+        # The items are walked twice, first to see whether the row has to wait and then to enter them, because
+        # `TriedItems` would allocate six objects per operation.
         end = first_item + item_count
         left = self._items_to_wait_for(columns, first_item, end)
         if left <= 0:
@@ -105,7 +105,7 @@ class ProduceKind(Countdown):
 
     def wake(self, partition: Partition, now_ms: i64) -> None:
         # As Countdown does, with the state worked out once: a mark that only moved up leaves nothing but the in-sync
-        # set to look at, which is the same for all. Whatever else may end a wait comes through `recheck`.
+        # set to look at, which is the same for all. Whatever else may end a wait comes through `reevaluate`.
         waits = partition.waits[PRODUCE]
         if waits is None:
             return

@@ -82,7 +82,7 @@ class SignalKind(Kind):
             held.append(key)
         return held
 
-    def answer(self, slot: i64, outcome: i64, waited_ms: i64, completions: Completions) -> bool:
+    def build_result(self, slot: i64, outcome: i64, waited_ms: i64, completions: Completions) -> bool:
         items = self.pending.items
         item = i64(self.pending.operations.first_item[slot])
         while item >= 0:

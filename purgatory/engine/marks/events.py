@@ -234,7 +234,7 @@ class Events:
         if event.leader_epoch <= partition.leader_epoch or event.kind in (LEADERSHIP, PARTITION_REMOVED):
             return False
         partition.take_epoch(event.leader_epoch)
-        self.wakeups.recheck(partition, now_ms)
+        self.wakeups.reevaluate(partition, now_ms)
         return True
 
     def _change(self, partition: Partition, event: Event, now_ms: i64) -> bool:
@@ -275,7 +275,7 @@ class Events:
         if not partition.raise_high_watermark(offset):
             return False
         if partition.high_watermark < before:
-            self.wakeups.mark_fell(partition, now_ms)
+            self.wakeups.on_mark_lowered(partition, now_ms)
         else:
             self.wakeups.wake(partition, now_ms, fetches_first=False)
         return True
@@ -312,7 +312,7 @@ class Events:
             return False
         # Thresholds do not tell who now lies below the log start, so all fetches are looked at, if there may be one.
         if partition.log_start_offset > partition.lowest_fetch_offset:
-            self.wakeups.fetches.recheck(partition, now_ms)
+            self.wakeups.fetches.reevaluate(partition, now_ms)
         self.wakeups.wake(partition, now_ms, fetches_first=False)
         return True
 
@@ -334,7 +334,7 @@ class Events:
             self._recompute(partition, now_ms)
         # Bytes of a throttled follower count as soon as it is in sync, which moves no mark.
         if partition.throttled_fetches > 0:
-            self.wakeups.fetches.recheck(partition, now_ms)
+            self.wakeups.fetches.reevaluate(partition, now_ms)
         self.wakeups.wake(partition, now_ms, fetches_first=True)
         return True
 
@@ -350,7 +350,7 @@ class Events:
         partition.assign(event.sets.replicas, event.sets.leader_id)
         if not newer and not turned and partition.assignment() == before:
             return False
-        self.wakeups.recheck(partition, now_ms)
+        self.wakeups.reevaluate(partition, now_ms)
         self._settle(partition, now_ms, True)
         return True
 
@@ -369,7 +369,7 @@ class Events:
     def _truncation(self, partition: Partition, offset: i64, now_ms: i64) -> bool:
         if not partition.truncate(offset):
             return False
-        self.wakeups.mark_fell(partition, now_ms)
+        self.wakeups.on_mark_lowered(partition, now_ms)
         self.wakeups.wake(partition, now_ms, fetches_first=False)
         return True
 
@@ -377,7 +377,7 @@ class Events:
         # Held meanwhile: the last wait that ends would otherwise free its place while it is being walked.
         self.partitions.hold(partition)
         self.partitions.forget(partition, NOT_LEADER_OR_FOLLOWER if moved else UNKNOWN_TOPIC_OR_PARTITION)
-        self.wakeups.recheck(partition, now_ms)
+        self.wakeups.reevaluate(partition, now_ms)
         self.partitions.release(partition)
         return True
 
@@ -385,5 +385,5 @@ class Events:
         if partition.storage_failed == failed:
             return False
         partition.storage_failed = failed
-        self.wakeups.recheck(partition, now_ms)
+        self.wakeups.reevaluate(partition, now_ms)
         return True

@@ -67,7 +67,7 @@ class Partitions:
         partition.log_start_offset = -1
         return partition
 
-    def mention(self, name: AsGiven, maker: Holdings) -> Partition:
+    def get_or_create(self, name: AsGiven, maker: Holdings) -> Partition:
         """The partition that an item names, held for it: made if it was unknown, or where that is not allowed a
         stand-in that answers UNKNOWN_TOPIC_OR_PARTITION.
         """

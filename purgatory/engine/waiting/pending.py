@@ -9,11 +9,11 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i16, i32, i64
 
-from purgatory.engine.codes import EXPIRED, FAILED, KINDS, SATISFIED
+from purgatory.engine.codes import DELETE_RECORDS, EXPIRED, FAILED, KINDS, PRODUCE, SATISFIED
 from purgatory.engine.completions import Completions
 from purgatory.engine.kinds.kind import Kind
 from purgatory.engine.marks.registry import Partitions, SignalKeys
-from purgatory.engine.waiting.tables import ItemTable, OperationTable, Owner
+from purgatory.engine.waiting.tables import FREE, UNRESOLVED, ItemTable, OperationTable, Owner
 from purgatory.engine.waiting.watches import WatchList, make_ref
 from purgatory.engine.waiting.wheel import TimingWheel
 
@@ -130,7 +130,7 @@ class PendingOperations:
             self.wheel.remove(slot)
         completions = self.completions_of(owner)
         items_before = completions.items
-        failed = self.kinds[kind].answer(slot, outcome, waited_ms, completions)
+        failed = self.kinds[kind].build_result(slot, outcome, waited_ms, completions)
         if outcome == SATISFIED and failed:
             outcome = FAILED
         item_count = completions.items - items_before
@@ -205,3 +205,51 @@ class PendingOperations:
                 owner.ended_last = len(completions)
                 owner.items_ended_last = completions.items
         return ready
+
+    # Invariants.
+
+    def check(self) -> None:
+        """Assert that tables, owners, accounts and counters agree. Visits every row: for simulators and tests only."""
+        operations = self.operations
+        by_kind = [0] * (len(KINDS) + 1)
+        by_owner = [0] * len(self.owners)
+        items_by_owner = [0] * len(self.owners)
+        for slot in range(int(operations.size)):
+            kind = int(operations.kind[slot])
+            if kind == FREE:
+                assert slot not in self.stale_timeouts_ms, f"free slot {slot} has a stale timeout"
+                continue
+            owner_id = int(operations.owner_id[slot])
+            owner = self.owners[owner_id]
+            operation_id = operations.operation_id[slot]
+            assert owner is not None, f"slot {slot} belongs to owner {owner_id}, which was removed"
+            assert owner.find(operation_id, operations) == slot, f"owner {owner_id} has lost {operation_id} at {slot}"
+            by_kind[kind] += 1
+            by_owner[owner_id] += 1
+            items_by_owner[owner_id] += self._check_items(slot, kind)
+        assert by_kind == [int(count) for count in self.pending_by_kind], f"{by_kind}, not {self.pending_by_kind}"
+        assert sum(by_owner) == self.count, f"{sum(by_owner)} operations are pending, not {self.count}"
+        assert sum(items_by_owner) == self.item_count, f"{sum(items_by_owner)} items are held, not {self.item_count}"
+        operations.check(sum(by_owner))
+        self.items.check(sum(items_by_owner))
+        for owner_id, owner in enumerate(self.owners):
+            count = 0 if owner is None else int(owner.pending)
+            assert count == by_owner[owner_id], f"owner {owner_id} counts {count} operations, not {by_owner[owner_id]}"
+
+    def _check_items(self, slot: int, kind: int) -> int:
+        """Assert that the items of an operation are linked to it; return how many there are."""
+        items = self.items
+        count = 0
+        unresolved = 0
+        item = int(self.operations.first_item[slot])
+        while item >= 0:
+            assert int(items.slot[item]) == slot, f"item {item} of slot {slot} is linked to slot {items.slot[item]}"
+            count += 1
+            unresolved += int(items.error_code[item]) == UNRESOLVED
+            item = int(items.next[item])
+        assert count > 0, f"slot {slot} has no items"
+        left = int(self.operations.items_left[slot])
+        # Fetches end on a number of bytes, so they do not count items.
+        if kind in (PRODUCE, DELETE_RECORDS):
+            assert unresolved == left > 0, f"slot {slot} waits for {unresolved} items and counts {left}"
+        return count

@@ -20,7 +20,7 @@ from mypy_extensions import i16, i32, i64, u8
 from purgatory.engine.completions import Completions
 from purgatory.engine.holdings import Holdings
 
-__all__ = ["UNRESOLVED", "ItemTable", "OperationTable", "Owner"]
+__all__ = ["FREE", "UNRESOLVED", "ItemTable", "OperationTable", "Owner"]
 
 UNRESOLVED: Final = -32_000
 """Error code of an item that is still waited for; shown to callers as 7."""
@@ -70,6 +70,17 @@ class OperationTable:
         self.kind[slot] = u8(FREE)
         self.first_item[slot] = i32(self._free)
         self._free = slot
+
+    def check(self, used: int) -> None:
+        """Assert that each row is either one of the `used` ones or in the free list, once."""
+        free = 0
+        row = self._free
+        while row >= 0:
+            free += 1
+            assert free <= self.size, "the free list has a cycle"
+            assert i64(self.kind[row]) == FREE, f"slot {row} is in the free list and in use"
+            row = i64(self.first_item[row])
+        assert free + used == self.size, f"{used} rows are used and {free} free, of {self.size}"
 
 
 class ItemTable:
@@ -124,6 +135,17 @@ class ItemTable:
         self.slot[item] = i32(-1)
         self.next[item] = i32(self._free)
         self._free = item
+
+    def check(self, used: int) -> None:
+        """Assert that each row is either one of the `used` ones or in the free list, once."""
+        free = 0
+        row = self._free
+        while row >= 0:
+            free += 1
+            assert free <= self.size, "the free list has a cycle"
+            assert i64(self.slot[row]) == -1, f"item {row} is in the free list and in use"
+            row = i64(self.next[row])
+        assert free + used == self.size, f"{used} rows are used and {free} free, of {self.size}"
 
 
 class Owner:

@@ -1,7 +1,7 @@
 """Re-evaluates the waits that a change of a partition or key affects.
 
 Two ways. `wake` follows the marks: each watch list is asked only for the entries whose threshold its mark has reached,
-so its cost follows completions. `recheck` evaluates all that wait on a partition; it is for the rare events that can
+so its cost follows completions. `reevaluate` evaluates all that wait on a partition; it is for the rare events that can
 end a wait without moving a mark up: leadership, epochs, storage, removal, truncation, the in-sync set.
 """
 
@@ -61,15 +61,15 @@ class Wakeups:
         """The key was signalled."""
         self.signals.wake_key(key, now_ms)
 
-    def recheck(self, partition: Partition, now_ms: i64) -> None:
+    def reevaluate(self, partition: Partition, now_ms: i64) -> None:
         """Anything about the partition may have changed."""
         for kind in self._on_partitions:
-            kind.recheck(partition, now_ms)
+            kind.reevaluate(partition, now_ms)
 
-    def mark_fell(self, partition: Partition, now_ms: i64) -> None:
+    def on_mark_lowered(self, partition: Partition, now_ms: i64) -> None:
         """The high watermark or the log end has gone down."""
         for kind in self._on_partitions:
-            kind.mark_fell(partition, now_ms)
+            kind.on_mark_lowered(partition, now_ms)
 
     def cancel_waiting(self, partition: Partition, outcome: i64, now_ms: i64, work_max: i64) -> None:
         """Ends what waits on the partition until `work_max` units of work are done."""

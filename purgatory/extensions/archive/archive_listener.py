@@ -30,9 +30,18 @@ from purgatory.archive.vocabulary import NO_SESSION, CallStamp, CannotArchive, R
 from purgatory.archive.writer_link import WriterLink
 from purgatory.archive.writer_protocol import WriterConfig, WriterStatistics
 from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, Refusal, RegisterReceipt
-from purgatory.engine.completions import Completions
+from purgatory.engine.batches import Refusal
 from purgatory.engine.limits import EngineLimits
+from purgatory.service.listeners.events import (
+    Applied,
+    Cancelled,
+    CancelledKey,
+    CancelledPartition,
+    CancelledSession,
+    Completed,
+    FailedStale,
+    Registered,
+)
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.reaper import EXPIRED_PER_SLICE
 from purgatory.service.sessions.session import Session
@@ -140,58 +149,54 @@ class ArchiveListener(Listener):
 
     # Engine calls.
 
-    def registered(
-        self,
-        session: Session | None,
-        kind: int,
-        batch: OperationBatch,
-        receipt: RegisterReceipt,
-        now_ms: int,
-        principal: str = "",
-    ) -> None:
-        """A batch of registrations. One of which all was known already changed nothing."""
+    def registered(self, event: Registered) -> None:
+        """A batch in which every operation was known already changed nothing and is not recorded."""
+        batch, receipt = event.batch, event.receipt
         if len(batch.operation_ids) > receipt.already_known:
-            call, whose = self._begin(now_ms), registrant_of(session, principal)
+            call, whose = self._begin(event.now_ms), registrant_of(event.session, event.principal)
             timeout_ms = self._timeout_ms_default
-            self._add(vocabulary.REGISTRATIONS, registration_records, call, whose, kind, batch, receipt, timeout_ms)
+            self._add(
+                vocabulary.REGISTRATIONS, registration_records, call, whose, event.kind, batch, receipt, timeout_ms
+            )
 
-    def refused_unseen(
-        self, session: Session, kind: int, batch: OperationBatch, receipt: RegisterReceipt, now_ms: int
-    ) -> None:
-        """Refused for want of room here: then there is none for saying so."""
+    def refused_unseen(self, event: Registered) -> None:
+        """Recorded unless the archive itself is the reason: then there is no room for this record either."""
         if self.reason_to_refuse() is None:
-            self.registered(session, kind, batch, receipt, now_ms)
+            self.registered(event)
             self.call_finished()
 
-    def applied(self, batch: EventBatch, start: int, receipt: EventsReceipt, now_ms: int, principal: str = "") -> None:
-        """A slice of a batch of events. An empty batch changed nothing."""
-        if receipt.next_index > start:
-            call = self._begin(now_ms)
-            self._add(vocabulary.EVENTS, event_records, call, registrant_of(None, principal), batch, start, receipt)
+    def applied(self, event: Applied) -> None:
+        """An empty slice changed nothing and is not recorded."""
+        if event.receipt.next_index > event.start:
+            call, whose = self._begin(event.now_ms), registrant_of(None, event.principal)
+            self._add(vocabulary.EVENTS, event_records, call, whose, event.batch, event.start, event.receipt)
 
-    def cancelled(self, session: Session | None, operation_ids: list[int], ended: int, now_ms: int) -> None:
-        ids = [min(operation_id, vocabulary.INT64_MAX) for operation_id in operation_ids]
-        number = NO_SESSION.session_number if session is None else session.number
-        self._add_call(vocabulary.CANCEL, now_ms, session_number=number, operation_ids=ids, ended=ended)
+    def cancelled(self, event: Cancelled) -> None:
+        ids = [min(operation_id, vocabulary.INT64_MAX) for operation_id in event.operation_ids]
+        number = _session_number(event.session)
+        self._add_call(vocabulary.CANCEL, event.now_ms, session_number=number, operation_ids=ids, ended=event.ended)
 
-    def cancelled_session(self, session: Session, ended: int, now_ms: int) -> None:
-        self._add_call(vocabulary.CANCEL_SESSION, now_ms, session_number=session.number, ended=ended)
+    def cancelled_session(self, event: CancelledSession) -> None:
+        number = event.session.number
+        self._add_call(vocabulary.CANCEL_SESSION, event.now_ms, session_number=number, ended=event.ended)
 
-    def cancelled_partition(self, name: PartitionName, ended: int, now_ms: int) -> None:
-        self._add_call(vocabulary.CANCEL_PARTITION, now_ms, topic=name[0], partition=name[1], ended=ended)
+    def cancelled_partition(self, event: CancelledPartition) -> None:
+        topic, partition = event.name
+        self._add_call(vocabulary.CANCEL_PARTITION, event.now_ms, topic=topic, partition=partition, ended=event.ended)
 
-    def cancelled_key(self, key: str, ended: int, now_ms: int) -> None:
-        self._add_call(vocabulary.CANCEL_KEY, now_ms, topic=key, partition=vocabulary.NO_PARTITION, ended=ended)
+    def cancelled_key(self, event: CancelledKey) -> None:
+        key, partition = event.key, vocabulary.NO_PARTITION
+        self._add_call(vocabulary.CANCEL_KEY, event.now_ms, topic=key, partition=partition, ended=event.ended)
 
-    def failed_stale(
-        self, session: Session | None, operation_ids: list[int], stale: set[PartitionName], ended: int, now_ms: int
-    ) -> None:
-        number, call = NO_SESSION.session_number if session is None else session.number, self._begin(now_ms)
-        for place, (topic, partition) in enumerate(sorted(stale)):
+    def failed_stale(self, event: FailedStale) -> None:
+        """One row for each stale partition; only the first has the operations, so that they are counted once."""
+        number, call = _session_number(event.session), self._begin(event.now_ms)
+        for place, (topic, partition) in enumerate(sorted(event.stale)):
+            ids, ended = ([], 0) if place else (event.operation_ids, event.ended)
             self._records.append(
                 row_record(
                     vocabulary.CALLS, call, call=vocabulary.FAIL_STALE, session_number=number, topic=topic,
-                    partition=partition, operation_ids=[] if place else operation_ids, ended=0 if place else ended,
+                    partition=partition, operation_ids=ids, ended=ended,
                 )
             )  # fmt: skip
 
@@ -202,13 +207,13 @@ class ArchiveListener(Listener):
         """The clock was advanced, and something expired: the call has no row of its own, only what it ended."""
         self._begin(now_ms)
 
-    def completed(self, session: Session | None, completions: Completions, principal: str = "") -> None:
-        call, whose = self._call, registrant_of(session, principal)
+    def completed(self, event: Completed) -> None:
+        call, whose, completions = self._call, registrant_of(event.session, event.principal), event.completions
         assert call is not None, f"{len(completions)} operations ended by no call"
         self._add(vocabulary.OUTCOMES, completion_records, call, whose, completions)
 
-    def discarded(self, session: Session, completions: Completions) -> None:
-        self.completed(session, completions)
+    def discarded(self, event: Completed) -> None:
+        self.completed(event)
 
     def call_finished(self) -> None:
         """Keeps the call, or drops it when there is no room. Sends what there is when it is enough."""
@@ -337,6 +342,10 @@ def registrant_of(session: Session | None, principal: str) -> Registrant:
     if session is None:
         return NO_SESSION._replace(principal=principal) if principal else NO_SESSION
     return Registrant(session.number, session.session_id, session.account.principal)
+
+
+def _session_number(session: Session | None) -> int:
+    return NO_SESSION.session_number if session is None else session.number
 
 
 def writer_config(

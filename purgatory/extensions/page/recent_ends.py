@@ -9,8 +9,8 @@ from purgatory.engine.batches import PartitionName
 from purgatory.engine.codes import SATISFIED
 from purgatory.engine.completions import Completions
 from purgatory.service.access.account import Account
+from purgatory.service.listeners.events import Completed
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.sessions.session import Session
 
 ENDS_MAX: Final = 300
 """Remembered."""
@@ -86,10 +86,10 @@ class RecentEnds(Listener):
         found = self._outcomes.get(operation)
         return found or next((one for one in self if _key(one) == operation), None)
 
-    def completed(self, session: Session | None, completions: Completions, principal: str = "") -> None:
+    def completed(self, event: Completed) -> None:
         if not self.viewers:
             return
-        who = principal if session is None else session.account.principal
+        session, who, completions = event.session, event.principal, event.completions
         session_id = "" if session is None else session.session_id
         wanted = {key[2] for key in self._followed if key[:2] == (who, session_id)}
         second = self._now_ms() // 1_000

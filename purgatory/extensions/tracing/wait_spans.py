@@ -22,10 +22,10 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from purgatory.engine.batches import OperationBatch, RegisterReceipt
 from purgatory.engine.codes import FAILED, KIND_NAMES, OUTCOME_NAMES, SIGNAL
 from purgatory.engine.completions import Completions
 from purgatory.extensions.tracing.call_trace import CALL_TRACE, TRACEPARENT, TRACESTATE
+from purgatory.service.listeners.events import Completed, Registered
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.sessions.session import Session
 from purgatory.threads import on_daemon_thread
@@ -73,35 +73,27 @@ class WaitSpans(Listener):
         except TimeoutError:
             LOGGER.warning("the last spans were not delivered: the receiver did not answer within %g s", CLOSE_S)
 
-    def registered(
-        self,
-        session: Session | None,
-        kind: int,
-        batch: OperationBatch,
-        receipt: RegisterReceipt,
-        now_ms: int,
-        principal: str = "",
-    ) -> None:
+    def registered(self, event: Registered) -> None:
         """What is sent again has its span already, by the call that sent it first."""
-        del kind, now_ms
         trace = CALL_TRACE.get()
-        if trace is None or receipt.already_known or self._count >= PENDING_MAX:
+        if trace is None or event.receipt.already_known or self._count >= PENDING_MAX:
             return
         parent = self._propagator.extract({TRACEPARENT: trace[0], TRACESTATE: trace[1]})
         wait = TracedWait(parent, time.time_ns())
-        refused = {refusal.index for refusal in receipt.refusals}
-        waits = self._waits[principal if session is None else session]
+        refused = {refusal.index for refusal in event.receipt.refusals}
+        waits = self._waits[event.session or event.principal]
         before = len(waits)
-        for place, operation_id in enumerate(batch.operation_ids[: PENDING_MAX - self._count]):
+        for place, operation_id in enumerate(event.batch.operation_ids[: PENDING_MAX - self._count]):
             if place not in refused:
                 waits[operation_id] = wait
         self._count += len(waits) - before
 
-    def completed(self, session: Session | None, completions: Completions, principal: str = "") -> None:
+    def completed(self, event: Completed) -> None:
         """Ends the spans of those that are traced."""
         if not self._count:
             return
-        whose: Whose = principal if session is None else session
+        session, completions = event.session, event.completions
+        whose: Whose = session or event.principal
         waits = self._waits.get(whose)
         if not waits:
             return
@@ -115,10 +107,10 @@ class WaitSpans(Listener):
         if not waits:
             del self._waits[whose]
 
-    def discarded(self, session: Session, completions: Completions) -> None:
-        """Nobody gets the results, so there is nothing to tell of."""
-        del completions
-        self._forget(session)
+    def discarded(self, event: Completed) -> None:
+        """The results are not delivered, so their spans are dropped."""
+        assert event.session is not None, "results of unary waits are never discarded"
+        self._forget(event.session)
 
     def session_dropped(self, session: Session) -> None:
         self._forget(session)

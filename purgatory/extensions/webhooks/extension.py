@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from purgatory.extension import Core, Extension, Method, StartupError
+from purgatory.extensions.webhooks.signing import CannotSendWebhooks
 from purgatory.extensions.webhooks.webhook_calls import list_dead_letters, resend_dead_letters
-from purgatory.extensions.webhooks.webhook_form import CannotSendWebhooks
 from purgatory.extensions.webhooks.webhooks import Webhooks
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.recovery import OpenJournal

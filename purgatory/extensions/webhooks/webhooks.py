@@ -15,8 +15,8 @@ from purgatory.extensions.webhooks.callback_rules import CallbackNotAllowed, Cal
 from purgatory.extensions.webhooks.callback_stream import CallbackStream
 from purgatory.extensions.webhooks.dead_letters import DeadLetters
 from purgatory.extensions.webhooks.deliveries import Deliveries, RetrySchedule
-from purgatory.extensions.webhooks.resent_letter import ResentLetter
-from purgatory.extensions.webhooks.webhook_form import CannotSendWebhooks, WebhookSigner, body_of
+from purgatory.extensions.webhooks.redelivery import Redelivery
+from purgatory.extensions.webhooks.signing import CannotSendWebhooks, WebhookSigner, body_of
 from purgatory.extensions.webhooks.webhook_poster import (
     DELIVERED,
     NOT_ALLOWED,
@@ -195,7 +195,7 @@ class Webhooks(Listener):
                 host = self._rules.check_url(letter.callback_url).host
             except CallbackNotAllowed:
                 host = ""
-            self.deliveries.add(ResentLetter(letter, host, self))
+            self.deliveries.add(Redelivery(letter, host, self))
 
     def resent(self, letter: webhook_pb2.DeadLetter, failed: tuple[int, str] | None) -> None:
         """A letter that was sent again has arrived, or was given up once more: (attempts, why)."""

@@ -1,4 +1,4 @@
-"""What the daemon keeps of each principal. Without a policy nobody is asked, and all share one account."""
+"""State per principal. Without access control, all callers share one account."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from purgatory.service.access.own_shares import AS_FOR_ALL, OwnShares
 from purgatory.service.access.roles import ALL, Grants
 
 NOBODY: Final = ""
-"""The principal of a caller who was not asked."""
+"""The principal of callers without authentication."""
 
 
-KEPT_WITHOUT_ASKING: Final = 1_000
-"""So few accounts are kept whatever they hold."""
-LOOKED_AT: Final = 4
-"""Accounts that are looked at for each new one: more than one, so that they become fewer again."""
+ACCOUNTS_KEPT_MIN: Final = 1_000
+"""Up to this number, accounts are kept even if they are empty."""
+EXAMINED_PER_ACCOUNT: Final = 4
+"""Accounts examined for each new one. More than one, so that their number shrinks again after a burst."""
 
 
 class Account:
-    """One principal: what it may do, and what it holds now."""
+    """One principal: its grants and its current use of resources."""
 
     def __init__(self, principal: str, all_accounts: Accounts, grants: Grants = ALL) -> None:
         self.principal: Final = principal
         self._all: Final = all_accounts
         self.grants = grants
-        """Replaced when the policy is: to be asked anew for each message of a stream."""
+        """Replaced when the policy is reloaded, so streams must read it for every message."""
         self.own_shares = AS_FOR_ALL
-        """Of the policy too."""
+        """From the policy; replaced with it."""
         self.holdings: Final = Holdings()
-        """Pending operations of its sessions, and partitions and keys that it was the first to name."""
+        """Pending operations of its sessions, and the partitions and keys that it named first."""
         self.results_bytes = 0
-        """Of its sessions' unacknowledged results."""
+        """Size of the unacknowledged results of its sessions."""
         self.sessions = 0
         self.unary_waits = 0
         self.calls_due_s = 0.0
-        """When its calls so far would have come in at the highest rate that it may have; on the monotonic clock."""
+        """Time on the monotonic clock at which its calls so far would have arrived at its maximum rate."""
 
     def holds_nothing(self, now_s: float) -> bool:
-        """Whether a new account in its place would be the same, but for the credentials of calls in flight."""
+        """Whether the account uses nothing, so that a new one could replace it once no call refers to it."""
         held = self.holdings
         return not (
             self.sessions
@@ -58,12 +58,12 @@ class Account:
         )
 
     def add_session(self, count: int) -> None:
-        """So many sessions more, or less."""
+        """Add `count` sessions; negative: remove."""
         self.sessions += count
         self._all.sessions += count
 
     def hold_results(self, more_bytes: int) -> None:
-        """Unacknowledged results take so many bytes more, or less."""
+        """Add to the bytes of unacknowledged results; negative: subtract."""
         self.results_bytes += more_bytes
         self._all.results_bytes += more_bytes
 
@@ -71,10 +71,9 @@ class Account:
 class Accounts:
     """The accounts of this daemon, by principal.
 
-    Who may call need not be known beforehand (a JSON web token names any principal), so accounts that hold nothing are
-    let go: beyond `KEPT_WITHOUT_ASKING` each new one has some of the others looked at, the oldest first. A call in
-    flight refers to its account and must find the same one again: one that was let go is found as long as anybody has
-    it.
+    The set of principals is open (a JSON web token can name any principal), so unused accounts are evicted: beyond
+    `ACCOUNTS_KEPT_MIN`, each new account causes a few others to be examined, oldest first. A call in flight must get
+    the same account again, so evicted accounts stay reachable through weak references while a call holds them.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -82,33 +81,33 @@ class Accounts:
         self.results_bytes = 0
         self._now_s: Final = now_s
         self._by_principal: Final[OrderedDict[str, Account]] = OrderedDict()
-        self._let_go: Final[WeakValueDictionary[str, Account]] = WeakValueDictionary()
+        self._evicted: Final[WeakValueDictionary[str, Account]] = WeakValueDictionary()
         self._grants_of: Callable[[str], Grants] = lambda _: ALL
         self._shares_of: Callable[[str], OwnShares] = lambda _: AS_FOR_ALL
         self.audit: Final = Audit()
         self.nobody: Final = self.of(NOBODY)
 
     def __len__(self) -> int:
-        """Accounts that are kept."""
+        """Number of accounts that have not been evicted."""
         return len(self._by_principal)
 
     def find(self, principal: str) -> Account:
-        """The principal's account; one that holds nothing and is not kept, where nobody of that name has called."""
-        return self._by_principal.get(principal) or self._let_go.get(principal) or self._make(principal)
+        """Return the principal's account, or an empty one that is not stored if the principal has never called."""
+        return self._by_principal.get(principal) or self._evicted.get(principal) or self._make(principal)
 
     def of(self, principal: str) -> Account:
-        """The principal's account, made on first use."""
+        """Return the principal's account; it is created on first use."""
         account = self._by_principal.get(principal)
         if account is None:
-            account = self._let_go.pop(principal, None) or self._make(principal)
-            self._let_some_go()
+            account = self._evicted.pop(principal, None) or self._make(principal)
+            self._evict_some()
             self._by_principal[principal] = account
         return account
 
     def use_policy(self, grants_of: Callable[[str], Grants], shares_of: Callable[[str], OwnShares]) -> None:
-        """From now on principals may do and hold what this says of them."""
+        """Replace the grants and shares of all principals."""
         self._grants_of, self._shares_of = grants_of, shares_of
-        for account in [*self._by_principal.values(), *self._let_go.values()]:
+        for account in [*self._by_principal.values(), *self._evicted.values()]:
             account.grants = grants_of(account.principal)
             account.own_shares = shares_of(account.principal)
 
@@ -117,12 +116,12 @@ class Accounts:
         account.own_shares = self._shares_of(principal)
         return account
 
-    def _let_some_go(self) -> None:
-        if len(self._by_principal) < KEPT_WITHOUT_ASKING:
+    def _evict_some(self) -> None:
+        if len(self._by_principal) < ACCOUNTS_KEPT_MIN:
             return
-        for _ in range(LOOKED_AT):
+        for _ in range(EXAMINED_PER_ACCOUNT):
             principal, account = self._by_principal.popitem(last=False)
             if account.principal != NOBODY and account.holds_nothing(self._now_s()):
-                self._let_go[principal] = account
+                self._evicted[principal] = account
             else:
                 self._by_principal[principal] = account

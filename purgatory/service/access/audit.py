@@ -1,7 +1,7 @@
-"""The audit log: a line of JSON for each refusal of access, for each act of an administrator, and for each new policy.
+"""The audit log: one line of JSON for each refused access, administrative action and new policy.
 
-Lines go to the logger `purgatory.audit`. They never hold a token. Refusals are limited for each principal, so that one
-who is refused all the time fills no disk; what was left out is counted in the next line.
+Lines go to the logger `purgatory.audit` and never contain a token. Refusals are rate-limited per principal, so that
+repeated refusals cannot fill the disk; the next line contains the number of lines left out.
 """
 
 import json
@@ -19,32 +19,32 @@ AUDIT: Final = logging.getLogger("purgatory.audit")
 LINES_PER_SECOND: Final = 5.0
 LINES_AT_ONCE_MAX: Final = 20.0
 PRINCIPALS_KEPT: Final = 1_000
-"""Principals whose pace is remembered; beyond them all start anew."""
+"""Number of rate limiters kept; when it is exceeded, all are reset."""
 
 UNAUTHENTICATED: Final = "unauthenticated"
 NO_ROLE: Final = "role"
-"""The caller has the role that a call needs on no name at all."""
+"""The caller does not have the required role on any name."""
 RELOADED: Final = ("keys", "policy", "tokens")
 NAME: Final = "name"
-"""The caller does not have the role on what it named."""
+"""The caller does not have the required role on a name in its request."""
 
 AUDITED_CALL: Final[ContextVar[tuple[str, str]]] = ContextVar("AUDITED_CALL", default=("", ""))
-"""The method that is being served, and its peer: refusals are found far below the calls that they are refusals of."""
+"""The method being served and its peer. A context variable, because refusals occur far below the call handler."""
 
 
 class Audit(Collector):
-    """Writes the audit log, and counts for Prometheus: refusals by reason, and files that were read again."""
+    """Writes the audit log, and counts refusals (by reason) and reloaded files for Prometheus."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self.refusals: Final = Counter(dict.fromkeys((UNAUTHENTICATED, NO_ROLE, NAME), 0))
         """By reason."""
         self.reloads: Final = Counter({(what, result): 0 for what in RELOADED for result in ("taken", "refused")})
-        """By what was read ("policy", "tokens", "keys") and whether it was "taken" or "refused"."""
+        """By file ("policy", "tokens", "keys") and result ("taken" or "refused")."""
         self._clock_s: Final = clock_s
         self._paces: Final[dict[str, _Pace]] = {}
 
     def refused(self, reason: str, principal: str, *, role: str = "", name: str = "", count: int = 1) -> None:
-        """Something was refused: `count` operations or events of a call, or all of it."""
+        """Record a refusal of `count` operations or events of a call, or of the whole call."""
         self.refusals[reason] += count
         pace = self._paces.get(principal)
         if pace is None:
@@ -57,7 +57,7 @@ class Audit(Collector):
             self._write("refused", reason=reason, **about, count=count, left_out=left_out)
 
     def acted(self, act: str, principal: str, name: str = "", count: int = 0) -> None:
-        """An administrator has done something, or the policy was replaced."""
+        """Record an administrative action or a new policy."""
         self._write(act, principal=principal, name=name, count=count)
 
     def collect(self) -> Iterable[Metric]:
@@ -80,7 +80,7 @@ class Audit(Collector):
         call, peer = AUDITED_CALL.get()
         values |= {"call": call, "peer": peer}
         told = {"audit": what} | {key: value for key, value in values.items() if value not in ("", 0)}
-        # ASCII only: names are strangers' words, and none of them may steer a terminal.
+        # ASCII only: names come from callers, and must not inject control sequences into a terminal.
         AUDIT.warning("%s", json.dumps(told, ensure_ascii=True))
 
 
@@ -93,7 +93,7 @@ class _Pace:
         self._left_out = 0
 
     def take(self, now_s: float) -> int | None:
-        """How many lines were left out since the last one that was not; None: this one is too."""
+        """Return the number of lines left out since the last one written, or None if this one must be left out."""
         self._left = min(LINES_AT_ONCE_MAX, self._left + (now_s - self._then_s) * LINES_PER_SECOND)
         self._then_s = now_s
         if self._left < 1:

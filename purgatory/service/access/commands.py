@@ -1,4 +1,4 @@
-"""`purgatory token` and `purgatory policy`: the files of `access`, made and checked without a daemon."""
+"""`purgatory token` and `purgatory policy`: create and check access files without a daemon."""
 
 import argparse
 import re
@@ -20,12 +20,12 @@ UNITS_S: Final = {"m": 60, "h": 3_600, "d": 86_400}
 
 def run_token(arguments: Sequence[str]) -> int:
     """`purgatory token new NAME --tokens FILE [--expires 90d]` and `purgatory token list --tokens FILE`."""
-    parser = argparse.ArgumentParser(prog="purgatory token", description="Bearer tokens, kept as hashes in a file.")
+    parser = argparse.ArgumentParser(prog="purgatory token", description="Manage bearer tokens.")
     commands = parser.add_subparsers(dest="command", required=True)
     new = commands.add_parser("new", help="make a token, print it once, and add its hash to the file")
-    new.add_argument("principal", metavar="NAME", help="whose token it is, as the policy calls them")
-    new.add_argument("--expires", metavar="TIME", type=_seconds, help="90d, 12h or 30m from now; never, if not given")
-    listing = commands.add_parser("list", help="whose tokens there are, and until when")
+    new.add_argument("principal", metavar="NAME", help="the principal of the token, as named in the policy")
+    new.add_argument("--expires", metavar="TIME", type=_seconds, help="lifetime: 90d, 12h or 30m (default: none)")
+    listing = commands.add_parser("list", help="list tokens with their principals and expiry times")
     for command in (new, listing):
         command.add_argument("--tokens", metavar="FILE", type=Path, required=True, help="access.tokens_file")
     given = parser.parse_args(arguments)
@@ -42,16 +42,16 @@ def run_token(arguments: Sequence[str]) -> int:
 
 def run_policy(arguments: Sequence[str]) -> int:
     """`purgatory policy check FILE [--as NAME [--may ROLE TOPIC] [--key]]`."""
-    parser = argparse.ArgumentParser(prog="purgatory policy", description="Looks at a policy before a daemon does.")
+    parser = argparse.ArgumentParser(prog="purgatory policy", description="Check a policy file without a daemon.")
     commands = parser.add_subparsers(dest="command", required=True)
-    check = commands.add_parser("check", help="whether the file is a policy, and what it lets somebody do")
+    check = commands.add_parser("check", help="validate a policy and show what a principal may do")
     check.add_argument("file", metavar="FILE", type=Path)
-    check.add_argument("--as", dest="principal", metavar="NAME", help="as this principal")
-    check.add_argument("--may", nargs=2, metavar=("ROLE", "NAME"), help="whether it may; exit code 1: it may not")
+    check.add_argument("--as", dest="principal", metavar="NAME", help="show the grants of this principal")
+    check.add_argument("--may", nargs=2, metavar=("ROLE", "NAME"), help="test a role on a topic; exit code 1: denied")
     check.add_argument("--key", action="store_true", help="with --may: NAME is a key and not a topic")
     given = parser.parse_args(arguments)
     if given.may is not None and (given.principal is None or given.may[0] not in ROLES):
-        parser.error(f"--may needs --as, and one of the roles {', '.join(ROLES)}")
+        parser.error(f"--may requires --as and one of the roles {', '.join(ROLES)}")
     try:
         policy = read_policy(given.file)
     except AccessError as error:
@@ -88,7 +88,7 @@ def _shown(grants: Grants, role: Role, *, is_key: bool) -> str:
 def _seconds(text: str) -> int:
     matched = re.fullmatch(r"(\d+)([mhd])", text)
     if matched is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time; write 90d, 12h or 30m")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration; use a form such as 90d, 12h or 30m")
     return int(matched[1]) * UNITS_S[matched[2]]
 
 

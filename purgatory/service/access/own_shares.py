@@ -1,4 +1,4 @@
-"""What a policy says of one principal's shares, in place of what holds for all, or below it."""
+"""Shares of one principal in a policy; they replace or lower the defaults for all principals."""
 
 from typing import Annotated
 
@@ -8,14 +8,14 @@ Most = Annotated[int, Field(ge=0)]
 
 
 class OwnShares(BaseModel):
-    """Shares of one principal. None: as for all. The most of something is never more than what is free of its limit."""
+    """Shares of one principal; None means the default. A maximum never exceeds what is free of the limit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     times_free: Annotated[int, Field(ge=0, le=1_000)] | None = None
-    """In place of `shares.times_free`."""
+    """Overrides `shares.times_free`."""
     calls_per_second_max: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
-    """In place of `limits.calls_per_second_max`. 0: any number."""
+    """Overrides `limits.calls_per_second_max`; 0 means unlimited."""
     sessions_max: Most | None = None
     unary_waits_max: Most | None = None
     pending_operations_max: Most | None = None

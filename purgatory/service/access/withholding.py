@@ -1,8 +1,8 @@
-"""Refuses what names a topic or key that its caller may not name, operation by operation and event by event.
+"""Authorization of the rows of a batch: refuses each operation or event whose topic or key its caller may not use.
 
-Each distinct name of a batch is looked at once. A row that names a forbidden one is made unreadable to the engine,
-which then refuses it in its place among the others, uses up its id and tells everybody; the reason is put in
-afterwards (`explain`). History keeps what a refused operation named.
+Each distinct name of a batch is checked once. A row with a forbidden name is made invalid for the engine, which then
+refuses it in order with the other rows, uses up its id and notifies all listeners; `explain` replaces the engine's
+reason afterwards. The archive records the original batch, with the names of refused operations.
 """
 
 from collections.abc import Sequence
@@ -16,22 +16,20 @@ from purgatory.service.access.roles import ADVANCE, PERMISSION_DENIED, TOPIC_AUT
 from purgatory.service.errors import quoted, role_missing
 
 NO_PLACE: Final = -1
-"""An item that is at no place of the dictionary: the engine refuses its operation."""
+"""An invalid item index: the engine refuses the operation."""
 NO_TYPE: Final = 0
-"""A type that no event has: the engine refuses it."""
+"""An invalid event type: the engine refuses the event."""
 
 OPERATION_COLUMNS: Final = (
     "partitions", "keys", "timeouts_ms", "item_counts", *(column.batch_name for column in COLUMNS_BY_NAME.values())
 )  # fmt: skip
 
 Reasons = dict[int, Refusal]
-"""By row of a batch: why it is withheld."""
+"""The refusal of each withheld row, by row."""
 
 
 def withhold_operations(account: Account, kind: int, batch: OperationBatch) -> tuple[OperationBatch, Reasons]:
-    """The batch for the engine, in which it cannot read the operations that name what the account may not wait for;
-    and why.
-    """
+    """Return the batch for the engine, in which unauthorized operations are invalid, and their refusals."""
     if account.grants.is_everywhere(WAIT):
         return batch, {}
     is_key = kind == codes.SIGNAL
@@ -41,7 +39,7 @@ def withhold_operations(account: Account, kind: int, batch: OperationBatch) -> t
     if not forbidden:
         return batch, {}
     rows, places, counts = len(batch.operation_ids), batch.item_indexes, batch.item_counts
-    if len(places) <= 1:  # one place for all items
+    if len(places) <= 1:  # one index for all items
         place = places[0] if places else 0
         if place not in forbidden:
             return batch, {}
@@ -69,8 +67,8 @@ def _with_places(batch: OperationBatch, item_indexes: list[int]) -> OperationBat
 
 
 def withhold_events(account: Account, batch: EventBatch) -> Reasons:
-    """Takes the type away from events that name what the account may not advance, so that the engine cannot read them;
-    and why. Those of no type are the engine's to refuse.
+    """Make unauthorized events invalid, in place, and return their refusals. Events without a type are left to the
+    engine.
     """
     if account.grants.is_everywhere(ADVANCE):
         return {}
@@ -94,13 +92,13 @@ def withhold_events(account: Account, batch: EventBatch) -> Reasons:
 
 
 def explain(refusals: list[Refusal], reasons: Reasons) -> None:
-    """Puts the reason of each withheld row in the place of what the engine said of it."""
+    """Replace the engine's refusal of each withheld row by the reason in `reasons`."""
     for place, refusal in enumerate(refusals) if reasons else ():
         refusals[place] = reasons.get(refusal.index, refusal)
 
 
 def forbidden_places(account: Account, role: Role, names: Sequence[str], *, is_key: bool) -> dict[int, str]:
-    """The places of the names on which the account does not have the role, each with why."""
+    """Return the indexes of names on which the account does not have the role, each with a message."""
     allowed = account.grants.on_keys(role) if is_key else account.grants.on_topics(role)
     if allowed.has_all:
         return {}

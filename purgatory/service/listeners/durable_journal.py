@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, Refusal, RegisterReceipt
+from purgatory.engine.batches import EventBatch, PartitionName, Refusal
 from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.journal.continued_time import ReadClocks
@@ -25,6 +25,7 @@ from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.thread import JournalThread
 from purgatory.service.engine_time import EngineTime
 from purgatory.service.histogram import Histogram
+from purgatory.service.listeners.events import Applied, Completed, Registered
 from purgatory.service.listeners.listener import ASYNC, SYNC, Journal
 from purgatory.service.loop_stalls import StallTimer
 from purgatory.service.sessions.refused import RefusedOperation
@@ -171,18 +172,10 @@ class DurableJournal(Journal):
             groups, thread.errors, thread.bytes, builder.registrations, builder.results, self.recovered
         )
 
-    def registered(
-        self,
-        session: Session | None,
-        kind: int,
-        batch: OperationBatch,
-        receipt: RegisterReceipt,
-        now_ms: int,
-        principal: str = "",
-    ) -> None:
+    def registered(self, event: Registered) -> None:
         """Unary waits are not recorded, because they end with their call."""
-        if session is not None:
-            self.changed(session)
+        if event.session is not None:
+            self.changed(event.session)
 
     def changed(self, session: Session) -> None:
         if not session.is_blank:
@@ -194,12 +187,13 @@ class DurableJournal(Journal):
         if not session.is_blank:
             self._changes_of(session)
 
-    def completed(self, session: Session | None, completions: Completions, principal: str = "") -> None:
+    def completed(self, event: Completed) -> None:
+        session = event.session
         if session is None:
             return
         changes = self._changes_of(session)
-        changes.results.append(completions)
-        self._add_results(session, changes, len(completions))
+        changes.results.append(event.completions)
+        self._add_results(session, changes, len(event.completions))
 
     def refused_in_session(self, session: Session, refused: Sequence[RefusedOperation]) -> None:
         changes = self._changes_of(session)
@@ -216,9 +210,9 @@ class DurableJournal(Journal):
             self._changes_of(session).dropped = True
             self._schedule_commit()
 
-    def applied(self, batch: EventBatch, start: int, receipt: EventsReceipt, now_ms: int, principal: str = "") -> None:
+    def applied(self, event: Applied) -> None:
         """Events were applied: the partitions and keys that they name may have changed, and operations progressed."""
-        stop = receipt.next_index
+        batch, start, stop = event.batch, event.start, event.receipt.next_index
         places = batch.item_indexes[start:stop] or [0]
         if len(batch.item_indexes) == 1:
             places = batch.item_indexes

@@ -4,9 +4,7 @@ The host calls all listeners in turn, once per batch and never per operation. Fo
 itself, then what it completed for each owner, then `call_finished`. All listeners have seen a completion before its
 results get their sequence numbers, so none depends on the order of the list.
 
-A hook must not block or raise, and changes nothing of the host. `now_ms` is the time that the engine was given; a
-session of None stands for the unary waits. `principal` is then whose
-call it is, and that of events; a session has its own.
+A hook must not block, raise, or change the host. Hooks with more than two values receive one object from `events`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,8 +12,17 @@ from typing import ClassVar, Final
 
 from prometheus_client.core import Metric
 
-from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, Refusal, RegisterReceipt
-from purgatory.engine.completions import Completions
+from purgatory.engine.batches import Refusal
+from purgatory.service.listeners.events import (
+    Applied,
+    Cancelled,
+    CancelledKey,
+    CancelledPartition,
+    CancelledSession,
+    Completed,
+    FailedStale,
+    Registered,
+)
 from purgatory.service.sessions.refused import RefusedOperation
 from purgatory.service.sessions.session import Session
 
@@ -45,40 +52,28 @@ class Listener:
 
     # Engine calls.
 
-    def registered(
-        self,
-        session: Session | None,
-        kind: int,
-        batch: OperationBatch,
-        receipt: RegisterReceipt,
-        now_ms: int,
-        principal: str = "",
-    ) -> None:
-        """A batch of one kind was registered."""
+    def registered(self, event: Registered) -> None:
+        """A batch of operations was registered."""
 
-    def refused_unseen(
-        self, session: Session, kind: int, batch: OperationBatch, receipt: RegisterReceipt, now_ms: int
-    ) -> None:
-        """A batch was refused before the engine saw it; the receipt says so of each operation that was not known."""
+    def refused_unseen(self, event: Registered) -> None:
+        """A batch was refused before the engine saw it; its receipt refuses each operation that was not known."""
 
-    def applied(self, batch: EventBatch, start: int, receipt: EventsReceipt, now_ms: int, principal: str = "") -> None:
-        """A slice of a batch of events was applied: those from `start` to `receipt.next_index`."""
+    def applied(self, event: Applied) -> None:
+        """A slice of a batch of events was applied."""
 
-    def cancelled(self, session: Session | None, operation_ids: list[int], ended: int, now_ms: int) -> None:
+    def cancelled(self, event: Cancelled) -> None:
         """Operations were cancelled by id."""
 
-    def cancelled_session(self, session: Session, ended: int, now_ms: int) -> None:
+    def cancelled_session(self, event: CancelledSession) -> None:
         """Everything pending in a session was cancelled."""
 
-    def cancelled_partition(self, name: PartitionName, ended: int, now_ms: int) -> None:
+    def cancelled_partition(self, event: CancelledPartition) -> None:
         """Everything that waited on a partition was cancelled."""
 
-    def cancelled_key(self, key: str, ended: int, now_ms: int) -> None:
+    def cancelled_key(self, event: CancelledKey) -> None:
         """Everything that waited on a key was cancelled."""
 
-    def failed_stale(
-        self, session: Session | None, operation_ids: list[int], stale: set[PartitionName], ended: int, now_ms: int
-    ) -> None:
+    def failed_stale(self, event: FailedStale) -> None:
         """Operations were ended because of marks that are stale."""
 
     def shut_down(self, ended: int, now_ms: int) -> None:
@@ -87,10 +82,10 @@ class Listener:
     def expired(self, now_ms: int) -> None:
         """The clock was advanced, and something expired."""
 
-    def completed(self, session: Session | None, completions: Completions, principal: str = "") -> None:
+    def completed(self, event: Completed) -> None:
         """Operations of one owner have ended. Their results have no sequence numbers yet."""
 
-    def discarded(self, session: Session, completions: Completions) -> None:
+    def discarded(self, event: Completed) -> None:
         """Operations of a session that is being dropped were cancelled: nobody gets their results."""
 
     def call_finished(self) -> None:

@@ -1,6 +1,6 @@
-"""What ends, told to those who look on: a sample of bounded size, and how much it leaves out.
+"""Results for `tail` subscribers: a bounded sample, with a count of the operations left out.
 
-Costs nothing while nobody looks on, for it is a listener of the host only as long as somebody does.
+The tail is a listener of the host only while it has subscribers, so it costs nothing otherwise.
 """
 
 import asyncio
@@ -14,23 +14,23 @@ from purgatory.engine.completions import Completions
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
 from purgatory.service.errors import resource_exhausted
+from purgatory.service.listeners.events import Completed
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.sessions.session import Session
 from purgatory.service.translate.uniform_columns import is_uniform
 
-FOLLOWERS_MAX: Final = 32
-FOLLOWERS_PER_PRINCIPAL_MAX: Final = 8
+SUBSCRIBERS_MAX: Final = 32
+SUBSCRIBERS_PER_PRINCIPAL_MAX: Final = 8
 ROWS_MAX: Final = 500
-"""Operations that may wait to be told to one follower; further ones are left out."""
+"""Operations buffered for one subscriber; further ones are counted but left out."""
 EXAMINED_MAX: Final = 500
-"""Of one batch of others' operations, how many are looked at for one who may not see all."""
+"""Operations per batch that are checked against the grants of a subscriber who may not see everything."""
 ITEMS_MAX: Final = 10
-"""Items of an operation that are told."""
+"""Items sent per operation."""
 ROW_BYTES: Final = 2_000
 
 
-class ToldItem(NamedTuple):
-    """One partition, or key (key, -1), of an operation that has ended."""
+class TailItem(NamedTuple):
+    """One partition, or key (as `(key, -1)`), of an operation that has ended."""
 
     name: tuple[str, int]
     error_code: int
@@ -38,7 +38,7 @@ class ToldItem(NamedTuple):
     reached_offset: int
 
 
-class ToldOperation(NamedTuple):
+class TailOperation(NamedTuple):
     """An operation that has ended. `operation_id` is 0 and `session_id` empty for unary waits."""
 
     session_id: str
@@ -47,48 +47,48 @@ class ToldOperation(NamedTuple):
     kind: int
     outcome: int
     ended_s: float
-    """Wall clock."""
+    """Wall clock, seconds since the epoch."""
     waited_ms: int
     lateness_ms: int
-    items: list[ToldItem]
+    items: list[TailItem]
     items_left_out: int
 
 
-class ResultFollower:
-    """One who looks on. `outcomes` (none: all) and `kind` (0: all) are what it wants to see."""
+class TailSubscriber:
+    """One subscriber. It receives operations with one of `outcomes` (empty: any) and of `kind` (0: any)."""
 
     def __init__(self, account: Account, outcomes: Collection[int], kind: int) -> None:
         self.woken: Final = asyncio.Event()
-        """There is something to tell."""
+        """Set when there are rows to take."""
         self._account: Final = account
         self._outcomes: Final = frozenset(outcomes)
         self._kind: Final = kind
-        self._rows: list[ToldOperation] = []
+        self._rows: list[TailOperation] = []
         self._left_out = 0
 
     @property
     def principal(self) -> str:
-        """Who looks on."""
+        """The principal of the subscriber."""
         return self._account.principal
 
     @property
     def held_bytes(self) -> int:
-        """What waits to be told, estimated."""
+        """Estimated memory of the buffered rows, in bytes."""
         return len(self._rows) * ROW_BYTES
 
-    def take(self) -> tuple[list[ToldOperation], int]:
-        """What has ended since the last time, and how much was left out."""
+    def take(self) -> tuple[list[TailOperation], int]:
+        """Return the rows buffered since the last call, and the number of operations left out."""
         rows, left_out = self._rows, self._left_out
         self._rows, self._left_out = [], 0
         self.woken.clear()
         return rows, left_out
 
-    def tell(self, session: Session | None, completions: Completions, principal: str) -> None:
-        """Operations of one owner have ended."""
+    def add(self, event: Completed) -> None:
+        """Buffer the operations that this subscriber wants and may see."""
+        session, whose, completions = event.session, event.principal, event.completions
         places = self._wanted(completions)
         if not places:
             return
-        whose = principal if session is None else session.account.principal
         if whose != self._account.principal and not self._account.grants.is_everywhere(ADMIN):
             places = self._visible(completions, places[:EXAMINED_MAX])
         room = ROWS_MAX - len(self._rows)
@@ -101,7 +101,7 @@ class ResultFollower:
         self.woken.set()
 
     def _wanted(self, completions: Completions) -> list[int]:
-        """The places of the operations that this one wants to see."""
+        """Positions of the operations that match the filter."""
         kinds, outcomes = completions.kinds, completions.outcomes
         if self._kind and is_uniform(bytes(kinds)):
             if kinds[0] != self._kind:
@@ -119,7 +119,7 @@ class ResultFollower:
         return list(compress(range(len(outcomes)), [outcome in self._outcomes for outcome in outcomes]))
 
     def _visible(self, completions: Completions, places: list[int]) -> list[int]:
-        """Those that waited for nothing but what the account has the role admin on: as `visibility.may_see`."""
+        """Positions of operations whose items are all covered by the role admin, as in `visibility.may_see`."""
         topics, keys = self._account.grants.on_topics(ADMIN), self._account.grants.on_keys(ADMIN)
         if not (topics or keys) or not places:
             return []
@@ -137,50 +137,58 @@ class ResultFollower:
 
 
 class ResultTail(Listener):
-    """All who look on."""
+    """All subscribers."""
 
     def __init__(self, listeners: list[Listener]) -> None:
-        """`listeners` are the host's, to which this one belongs while it has followers."""
+        """`listeners` is the host's list; this object is in it while it has subscribers."""
         self._listeners: Final = listeners
-        self._followers: Final[list[ResultFollower]] = []
+        self._subscribers: Final[list[TailSubscriber]] = []
 
-    def follow(self, account: Account, outcomes: Collection[int], kind: int) -> ResultFollower:
-        """One more looks on, until `unfollow`. Raises `RpcError` when there are too many."""
-        if len(self._followers) >= FOLLOWERS_MAX:
-            raise resource_exhausted("followers", f"{FOLLOWERS_MAX} callers look on, the most allowed", None)
-        of_principal = sum(one.principal == account.principal for one in self._followers)
-        if account.principal and of_principal >= FOLLOWERS_PER_PRINCIPAL_MAX:
-            raise resource_exhausted("followers", f"{of_principal} callers of this principal look on already", None)
-        follower = ResultFollower(account, outcomes, kind)
-        if not self._followers:
+    def follow(self, account: Account, outcomes: Collection[int], kind: int) -> TailSubscriber:
+        """Add a subscriber, until `unfollow`.
+
+        Raises:
+            RpcError: There are too many subscribers, in total or of this principal.
+        """
+        if len(self._subscribers) >= SUBSCRIBERS_MAX:
+            raise resource_exhausted("followers", f"too many `tail` subscribers; the limit is {SUBSCRIBERS_MAX}", None)
+        of_principal = sum(one.principal == account.principal for one in self._subscribers)
+        if account.principal and of_principal >= SUBSCRIBERS_PER_PRINCIPAL_MAX:
+            raise resource_exhausted(
+                "followers",
+                f"too many `tail` subscribers of this principal; the limit is {SUBSCRIBERS_PER_PRINCIPAL_MAX}",
+                None,
+            )
+        subscriber = TailSubscriber(account, outcomes, kind)
+        if not self._subscribers:
             self._listeners.append(self)
-        self._followers.append(follower)
-        return follower
+        self._subscribers.append(subscriber)
+        return subscriber
 
-    def unfollow(self, follower: ResultFollower) -> None:
-        self._followers.remove(follower)
-        if not self._followers:
+    def unfollow(self, subscriber: TailSubscriber) -> None:
+        self._subscribers.remove(subscriber)
+        if not self._subscribers:
             self._listeners.remove(self)
 
     def held_bytes(self) -> int:
-        return sum(follower.held_bytes for follower in self._followers)
+        return sum(subscriber.held_bytes for subscriber in self._subscribers)
 
-    def completed(self, session: Session | None, completions: Completions, principal: str = "") -> None:
-        if len(completions):
-            for follower in self._followers:
-                follower.tell(session, completions, principal)
+    def completed(self, event: Completed) -> None:
+        if len(event.completions):
+            for subscriber in self._subscribers:
+                subscriber.add(event)
 
 
 def _first_items(completions: Completions, last: int) -> list[int]:
-    """Where the items of each operation begin, up to the one at a place."""
+    """Index of the first item of each operation, up to position `last`."""
     return [0, *accumulate(completions.item_counts[:last])]
 
 
 def _row(
     completions: Completions, place: int, first: int, session_id: str, principal: str, ended_s: float
-) -> ToldOperation:
+) -> TailOperation:
     count = completions.item_counts[place]
-    return ToldOperation(
+    return TailOperation(
         session_id,
         principal,
         completions.operation_ids[place] if session_id else 0,
@@ -190,7 +198,7 @@ def _row(
         completions.waited_ms[place],
         completions.lateness_ms[place],
         [
-            ToldItem(
+            TailItem(
                 completions.item_partitions[item],
                 completions.error_codes[item],
                 completions.required_offsets[item],

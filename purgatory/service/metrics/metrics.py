@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, Refusal, RegisterReceipt
+from purgatory.engine.batches import Refusal
 from purgatory.engine.codes import (
     DELETE_RECORDS,
     EVENT_NAMES,
@@ -23,6 +23,7 @@ from purgatory.engine.codes import (
 from purgatory.engine.completions import Completions
 from purgatory.service.fair_queue import WORK_NAMES
 from purgatory.service.histogram import Histogram
+from purgatory.service.listeners.events import Applied, Completed, Registered
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.sessions.session import Session
 from purgatory.service.translate.uniform_columns import is_uniform
@@ -75,24 +76,17 @@ class Metrics(Listener):
         self.streams_connected = 0
         self.streams_disconnected = 0
 
-    def registered(
-        self,
-        session: Session | None,
-        kind: int,
-        batch: OperationBatch,
-        receipt: RegisterReceipt,
-        now_ms: int,
-        principal: str = "",
-    ) -> None:
+    def registered(self, event: Registered) -> None:
         """Counts repeats. The engine itself counts those accepted, and those refused come by `refused`."""
-        self.repeated[kind] += receipt.already_known
+        self.repeated[event.kind] += event.receipt.already_known
 
     def refused(self, refusals: Sequence[Refusal]) -> None:
         for refusal in refusals:
             self.rejected[refusal.code] += 1
 
-    def completed(self, session: Session | None, completions: Completions, principal: str = "") -> None:
+    def completed(self, event: Completed) -> None:
         """Costs one count for each operation, and a bisection for each distinct wait."""
+        completions = event.completions
         kinds, outcomes, waits_ms = completions.kinds, completions.outcomes, completions.waited_ms
         ends: dict[tuple[int, int, int], int]
         if len(completions) > 1 and not (is_uniform(bytes(kinds)) and is_uniform(bytes(outcomes))):
@@ -108,8 +102,9 @@ class Metrics(Listener):
         if expired:
             self._expired(completions)
 
-    def applied(self, batch: EventBatch, start: int, receipt: EventsReceipt, now_ms: int, principal: str = "") -> None:
-        types = batch.types[start : receipt.next_index]
+    def applied(self, event: Applied) -> None:
+        batch, receipt = event.batch, event.receipt
+        types = batch.types[event.start : receipt.next_index]
         counts = {types[0]: 1} if len(types) == 1 else Counter(types)
         for event_type, times in counts.items():
             self.event_results[_event_name(event_type), "applied"] += times

@@ -67,7 +67,7 @@ def add_to_server(
     identify: Identify,
     refuse_revoked: RefuseRevoked | None = None,
 ) -> None:
-    """Add all methods of our service (see `service_methods`), behind `gate`.
+    """Add the methods of our service (see `service_methods`), behind `gate`.
 
     `identify` runs for each call before its request is read. It is not an interceptor because gRPC would then create
     two coroutines and a handler for each call.

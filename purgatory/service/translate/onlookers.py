@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from purgatory.engine import codes
-from purgatory.service.listeners.result_tail import ToldItem, ToldOperation
+from purgatory.service.listeners.result_tail import TailItem, TailOperation
 from purgatory.service.translate.results import topic_partition
 from purgatory.service.translate.views import timestamp
 from purgatory.v1 import operation_pb2, purgatory_service_pb2, result_pb2
@@ -29,13 +29,13 @@ def hot_names_response(
     return response
 
 
-def tail_response(operations: Sequence[ToldOperation], left_out: int) -> purgatory_service_pb2.TailResultsResponse:
+def tail_response(operations: Sequence[TailOperation], left_out: int) -> purgatory_service_pb2.TailResultsResponse:
     return purgatory_service_pb2.TailResultsResponse(
         operations=[_ended_operation(one) for one in operations], left_out=left_out
     )
 
 
-def _ended_operation(one: ToldOperation) -> purgatory_service_pb2.EndedOperation:
+def _ended_operation(one: TailOperation) -> purgatory_service_pb2.EndedOperation:
     return purgatory_service_pb2.EndedOperation(
         session_id=one.session_id,
         principal=one.principal,
@@ -50,7 +50,7 @@ def _ended_operation(one: ToldOperation) -> purgatory_service_pb2.EndedOperation
     )
 
 
-def _ended_item(item: ToldItem, kind: int) -> result_pb2.PartitionResult:
+def _ended_item(item: TailItem, kind: int) -> result_pb2.PartitionResult:
     is_key = kind == codes.SIGNAL
     return result_pb2.PartitionResult(
         topic_partition=None if is_key else topic_partition(item.name),

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from purgatory_sources.feed.source import Source
 from purgatory_sources.kafka.kafka_settings import KafkaSettings
 from purgatory_sources.kafka.kafka_source import KafkaSource
+from purgatory_sources.publisher.source import Source
 from purgatory_sources.uri import SourceUri
 
 

@@ -22,8 +22,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from purgatory_sources.errors import SourceStale
-from purgatory_sources.feed.observation import SeenReplicas
 from purgatory_sources.kafka.kafka_settings import KafkaSettings
+from purgatory_sources.publisher.observation import SeenReplicas
 
 ANSWER_S: Final = 1.5
 """How long a broker may take to say where partitions end."""

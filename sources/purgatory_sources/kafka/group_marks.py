@@ -31,18 +31,18 @@ class MarkMove(NamedTuple):
     is_set_back: bool = False
 
 
-class Doubt(NamedTuple):
+class UncertainOffset(NamedTuple):
     """A daemon has a mark above what is committed, and nobody knows yet whether the group was set back meanwhile."""
 
     name: CommitName
     committed: int
-    told: int
+    published: int
 
 
 class _Mark:
     """`committed` is what counts; `streamed` what the records said last, while `fence` keeps them from counting."""
 
-    __slots__ = ("committed", "fence", "ignored", "moved_ms", "proved", "streamed", "told_above")
+    __slots__ = ("committed", "fence", "ignored", "moved_ms", "proved", "published_above", "streamed")
 
     def __init__(self, committed: int, moved_ms: int) -> None:
         self.committed = committed
@@ -51,7 +51,7 @@ class _Mark:
         self.fence = 0
         self.streamed: int | None = None
         self.ignored = -1
-        self.told_above: int | None = None  # in doubt: the mark that a daemon has, above what is committed
+        self.published_above: int | None = None  # in doubt: the mark that a daemon has, above what is committed
 
 
 class GroupMarks:
@@ -65,15 +65,15 @@ class GroupMarks:
         self._fenced: Final[defaultdict[int, set[CommitName]]] = defaultdict(set)
         self._positions: Final[dict[int, int]] = {}
         self._steps_back: Final[dict[CommitName, int | None]] = {}
-        self._told: Final[dict[CommitName, int]] = {}
+        self._published: Final[dict[CommitName, int]] = {}
 
-    def remember_told(self, told: Mapping[CommitName, int]) -> None:
+    def remember_published(self, published: Mapping[CommitName, int]) -> None:
         """What daemons have of an earlier run of a source. Call before anything was read."""
-        self._told.update(told)
+        self._published.update(published)
 
     def loaded(
         self, partition: int, values: Mapping[CommitName, int], position: int, now_ms: int
-    ) -> tuple[list[MarkMove], list[Doubt]]:
+    ) -> tuple[list[MarkMove], list[UncertainOffset]]:
         """A partition of `__consumer_offsets` was read from its beginning to `position`: `values` is all that it has.
 
         What daemons have above that is left alone and given as doubts, to be settled; what is not there any more is
@@ -83,30 +83,30 @@ class GroupMarks:
         known = [name for name, mark in self._marks.items() if mark.committed != NO_COMMIT]
         for name in {name for name in known if self.partition_of(name[0]) == partition} - values.keys():
             changes += self._move(name, None, now_ms)
-        for name in [name for name in self._told if self.partition_of(name[0]) == partition]:
-            told = self._told.pop(name)
+        for name in [name for name in self._published if self.partition_of(name[0]) == partition]:
+            published = self._published.pop(name)
             offset = values.get(name)
             if offset is None:
                 changes.append(MarkMove(name, None))
-            elif name not in self._marks and offset < told:
-                self._add(name, offset, now_ms).told_above = told
-                doubts.append(Doubt(name, offset, told))
+            elif name not in self._marks and offset < published:
+                self._add(name, offset, now_ms).published_above = published
+                doubts.append(UncertainOffset(name, offset, published))
         for name, offset in values.items():
             mark = self._marks.get(name)
-            if mark is None or mark.told_above is None:
+            if mark is None or mark.published_above is None:
                 changes += self._move(name, offset, now_ms)
         return changes + self.read_to(partition, position, now_ms), doubts
 
-    def settled(self, doubt: Doubt, *, is_drained: bool, now_ms: int) -> list[MarkMove]:
+    def settled(self, doubt: UncertainOffset, *, is_drained: bool, now_ms: int) -> list[MarkMove]:
         """Whether no visible record lies between what is committed and the mark of a doubt. If so the mark stays."""
         mark = self._marks.get(doubt.name)
-        if mark is None or mark.told_above != doubt.told:
+        if mark is None or mark.published_above != doubt.published:
             return []  # commits have come meanwhile, which have settled it
         # Commits below what the daemon has settle nothing, and need not: had the group never been set back, nothing
         # visible would lie above any offset that it has committed since.
-        mark.told_above = None
+        mark.published_above = None
         if is_drained:
-            mark.proved = doubt.told
+            mark.proved = doubt.published
             return []
         mark.moved_ms = now_ms
         return [MarkMove(doubt.name, mark.committed, is_set_back=True)]
@@ -149,11 +149,11 @@ class GroupMarks:
         changes = []
         for name in self._by_group.get(group, set()) | values.keys():
             offset = values.get(name)
-            told = self._told.pop(name, None) if fence is None else None
+            published = self._published.pop(name, None) if fence is None else None
             mark = self._marks.get(name)
-            if mark is None and offset is not None and told is not None and offset < told:
+            if mark is None and offset is not None and published is not None and offset < published:
                 mark = self._add(name, offset, now_ms)
-                mark.told_above = told
+                mark.published_above = published
                 continue
             if not self._is_believed(name, mark, offset):
                 continue
@@ -162,19 +162,23 @@ class GroupMarks:
             changes += self._move(name, offset, now_ms)
         return changes
 
-    def question(self, name: CommitName, told: int) -> list[Doubt]:
+    def question(self, name: CommitName, published: int) -> list[UncertainOffset]:
         """A daemon that was connected later has this mark, above what is known. None if that is in doubt already."""
         mark = self._marks.get(name)
-        if mark is None or mark.told_above is not None or told <= max(mark.committed, mark.proved):
+        if mark is None or mark.published_above is not None or published <= max(mark.committed, mark.proved):
             return []
-        mark.told_above = told
-        return [Doubt(name, mark.committed, told)]
+        mark.published_above = published
+        return [UncertainOffset(name, mark.committed, published)]
 
-    def doubts(self, groups: Iterable[str]) -> list[Doubt]:
+    def doubts(self, groups: Iterable[str]) -> list[UncertainOffset]:
         """Of these groups, what is not settled yet."""
         names = (name for group in groups for name in self._by_group.get(group, ()))
         marks = ((name, self._marks[name]) for name in names)
-        return [Doubt(name, mark.committed, told) for name, mark in marks if (told := mark.told_above) is not None]
+        return [
+            UncertainOffset(name, mark.committed, published)
+            for name, mark in marks
+            if (published := mark.published_above) is not None
+        ]
 
     def prove(self, name: CommitName, committed: int, end: int) -> list[MarkMove]:
         """No visible record lies from `committed` (NO_COMMIT: from the beginning) up to below `end`."""
@@ -183,7 +187,7 @@ class GroupMarks:
             if committed != NO_COMMIT:
                 return []
             mark = self._add(name, NO_COMMIT, 0)
-        if mark.told_above is not None or mark.committed < committed or end <= max(mark.committed, mark.proved):
+        if mark.published_above is not None or mark.committed < committed or end <= max(mark.committed, mark.proved):
             return []
         mark.proved = end
         return [MarkMove(name, end)]
@@ -197,7 +201,7 @@ class GroupMarks:
                 # Its consumers may commit the same once more before they notice that their position is gone.
                 mark.ignored = mark.committed if mark.committed > end else -1
                 mark.committed = min(mark.committed, end)
-                mark.proved, mark.moved_ms, mark.told_above = mark.committed, now_ms, None
+                mark.proved, mark.moved_ms, mark.published_above = mark.committed, now_ms, None
                 changes.append(MarkMove(name, mark.committed, is_set_back=True))
         return changes
 
@@ -238,7 +242,7 @@ class GroupMarks:
         if offset == mark.ignored:
             return []
         mark.ignored = -1
-        if mark.told_above is not None:
+        if mark.published_above is not None:
             return self._move_in_doubt(name, mark, offset, now_ms)
         if offset < mark.committed:
             mark.committed = mark.proved = offset
@@ -254,12 +258,12 @@ class GroupMarks:
 
     @staticmethod
     def _move_in_doubt(name: CommitName, mark: _Mark, offset: int, now_ms: int) -> list[MarkMove]:
-        told = mark.told_above
-        assert told is not None, f"{name} is not in doubt"
+        published = mark.published_above
+        assert published is not None, f"{name} is not in doubt"
         mark.moved_ms = now_ms if offset != mark.committed else mark.moved_ms
         is_set_back, mark.committed = offset < mark.committed, offset
-        if offset >= told or is_set_back:
-            mark.told_above, mark.proved = None, offset
+        if offset >= published or is_set_back:
+            mark.published_above, mark.proved = None, offset
             return [MarkMove(name, offset, is_set_back=is_set_back)]
         return []
 

@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from purgatory_sources.errors import SourceRefused, SourceStale
-from purgatory_sources.feed.observation import Observation
 from purgatory_sources.kafka.commit_reader import CommitBatch
-from purgatory_sources.kafka.group_marks import Doubt, GroupMarks, MarkMove
+from purgatory_sources.kafka.group_marks import GroupMarks, MarkMove, UncertainOffset
 from purgatory_sources.kafka.group_poller import GroupPoller
 from purgatory_sources.kafka.kafka_settings import NameSelection
 from purgatory_sources.kafka.mark_names import NOTHING, MarkNames, WantedMarks
 from purgatory_sources.kafka.offset_records import CommitName
+from purgatory_sources.publisher.observation import Observation
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class GroupWatch:
         topics: NameSelection,
         poller: GroupPoller | None,
         observe: Callable[[Iterable[Observation]], None],
-        on_doubts: Callable[[Sequence[Doubt]], None],
+        on_doubts: Callable[[Sequence[UncertainOffset]], None],
         on_removed: Callable[[str], None],
         are_refused: Callable[[set[str]], Awaitable[set[str]]],
         told_of: Callable[[str], Mapping[CommitName, int]],
@@ -75,7 +75,7 @@ class GroupWatch:
         """False: the topic may not be read, and groups are polled."""
         self.reading_refused: tuple[float, str] | None = None
         """Since when and why the topic may not be read, where nothing may take the place of that."""
-        self.told: Final[set[str]] = set()
+        self.published: Final[set[str]] = set()
         """Groups that daemons have marks of, where the topic may not be read."""
         self.refused: Final[dict[str, tuple[float, str]]] = {}
         """Groups that may not be asked about: since when, and why."""
@@ -110,7 +110,7 @@ class GroupWatch:
         """The topic may not be read, and nothing else is to be done. `told`: the groups that daemons have marks of."""
         self.reading_refused = self.reading_refused or (time.monotonic(), why)
         self.loaded.clear()
-        self.told.update(told)
+        self.published.update(told)
 
     def take(self, batches: Sequence[CommitBatch]) -> None:
         """What was read of the topic."""
@@ -132,9 +132,9 @@ class GroupWatch:
             for name, offset in values.items():
                 if offset is None:
                     self._on_removed(name[1])
-        self.tell(changes)
+        self.publish(changes)
 
-    def tell(self, changes: Iterable[MarkMove]) -> None:
+    def publish(self, changes: Iterable[MarkMove]) -> None:
         """Hand on marks that have moved."""
         seen = []
         for name, offset, is_set_back in changes:
@@ -197,7 +197,7 @@ class GroupWatch:
         """Groups with marks that nobody waits on, where only asking tells that one was set back."""
         if self.is_reading:
             return set()
-        known = self.marks.groups() | self.told
+        known = self.marks.groups() | self.published
         return {group for group in known if self._groups.matches(group)} - self.wanted.groups()
 
     def _next_idle(self, now: float) -> list[str]:
@@ -239,8 +239,8 @@ class GroupWatch:
                 continue
             if not self.is_reading and group not in self._remembered:
                 self._remembered.add(group)
-                self.marks.remember_told(self._told_of(group))
-            self.tell(self.marks.polled(group, values, fences.get(group), now_ms))
+                self.marks.remember_published(self._told_of(group))
+            self.publish(self.marks.polled(group, values, fences.get(group), now_ms))
         if doubts := self.marks.doubts(changed):
             self._on_doubts(doubts)
 

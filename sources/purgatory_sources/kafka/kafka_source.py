@@ -11,23 +11,23 @@ from typing import Final
 from confluent_kafka import KafkaError, KafkaException
 
 from purgatory_sources.errors import SourceRefused, SourceStale
-from purgatory_sources.feed.feed import Feed
-from purgatory_sources.feed.observation import MarkName, Observation, SeenReplicas
-from purgatory_sources.feed.reports import End, SourceState
-from purgatory_sources.feed.source import Source
 from purgatory_sources.kafka.cluster_view import EARLIEST, ClusterView, EndSeen, Partition
 from purgatory_sources.kafka.commit_reader import OFFSETS_TOPIC, CommitBatch, CommitReader
-from purgatory_sources.kafka.drained_groups import DrainedGroups, Probe
-from purgatory_sources.kafka.group_marks import Doubt
+from purgatory_sources.kafka.group_marks import UncertainOffset
 from purgatory_sources.kafka.group_poller import GroupPoller
 from purgatory_sources.kafka.group_watch import GroupWatch
+from purgatory_sources.kafka.idle_groups import IdleGroups, Probe
 from purgatory_sources.kafka.kafka_settings import KafkaSettings
 from purgatory_sources.kafka.mark_names import MarkNames
 from purgatory_sources.kafka.offset_records import CommitName
-from purgatory_sources.kafka.sight import BEHIND_S, LogSight, report
 from purgatory_sources.kafka.topic_fetcher import TopicFetcher
 from purgatory_sources.kafka.topic_watch import IDLE_S, TopicWatch
+from purgatory_sources.kafka.visibility import BEHIND_S, LogVisibility, report
 from purgatory_sources.kafka.visible_records import VisibleRecords
+from purgatory_sources.publisher.observation import MarkName, Observation, SeenReplicas
+from purgatory_sources.publisher.publisher import Publisher
+from purgatory_sources.publisher.reports import End, SourceState
+from purgatory_sources.publisher.source import Source
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -50,12 +50,12 @@ class KafkaSource(Source):
         self.name = settings.name
         self._names = MarkNames(settings.label)
         self.topic_prefixes = (self._names.prefix,)
-        self._feed: Feed | None = None
+        self._publisher: Publisher | None = None
         self._clue = ""
         self._begun_at = time.monotonic()
 
-    async def run(self, feed: Feed) -> None:
-        self._feed = feed
+    async def run(self, publisher: Publisher) -> None:
+        self._publisher = publisher
         self._loop = asyncio.get_running_loop()
         settings = self.settings
         self._begun_at = time.monotonic()
@@ -80,12 +80,12 @@ class KafkaSource(Source):
             self._on_doubts,
             self._on_removed,
             self._are_refused,
-            lambda group: self._told_commits(self._names.group_prefix(group)),
+            lambda group: self._published_commits(self._names.group_prefix(group)),
         )
-        self._drained = DrainedGroups(
-            self._groups.marks, self._topics.marks.end, self._groups.tell, self._groups.knows, self._open_probe
+        self._drained = IdleGroups(
+            self._groups.marks, self._topics.marks.end, self._groups.publish, self._groups.knows, self._open_probe
         )
-        self._logs = LogSight()
+        self._logs = LogVisibility()
         self._fetcher = None
         if settings.low_latency is not None:
             self._fetcher = TopicFetcher(settings, self._on_fetched)
@@ -93,27 +93,27 @@ class KafkaSource(Source):
             settings, self._on_count, self._on_batches, self._on_reading_refused, self._on_error
         )
         try:
-            await self._run(feed)
+            await self._run(publisher)
         finally:
-            self._feed = None
+            self._publisher = None
             await self._close()
 
-    async def _run(self, feed: Feed) -> None:
+    async def _run(self, publisher: Publisher) -> None:
         if self.settings.commits == "poll":
             if self._poller is None:
                 raise SourceRefused("commits=poll needs sasl.mechanism PLAIN or SCRAM, or no SASL")
             self._groups.poll_only()
         else:
             self._reader.start()
-        feed.on_demand(self._want)
-        self._want(feed.demand)
+        publisher.on_demand(self._want)
+        self._want(publisher.demand)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._topics.run())
             group.create_task(self._groups.run(self._ends_of_logs))
             group.create_task(self._drained.run())
             group.create_task(self._look_at_logs())
-            group.create_task(self._report_on(feed))
-            group.create_task(self._reconcile_on(feed))
+            group.create_task(self._report_on(publisher))
+            group.create_task(self._reconcile_on(publisher))
 
     async def _close(self) -> None:
         await asyncio.to_thread(self._reader.stop)
@@ -125,7 +125,7 @@ class KafkaSource(Source):
         await self._view.close()
 
     async def ends(self, names: Sequence[str]) -> list[End]:
-        if self._feed is None:
+        if self._publisher is None:
             raise SourceStale("the source is starting")
         asked: dict[str, list[tuple[str | None, int]]] = {}
         partitions: set[Partition] = set()
@@ -184,12 +184,12 @@ class KafkaSource(Source):
             self._fetcher.want({one for one in wanted.partitions if low_latency.matches(one[0])})
 
     def _observe(self, observations: Iterable[Observation]) -> None:
-        if self._feed is not None:
-            self._feed.observe(observations)
+        if self._publisher is not None:
+            self._publisher.observe(observations)
 
     def _observe_replicas(self, replicas: Mapping[MarkName, SeenReplicas]) -> None:
-        if self._feed is not None:
-            self._feed.observe_replicas(replicas)
+        if self._publisher is not None:
+            self._publisher.observe_replicas(replicas)
 
     def _on_batches(self, batches: Sequence[CommitBatch]) -> None:
         self._soon(self._groups.take, batches)
@@ -199,14 +199,14 @@ class KafkaSource(Source):
 
     def _take_count(self, count: int) -> None:
         self._groups.marks.partition_count = count
-        self._groups.marks.remember_told(self._told_commits(self._names.prefix))
+        self._groups.marks.remember_published(self._published_commits(self._names.prefix))
 
-    def _told_commits(self, prefix: str) -> dict[CommitName, int]:
+    def _published_commits(self, prefix: str) -> dict[CommitName, int]:
         """What daemons have of groups, under this prefix."""
-        if self._feed is None:
+        if self._publisher is None:
             return {}
         told = {}
-        for (name, number), mark in self._feed.told(prefix).items():
+        for (name, number), mark in self._publisher.published(prefix).items():
             parsed = self._names.parse(name)
             if parsed is not None and parsed.group is not None and self._is_selected(parsed.group, parsed.topic):
                 told[parsed.group, parsed.topic, number] = mark.offset
@@ -222,7 +222,7 @@ class KafkaSource(Source):
         if self.settings.commits == "read" or self._poller is None:
             if self._groups.reading_refused is None:
                 LOG.error("%s", why)
-            self._groups.refuse_reading(why, {name[0] for name in self._told_commits(self._names.prefix)})
+            self._groups.refuse_reading(why, {name[0] for name in self._published_commits(self._names.prefix)})
             return
         self._reader.give_up()
         LOG.warning("%s; until then groups are polled, those that somebody waits on", why)
@@ -244,14 +244,14 @@ class KafkaSource(Source):
     # What goes from one to the other.
 
     def _on_cut(self, partition: Partition, end: int) -> None:
-        self._groups.tell(self._groups.marks.cut(*partition, end, time.monotonic_ns() // 1_000_000))
+        self._groups.publish(self._groups.marks.cut(*partition, end, time.monotonic_ns() // 1_000_000))
 
     def _on_gone(self, topic: str) -> None:
         changes, groups = self._groups.marks.forget_topic(topic, time.monotonic_ns() // 1_000_000)
-        self._groups.tell(changes)
+        self._groups.publish(changes)
         self._groups.ask_again(groups)
 
-    def _on_doubts(self, doubts: Sequence[Doubt]) -> None:
+    def _on_doubts(self, doubts: Sequence[UncertainOffset]) -> None:
         self._drained.doubt(doubts)
 
     def _on_removed(self, topic: str) -> None:
@@ -306,7 +306,7 @@ class KafkaSource(Source):
             if is_drained and stable[OFFSETS_TOPIC, log] >= found[OFFSETS_TOPIC, log].offset:
                 self._logs.nothing_visible(log)
 
-    async def _report_on(self, feed: Feed) -> None:
+    async def _report_on(self, publisher: Publisher) -> None:
         while True:
             now = report(self._names, self._topics, self._groups, self._logs, self._begun_at)
             if self._topics.stale_since is None and self._topics.has_looked.is_set():
@@ -314,24 +314,24 @@ class KafkaSource(Source):
             reason, state = now.reason, now.state
             if self._clue and now.stale:
                 reason, state = f"{self._clue}; {reason}", SourceState.REFUSED
-            feed.report(state, reason[:1000], now.stale, now.lag_ms)
+            publisher.report(state, reason[:1000], now.stale, now.lag_ms)
             await asyncio.sleep(REPORT_S)
 
-    async def _reconcile_on(self, feed: Feed) -> None:
+    async def _reconcile_on(self, publisher: Publisher) -> None:
         """What daemons have and the cluster has not is gone; what they have above it is looked into."""
         pause_s = RECONCILE_S
         while True:
             await asyncio.sleep(pause_s)
             if self._topics.has_looked.is_set() and self._groups.is_loaded and self._topics.stale_since is None:
-                has_found = self._reconcile(feed)
+                has_found = self._reconcile(publisher)
                 # It goes through all marks, so it is rare once nothing more turns up.
                 pause_s = RECONCILE_S if has_found else min(pause_s * 2, RECONCILE_MAX_S)
 
-    def _reconcile(self, feed: Feed) -> bool:
+    def _reconcile(self, publisher: Publisher) -> bool:
         gone: list[Observation] = []
-        doubts: list[Doubt] = []
+        doubts: list[UncertainOffset] = []
         known = self._topics.known_topics()
-        for (name, number), mark in feed.told(self._names.prefix).items():
+        for (name, number), mark in publisher.published(self._names.prefix).items():
             parsed = self._names.parse(name)
             if parsed is None or not self._is_selected(parsed.group, parsed.topic):
                 continue  # another source's
@@ -344,7 +344,7 @@ class KafkaSource(Source):
                 elif is_stable:
                     self._topics.keep_stable((topic, number))
             elif not self._groups.is_reading:
-                self._groups.told.add(group)
+                self._groups.published.add(group)
             elif self._groups.knows(group):
                 found = self._groups.marks.get((group, topic, number))
                 if found is None:

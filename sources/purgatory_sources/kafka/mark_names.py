@@ -13,9 +13,9 @@ from purgatory_client.sources.source_names import (
     unescaped_group,
 )
 
-from purgatory_sources.feed.observation import MarkName
 from purgatory_sources.kafka.cluster_view import Partition
 from purgatory_sources.kafka.offset_records import CommitName
+from purgatory_sources.publisher.observation import MarkName
 
 NAME_MAX: Final = 249
 """Characters of a topic's name in a daemon."""

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from purgatory_sources.errors import SourceStale
-from purgatory_sources.feed.observation import MarkName, Observation, SeenReplicas
 from purgatory_sources.kafka.cluster_view import ClusterView, Partition
 from purgatory_sources.kafka.kafka_settings import NameSelection
 from purgatory_sources.kafka.mark_names import NOTHING, MarkNames, WantedMarks
 from purgatory_sources.kafka.topic_marks import Moved, TopicMarks
+from purgatory_sources.publisher.observation import MarkName, Observation, SeenReplicas
 
 LOG: Final = logging.getLogger(__name__)
 

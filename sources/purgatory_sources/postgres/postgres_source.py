@@ -1,4 +1,4 @@
-"""The source itself: it asks the servers, and tells the feed what follows."""
+"""The source itself: it asks the servers, and tells the publisher what follows."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from purgatory_sources.errors import SourceStale
-from purgatory_sources.feed.observation import Observation
-from purgatory_sources.feed.reports import End, SourceState, StaleMarks
-from purgatory_sources.feed.source import Source
 from purgatory_sources.postgres.derived_marks import DERIVED
+from purgatory_sources.postgres.observations import ServerObservation
 from purgatory_sources.postgres.postgres_settings import PostgresSettings
 from purgatory_sources.postgres.server_group import ServerGroup
 from purgatory_sources.postgres.server_reader import ServerReader
-from purgatory_sources.postgres.sightings import Sighting
 from purgatory_sources.postgres.timelines import newest_identity
+from purgatory_sources.publisher.observation import Observation
+from purgatory_sources.publisher.reports import End, SourceState, StaleMarks
+from purgatory_sources.publisher.source import Source
 
 if TYPE_CHECKING:
-    from purgatory_sources.feed.feed import Feed
+    from purgatory_sources.publisher.publisher import Publisher
 
 log: Final = logging.getLogger(__name__)
 
@@ -42,27 +42,27 @@ class PostgresSource(Source):
             for server in settings.servers
         }
         self._wanted: set[str] = set()
-        self._feed: Feed | None = None
+        self._publisher: Publisher | None = None
         self._group = ServerGroup(settings.group, {}, "", time.monotonic())
         self._reported: dict[str, str] = {}
 
-    async def run(self, feed: Feed) -> None:
+    async def run(self, publisher: Publisher) -> None:
         """Watch until cancelled."""
-        self._feed = feed
+        self._publisher = publisher
         self._report()
         # Which replicas there were, and what was said of them together, is known to daemons only.
-        while not feed.daemons_connected:  # noqa: ASYNC110 - there is no event of it
+        while not publisher.daemons_connected:  # noqa: ASYNC110 - there is no event of it
             await asyncio.sleep(_CONNECTED_POLL_S)
-        told = feed.told(self.prefix)
-        lineages = [lineage for name in told if (lineage := feed.book.lineage(name)) is not None]
+        told = publisher.published(self.prefix)
+        lineages = [lineage for name in told if (lineage := publisher.replicator.lineage(name)) is not None]
         self._group = ServerGroup(
             self.settings.group,
             {topic.removeprefix(self.prefix): mark.offset for (topic, _), mark in told.items() if mark.offset >= 0},
             newest_identity(one.identity for one in lineages),
             time.monotonic(),
         )
-        feed.on_demand(self._demand_changed)
-        self._demand_changed(feed.demand)
+        publisher.on_demand(self._demand_changed)
+        self._demand_changed(publisher.demand)
         self._report()
         async with asyncio.TaskGroup() as tasks:
             for reader in self.readers.values():
@@ -82,43 +82,43 @@ class PostgresSource(Source):
         self._group.gave_end(position)
         return [End(name, 0, position) for name in names]
 
-    def saw(self, name: str, sighting: Sighting, now: float) -> None:
+    def saw(self, name: str, observation: ServerObservation, now: float) -> None:
         """A reader has an answer."""
-        self._group.saw(name, sighting, now)
-        self._tell()
+        self._group.saw(name, observation, now)
+        self._publish()
 
     def lost(self, name: str, reason: str, now: float) -> None:
         """A reader has none."""
         self._group.lost(name, reason, now)
-        self._tell()
+        self._publish()
 
-    def _tell(self) -> None:
-        feed, group = self._feed, self._group
-        assert feed is not None, self.name
+    def _publish(self) -> None:
+        publisher, group = self._publisher, self._group
+        assert publisher is not None, self.name
         changes = group.take_changes()
         if changes:
-            feed.observe(
+            publisher.observe(
                 Observation(
                     self.prefix + one.mark,
                     0,
                     one.position,
-                    self._identity(feed, one.mark, one.identity),
+                    self._identity(publisher, one.mark, one.identity),
                     one.is_set_back,
                 )
                 for one in changes
             )
         self._report(only_changes=True)
 
-    def _identity(self, feed: Feed, mark: str, identity: str) -> str:
+    def _identity(self, publisher: Publisher, mark: str, identity: str) -> str:
         """One that went never comes back: a slot that is made anew, a replica that was forgotten, has another."""
-        lineage = feed.book.lineage((self.prefix + mark, 0))
+        lineage = publisher.replicator.lineage((self.prefix + mark, 0))
         if lineage is None or identity not in lineage.retired:
             return identity
         return next(one for count in itertools.count(1) if (one := f"{identity}#{count}") not in lineage.retired)
 
     def _report(self, *, only_changes: bool = False) -> None:
-        feed, group = self._feed, self._group
-        assert feed is not None, self.name
+        publisher, group = self._publisher, self._group
+        assert publisher is not None, self.name
         stale = group.stale_marks()
         essence = {one.mark: one.reason for one in stale}
         if only_changes and essence == self._reported:
@@ -126,7 +126,7 @@ class PostgresSource(Source):
         self._log_changes(essence)
         self._reported = essence
         now = time.monotonic()
-        feed.report(
+        publisher.report(
             self._state(bool(stale)),
             "; ".join(f"{one.mark}: {one.reason}" for one in stale if one.mark not in DERIVED)[:1000],
             [

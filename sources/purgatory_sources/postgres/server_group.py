@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from purgatory_client.sources.source_names import escaped_group
 
 from purgatory_sources.postgres.derived_marks import ALL, ANY, DERIVED, QUORUM, CountedReplica, Derived, derive
-from purgatory_sources.postgres.sightings import FoundReplica, Sighting
+from purgatory_sources.postgres.observations import FoundReplica, ServerObservation
 from purgatory_sources.postgres.timelines import Timelines
 
 SLOT: Final = "slot:"
@@ -91,7 +91,7 @@ class ServerGroup:
         self._invalidated_slots: Final[dict[str, StaleMark]] = {}
         self._derived: Final = {kind: Derived(told.get(kind, -1), _UNSEEN, now) for kind in DERIVED}
         self._derived_seen_at: Final = dict.fromkeys(DERIVED, now)
-        self._held: Final[dict[str, Sighting]] = {}
+        self._held: Final[dict[str, ServerObservation]] = {}
         self._dirty: Final[set[str]] = set()
         self._set_back: Final[set[str]] = set()
         self._may_go_back: Final[set[str]] = set()
@@ -114,18 +114,18 @@ class ServerGroup:
 
     # What was seen.
 
-    def saw(self, name: str, sighting: Sighting, now: float) -> None:
+    def saw(self, name: str, observation: ServerObservation, now: float) -> None:
         """A listed server has answered."""
         server = self._servers[name]
         server.was_asked = server.is_heard = True
-        server.aliases = sighting.aliases
+        server.aliases = observation.aliases
         if self.lineage is None:
-            self._held[name] = sighting
+            self._held[name] = observation
             if not self._adopt(now):
                 server.stale = "the primary was not seen yet, and so not which system this is"
                 return
         else:
-            self._take(server, sighting, now)
+            self._take(server, observation, now)
         self._settle(now)
 
     def lost(self, name: str, reason: str, now: float) -> None:
@@ -194,7 +194,7 @@ class ServerGroup:
         server = self._servers.get(mark)
         return None if server is None else server.position
 
-    # How sightings change it.
+    # How observations change it.
 
     def _adopt(self, now: float) -> bool:
         """Decides which system this is: the one that was asked for, or the primary's, or what all that answer say."""
@@ -212,44 +212,44 @@ class ServerGroup:
         self.lineage.learn_forks(chosen.forks)
         if self._is_other_system:
             self._cut(0)
-        for name, sighting in self._held.items():
-            self._take(self._servers[name], sighting, now)
+        for name, observation in self._held.items():
+            self._take(self._servers[name], observation, now)
         self._held.clear()
         return True
 
-    def _take(self, server: _Server, sighting: Sighting, now: float) -> None:
+    def _take(self, server: _Server, observation: ServerObservation, now: float) -> None:
         lineage = self.lineage
         assert lineage is not None, server
-        other = lineage.other_system(sighting.system_id)
+        other = lineage.other_system(observation.system_id)
         if other:
             server.stale = other
             server.is_heard = False  # by those it does not belong to
             return
-        if sighting.timeline > lineage.timeline:
-            self._switch(lineage, server, sighting)
-        elif sighting.timeline == lineage.timeline:
-            lineage.learn_forks(sighting.forks)
-        if server.is_primary and not sighting.is_primary:
+        if observation.timeline > lineage.timeline:
+            self._switch(lineage, server, observation)
+        elif observation.timeline == lineage.timeline:
+            lineage.learn_forks(observation.forks)
+        if server.is_primary and not observation.is_primary:
             server.has_joined = False
-        server.timeline, server.is_primary = sighting.timeline, sighting.is_primary
+        server.timeline, server.is_primary = observation.timeline, observation.is_primary
         self._look_for_rivals(lineage)
         if self._is_split:
             return
-        shared = lineage.shared(sighting.timeline, sighting.position)
-        is_old_primary = sighting.is_primary and sighting.timeline < lineage.timeline
-        if is_old_primary or shared < sighting.position:
+        shared = lineage.shared(observation.timeline, observation.position)
+        is_old_primary = observation.is_primary and observation.timeline < lineage.timeline
+        if is_old_primary or shared < observation.position:
             self._move(server, min(server.position, shared))
-            server.stale = lineage.left_behind(sighting.timeline)
+            server.stale = lineage.left_behind(observation.timeline)
             return
         self._move(server, shared)
         server.stale, server.seen_at = "", now
-        if sighting.is_primary:
-            self._take_of_primary(server, sighting, now)
+        if observation.is_primary:
+            self._take_of_primary(server, observation, now)
 
-    def _switch(self, lineage: Timelines, server: _Server, sighting: Sighting) -> None:
+    def _switch(self, lineage: Timelines, server: _Server, observation: ServerObservation) -> None:
         """There was a promotion: what the old timeline has above the fork is lost."""
         seen = 0 if server.stale else max(server.position, 0)
-        fork = lineage.switch(sighting.timeline, sighting.forks, seen)
+        fork = lineage.switch(observation.timeline, observation.forks, seen)
         highest = max([self._highest_end, *(one.position for one in self._servers.values())])
         if self._settings.lossless_promotion and highest <= fork:
             return
@@ -283,26 +283,26 @@ class ServerGroup:
             lineage.break_here()
             self._cut(0)
 
-    def _take_of_primary(self, primary: _Server, sighting: Sighting, now: float) -> None:
-        if sighting.slots is not None:
-            for slot in self._slots.keys() - sighting.slots.keys():
+    def _take_of_primary(self, primary: _Server, observation: ServerObservation, now: float) -> None:
+        if observation.slots is not None:
+            for slot in self._slots.keys() - observation.slots.keys():
                 del self._slots[slot]
                 self._dirty.add(SLOT + slot)
-            for slot in self._invalidated_slots.keys() - sighting.invalidated_slots.keys():
+            for slot in self._invalidated_slots.keys() - observation.invalidated_slots.keys():
                 del self._invalidated_slots[slot]
-            for slot, why in sighting.invalidated_slots.items():
+            for slot, why in observation.invalidated_slots.items():
                 # An invalidated slot keeps its last position, but its consumer can never confirm a higher one.
                 reason = f"the slot is invalidated ({why}): drop it and create it again"
                 self._invalidated_slots.setdefault(slot, StaleMark(SLOT + slot, self._slots_seen_at, reason))
-            for slot, position in sighting.slots.items():
+            for slot, position in observation.slots.items():
                 # A consumer may be sent again what it confirmed, after a crash of the primary; it has it all the same.
                 if len(slot) <= _NAME_LENGTH_MAX and position > self._slots.get(slot, -1):
                     self._slots[slot] = position
                     self._dirty.add(SLOT + slot)
         self._slots_seen_at = now
-        if sighting.found is not None and self._settings.finds_replicas:
+        if observation.found is not None and self._settings.finds_replicas:
             self._has_found = True
-            self._take_found(primary, sighting.found, now)
+            self._take_found(primary, observation.found, now)
 
     def _take_found(self, primary: _Server, rows: Iterable[FoundReplica], now: float) -> None:
         listed = {one.name for one in self._servers.values() if one.is_listed}

@@ -16,8 +16,8 @@ from psycopg.rows import TupleRow
 
 from purgatory_sources.errors import SourceStale
 from purgatory_sources.postgres.log_pages import LogPages
+from purgatory_sources.postgres.observations import FoundReplica, ServerObservation
 from purgatory_sources.postgres.postgres_settings import PostgresSettings, ServerSettings
-from purgatory_sources.postgres.sightings import FoundReplica, Sighting
 from purgatory_sources.postgres.timelines import forks_of
 
 log: Final = logging.getLogger(__name__)
@@ -87,10 +87,10 @@ SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint, pg_current_wal_insert_lsn(
 _FLUSH_SOON: Final = b"SELECT pg_current_xact_id()"
 
 
-class SightingListener(Protocol):
+class ObservationListener(Protocol):
     """Whom a reader tells."""
 
-    def saw(self, name: str, sighting: Sighting, now: float) -> None: ...
+    def saw(self, name: str, observation: ServerObservation, now: float) -> None: ...
 
     def lost(self, name: str, reason: str, now: float) -> None: ...
 
@@ -102,7 +102,7 @@ class ServerReader:
         self,
         server: ServerSettings,
         settings: PostgresSettings,
-        listener: SightingListener,
+        listener: ObservationListener,
         is_wanted: Callable[[], bool],
     ) -> None:
         self.name: Final = server.name
@@ -188,16 +188,18 @@ class ServerReader:
             else:
                 self.is_refused, self._failures = False, 0
                 self._connection = connection
-                sighting = Sighting(system_id, timeline, not recovers, pages.past_header(position), forks, aliases)
+                observation = ServerObservation(
+                    system_id, timeline, not recovers, pages.past_header(position), forks, aliases
+                )
                 if found is not None:
-                    sighting.found = tuple(FoundReplica(name, pages.past_header(its)) for name, its in found)
+                    observation.found = tuple(FoundReplica(name, pages.past_header(its)) for name, its in found)
                     confirmed = {slot: position for slot, (position, _) in slots.items()}
-                    sighting.slots = {
+                    observation.slots = {
                         slot: -1 if position is None else pages.past_header(position)
                         for slot, position in confirmed.items()
                     }
-                    sighting.invalidated_slots = {slot: why for slot, (_, why) in slots.items() if why is not None}
-                self._listener.saw(self.name, sighting, time.monotonic())
+                    observation.invalidated_slots = {slot: why for slot, (_, why) in slots.items() if why is not None}
+                self._listener.saw(self.name, observation, time.monotonic())
             interval = self._settings.poll_s if is_wanted else self._settings.idle_poll_s
             await self._pause(began + interval - time.monotonic(), self._settings.poll_s)
 

@@ -10,19 +10,17 @@ from typing import Any, Final, TypeVar, cast
 import pytest
 
 from purgatory.engine import codes
-from purgatory.engine.batches import OperationBatch, RegisterReceipt
-from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.errors import BatchRejected
 from purgatory.service.host import Host
+from purgatory.service.listeners.events import Cancelled, Completed, Registered
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.loop_stalls import WORK_PER_SLICE, LoopStalls
 from purgatory.service.rpc import inspection_calls, session_requests
 from purgatory.service.rpc.call import Call, Context
 from purgatory.service.rpc.event_calls import advance
 from purgatory.service.sessions import result_stream
-from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.service.translate import results
 from purgatory.service.translate.parts import VALUES_PER_PART
@@ -47,25 +45,17 @@ class CountingListener(Listener):
         self.cancelled_ids: list[int] = []
         self._items = 0
 
-    def registered(
-        self,
-        session: Session | None,
-        kind: int,
-        batch: OperationBatch,
-        receipt: RegisterReceipt,
-        now_ms: int,
-        principal: str = "",
-    ) -> None:
-        self.registered_rows.append(len(batch.operation_ids))
+    def registered(self, event: Registered) -> None:
+        self.registered_rows.append(len(event.batch.operation_ids))
 
-    def cancelled(self, session: Session | None, operation_ids: list[int], ended: int, now_ms: int) -> None:
-        self.cancelled_ids += operation_ids
+    def cancelled(self, event: Cancelled) -> None:
+        self.cancelled_ids += event.operation_ids
 
-    def completed(self, session: Session | None, completions: Completions, principal: str = "") -> None:
-        self._items += completions.items
+    def completed(self, event: Completed) -> None:
+        self._items += event.completions.items
 
-    def discarded(self, session: Session, completions: Completions) -> None:
-        self.completed(session, completions)
+    def discarded(self, event: Completed) -> None:
+        self.completed(event)
 
     def call_finished(self) -> None:
         if self._items:

@@ -27,7 +27,7 @@ NEVER = 1_000
 
 
 @pytest.mark.slow
-async def test_lesson_25_ten_thousand_waits_through_a_connection_that_breaks(daemon: DaemonProcess) -> None:
+async def test_ten_thousand_waits_through_a_connection_that_breaks(daemon: DaemonProcess) -> None:
     """Connections are dropped at random in the middle of 10,000 waits: each ends once, with the right outcome."""
     generator = random.Random(8131)
     singles = TOTAL - IN_COLUMNS

@@ -110,7 +110,7 @@ def test_many_results_are_acknowledged_at_once(kept: int, at_once: int) -> None:
     assert sent(core, 0.1)[0].acknowledge.sequence == at_once
 
 
-def test_lesson_25_repeated_results_are_dropped() -> None:
+def test_repeated_results_are_dropped() -> None:
     """Results that come again, in part or all of them, end nothing a second time."""
     core, _ = core_with_sent(4)
     assert len(core.receive(results(1, [1, 2]), 0.0)) == 2
@@ -144,7 +144,7 @@ def test_what_is_above_the_highest_id_is_sent_again(highest: int, again: list[li
     assert len(core.receive(results(1, list(range(1, 11))), 2.0)) == 7
 
 
-def test_lesson_54_a_resent_wait_has_the_time_that_remains() -> None:
+def test_a_resent_wait_has_the_time_that_remains() -> None:
     """Time without a connection counts against a wait's timeout, but a wait keeps at least 1 ms: 0 would be another
     request, for an answer at once. One that goes out at once keeps all of it.
     """

@@ -1,4 +1,4 @@
-"""Cases 86 to 92: waits for the low watermark. 90 and 91 are `test_lesson_09_lost_partition_…`."""
+"""Cases 86 to 92: waits for the low watermark. 90 and 91 are `test_lost_partition_…`."""
 
 from tests.engine import plain
 from tests.engine.world import World

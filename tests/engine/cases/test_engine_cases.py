@@ -118,7 +118,7 @@ def test_cancelling_a_name_ends_all_that_wait_on_it() -> None:
     assert [world.outcome(handle) for handle in [*on_key, *others]] == ["cancelled"] * 2 + ["pending"] * 2
 
 
-def test_lesson_35_vanished_owner_leaves_nothing_armed() -> None:
+def test_vanished_owner_leaves_nothing_armed() -> None:
     """Its waits count as cancelled, their results are dropped, no key or timer holds them; its id may be reused."""
     world = World()
     mine = world.produce({"orders-0": 5})

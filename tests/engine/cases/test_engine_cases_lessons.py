@@ -1,4 +1,4 @@
-"""Bugs that others had (docs/lessons.md, 3 to 44), as tests of the engine: missed wake-ups, marks that go back."""
+"""Bugs that others had (docs/lessons.md), as tests of the engine: missed wake-ups, marks that go back."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from tests.engine import plain
 from tests.engine.world import World
 
 
-def test_lesson_03_a_trigger_is_enough() -> None:
+def test_a_trigger_is_enough() -> None:
     """After the last event no wait is pending whose condition holds, however the event came about."""
     world = World()
     world.in_sync("orders-0", 1, 2, min_in_sync=2)
@@ -21,14 +21,14 @@ def test_lesson_03_a_trigger_is_enough() -> None:
     assert world.outcome(produce) == "satisfied"
 
 
-def test_lesson_04_two_thousand_keys_cost_two_evaluations() -> None:
+def test_two_thousand_keys_cost_two_evaluations() -> None:
     """Registration evaluates an operation at most twice, however many partitions it has."""
     world = World()
     world.produce({f"orders-{i}": 5 for i in range(2_000)})
     assert world.engine.counts(plain.PRODUCE).evaluations <= 2
 
 
-def test_lesson_06_confirmed_shrink_ends_waits() -> None:
+def test_confirmed_shrink_ends_waits() -> None:
     """Case 50: a leaver counts until the commit, which alone, with no new append, ends waits of every kind."""
     world = World(lag_max_ms=100)
     world.in_sync("orders-0", 1, 2)
@@ -44,7 +44,7 @@ def test_lesson_06_confirmed_shrink_ends_waits() -> None:
     assert [world.outcome(handle) for handle in handles] == ["satisfied"] * 2
 
 
-def test_lesson_07_every_route_wakes() -> None:
+def test_every_route_wakes() -> None:
     """Log end, high watermark, in-sync set, last stable offset, low watermark: each event ends its fetch or wait."""
     world = World()
     world.append("orders-0", 10)
@@ -62,7 +62,7 @@ def test_lesson_07_every_route_wakes() -> None:
     assert world.last_stable("orders-0", -1).ended == 1
 
 
-def test_lesson_08_unknown_offsets_have_a_defined_end() -> None:
+def test_unknown_offsets_have_a_defined_end() -> None:
     """A fetch of a partition of which nothing is known waits: the first mark ends it, or it expires without error."""
     world = World()
     woken = world.fetch({"orders-0": 0})
@@ -82,9 +82,7 @@ LOSSES: dict[str, tuple[Callable[[World], plain.EventAnswer], int]] = {
 
 
 @pytest.mark.parametrize(("lose", "code"), LOSSES.values(), ids=LOSSES)
-def test_lesson_09_lost_partition_ends_every_kind_at_once(
-    lose: Callable[[World], plain.EventAnswer], code: int
-) -> None:
+def test_lost_partition_ends_every_kind_at_once(lose: Callable[[World], plain.EventAnswer], code: int) -> None:
     """No wait stays until its timeout, each says why it failed, and no list keeps an entry."""
     world = World()
     world.high_watermark("orders-0", 10)
@@ -97,7 +95,7 @@ def test_lesson_09_lost_partition_ends_every_kind_at_once(
 
 
 @pytest.mark.parametrize("ends", ["satisfied", "failed"])
-def test_lesson_10_32_a_thousand_waits_end_and_leave_nothing(ends: str) -> None:
+def test_a_thousand_waits_end_and_leave_nothing(ends: str) -> None:
     """All end with the event, reached or resigned; no list keeps an entry and no timer outlives its wait."""
     world = World()
     handles = world.produce_many(1_000, timeout_ms=15_000)
@@ -108,7 +106,7 @@ def test_lesson_10_32_a_thousand_waits_end_and_leave_nothing(ends: str) -> None:
     world.assert_empty()
 
 
-def test_lesson_11_wait_for_the_mark_of_now_returns_now() -> None:
+def test_wait_for_the_mark_of_now_returns_now() -> None:
     """There is one variable for what was reached, and registration reads it."""
     world = World()
     world.high_watermark("orders-0", 7)
@@ -117,7 +115,7 @@ def test_lesson_11_wait_for_the_mark_of_now_returns_now() -> None:
     assert world.outcome(world.produce({"orders-0": 8})) == "pending"
 
 
-def test_lesson_12_kinds_on_one_partition_share_nothing() -> None:
+def test_kinds_on_one_partition_share_nothing() -> None:
     """Produce, fetch and delete-records on one partition end each at its own mark."""
     world = World()
     world.append("orders-0", 10)
@@ -133,7 +131,7 @@ def test_lesson_12_kinds_on_one_partition_share_nothing() -> None:
 
 @pytest.mark.parametrize("late_ms", [0, 50])
 @pytest.mark.parametrize("winner", ["satisfied", "expired"])
-def test_lesson_19_event_and_expiry_in_one_tick_give_one_outcome(winner: str, late_ms: int) -> None:
+def test_event_and_expiry_in_one_tick_give_one_outcome(winner: str, late_ms: int) -> None:
     """Whichever call comes first wins, also when the reaper is late; the other finds nothing."""
     world = World()
     handle = world.produce({"orders-0": 5}, timeout_ms=10)
@@ -144,7 +142,7 @@ def test_lesson_19_event_and_expiry_in_one_tick_give_one_outcome(winner: str, la
     world.assert_empty()
 
 
-def test_lesson_22_34_counters_add_up_and_equal_a_recount() -> None:
+def test_counters_add_up_and_equal_a_recount() -> None:
     """After each call: registered = all outcomes + pending, and pending and watched are what a listing finds."""
     world = World()
 
@@ -173,7 +171,7 @@ def test_lesson_22_34_counters_add_up_and_equal_a_recount() -> None:
     assert (c.satisfied, c.failed, c.expired, c.cancelled, c.shutting_down) == (2, 1, 1, 1, 1)
 
 
-def test_lesson_39_42_marks_do_not_go_back() -> None:
+def test_marks_do_not_go_back() -> None:
     """A lower mark, as of a late checkpoint, is counted as unchanged, an older epoch refused: neither is applied. A
     newer epoch is taken over.
     """
@@ -190,7 +188,7 @@ def test_lesson_39_42_marks_do_not_go_back() -> None:
     assert world.marks("orders-0").epoch == 6
 
 
-def test_lesson_40_bytes_and_offsets_are_of_one_moment() -> None:
+def test_bytes_and_offsets_are_of_one_moment() -> None:
     """Bytes are those between two offsets of one segment, whenever their positions were reported."""
     world = World()
     world.append("orders-0", 10, position=1_000, segment=0)
@@ -205,7 +203,7 @@ def test_lesson_40_bytes_and_offsets_are_of_one_moment() -> None:
     assert world.item(handle).available_bytes == 60
 
 
-def test_lesson_40_roll_under_a_waiting_fetch_counts_no_bytes() -> None:
+def test_roll_under_a_waiting_fetch_counts_no_bytes() -> None:
     """What comes after a roll is in another segment: the fetch is answered, not summed up across segments."""
     world = World()
     world.append("orders-0", 10, position=1_000, segment=0)
@@ -218,7 +216,7 @@ def test_lesson_40_roll_under_a_waiting_fetch_counts_no_bytes() -> None:
     assert world.outcome(handle) == "satisfied"
 
 
-def test_lesson_41_marks_below_the_log_start_break_nothing() -> None:
+def test_marks_below_the_log_start_break_nothing() -> None:
     """Unknown high watermark, full truncation, a start above everything: waits end with a status, the engine lives."""
     world = World()
     world.log_start("orders-0", 100)
@@ -232,7 +230,7 @@ def test_lesson_41_marks_below_the_log_start_break_nothing() -> None:
     assert world.outcome(world.fetch({"orders-0": 0})) == "pending"
 
 
-def test_lesson_43_new_epoch_fences_waits_of_the_old() -> None:
+def test_new_epoch_fences_waits_of_the_old() -> None:
     """A wait made under epoch 5 is not satisfied under 6, not even by an event that also reaches its mark."""
     world = World()
     world.lead("orders-0", 5)
@@ -241,7 +239,7 @@ def test_lesson_43_new_epoch_fences_waits_of_the_old() -> None:
     assert (world.outcome(handle), world.errors(handle)) == ("failed", [74])
 
 
-def test_lesson_44_truncation_cuts_the_index() -> None:
+def test_truncation_cuts_the_index() -> None:
     """Positions above the cut are forgotten; new ones count."""
     world = World()
     for offset in (0, 10, 20):

@@ -1,4 +1,4 @@
-"""Bugs that others had (docs/lessons.md, 50 to 68), as tests of the engine: stalls, hot keys, needless wake-ups."""
+"""Bugs that others had (docs/lessons.md), as tests of the engine: stalls, hot keys, needless wake-ups."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.engine import plain
 from tests.engine.world import World
 
 
-def test_lesson_50_stalled_reaper_finds_all_in_order() -> None:
+def test_stalled_reaper_finds_all_in_order() -> None:
     """After a stall of 5 s everything due ends in one pass, earliest deadline first; each says how late it is."""
     world = World()
     timeouts = [4_999, 3, 700, 21, 5_000, 420, 20, 400, 1, 19]
@@ -18,7 +18,7 @@ def test_lesson_50_stalled_reaper_finds_all_in_order() -> None:
     assert world.outcome(later) == "pending"
 
 
-def test_lesson_57_ends_are_returned_not_called() -> None:
+def test_ends_are_returned_not_called() -> None:
     """No code of the host runs inside a call: results come out when they are asked for, each once."""
     world = World()
     world.produce_many(10)
@@ -30,7 +30,7 @@ def test_lesson_57_ends_are_returned_not_called() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["cancel", "expire"])
-def test_lesson_60_61_one_of_many_leaves_without_a_scan(end: str) -> None:
+def test_one_of_many_leaves_without_a_scan(end: str) -> None:
     """100,000 waits on one key are cancelled one by one from the middle, or expire together: none is evaluated."""
     world = World(wheel_size=128)  # a wheel on which they need not cascade, which takes several calls
     handles = world.produce_many(100_000, timeout_ms=100)
@@ -43,7 +43,7 @@ def test_lesson_60_61_one_of_many_leaves_without_a_scan(end: str) -> None:
     world.assert_empty()
 
 
-def test_lesson_62_only_passed_thresholds_are_woken() -> None:
+def test_only_passed_thresholds_are_woken() -> None:
     """500 waits, marks rising one by one: an evaluation for each that ends, not for each that waits."""
     world = World()
     for offset in range(1, 501):
@@ -54,7 +54,7 @@ def test_lesson_62_only_passed_thresholds_are_woken() -> None:
     assert world.engine.counts(plain.PRODUCE).evaluations - before <= 1_000
 
 
-def test_lesson_63_fetch_is_not_woken_by_every_append() -> None:
+def test_fetch_is_not_woken_by_every_append() -> None:
     """10,000 appends towards min_bytes evaluate the fetch a few times, not 10,000 times."""
     world = World()
     world.append("orders-0", 0)
@@ -66,7 +66,7 @@ def test_lesson_63_fetch_is_not_woken_by_every_append() -> None:
     assert world.engine.counts(plain.FETCH).evaluations - before <= 40
 
 
-def test_lesson_64_waits_on_other_keys_are_left_alone() -> None:
+def test_waits_on_other_keys_are_left_alone() -> None:
     """One event for 1,000 waiters on its key evaluates no others."""
     world = World()
     world.produce_many(1_000, "orders-0")
@@ -77,7 +77,7 @@ def test_lesson_64_waits_on_other_keys_are_left_alone() -> None:
     assert world.engine.pending == 1_000
 
 
-def test_lesson_68_sizes_are_right_for_several_keys() -> None:
+def test_sizes_are_right_for_several_keys() -> None:
     """An operation with three partitions is pending once and watched three times, less for each that is reached."""
     world = World()
     world.produce({"orders-0": 5, "orders-1": 5, "orders-2": 5})

@@ -1,4 +1,4 @@
-"""Cases 47 to 58 and 78: what the marks of a partition do. Case 50 is `test_lesson_06_confirmed_shrink_ends_waits`."""
+"""Cases 47 to 58 and 78: what the marks of a partition do. Case 50 is `test_confirmed_shrink_ends_waits`."""
 
 import pytest
 

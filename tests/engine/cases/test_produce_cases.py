@@ -1,4 +1,4 @@
-"""Cases 59 to 68, and 80: waits for the high watermark. 62 and 63 are `test_lesson_09_lost_partition_…`."""
+"""Cases 59 to 68, and 80: waits for the high watermark. 62 and 63 are `test_lost_partition_…`."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def test_case_61_expired_partitions_are_told_apart() -> None:
 
 
 def test_case_64_failed_storage_refuses() -> None:
-    """56 for whatever comes until it is online again. That waits end is `test_lesson_09_lost_partition_…`."""
+    """56 for whatever comes until it is online again. That waits end is `test_lost_partition_…`."""
     world = World()
     world.storage_failed("orders-0")
     assert world.errors(world.produce({"orders-0": 5})) == [56]

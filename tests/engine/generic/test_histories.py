@@ -178,6 +178,7 @@ class ModelledPurgatory:
         self.expected_errors += self.failing_effects  # effects come after all evaluations of the same call
         self.failing_effects.clear()
         purgatory, pending = self.purgatory, self.pending
+        purgatory.core.check()
         self.pending_most = max(self.pending_most, len(pending))
         for one in self.operations:
             assert (one.outcome, one.effects) == (one.expected_outcome, one.expected_effects)
@@ -281,6 +282,6 @@ STEPS = st.one_of(
 
 @both_levels
 @given(steps=st.lists(STEPS, max_size=60))
-def test_lesson_05_19_any_history_against_a_model(make: Level, steps: list[Step]) -> None:
+def test_any_history_against_a_model(make: Level, steps: list[Step]) -> None:
     """After any history everything pending is found, everything ended was answered once, and all counters are right."""
     play(make, steps)

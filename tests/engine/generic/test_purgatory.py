@@ -248,7 +248,7 @@ def test_the_clock_must_not_go_back() -> None:
 
 
 @both_levels
-def test_lesson_27_a_poisoned_operation_among_a_thousand(make: Level) -> None:
+def test_a_poisoned_operation_among_a_thousand(make: Level) -> None:
     """One failing check in the middle of a key: 999 complete, one is reported."""
     errors = Errors()
     purgatory = make(errors)
@@ -262,7 +262,7 @@ def test_lesson_27_a_poisoned_operation_among_a_thousand(make: Level) -> None:
 
 
 @pytest.mark.slow
-def test_lesson_29_keys_vanish_with_their_last_watcher() -> None:
+def test_keys_vanish_with_their_last_watcher() -> None:
     """Many distinct keys used once each leave no key behind, however their operations end."""
     purgatory = BarePurgatory()
     for number in range(10_000):
@@ -290,9 +290,7 @@ ENDS: dict[str, Callable[[BarePurgatory], object]] = {
 @both_levels
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 @pytest.mark.parametrize("keys", [["k"], ["k", "a", "b", "c", "d"]], ids=["one key", "five keys"])
-def test_lesson_30_31_payloads_die_with_their_operation(
-    make: Level, end: Callable[[object], object], keys: list[str]
-) -> None:
+def test_payloads_die_with_their_operation(make: Level, end: Callable[[object], object], keys: list[str]) -> None:
     """The purgatory lets go of an operation and its payload in the very call that ends it, on however many keys."""
     purgatory = make()
     operations = register(purgatory, *keys, timeout_ms=10)
@@ -308,7 +306,7 @@ def test_lesson_30_31_payloads_die_with_their_operation(
 
 @both_levels
 @pytest.mark.slow
-def test_lesson_57_completions_do_not_recurse(make: Level) -> None:
+def test_completions_do_not_recurse(make: Level) -> None:
     """A chain of 10,000 operations, each completing the next in its effect, runs flat and in order."""
     purgatory, log = make(), list[str]()
     chain = register(purgatory, "k", count=10_000)

@@ -91,7 +91,7 @@ def test_only_the_row_at_fault_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_lesson_47_huge_or_negative_timeout_is_refused(kind: int) -> None:
+def test_huge_or_negative_timeout_is_refused(kind: int) -> None:
     """0 to the limit is accepted; nothing beyond overflows into the past."""
     for timeout_ms in (0, 1, INT32_MAX):
         assert register(kind, timeouts_ms=[timeout_ms]) == []

@@ -43,7 +43,7 @@ def reap(world: World, until_ms: int) -> int:
     return calls
 
 
-def test_lesson_48_sixty_days_with_a_timer_of_two_years() -> None:
+def test_sixty_days_with_a_timer_of_two_years() -> None:
     """Short waits of every kind expire on their millisecond for 60 days beside waits of two years, which follow."""
     world = led()
     years = one_of_each_kind(world, TWO_YEARS_MS)
@@ -84,9 +84,7 @@ def edges() -> Iterator[tuple[int, int, int]]:
 
 @pytest.mark.parametrize(("tick_ms", "wheel_size", "edge_ms"), list(edges()))
 @pytest.mark.parametrize("start_ms", [0, 1, 12_345_678_901, DEADLINE_MAX // 2])
-def test_lesson_49_and_51_deadlines_around_every_level_edge(
-    tick_ms: int, wheel_size: int, edge_ms: int, start_ms: int
-) -> None:
+def test_deadlines_around_every_level_edge(tick_ms: int, wheel_size: int, edge_ms: int, start_ms: int) -> None:
     """One before, on and one after the edge, from now and on the clock: each ends on the first tick not before it.
 
     The origin of the clock is arbitrary: decades of uptime, or a clock that begins far out, change nothing.

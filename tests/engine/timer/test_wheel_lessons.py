@@ -24,7 +24,7 @@ def test_case_19_cancel_while_its_bucket_is_half_flushed() -> None:
     assert wheel.count == 0
 
 
-def test_lesson_55_add_while_a_bucket_is_half_flushed() -> None:
+def test_add_while_a_bucket_is_half_flushed() -> None:
     """What is added between two slices lands somewhere and fires in time; a flushed bucket is empty."""
     wheel = make(1, 20)
     for slot in range(4):
@@ -92,7 +92,7 @@ def test_impossible_wheels_are_refused(tick_ms: int, wheel_size: int, start_ms: 
 
 
 @pytest.mark.parametrize(("tick_ms", "wheel_size"), GEOMETRIES)
-def test_lesson_47_extreme_deadlines(tick_ms: int, wheel_size: int) -> None:
+def test_extreme_deadlines(tick_ms: int, wheel_size: int) -> None:
     """The largest 64-bit deadline is clamped, not wrapped into the past; 0 and negative ones are due at once."""
     wheel = make(tick_ms, wheel_size)
     assert wheel.add(0, 2**63 - 1)

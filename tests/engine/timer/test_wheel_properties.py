@@ -71,9 +71,7 @@ class CheckedWheel:
 
 
 @given(GEOMETRIES, st.lists(STEPS, max_size=120))
-def test_lesson_15_wheel_against_a_sorted_oracle(
-    geometry: tuple[int, int, int], steps: list[tuple[str, int, int]]
-) -> None:
+def test_wheel_against_a_sorted_oracle(geometry: tuple[int, int, int], steps: list[tuple[str, int, int]]) -> None:
     """Any mix of add, re-add, cancel and limited advance fires exactly what the model says, in order, never early."""
     checked = CheckedWheel(*geometry, slots=SLOTS)
     for step, first, second in steps:
@@ -91,7 +89,7 @@ def test_lesson_15_wheel_against_a_sorted_oracle(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tick_ms", [1, 10])
-def test_lesson_15_a_long_random_run(tick_ms: int) -> None:
+def test_a_long_random_run(tick_ms: int) -> None:
     """A million random inserts, cancels and advances (50,000 uncompiled) agree with the model throughout."""
     rng = random.Random(tick_ms)
     slots = 500

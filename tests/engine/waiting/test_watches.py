@@ -157,7 +157,7 @@ def test_overflow_positions_are_given_back() -> None:
         assert len(watches._overflow_refs) <= 2 * watches._overflow.size + SLACK + 1
 
 
-def test_lesson_28_stale_entries_are_bounded_by_compaction() -> None:
+def test_stale_entries_are_bounded_by_compaction() -> None:
     """On a key that no mark ever passes, what is stored never exceeds twice the live entries and a constant."""
     watches = WatchList()
     pending = 100

@@ -1,4 +1,4 @@
-"""What the history check judges: a daemon with its journal and two sources that feed it the same marks."""
+"""What the history check judges: a daemon with its journal and two sources that publisher it the same marks."""
 
 import signal
 import socket

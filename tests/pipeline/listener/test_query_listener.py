@@ -15,9 +15,9 @@ from purgatory_client.errors import NotFound
 from purgatory_pipeline.listener import PurgatoryListener
 from purgatory_pipeline.listener.end_offsets import committed_marks, ends_of_log, marks_of
 from purgatory_pipeline.listener.query_source import QuerySource
-from purgatory_sources.feed.feed import Feed
-from purgatory_sources.feed.observation import Observation
-from purgatory_sources.feed.reports import SourceState
+from purgatory_sources.publisher.observation import Observation
+from purgatory_sources.publisher.publisher import Publisher
+from purgatory_sources.publisher.reports import SourceState
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -126,7 +126,7 @@ def test_a_folder_that_is_no_checkpoint_says_nothing(tmp_path: Path) -> None:
 
 
 async def handed_over(source: QuerySource) -> tuple[SourceState, dict[str, int]]:
-    """The state and the marks that a source gives its feed next."""
+    """The state and the marks that a source gives its publisher next."""
     reports: asyncio.Queue[SourceState] = asyncio.Queue()
     marks: dict[str, int] = {}
 
@@ -137,7 +137,7 @@ async def handed_over(source: QuerySource) -> tuple[SourceState, dict[str, int]]
         def report(self, state: SourceState, why: str = "") -> None:
             reports.put_nowait(state)
 
-    task = asyncio.create_task(source.run(cast("Feed", Feeding())))
+    task = asyncio.create_task(source.run(cast("Publisher", Feeding())))
     async with asyncio.timeout(WAIT_S):
         state = await reports.get()
     task.cancel()

@@ -279,7 +279,7 @@ def test_accounts_that_hold_nothing_are_forgotten(steps: list[tuple[int, str]]) 
     held: dict[str, Account] = {}
     streams: dict[str, Account] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("purgatory.service.access.account.KEPT_WITHOUT_ASKING", 4)
+        patch.setattr("purgatory.service.access.account.ACCOUNTS_KEPT_MIN", 4)
         for number, step in steps:
             principal = f"user-{number}"
             one = accounts.of(principal)

@@ -147,7 +147,7 @@ def _restore_operations(shard: Shard, parts: Sequence[bytes], chosen: Flags | No
     partitions = shard.engine.snapshots.partitions
     only_named = _table(parts[3]).filter(pc.equal(pc.binary_length(pc.field("content")), 0)).to_pydict()
     held = [
-        partitions.mention(name, partitions.unowned)
+        partitions.get_or_create(name, partitions.unowned)
         for name in zip(only_named["topic"], only_named["partition"], strict=True)
     ]
     shard.engine.restore(shard.owner, saved, gone, shard.clock_ms)

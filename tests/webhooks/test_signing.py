@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from standardwebhooks import Webhook, WebhookVerificationError
 
+from purgatory.extensions.webhooks.signing import CannotSendWebhooks, WebhookSigner, body_of
 from purgatory.extensions.webhooks.webhook_calls import list_dead_letters, resend_dead_letters
-from purgatory.extensions.webhooks.webhook_form import CannotSendWebhooks, WebhookSigner, body_of
 from purgatory.extensions.webhooks.webhooks import Webhooks
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ALL, WAIT, Grants, Names

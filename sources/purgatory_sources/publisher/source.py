@@ -6,14 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from purgatory_sources.feed.reports import End
+from purgatory_sources.publisher.reports import End
 
 if TYPE_CHECKING:
-    from purgatory_sources.feed.feed import Feed
+    from purgatory_sources.publisher.publisher import Publisher
 
 
 class Source(ABC):
-    """Watches one system and hands what it sees to a feed.
+    """Watches one system and hands what it sees to a publisher.
 
     Attributes:
         name: What status and metrics call it, without secrets: "kafka://broker:9092".
@@ -24,7 +24,7 @@ class Source(ABC):
     topic_prefixes: tuple[str, ...]
 
     @abstractmethod
-    async def run(self, feed: Feed) -> None:
+    async def run(self, publisher: Publisher) -> None:
         """Watch until cancelled. Raises SourceRefused for what no retry can cure; the program ends with its line."""
 
     @abstractmethod

@@ -13,7 +13,7 @@ class FoundReplica(NamedTuple):
 
 
 @dataclass(slots=True)
-class Sighting:
+class ServerObservation:
     """One answer of a server.
 
     Attributes:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from purgatory_sources.feed.observation import Observation
+from purgatory_sources.publisher.observation import Observation
 
 RETIRED_MAX: Final = 16
 """Identities of earlier lineages that are remembered, to know what is late from what is new."""
@@ -29,7 +29,7 @@ class MarkLineage:
         retired: Identities of its earlier lineages.
         floor: What a daemon has, or an earlier run saw, and this run not yet; -1: nothing.
         is_foreign: Somebody else told of the break with which the epoch began.
-        unsettled_until: When what this source sees must be newer than `floor`, in the book's seconds.
+        unsettled_until: When what this source sees must be newer than `floor`, in the replicator's seconds.
     """
 
     __slots__ = (
@@ -87,7 +87,7 @@ class MarkLineage:
         self.offset = offset
         return True
 
-    def stand_back(self, epoch: int, mark: int, until: float) -> None:
+    def fast_forward(self, epoch: int, mark: int, until: float) -> None:
         """A daemon has more than this run has seen: `mark` in `epoch`."""
         if epoch > self.epoch:
             self.epoch = epoch
@@ -101,7 +101,7 @@ class MarkLineage:
         """Whether it may be told. What turns out to be lower than the floor for good begins a new lineage.
 
         Args:
-            now: In the book's seconds.
+            now: In the replicator's seconds.
             sees_since: From then on what the source sees is newer than it; in the future while it sees nothing.
         """
         if self.floor < 0 and not self.is_foreign:

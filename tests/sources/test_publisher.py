@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from purgatory_client import AsyncClient, Outcome
 from purgatory_client.errors import NotFound, PurgatoryClientError
-from purgatory_sources.feed.feed import Feed
-from purgatory_sources.feed.observation import Observation, SeenReplicas
-from purgatory_sources.feed.reports import End, SourceState
-from purgatory_sources.feed.source import Source
+from purgatory_sources.publisher.observation import Observation, SeenReplicas
+from purgatory_sources.publisher.publisher import Publisher
+from purgatory_sources.publisher.reports import End, SourceState
+from purgatory_sources.publisher.source import Source
 
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
@@ -224,8 +224,8 @@ class QuietSource(Source):
     name = "quiet://"
     topic_prefixes: tuple[str, ...] = ("t/",)
 
-    async def run(self, feed: Feed) -> None:
-        feed.report(SourceState.LIVE)
+    async def run(self, publisher: Publisher) -> None:
+        publisher.report(SourceState.LIVE)
         await asyncio.Event().wait()
 
     async def ends(self, names: Sequence[str]) -> list[End]:
@@ -237,8 +237,8 @@ async def test_who_keeps_a_partition_reaches_the_daemon(start_daemon: StartDaemo
     the epoch. Of a mark that was never seen nothing is told.
     """
     daemon, name = start_daemon(), ("t/orders", 3)
-    feed = Feed(QuietSource(), {daemon.address: lambda: AsyncClient(daemon.address)})
-    running = asyncio.create_task(feed.run())
+    publisher = Publisher(QuietSource(), {daemon.address: lambda: AsyncClient(daemon.address)})
+    running = asyncio.create_task(publisher.run())
 
     async def until_kept(client: AsyncClient, in_sync: list[int], others: dict[int, bool]) -> None:
         found: object = None
@@ -253,18 +253,18 @@ async def test_who_keeps_a_partition_reaches_the_daemon(start_daemon: StartDaemo
                 found = one.in_sync_replica_ids, replicas, one.high_watermark, one.leader_epoch
 
     async with clients(daemon) as (client,):
-        feed.observe_replicas({name: SeenReplicas(1, (1, 2, 3), (1, 2, 3))})
-        feed.observe_replicas({("t/unseen", 0): SeenReplicas(1, (1,), (1,))})
-        feed.observe([Observation(*name, 10)])
+        publisher.observe_replicas({name: SeenReplicas(1, (1, 2, 3), (1, 2, 3))})
+        publisher.observe_replicas({("t/unseen", 0): SeenReplicas(1, (1,), (1,))})
+        publisher.observe([Observation(*name, 10)])
         await until_kept(client, [1, 2, 3], {2: True, 3: True})
         pending = asyncio.create_task(client.produce({name: 12}, leader_epochs=0, timeout=30))
-        feed.observe_replicas({name: SeenReplicas(1, (1, 2, 3), (1,))})
+        publisher.observe_replicas({name: SeenReplicas(1, (1, 2, 3), (1,))})
         await until_kept(client, [1], {2: False, 3: False})
-        feed.observe_replicas({name: SeenReplicas(2, (2, 3, 4), (2, 4))})
+        publisher.observe_replicas({name: SeenReplicas(2, (2, 3, 4), (2, 4))})
         await until_kept(client, [2, 4], {3: False, 4: True})
         with pytest.raises(NotFound):
             await client.partition(("t/unseen", 0))
-        feed.observe([Observation(*name, 12)])
+        publisher.observe([Observation(*name, 12)])
         assert (await pending).outcome is Outcome.SATISFIED
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

@@ -4,13 +4,13 @@ from typing import NamedTuple, TypeAlias
 
 from purgatory_client.sources.source_link import MarkEnd, SourceState, StaleMarks
 
-__all__ = ["End", "SourceState", "StaleMarks", "ToldMark"]
+__all__ = ["End", "PublishedMark", "SourceState", "StaleMarks"]
 
 End: TypeAlias = MarkEnd
-"""Where a partition ends. Without `leader_epoch` the feed gives its mark's."""
+"""Where a partition ends. Without `leader_epoch` the publisher gives its mark's."""
 
 
-class ToldMark(NamedTuple):
+class PublishedMark(NamedTuple):
     """What the daemons know of a mark: the lowest epoch and offset among them."""
 
     epoch: int

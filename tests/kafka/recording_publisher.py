@@ -1,21 +1,21 @@
-"""A feed that keeps what a source says, in place of daemons."""
+"""A publisher that keeps what a source says, in place of daemons."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from purgatory_sources.feed.feed import Feed
-from purgatory_sources.feed.observation import MarkName, Observation, SeenReplicas
-from purgatory_sources.feed.reports import SourceState, StaleMarks, ToldMark
 from purgatory_sources.kafka import open_source
 from purgatory_sources.kafka.kafka_source import KafkaSource
+from purgatory_sources.publisher.observation import MarkName, Observation, SeenReplicas
+from purgatory_sources.publisher.publisher import Publisher
+from purgatory_sources.publisher.reports import PublishedMark, SourceState, StaleMarks
 from purgatory_sources.uri import SourceUri
 
 PATIENCE_S = 60.0
 
 
-class RecordingFeed(Feed):
+class RecordingPublisher(Publisher):
     """`marks` has the newest of each. `told`: what daemons are to have."""
 
     def __init__(self, told: Mapping[MarkName, int] | None = None) -> None:
@@ -66,9 +66,9 @@ class RecordingFeed(Feed):
         self.reported = state, reason, stale, lag_ms
         self._changed.set()
 
-    def told(self, topic_prefix: str) -> Mapping[MarkName, ToldMark]:
+    def published(self, topic_prefix: str) -> Mapping[MarkName, PublishedMark]:
         marks = self._told | self.marks
-        return {name: ToldMark(0, offset) for name, offset in marks.items() if name[0].startswith(topic_prefix)}
+        return {name: PublishedMark(0, offset) for name, offset in marks.items() if name[0].startswith(topic_prefix)}
 
     def seen_of(self, topic: str, partition: int) -> list[Observation]:
         return [seen for seen in self.observed if (seen.topic, seen.partition) == (topic, partition)]
@@ -102,16 +102,16 @@ class RecordingFeed(Feed):
 @asynccontextmanager
 async def running_source(
     bootstrap: str, options: str = "", told: Mapping[MarkName, int] | None = None, *, is_live: bool = True
-) -> AsyncIterator[tuple[KafkaSource, RecordingFeed]]:
-    """A source of this cluster and its feed, once it is live unless that is not to be waited for."""
+) -> AsyncIterator[tuple[KafkaSource, RecordingPublisher]]:
+    """A source of this cluster and its publisher, once it is live unless that is not to be waited for."""
     source = open_source(SourceUri.parse(f"kafka://{bootstrap}{'?' if options else ''}{options}"), None)
     assert isinstance(source, KafkaSource)
-    feed = RecordingFeed(told)
+    publisher = RecordingPublisher(told)
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(source.run(feed))
+        task = group.create_task(source.run(publisher))
         try:
             if is_live:
-                await feed.until_live()
-            yield source, feed
+                await publisher.until_live()
+            yield source, publisher
         finally:
             task.cancel()

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from purgatory_sources.errors import SourceRefused
-from purgatory_sources.feed.mark_lineage import MarkLineage
-from purgatory_sources.feed.observation import MarkName
+from purgatory_sources.publisher.mark_lineage import MarkLineage
+from purgatory_sources.publisher.observation import MarkName
 
 FILE_NAME: Final = "lineages.sqlite"
 _VERSION: Final = 1

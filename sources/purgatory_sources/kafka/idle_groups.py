@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple, Protocol
 
 from purgatory_sources.kafka.cluster_view import Partition
-from purgatory_sources.kafka.group_marks import NO_COMMIT, Doubt, GroupMarks, MarkMove
+from purgatory_sources.kafka.group_marks import NO_COMMIT, GroupMarks, MarkMove, UncertainOffset
 from purgatory_sources.kafka.offset_records import CommitName
 
 UNMOVED_MS: Final = 100
@@ -40,7 +40,7 @@ class _Tried(NamedTuple):
     wait_s: float
 
 
-class DrainedGroups:
+class IdleGroups:
     """`tell` takes the marks that have moved, `end` gives where a partition ends, -1 for unknown. `open_probe` is
     called in the thread that probes, at the first need.
     """
@@ -49,19 +49,19 @@ class DrainedGroups:
         self,
         marks: GroupMarks,
         end: Callable[[Partition], int],
-        tell: Callable[[Iterable[MarkMove]], None],
+        publish: Callable[[Iterable[MarkMove]], None],
         knows: Callable[[str], bool],
         open_probe: Callable[[], Probe],
     ) -> None:
         self._marks = marks
         self._end = end
-        self._tell = tell
+        self._publish = publish
         self._knows = knows
         self._open_probe = open_probe
         self._probe: Probe | None = None
         self._thread = ThreadPoolExecutor(1, "kafka-probe")
         self._tried: dict[CommitName, _Tried] = {}
-        self._doubts: dict[CommitName, Doubt] = {}
+        self._doubts: dict[CommitName, UncertainOffset] = {}
         self._wake = asyncio.Event()
         self.wanted: frozenset[CommitName] = frozenset()
         self.urgent: dict[CommitName, float] = {}
@@ -80,7 +80,7 @@ class DrainedGroups:
             self._tried.pop(name, None)
         self._wake.set()
 
-    def doubt(self, doubts: Iterable[Doubt]) -> None:
+    def doubt(self, doubts: Iterable[UncertainOffset]) -> None:
         """Settle these."""
         self._doubts.update((doubt.name, doubt) for doubt in doubts)
         self._wake.set()
@@ -105,18 +105,18 @@ class DrainedGroups:
 
     async def _settle(self) -> bool:
         """Doubts: whether all that lies between what is committed and what a daemon has may be skipped."""
-        spans: dict[Partition, Doubt] = {}
+        spans: dict[Partition, UncertainOffset] = {}
         settled: list[MarkMove] = []
         for name, doubt in list(self._doubts.items()):
             end = self._end(name[1:])
             if end < 0:
                 continue  # not known yet, or for good: a topic that is gone takes its marks with it
-            if end < doubt.told:
+            if end < doubt.published:
                 del self._doubts[name]
                 settled += self._marks.settled(doubt, is_drained=False, now_ms=_now_ms())
             elif name[1:] not in spans:
                 spans[name[1:]] = doubt
-        found = await self.probe({partition: (one.committed, one.told) for partition, one in spans.items()})
+        found = await self.probe({partition: (one.committed, one.published) for partition, one in spans.items()})
         for partition, is_drained in found.items():
             if is_drained is None:
                 continue
@@ -125,9 +125,10 @@ class DrainedGroups:
             changes = self._marks.settled(doubt, is_drained=is_drained, now_ms=_now_ms())
             # The daemon has it, but this run of the source has not said so yet.
             mark = self._marks.get(doubt.name)
-            is_kept = is_drained and mark is not None and mark[1] == doubt.told  # not set back while it was looked at
-            settled += changes or ([MarkMove(doubt.name, doubt.told)] if is_kept else [])
-        self._tell(settled)
+            # The group may have been set back while its log was being read: then the published mark no longer holds.
+            is_kept = is_drained and mark is not None and mark[1] == doubt.published
+            settled += changes or ([MarkMove(doubt.name, doubt.published)] if is_kept else [])
+        self._publish(settled)
         return any(answer is not None for answer in found.values())
 
     async def _look(self) -> bool:
@@ -160,7 +161,7 @@ class DrainedGroups:
             if before is not None and before.committed == committed and is_drained is not None:
                 wait_s = min(before.wait_s * 2, AGAIN_MAX_S)
             self._tried[name] = _Tried(committed, end, time.monotonic() + wait_s, wait_s)
-        self._tell(changes)
+        self._publish(changes)
         return bool(chosen)
 
     async def probe(self, spans: Mapping[Partition, tuple[int, int]]) -> dict[Partition, bool | None]:

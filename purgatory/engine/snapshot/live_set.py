@@ -1,26 +1,27 @@
-"""The ids of a saved batch of operations, of which some have ended since."""
+"""The ids of a saved batch of operations, and which of them are still pending."""
 
 from typing import Final, cast
 
 from librt.vecs import vec
 from mypy_extensions import i64
 
-__all__ = ["Roster"]
+__all__ = ["LiveSet"]
 
 
-class Roster:
-    """Rising ids, each of which may be crossed off."""
+class LiveSet:
+    """A fixed set of ascending ids with one bit per removed id."""
 
     def __init__(self, given: object, gone: bytes) -> None:
-        """`given` are the ids, a `vec[i64]`; `gone` has a bit for each, the lowest of the first byte for the first; it
-        may be too short.
+        """Create the set.
 
-        A compiled function that is handed a `vec` by Python that is not compiled never releases it, unless it takes
-        it as an object.
+        Args:
+            given: The ids in ascending order, a `vec[i64]`. It is typed `object` on purpose: a compiled function that
+                receives a `vec` from uncompiled Python never releases it, unless the parameter is an object.
+            gone: One bit per removed id; the lowest bit of the first byte is the first id. Missing bytes are zero.
         """
         ids = cast("vec[i64]", given)
         count: i64 = i64(len(ids))
-        assert count > 0, "a roster of nobody"
+        assert count > 0, "a live set needs at least one id"
         self.ids: Final[vec[i64]] = ids
         self.first: Final[i64] = ids[0]
         self.last: Final[i64] = ids[count - 1]
@@ -30,12 +31,18 @@ class Roster:
         place: i64 = 0
         while place < count and place >> 3 < i64(len(gone)):
             if i64(gone[place >> 3]) >> (place & 7) & 1:
-                self._cross_off(place)
+                self._mark_removed(place)
             place += 1
 
-    def strike(self, given: object, start: i64) -> i64:
-        """Crosses off the ids (`given`, a `vec[i64]`) from `start` on, as long as they lie between the first and the
-        last here; where it stopped.
+    def remove(self, given: object, start: i64) -> i64:
+        """Remove ids until one is outside the range of this set.
+
+        Args:
+            given: Ids to remove, a `vec[i64]`; ids within the range that are not in the set are skipped.
+            start: Index in `given` to begin at.
+
+        Returns:
+            The index of the first id that is below `first` or above `last`, or the length of `given`.
         """
         ids = cast("vec[i64]", given)
         place = start
@@ -44,11 +51,12 @@ class Roster:
             wanted = ids[place]
             if wanted < self.first or wanted > self.last:
                 break
-            self._strike_one(wanted)
+            self._remove_one(wanted)
             place += 1
         return place
 
-    def _strike_one(self, wanted: i64) -> None:
+    def _remove_one(self, wanted: i64) -> None:
+        # Operations mostly end in the order of their ids, so the next id is usually the one after the last removed.
         found = self._hint
         count: i64 = i64(len(self.ids))
         if found >= count or self.ids[found] != wanted:
@@ -62,10 +70,11 @@ class Roster:
                     high = middle
             found = low
         if found < count and self.ids[found] == wanted:
-            self._cross_off(found)
+            self._mark_removed(found)
             self._hint = found + 1
 
-    def _cross_off(self, place: i64) -> None:
+    def _mark_removed(self, place: i64) -> None:
+        # An id may be removed twice; `left` must count it once.
         byte: i64 = i64(self._gone[place >> 3])
         bit: i64 = 1 << (place & 7)
         if byte & bit == 0:
@@ -73,7 +82,7 @@ class Roster:
             self.left -= 1
 
     def remaining(self) -> list[int]:
-        """The ids that are not crossed off."""
+        """The ids that have not been removed, ascending."""
         return [
             int(self.ids[place])
             for place in range(len(self.ids))
@@ -81,5 +90,5 @@ class Roster:
         ]
 
     def gone(self) -> bytes:
-        """A bit for each id that is crossed off, as the constructor takes it."""
+        """The bits of the removed ids, as the constructor takes them."""
         return bytes(self._gone)

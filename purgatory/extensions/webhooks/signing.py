@@ -1,4 +1,4 @@
-"""What a webhook looks like: the body, and the headers of Standard Webhooks, signed with each secret in force."""
+"""Body and headers of a webhook in the format of Standard Webhooks, signed with every current secret."""
 
 import base64
 import json
@@ -14,17 +14,17 @@ from purgatory.service.transport.watched_file import read_regular_file
 from purgatory.v1 import result_pb2, webhook_pb2
 
 OPERATION_ENDED: Final = "operation.ended"
-SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - what secrets begin with
+SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - a prefix, not a secret
 SECRET_BYTES_MIN: Final = 24
-"""As the specification has it."""
+"""From the Standard Webhooks specification."""
 
 
 class CannotSendWebhooks(Exception):
-    """The file of secrets, or that of authorities, cannot be used. The message names the place."""
+    """The file of secrets or of certificate authorities cannot be used. The message names the file."""
 
 
 class WebhookSigner:
-    """Signs with every secret of a file, one a line: while a secret is replaced, receivers know the old or the new."""
+    """Signs with every secret of a file (one per line), so that receivers can switch secrets at any time."""
 
     def __init__(self, secrets: Sequence[str] = ()) -> None:
         self._signers: Final = [Webhook(secret) for secret in secrets]
@@ -60,7 +60,7 @@ class WebhookSigner:
 
 
 def body_of(session_id: str, result: result_pb2.Result) -> str:
-    """The payload as JSON: what protobuf's JSON mapping makes of `WebhookPayload`."""
+    """Return `WebhookPayload` in protobuf's JSON mapping."""
     payload = webhook_pb2.WebhookPayload(type=OPERATION_ENDED)
     payload.data.session_id = session_id
     payload.data.result.CopyFrom(result)
@@ -68,8 +68,10 @@ def body_of(session_id: str, result: result_pb2.Result) -> str:
 
 
 def _is_secret(line: str) -> bool:
-    """Whether every receiver decodes the secret to the same key: decoders differ in what they do about characters of
-    another alphabet (the package drops them), incomplete padding and stray bits, so none of these is accepted.
+    """Whether every receiver decodes the secret to the same key.
+
+    Base64 decoders disagree about characters of another alphabet (this package drops them), incomplete padding and
+    stray bits, so a secret with any of these is rejected.
     """
     encoded = line.removeprefix(SECRET_PREFIX)
     try:

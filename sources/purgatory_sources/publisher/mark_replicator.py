@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 from purgatory_client import events
 from purgatory_client.events import Event
 
-from purgatory_sources.feed.mark_lineage import MarkLineage
-from purgatory_sources.feed.observation import MarkName, Observation, SeenReplicas
-from purgatory_sources.feed.reports import StaleMarks, ToldMark
+from purgatory_sources.publisher.mark_lineage import MarkLineage
+from purgatory_sources.publisher.observation import MarkName, Observation, SeenReplicas
+from purgatory_sources.publisher.reports import PublishedMark, StaleMarks
 
 SETTLE_S: Final = 1.0
 """How late a source that says it is live may read, beyond the lag that it reports."""
@@ -38,7 +38,7 @@ class MarkBatch(NamedTuple):
 
 
 class DaemonMarks:
-    """What one daemon has been told, and what is due to it. Only `MarkBook` changes it."""
+    """What one daemon has been told, and what is due to it. Only `MarkReplicator` changes it."""
 
     __slots__ = ("due", "known", "looked_at", "replicas", "to_look_at", "to_look_at_later")
 
@@ -54,7 +54,7 @@ class DaemonMarks:
         self.to_look_at_later: Final[dict[MarkName, float]] = {}
 
 
-class MarkBook:
+class MarkReplicator:
     """Turns observations into events, for any number of daemons. All times are seconds of one clock.
 
     Args:
@@ -79,7 +79,7 @@ class MarkBook:
         """Lineages whose offset has moved, to be kept at leisure."""
 
     def daemon(self) -> DaemonMarks:
-        """One more daemon. It is told nothing before `found_all`."""
+        """One more daemon. It is told nothing before `on_daemon_marks`."""
         marks = DaemonMarks()
         self._daemons.append(marks)
         return marks
@@ -88,16 +88,16 @@ class MarkBook:
         """What is known of a mark; None: nothing."""
         return self._lineages.get(name)
 
-    def told(self, topic_prefix: str) -> dict[MarkName, ToldMark]:
+    def published(self, topic_prefix: str) -> dict[MarkName, PublishedMark]:
         """What all daemons know of the marks under this prefix: the least of each."""
-        told: dict[MarkName, ToldMark] = {}
+        told: dict[MarkName, PublishedMark] = {}
         for daemon in self._daemons:
             for name, (epoch, offset) in daemon.known.items():
                 if name[0].startswith(topic_prefix):
                     other = told.get(name)
                     if other is not None:
                         epoch, offset = min((epoch, offset), other)  # noqa: PLW2901 - of this daemon and those before
-                    told[name] = ToldMark(epoch, offset)
+                    told[name] = PublishedMark(epoch, offset)
         return told
 
     # From the source.
@@ -129,7 +129,7 @@ class MarkBook:
                     for daemon in self._daemons:
                         daemon.due[name] = None
 
-    def fares(self, now: float, *, sees: bool, stale: Sequence[StaleMarks] = (), lag_s: float = 0.0) -> None:
+    def set_health(self, now: float, *, sees: bool, stale: Sequence[StaleMarks] = (), lag_s: float = 0.0) -> None:
         """The source says whether it sees its marks, which of them it does not see (where it does not say: all, unless
         it sees), and how late.
         """
@@ -148,7 +148,7 @@ class MarkBook:
 
     # From the daemons.
 
-    def found_all(self, daemon: DaemonMarks, marks: Mapping[MarkName, DaemonMark], now: float) -> None:
+    def on_daemon_marks(self, daemon: DaemonMarks, marks: Mapping[MarkName, DaemonMark], now: float) -> None:
         """A daemon was asked for all that it has under the source's prefixes: after each time it was connected."""
         daemon.known.clear()
         daemon.replicas.clear()
@@ -156,10 +156,10 @@ class MarkBook:
         daemon.looked_at.clear()
         daemon.to_look_at_later.clear()
         for name, mark in marks.items():
-            self.found(daemon, name, mark, now)
+            self.on_daemon_mark(daemon, name, mark, now)
         daemon.due.update(dict.fromkeys(self._lineages))
 
-    def found(self, daemon: DaemonMarks, name: MarkName, mark: DaemonMark | None, now: float) -> None:
+    def on_daemon_mark(self, daemon: DaemonMarks, name: MarkName, mark: DaemonMark | None, now: float) -> None:
         """A daemon was asked for one mark. None: it does not know it."""
         daemon.to_look_at.discard(name)
         daemon.looked_at.discard(name)
@@ -174,13 +174,13 @@ class MarkBook:
                 lineage = self._lineages[name] = MarkLineage(max(mark.epoch, 0))
                 self.unsaved[name] = None
             if mark.epoch > lineage.epoch or (mark.epoch == lineage.epoch and mark.offset > lineage.offset):
-                lineage.stand_back(mark.epoch, mark.offset, now + self._settle_s)
+                lineage.fast_forward(mark.epoch, mark.offset, now + self._settle_s)
                 self.unsaved[name] = None
                 for other in self._daemons:
                     other.due[name] = None
             elif mark.epoch < 0 and mark.offset > lineage.offset:
                 # Told by somebody who gives no epochs: ours begins with it.
-                lineage.stand_back(lineage.epoch, mark.offset, now + self._settle_s)
+                lineage.fast_forward(lineage.epoch, mark.offset, now + self._settle_s)
         if lineage is not None:
             daemon.due[name] = None
             known = daemon.known.get(name)
@@ -197,45 +197,51 @@ class MarkBook:
 
     def take(self, daemon: DaemonMarks, now: float, events_max: int = 10_000) -> MarkBatch:
         """What is due to a daemon. Whoever takes it sends it, one batch after the other, and calls `refused`; or
-        connects anew and calls `found_all`, where it may not have arrived.
+        connects anew and calls `on_daemon_marks`, where it may not have arrived.
         """
         batch = MarkBatch([], [])
         due = daemon.due
         while due and len(batch.events) < events_max:
             name = next(iter(due))
             del due[name]
-            self._take_one(daemon, name, now, batch)
+            self._take_name(daemon, name, now, batch)
         return batch
 
-    def _take_one(self, daemon: DaemonMarks, name: MarkName, now: float, batch: MarkBatch) -> None:
+    def _take_name(self, daemon: DaemonMarks, name: MarkName, now: float, batch: MarkBatch) -> None:
+        """Add the events that bring one mark of one daemon up to date.
+
+        `take` has already removed the name from `due`. Every exit therefore either updates `known` to what the events
+        of this batch will establish, or leaves a trigger that makes the name due again, or has nothing to publish.
+        """
         lineage = self._lineages[name]
         if name in daemon.to_look_at:
-            return  # due again once it was found
+            return  # `on_daemon_mark` makes it due again
         if not self._settle(name, lineage, now):
-            self._unsettled[name] = None
+            self._unsettled[name] = None  # `tick` makes it due again
             return
         known = daemon.known.get(name)
         if lineage.is_gone:
-            if known is not None:
-                if not self._has_looked_at(daemon, name, known, lineage):
-                    return
+            # `known` is empty once the removal is in the batch, so a mark that returns starts with a leadership event.
+            if known is not None and self._has_looked_at(daemon, name, known, lineage):
                 batch.events.append(events.removed(name, leader_epoch=lineage.epoch))
                 batch.names.append(name)
                 del daemon.known[name]
                 daemon.replicas.pop(name, None)
             return
         if not lineage.is_seen:
-            return
+            return  # loaded from disk or read from a daemon; the first observation makes it due again
         epoch, offset = lineage.epoch, lineage.offset
         if known is None or known[0] < epoch:
             if not self._has_looked_at(daemon, name, known, lineage):
-                return
+                return  # `on_daemon_mark` makes it due again
+            # The order matters: the epoch must fence the old lineage before the mark is lowered, and the mark must be
+            # lowered before the new value is sent. Otherwise a wait could complete with an offset of the old lineage.
             news = [events.leadership(name, is_leader=True, leader_epoch=epoch)]
             if known is not None:
                 if known[1] > offset:
                     news.append(events.truncation(name, offset, leader_epoch=epoch))
-                # Two sources may tell of the same break at once, and the later truncation lowers what the other has
-                # told since.
+                # Two connectors may publish the same break concurrently; the second truncation then lowers a value that
+                # the first one published after its own. Reading the mark back later repairs that.
                 daemon.to_look_at_later[name] = now + SETTLE_S
             news.append(events.high_watermark(name, offset, leader_epoch=epoch))
             batch.events.extend(news)
@@ -245,6 +251,8 @@ class MarkBook:
             batch.events.append(events.high_watermark(name, offset, leader_epoch=epoch))
             batch.names.append(name)
             daemon.known[name] = (epoch, offset)
+        # No branch for `known` above the lineage: `_settle` returns False until the offset has caught up with what the
+        # daemon has, or begins a new lineage, whose epoch is higher.
         self._take_replicas(daemon, name, epoch, batch)
 
     def _take_replicas(self, daemon: DaemonMarks, name: MarkName, epoch: int, batch: MarkBatch) -> None:
@@ -303,3 +311,33 @@ class MarkBook:
     def is_waiting_for_time(self) -> bool:
         """Whether `tick` has anything to do."""
         return bool(self._unsettled) or any(daemon.to_look_at_later for daemon in self._daemons)
+
+    def check(self) -> None:
+        """Assert the invariants that hold between any two calls. For simulators and tests: it visits every mark."""
+        for name, lineage in self._lineages.items():
+            assert lineage.epoch >= 0, f"{name}: epoch {lineage.epoch}"
+            assert not lineage.identity or lineage.identity not in lineage.retired, (
+                f"{name}: identity {lineage.identity} is both current and retired"
+            )
+            assert not (lineage.is_gone and lineage.is_seen) or lineage.offset == -1, (
+                f"{name}: gone at {lineage.offset}"
+            )
+        for names in (self._unsettled, self.unsaved, self.moved):
+            assert names.keys() <= self._lineages.keys(), f"no lineage: {names.keys() - self._lineages.keys()}"
+        for daemon in self._daemons:
+            # `_take_name` looks up the lineage of every due name without a default.
+            assert daemon.due.keys() <= self._lineages.keys(), (
+                f"no lineage: {daemon.due.keys() - self._lineages.keys()}"
+            )
+            for name, (epoch, offset) in daemon.known.items():
+                known = self._lineages.get(name)
+                assert known is not None, f"{name}: the daemon has ({epoch}, {offset}), but there is no lineage"
+                assert epoch <= known.epoch, f"{name}: the daemon has epoch {epoch}, the lineage only {known.epoch}"
+                # Every outdated value has something that leads to its publication.
+                assert (
+                    (epoch, offset) >= (known.epoch, known.offset)
+                    or not known.is_seen
+                    or name in daemon.due
+                    or name in daemon.to_look_at
+                    or name in self._unsettled
+                ), f"{name}: the daemon has ({epoch}, {offset}) of ({known.epoch}, {known.offset}), and nothing is due"

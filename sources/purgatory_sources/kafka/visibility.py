@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from purgatory_sources.feed.reports import SourceState, StaleMarks
 from purgatory_sources.kafka.group_watch import GroupWatch
 from purgatory_sources.kafka.mark_names import MarkNames
 from purgatory_sources.kafka.topic_watch import TopicWatch
+from purgatory_sources.publisher.reports import SourceState, StaleMarks
 
 ENTRIES_MAX: Final = 500
 """Entries of a report: what somebody waits on comes first."""
@@ -18,8 +18,8 @@ BEHIND_S: Final = 2.0
 """A reader that has not come to where its log ended so long ago does not see it. Readers say nothing themselves."""
 
 
-class SightReport(NamedTuple):
-    """As a feed's `report` takes it."""
+class VisibilityReport(NamedTuple):
+    """As a publisher's `report` takes it."""
 
     state: SourceState
     reason: str = ""
@@ -27,7 +27,7 @@ class SightReport(NamedTuple):
     lag_ms: int = 0
 
 
-class LogSight:
+class LogVisibility:
     """Compares how far partitions of `__consumer_offsets` were read with where they end. Times are seconds of one
     clock.
     """
@@ -76,14 +76,16 @@ class LogSight:
         return late
 
 
-def report(names: MarkNames, topics: TopicWatch, groups: GroupWatch, logs: LogSight, begun_at: float) -> SightReport:
+def report(
+    names: MarkNames, topics: TopicWatch, groups: GroupWatch, logs: LogVisibility, begun_at: float
+) -> VisibilityReport:
     """How the source fares now."""
     now = time.monotonic()
     if topics.stale_since is not None:
         stale = (StaleMarks("", stale_ms=_ms(now - topics.stale_since), reason=topics.stale_reason),)
-        return SightReport(SourceState.STALE, topics.stale_reason, stale)
+        return VisibilityReport(SourceState.STALE, topics.stale_reason, stale)
     if not topics.has_looked.is_set() or not (groups.is_loaded or groups.reading_refused):
-        return SightReport(
+        return VisibilityReport(
             SourceState.LOADING,
             "reading what is there",
             (StaleMarks("", stale_ms=_ms(now - begun_at), reason="loading"),),
@@ -102,11 +104,15 @@ def report(names: MarkNames, topics: TopicWatch, groups: GroupWatch, logs: LogSi
             refusals.add(groups.reading_refused[1])
         if all(entry.reason in refusals for entry in entries):
             state = SourceState.REFUSED
-        return SightReport(state, reason, tuple(entries[:ENTRIES_MAX]), _ms(max(s.stale_ms for s in entries) / 1000))
+        return VisibilityReport(
+            state, reason, tuple(entries[:ENTRIES_MAX]), _ms(max(s.stale_ms for s in entries) / 1000)
+        )
     if held:
         oldest = max(since for since, _ in held.values())
-        return SightReport(SourceState.HELD, "an open transaction holds back what groups commit", lag_ms=_ms(oldest))
-    return SightReport(SourceState.LIVE)
+        return VisibilityReport(
+            SourceState.HELD, "an open transaction holds back what groups commit", lag_ms=_ms(oldest)
+        )
+    return VisibilityReport(SourceState.LIVE)
 
 
 def _stale_topics(names: MarkNames, topics: TopicWatch, now: float) -> Iterable[StaleMarks]:
@@ -136,7 +142,7 @@ def _stale_groups(
 ) -> Iterable[StaleMarks]:
     if groups.reading_refused is not None:
         since, why = groups.reading_refused
-        for group in groups.marks.groups() | groups.wanted.groups() | groups.told:
+        for group in groups.marks.groups() | groups.wanted.groups() | groups.published:
             yield StaleMarks(names.group_prefix(group), stale_ms=_ms(now - since), reason=why)
     elif not groups.is_reading:
         for group, (since, why) in {**groups.stale, **groups.refused}.items():

@@ -1,7 +1,8 @@
-"""Registration: each operation of a batch is checked, tried once, and admitted only if it has to wait.
+"""Admission: validates each operation of a batch, evaluates it once, and admits it only if it has to wait.
 
-Already satisfied means no registration (Kafka's try_complete_else_watch with one check: between the try and the watch
-nothing else can happen here). What is refused changes nothing; the rest of the batch is served.
+An operation that is already satisfied completes immediately and is never watched. This is Kafka's
+try_complete_else_watch with a single check: the engine has one owner, so nothing can happen between the check and the
+watch. A refused operation changes nothing except `highest_operation_id`; the rest of the batch is processed.
 """
 
 from typing import Final
@@ -36,14 +37,25 @@ class Registration:
         self._items_max: Final[i64] = min(limits.items_per_operation_max, OFFSET_MAX)
         self._pending_items_max: Final[i64] = min(limits.pending_items_max, OFFSET_MAX)
         self._count_stop: i64 = 0
-        """So many operations may be pending, of all accounts: see `open_for`."""
+        """Total number of pending operations at which this account has to stop; set by `open_for`."""
         self._items_stop: i64 = 0
         self._named: Final = NamedPartitions(pending.partitions)
 
     def register(
         self, owner: Owner, kind: int, batch: OperationBatch, now_ms: i64, known_up_to: int
     ) -> RegisterReceipt:
-        """Serves a batch, operation by operation. Raises InvalidBatch before anything is done."""
+        """Register a batch, operation by operation.
+
+        Args:
+            owner: The owner of the operations.
+            kind: Code of the kind of all operations in the batch.
+            batch: The columns of the batch.
+            now_ms: Monotonic time, milliseconds.
+            known_up_to: Ids up to this one count as repetitions; if negative, the owner's highest id before this batch.
+
+        Raises:
+            InvalidBatch: The columns do not fit together. Nothing has been changed.
+        """
         if kind not in KINDS:
             raise InvalidBatch("kind", f"{kind} is not known")
         columns = BatchColumns(kind, batch, self.limits, self._named)
@@ -69,9 +81,10 @@ class Registration:
         return receipt
 
     def open_for(self, holdings: Holdings) -> None:
-        """To be called before rows of an account are taken, and again after anything else was done.
+        """Compute the limits for an account. Call before admitting its rows, and again after any other change.
 
-        Works out how far they may go. Once for many rows: what they add to the account they add to all.
+        Once is enough for a run of rows of one account: each row adds the same to the account as to the total, so both
+        limits can be expressed as one limit on the total.
         """
         pending = self.pending
         self._count_stop = min(self._pending_max, pending.count + holdings.operations_max - holdings.operations)
@@ -87,8 +100,10 @@ class Registration:
         item_count: i64,
         now_ms: i64,
     ) -> bool:
-        """Lets an operation of a plain batch wait if it needs no check but these. False: nothing was done, and it is to
-        be checked.
+        """Admit an operation of a plain batch if the checks here are sufficient.
+
+        Returns:
+            False if nothing was changed; pass the operation to `take`.
         """
         operation_id = columns.operation_ids.at(row)
         timeout_ms = columns.timeouts_ms.at(row)
@@ -106,7 +121,7 @@ class Registration:
     def take(
         self, kind: Kind, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64
     ) -> Fault | None:
-        """Admits one operation, or returns why it is refused. A refused one uses up its id."""
+        """Admit one operation, or return why it is refused. A refused operation uses up its id."""
         operation_id = columns.operation_ids.at(row)
         if operation_id == OUT_OF_RANGE:
             message = f"{columns.operation_ids.given(row)} is not in 1..{OPERATION_ID_MAX}"
@@ -114,6 +129,7 @@ class Registration:
         if operation_id <= owner.highest_operation_id:
             message = f"{operation_id} does not rise; the id before it was {owner.highest_operation_id}"
             return Fault(INVALID_ARGUMENT, "operation_id", message)
+        # Before the checks: a client that repeats the batch must not get a refused id accepted the second time.
         owner.highest_operation_id = operation_id
         fault = self.checks.fault(columns, row, first_item, owner.holdings, self.pending.count, self.pending.item_count)
         if fault is None:
@@ -123,7 +139,7 @@ class Registration:
         return fault
 
     def _note_stale_timeout(self, owner: Owner, operation_id: i64, stale_timeout_ms: i64) -> None:
-        """An operation was registered, and may wait."""
+        """Store the stale timeout if the operation is still pending; it may have ended during its registration."""
         if stale_timeout_ms >= 0:
             slot = owner.find(operation_id, self.pending.operations)
             if slot >= 0:

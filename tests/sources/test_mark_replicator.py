@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from purgatory_sources.feed.mark_book import SETTLE_S
-from purgatory_sources.feed.reports import StaleMarks
+from purgatory_sources.publisher.mark_replicator import SETTLE_S
+from purgatory_sources.publisher.reports import StaleMarks
 
 from tests.sources.lineage_world import LineageWorld, ModelSource
 
@@ -143,10 +143,10 @@ def test_nothing_unsettled_is_told_while_the_source_is_stale() -> None:
     source.exchange(0)
     daemon.marks[name] = daemon.marks[name]._replace(epoch=3, offset=40)  # by somebody else
     source.connect(0)
-    source.book.fares(world.now, sees=False)
+    source.replicator.set_health(world.now, sees=False)
     world.pass_time(SETTLE_S * 20)
     assert not source.exchange(0)
-    source.book.fares(world.now, sees=True)
+    source.replicator.set_health(world.now, sees=True)
     assert not source.exchange(0)
     world.pass_time(SETTLE_S * 1.1)
     while source.exchange(0):
@@ -169,12 +169,12 @@ def test_stale_for_some_marks_leaves_the_others_to_settle() -> None:
     for name in names:
         daemon.marks[name] = daemon.marks[name]._replace(epoch=daemon.marks[name].epoch + 1, offset=5)
     source.connect(0)
-    source.book.fares(world.now, sees=False, stale=[StaleMarks("t/x", exact=True, partitions=[1])])
+    source.replicator.set_health(world.now, sees=False, stale=[StaleMarks("t/x", exact=True, partitions=[1])])
     world.pass_time(SETTLE_S * 1.1)
     while source.exchange(0):
         pass
     assert [daemon.marks[name].offset for name in names] == [10, 5]
-    source.book.fares(world.now, sees=False)
+    source.replicator.set_health(world.now, sees=False)
     world.pass_time(SETTLE_S * 20)
     assert not source.exchange(0)
     assert daemon.marks[names[1]].offset == 5

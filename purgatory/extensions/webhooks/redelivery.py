@@ -1,4 +1,4 @@
-"""A dead letter that is sent again, with the id that it had."""
+"""Redelivery of a dead letter, with its original webhook id."""
 
 from typing import Final, Protocol
 
@@ -7,15 +7,15 @@ from purgatory.v1 import result_pb2, webhook_pb2
 
 
 class LetterOwner(Protocol):
-    """What a letter needs of the room."""
+    """What a redelivery calls when it ends."""
 
     async def attempt(self, url: str, webhook_id: str, session_id: str, result: result_pb2.Result) -> Attempt: ...
 
     def resent(self, letter: webhook_pb2.DeadLetter, failed: tuple[int, str] | None) -> None: ...
 
 
-class ResentLetter:
-    """One letter on its way."""
+class Redelivery:
+    """A dead letter being sent again."""
 
     is_wanted = True
 

@@ -17,9 +17,9 @@ from purgatory_client.session.backoff import Backoff
 from purgatory_client.sources.source_link import EndsWanted, SourceLink
 from purgatory_client.views import Partition
 
-from purgatory_sources.feed.mark_book import DaemonMark, MarkBook
-from purgatory_sources.feed.observation import MarkName
-from purgatory_sources.feed.reports import End, SourceState, StaleMarks
+from purgatory_sources.publisher.mark_replicator import DaemonMark, MarkReplicator
+from purgatory_sources.publisher.observation import MarkName
+from purgatory_sources.publisher.reports import End, SourceState, StaleMarks
 
 HEARTBEAT_S: Final = 1.0
 _EVENTS_PER_BATCH_MAX: Final = 5_000
@@ -31,33 +31,33 @@ _DEMAND_KEPT_S: Final = 10.0
 _logger = logging.getLogger("purgatory_sources")
 
 
-class FeedOfLink(Protocol):
-    """What a link needs from its feed."""
+class PublisherOfLink(Protocol):
+    """What a link needs from its publisher."""
 
     @property
     def name(self) -> str: ...
     @property
     def topic_prefixes(self) -> tuple[str, ...]: ...
     @property
-    def book(self) -> MarkBook: ...
+    def replicator(self) -> MarkReplicator: ...
     def keep_lineages(self) -> None: ...
     def link_demand_changed(self) -> None: ...
-    def fares_now(self) -> tuple[SourceState, str, list[StaleMarks], int]: ...
+    def health(self) -> tuple[SourceState, str, list[StaleMarks], int]: ...
     async def ends(self, topics: list[str]) -> tuple[list[End], str]: ...
 
 
-class FeedLink:
-    """One daemon that a feed feeds. `open_client` makes a client of it."""
+class DaemonLink:
+    """One daemon that a publisher publishes to. `open_client` makes a client of it."""
 
-    def __init__(self, address: str, open_client: Callable[[], AsyncClient], feed: FeedOfLink) -> None:
+    def __init__(self, address: str, open_client: Callable[[], AsyncClient], publisher: PublisherOfLink) -> None:
         self.address: Final = address
         self.demand: set[MarkName] = set()
         self.is_connected = False
         self._open_client: Final = open_client
-        self._feed: Final = feed
-        self._marks: Final = feed.book.daemon()
+        self._publisher: Final = publisher
+        self._marks: Final = publisher.replicator.daemon()
         self._due: Final = asyncio.Event()
-        self._fares_changed: Final = asyncio.Event()
+        self._health_changed: Final = asyncio.Event()
         self._last_error = ""
         self._lost_at = 0.0
 
@@ -65,9 +65,9 @@ class FeedLink:
         """Something may be due."""
         self._due.set()
 
-    def fares_changed(self) -> None:
+    def health_changed(self) -> None:
         """Report before the next heartbeat."""
-        self._fares_changed.set()
+        self._health_changed.set()
 
     async def run(self) -> None:
         """Keep the link up until cancelled. Raises what no other attempt can cure."""
@@ -92,12 +92,12 @@ class FeedLink:
             _logger.warning("no link to the daemon at %s: %s", self.address, said)
         if self.demand and now - self._lost_at > _DEMAND_KEPT_S:
             self.demand = set()
-            self._feed.link_demand_changed()
+            self._publisher.link_demand_changed()
 
     async def _connected(self, backoff: Backoff) -> None:
         async with (
             self._open_client() as client,
-            client.attach_source(self._feed.name, self._feed.topic_prefixes) as link,
+            client.attach_source(self._publisher.name, self._publisher.topic_prefixes) as link,
             asyncio.TaskGroup() as tasks,
         ):
             await self._report(link)
@@ -108,22 +108,22 @@ class FeedLink:
             backoff.reset()
             self._last_error = ""
             _logger.info("feeding the daemon at %s", self.address)
-            await self._tell(client)
+            await self._publish(client)
 
     # Marks.
 
-    async def _tell(self, client: AsyncClient) -> None:
-        marks, book = self._marks, self._feed.book
+    async def _publish(self, client: AsyncClient) -> None:
+        marks, replicator = self._marks, self._publisher.replicator
         while True:
             if marks.to_look_at:
                 await self._look(client)
-            batch = book.take(marks, time.monotonic(), _EVENTS_PER_BATCH_MAX)
-            self._feed.keep_lineages()
+            batch = replicator.take(marks, time.monotonic(), _EVENTS_PER_BATCH_MAX)
+            self._publisher.keep_lineages()
             if batch.events:
                 receipt = await client.advance_many(batch.events)
                 for refusal in receipt.refusals:
                     is_stale = refusal.error_code == STALE_EPOCH
-                    book.refused(marks, batch.names[refusal.index], time.monotonic(), is_stale=is_stale)
+                    replicator.refused(marks, batch.names[refusal.index], time.monotonic(), is_stale=is_stale)
                 if others := [refusal for refusal in receipt.refusals if refusal.error_code != STALE_EPOCH]:
                     _logger.warning(
                         "the daemon at %s refused %d of %d events and will be asked again; the first: %s",
@@ -134,11 +134,11 @@ class FeedLink:
                 await self._due.wait()
 
     async def _read_back(self, client: AsyncClient) -> None:
-        self._feed.book.found_all(self._marks, await self._listed(client), time.monotonic())
+        self._publisher.replicator.on_daemon_marks(self._marks, await self._listed(client), time.monotonic())
 
     async def _listed(self, client: AsyncClient) -> dict[MarkName, DaemonMark]:
         found = {}
-        for prefix in self._feed.topic_prefixes:
+        for prefix in self._publisher.topic_prefixes:
             async for partition in client.partitions(prefix=prefix, page_size=10_000):
                 found[partition.topic, partition.partition] = _mark(partition)
         return found
@@ -155,22 +155,22 @@ class FeedLink:
                 except NotFound:
                     found[name] = None
         for name in names:
-            self._feed.book.found(self._marks, name, found.get(name), time.monotonic())
+            self._publisher.replicator.on_daemon_mark(self._marks, name, found.get(name), time.monotonic())
 
     # Reports, demand and ends.
 
     async def _report(self, link: SourceLink) -> None:
-        state, reason, stale, lag_ms = self._feed.fares_now()
+        state, reason, stale, lag_ms = self._publisher.health()
         await link.report(state, reason, stale, lag_ms)
 
     async def _heartbeat(self, link: SourceLink) -> None:
         while True:
             try:
                 async with asyncio.timeout(HEARTBEAT_S):
-                    await self._fares_changed.wait()
+                    await self._health_changed.wait()
             except TimeoutError:
                 pass
-            self._fares_changed.clear()
+            self._health_changed.clear()
             await self._report(link)
 
     async def _listen(self, link: SourceLink, tasks: asyncio.TaskGroup) -> None:
@@ -184,10 +184,10 @@ class FeedLink:
     def _take_demand(self, link: SourceLink) -> None:
         if self.demand != link.demand:
             self.demand = set(link.demand)
-            self._feed.link_demand_changed()
+            self._publisher.link_demand_changed()
 
     async def _answer(self, link: SourceLink, wanted: EndsWanted) -> None:
-        ends, error = await self._feed.ends(wanted.topics)
+        ends, error = await self._publisher.ends(wanted.topics)
         await link.answer_ends(wanted.ask_id, ends, error)
 
 

@@ -1,4 +1,4 @@
-"""What a source hands its observations to, and what brings them to the daemons."""
+"""Publishes the observations of one source to any number of daemons."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from purgatory_client import AsyncClient
 from purgatory_client.session.backoff import Backoff
 
 from purgatory_sources.errors import SourceRefused, SourceStale
-from purgatory_sources.feed.feed_link import FeedLink
-from purgatory_sources.feed.lineage_store import LineageStore
-from purgatory_sources.feed.mark_book import MarkBook
-from purgatory_sources.feed.observation import MarkName, Observation, SeenReplicas
-from purgatory_sources.feed.reports import End, SourceState, StaleMarks, ToldMark
+from purgatory_sources.publisher.daemon_link import DaemonLink
+from purgatory_sources.publisher.lineage_store import LineageStore
+from purgatory_sources.publisher.mark_replicator import MarkReplicator
+from purgatory_sources.publisher.observation import MarkName, Observation, SeenReplicas
+from purgatory_sources.publisher.reports import End, PublishedMark, SourceState, StaleMarks
 
 TICK_S: Final = 0.1
 KEEP_OFFSETS_S: Final = 2.0
@@ -25,37 +25,41 @@ _LAST_REPORT_S: Final = 0.5
 _logger = logging.getLogger("purgatory_sources")
 
 
-class FedSource(Protocol):
-    """A `Source`, as its feed sees it."""
+class PublishedSource(Protocol):
+    """The part of `Source` that a publisher uses."""
 
     name: str
     topic_prefixes: tuple[str, ...]
 
-    async def run(self, feed: Feed) -> None: ...
+    async def run(self, publisher: Publisher) -> None: ...
     async def ends(self, names: Sequence[str]) -> list[End]: ...
 
 
-class Feed:
-    """Brings what one source sees to every daemon. Lives on one loop; only the `_threadsafe` forms may be called from
-    other threads.
+class Publisher:
+    """Publishes the marks of one source to every daemon.
+
+    Belongs to the event loop it is created on. Only the `_threadsafe` methods may be called from other threads.
 
     Args:
-        source: Whose feed it is.
-        daemons: The address of each daemon, and what makes a client of it.
-        lineages: Where lineages are kept.
+        source: The source to run.
+        daemons: For each daemon's address, a function that opens a client of it.
+        lineages: Storage for lineages; in memory by default.
 
     Raises:
-        SourceRefused: The kept lineages cannot be used.
+        SourceRefused: The stored lineages cannot be used.
     """
 
     def __init__(
-        self, source: FedSource, daemons: Mapping[str, Callable[[], AsyncClient]], lineages: LineageStore | None = None
+        self,
+        source: PublishedSource,
+        daemons: Mapping[str, Callable[[], AsyncClient]],
+        lineages: LineageStore | None = None,
     ) -> None:
         self.name: Final = source.name
         self.topic_prefixes: Final = tuple(source.topic_prefixes)
         self._source: Final = source
         self._file: Final = LineageStore(None) if lineages is None else lineages
-        self.book: Final = MarkBook(self._file.load(), time.monotonic())
+        self.replicator: Final = MarkReplicator(self._file.load(), time.monotonic())
         self._loop: Final = asyncio.get_running_loop()
         self._state = SourceState.LOADING
         self._reason = "it has just started"
@@ -66,34 +70,46 @@ class Feed:
         self._demand_changed: Final = asyncio.Condition()
         self._demand_version = 0
         self._callbacks: Final[list[Callable[[frozenset[MarkName]], None]]] = []
-        self._links: Final = [FeedLink(address, open_client, self) for address, open_client in daemons.items()]
+        self._links: Final = [DaemonLink(address, open_client, self) for address, open_client in daemons.items()]
 
     # For the source.
 
     @property
     def demand(self) -> frozenset[MarkName]:
-        """What somebody waits on at any of the daemons."""
+        """The partitions with pending waits at any of the daemons."""
         return self._demand
 
     async def demand_changed(self) -> None:
-        """Wait for the next change of `demand`."""
+        """Return after the next change of `demand`."""
         version = self._demand_version
         async with self._demand_changed:
             await self._demand_changed.wait_for(lambda: self._demand_version != version)
 
     def on_demand(self, callback: Callable[[frozenset[MarkName]], None]) -> None:
-        """Have this called on the loop with the new demand, at each change."""
+        """Call `callback` on the event loop at each change of `demand`.
+
+        Args:
+            callback: Receives the new demand.
+        """
         self._callbacks.append(callback)
 
     def observe(self, observations: Iterable[Observation]) -> None:
-        """Hand over what was seen. The newest value of each name counts; nothing is waited for."""
-        self.book.observe(observations)
+        """Publish what was observed. Returns at once; if several values of a mark are due, only the newest is sent.
+
+        Args:
+            observations: In the order in which they were read.
+        """
+        self.replicator.observe(observations)
         for link in self._links:
             link.wake()
 
     def observe_replicas(self, replicas: Mapping[MarkName, SeenReplicas]) -> None:
-        """Hand over who keeps these partitions now. The marks of those that were never observed are not told of it."""
-        self.book.observe_replicas(replicas)
+        """Publish the replicas of these partitions.
+
+        Args:
+            replicas: The current replicas by mark. They are sent once the mark itself has been observed.
+        """
+        self.replicator.observe_replicas(replicas)
         for link in self._links:
             link.wake()
 
@@ -102,7 +118,14 @@ class Feed:
         self._loop.call_soon_threadsafe(self.observe, observations)
 
     def report(self, state: SourceState, reason: str = "", stale: Sequence[StaleMarks] = (), lag_ms: int = 0) -> None:
-        """Say how the source fares. It is repeated to the daemons every second until the next one replaces it."""
+        """Set the health of the source. It is repeated to the daemons every second.
+
+        Args:
+            state: What the source can do now.
+            reason: Why, for people.
+            stale: The marks it cannot see. Empty in a state other than LIVE or BEHIND: all marks.
+            lag_ms: Milliseconds by which observations lag behind the system.
+        """
         is_news = (state, reason, [one[:3] for one in stale]) != (
             self._state, self._reason, [one[:3] for one in self._stale],
         )  # fmt: skip
@@ -114,10 +137,12 @@ class Feed:
         now = time.monotonic()
         self._state, self._reason, self._stale, self._lag_ms = state, reason, tuple(stale), lag_ms
         self._reported_at = now
-        self.book.fares(now, sees=state in {SourceState.LIVE, SourceState.BEHIND}, stale=stale, lag_s=lag_ms / 1_000)
+        self.replicator.set_health(
+            now, sees=state in {SourceState.LIVE, SourceState.BEHIND}, stale=stale, lag_s=lag_ms / 1_000
+        )
         if is_news:
             for link in self._links:
-                link.fares_changed()
+                link.health_changed()
 
     def report_threadsafe(
         self, state: SourceState, reason: str = "", stale: Sequence[StaleMarks] = (), lag_ms: int = 0
@@ -125,24 +150,31 @@ class Feed:
         """The same from any thread."""
         self._loop.call_soon_threadsafe(self.report, state, reason, stale, lag_ms)
 
-    def told(self, topic_prefix: str) -> Mapping[MarkName, ToldMark]:
-        """What the daemons know of the marks under this prefix, as read back from them when they were connected and as
-        told since. A mark that is there and that the source does not find is to be observed as gone.
+    def published(self, topic_prefix: str) -> Mapping[MarkName, PublishedMark]:
+        """The marks under this prefix as the daemons have them: read when each connected, and updated since.
+
+        If the source does not find one of them, it must observe it as gone (`offset` None).
+
+        Args:
+            topic_prefix: Start of the topic names.
+
+        Returns:
+            For each mark, the lowest epoch and offset at any daemon.
         """
-        return self.book.told(topic_prefix)
+        return self.replicator.published(topic_prefix)
 
     @property
     def daemons_connected(self) -> int:
-        """How many daemons are connected, and have said what they know."""
+        """Number of daemons that are connected and whose marks have been read."""
         return sum(link.is_connected for link in self._links)
 
-    # For whoever runs it.
+    # For the program.
 
     async def run(self) -> None:
-        """Run the source and feed the daemons until cancelled.
+        """Run the source and publish to the daemons until cancelled. A source that fails is restarted.
 
         Raises:
-            SourceRefused: What no retry can cure. The daemons have been told as far as they could be reached.
+            SourceRefused: A fault that no retry can fix. It has been reported to the daemons that are connected.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -171,7 +203,7 @@ class Feed:
                 await asyncio.sleep(_LAST_REPORT_S)
                 raise
             except Exception as error:
-                _logger.exception("%s failed, and is started again", self.name)
+                _logger.exception("%s failed; restarting it", self.name)
                 self.report(SourceState.STALE, f"the source failed: {error!r}"[:900])
             if time.monotonic() - started > 60:
                 backoff.reset()
@@ -182,8 +214,8 @@ class Feed:
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
-            if self.book.is_waiting_for_time:
-                self.book.tick(now)
+            if self.replicator.is_waiting_for_time:
+                self.replicator.tick(now)
                 for link in self._links:
                     link.wake()
             if now - kept_at > KEEP_OFFSETS_S:
@@ -193,28 +225,28 @@ class Feed:
     # For links.
 
     def keep_lineages(self) -> None:
-        """Write the lineages that have begun, before anybody is told of them."""
-        if self.book.unsaved:
-            self._keep(self.book.unsaved)
+        """Store new lineages. Call before any daemon receives their events."""
+        if self.replicator.unsaved:
+            self._keep(self.replicator.unsaved)
 
     def _keep_offsets(self) -> None:
         self.keep_lineages()
-        if self.book.moved:
-            self._keep(self.book.moved)
+        if self.replicator.moved:
+            self._keep(self.replicator.moved)
 
     def _keep(self, names: dict[MarkName, None]) -> None:
-        kept = [(name, lineage) for name in names if (lineage := self.book.lineage(name)) is not None]
+        kept = [(name, lineage) for name in names if (lineage := self.replicator.lineage(name)) is not None]
         self._file.keep(kept)
         names.clear()
 
-    def fares_now(self) -> tuple[SourceState, str, list[StaleMarks], int]:
-        """How the source fares; what it cannot see is stale for longer by now."""
+    def health(self) -> tuple[SourceState, str, list[StaleMarks], int]:
+        """State, reason, stale marks and lag (ms). The ages of stale marks are as of now, not of the last report."""
         more_ms = round((time.monotonic() - self._reported_at) * 1_000)
         stale = [one._replace(stale_ms=one.stale_ms + more_ms) for one in self._stale]
         return self._state, self._reason, stale, self._lag_ms
 
     def link_demand_changed(self) -> None:
-        """A link has other demand than before."""
+        """The demand of a link has changed."""
         demand = frozenset().union(*(link.demand for link in self._links))
         if demand == self._demand:
             return
@@ -222,25 +254,25 @@ class Feed:
         self._demand_version += 1
         for callback in self._callbacks:
             callback(demand)
-        self._loop.create_task(self._tell_demand())
+        self._loop.create_task(self._notify_demand())
 
-    async def _tell_demand(self) -> None:
+    async def _notify_demand(self) -> None:
         async with self._demand_changed:
             self._demand_changed.notify_all()
 
     async def ends(self, topics: list[str]) -> tuple[list[End], str]:
-        """Where these end, with the epochs of their marks; or why nobody knows."""
+        """The ends of these topics with the epochs of their marks, or none and an error text."""
         try:
             found = await self._source.ends(topics)
         except (SourceStale, SourceRefused) as error:
             return [], str(error)
         except Exception as error:
-            _logger.exception("%s failed to say where %s end", self.name, topics)
+            _logger.exception("%s could not determine the ends of %s", self.name, topics)
             return [], f"the source failed: {error!r}"[:900]
         return [self._with_epoch(end) for end in found], ""
 
     def _with_epoch(self, end: End) -> End:
-        lineage = self.book.lineage((end.topic, end.partition))
+        lineage = self.replicator.lineage((end.topic, end.partition))
         if end.leader_epoch is not None or lineage is None or not lineage.is_seen or lineage.is_foreign:
             return end
         return end._replace(leader_epoch=lineage.epoch)

@@ -1,0 +1,94 @@
+"""What listeners receive: one frozen object for each hook that has more than two values.
+
+The host builds an event once per engine call and passes the same object to every listener, so its cost does not grow
+with the number of operations. Listeners must not modify the batches, receipts and completions in it.
+
+`session` is None for unary waits. `principal` is set in both cases; it is empty for a caller without a principal.
+`now_ms` is the engine time of the call, in milliseconds. `ended` is the number of operations that the call ended.
+"""
+
+from dataclasses import dataclass
+
+from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, RegisterReceipt
+from purgatory.engine.completions import Completions
+from purgatory.service.sessions.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A batch of operations of one kind was registered, or was refused before the engine saw it."""
+
+    session: Session | None
+    principal: str
+    kind: int
+    batch: OperationBatch
+    receipt: RegisterReceipt
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A slice of a batch of events was applied: the events from `start` up to, not including, `receipt.next_index`."""
+
+    principal: str
+    batch: EventBatch
+    start: int
+    receipt: EventsReceipt
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """Operations were cancelled by id. `operation_ids` may contain ids that were not pending."""
+
+    session: Session | None
+    operation_ids: list[int]
+    ended: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelledSession:
+    """All pending operations of a session were cancelled."""
+
+    session: Session
+    ended: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelledPartition:
+    """All operations waiting on a partition were cancelled."""
+
+    name: PartitionName
+    ended: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelledKey:
+    """All operations waiting on a key were cancelled."""
+
+    key: str
+    ended: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailedStale:
+    """Operations were failed because the marks of the partitions in `stale` are stale."""
+
+    session: Session | None
+    operation_ids: list[int]
+    stale: set[PartitionName]
+    ended: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """Operations of one owner have ended. Their results have no sequence numbers yet."""
+
+    session: Session | None
+    principal: str
+    completions: Completions
