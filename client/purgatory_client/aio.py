@@ -167,7 +167,7 @@ class AsyncClient(SingleCalls):
     ) -> Result:
         """Wait until a Kafka consumer group has processed everything that was written before this call.
 
-        A connector looks up the end offsets of the topics after the call has begun. The wait then ends when the group
+        A source looks up the end offsets of the topics after the call has begun. The wait then ends when the group
         has nothing left to read below them: transaction markers and aborted, compacted or deleted records do not delay
         it.
 
@@ -175,14 +175,14 @@ class AsyncClient(SingleCalls):
             group: The consumers' `group.id`.
             topics: The topics.
             timeout: Seconds for the lookup and the wait together.
-            label: The cluster's label, if its connector was configured with another one than kafka.
+            label: The cluster's label, if its source was configured with another one than kafka.
             fail_when_stale: As for `produce`.
 
         Returns:
             How the wait ended.
 
         Raises:
-            Unavailable: The end offsets are not available: no connector is attached, or it cannot read the topics.
+            Unavailable: The end offsets are not available: no source is attached, or it cannot read the topics.
         """
         began = time.monotonic()
         positions = await self.ends([kafka_group(group, topic, label) for topic in topics], timeout=timeout)
