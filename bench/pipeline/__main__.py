@@ -1,12 +1,12 @@
-"""Measures the pipeline: the report beside DuckDB and as it grows, and the replay on one core and on two.
+"""Measures the pipeline: the report compared with DuckDB and as it grows, and the replay on one core and on two.
 
-    make bench-pipeline                                       # 10 million operations, which are made first
+    make bench-pipeline                                       # 10 million operations, generated first
     make bench-pipeline ARGS="--operations 10M 30M 100M"      # and how the report's time grows
     python -m bench.pipeline --only replay --operations 1M 10M
 
-Histories lie in `.build/histories` and are made where they are missing: a whole multiple of the first by writing that
-again on further days (`multiplied`), any other by `purgatory-pipeline generate`. Rows of the same name are replaced in
-`bench/results/pipeline.json`, and the table in docs/pipeline.md is written again.
+Histories are stored in `.build/histories` and created if missing: a whole multiple of the first one by repeating it on
+further days (`multiplied`), any other by `purgatory-pipeline generate`. Rows of the same name are replaced in
+`bench/results/pipeline.json`, and the table in docs/pipeline.md is rewritten.
 """
 
 import argparse
@@ -38,7 +38,7 @@ MEASURED: Final[dict[str, Callable[[Lab, Sequence[Path]], None]]] = {"report": r
 
 
 def main() -> None:
-    """Measures what was asked for."""
+    """Measure the selected parts."""
     given = parsed()
     histories: list[Path] = []
     for size in given.operations:
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def parsed() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="bench.pipeline", description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--operations", nargs="+", default=["10M"], help="sizes of histories; the first is compared")
     parser.add_argument("--histories", type=Path, default=HISTORIES, help="where they lie")
@@ -65,7 +65,7 @@ def parsed() -> argparse.Namespace:
 
 
 def history(folder: Path, size: str, first: Path | None) -> Path:
-    """A history of so many operations; if it is not there, it is made from the first one or generated."""
+    """A history with `size` operations; if missing, it is made from the first one or generated."""
     path = folder / size.lower()
     if (path / "_truth" / "truth.json").exists():
         return path
@@ -79,7 +79,7 @@ def history(folder: Path, size: str, first: Path | None) -> Path:
 
 
 def merged(before: Sequence[Row], now: Sequence[Row]) -> list[Row]:
-    """The rows of both, those of now in place of older ones, by name."""
+    """Merge rows by name; the new ones replace older ones."""
     rows = {row.key: row for row in (*before, *now)}
     return sorted(rows.values(), key=lambda row: (row.name, row.peer or ""))
 

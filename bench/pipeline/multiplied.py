@@ -1,9 +1,9 @@
-"""Makes a longer history of a generated one: the same runs again on the days that follow, under names of their own.
+"""Makes a longer history from a generated one by repeating its runs on the following days under new names.
 
     python -m bench.pipeline.multiplied .build/histories/10m .build/histories/30m 3
 
-Written by the daemon's own code, and an archive like any other: `purgatory-pipeline check` finds nothing wrong. It
-takes a tenth of the time in which as many operations are generated. Its truth has the plan alone.
+The daemon's own code writes it, and it is an archive like any other: `purgatory-pipeline check` finds no fault. It
+takes a tenth of the time of generating as many operations. Its truth file contains only the plan.
 """
 
 import json
@@ -31,7 +31,9 @@ TRUTH: Final = Path("_truth") / "truth.json"
 
 
 def multiply(history: Path, out: Path, times: int) -> None:
-    """Writes the history so many times, on days in a row, and last its truth: what has one is whole."""
+    """Write the history `times` times, on consecutive days. The truth file is written last and marks the result as
+    complete.
+    """
     if out.exists() and any(out.iterdir()):
         raise FileExistsError(f"{out} has files in it: remove it, or give another folder")
     truth = json.loads((history / TRUTH).read_text("utf-8"))
@@ -49,7 +51,7 @@ def multiply(history: Path, out: Path, times: int) -> None:
 
 
 def copy_run(history: Path, out: Path, run: str, time: int) -> None:
-    """Writes one run once more, so many times its history's length later."""
+    """Write one run once more, shifted by `time` times the length of the history."""
     plan = json.loads((history / TRUTH).read_text("utf-8"))["plan"]
     later_ms = time * -(-plan["duration_ms"] // DAY_MS) * DAY_MS
     writer = ArchiveWriter(fs.LocalFileSystem(), str(out), f"{run}-{time + 1:03d}", roll_s=float("inf"))
@@ -69,7 +71,9 @@ def rows_of(history: Path, table: str, run: str) -> Iterator[pa.RecordBatch]:
 
 
 def moved(rows: pa.RecordBatch, run_id: str, later_ms: int) -> pa.RecordBatch:
-    """The rows as those of another run, later by the wall clock; the engine's clock starts at 0 in each run."""
+    """The rows under another run id and later by the wall clock. The engine's clock is unchanged: it starts at 0 in
+    each run.
+    """
     names = pa.DictionaryArray.from_arrays(np.zeros(rows.num_rows, np.int32), [run_id])
     at = rows.column("at")
     later = pa.array(at.cast(pa.int64()).to_numpy() + later_ms).cast(at.type)
@@ -78,7 +82,7 @@ def moved(rows: pa.RecordBatch, run_id: str, later_ms: int) -> pa.RecordBatch:
 
 
 def main() -> None:
-    """Multiplies what is named on the command line."""
+    """Multiply the history named on the command line."""
     history, out, times = sys.argv[1:]
     multiply(Path(history), Path(out), int(times))
 

@@ -472,7 +472,7 @@ class SessionCore:
         return []
 
     def _still_pending(self, chunk: WaitChunk) -> WaitChunk | None:
-        """The chunk without what has ended since it was planned; None: all of it has."""
+        """The chunk without the operations that have ended since it was planned; None: all of them have."""
         if chunk.batch is None:
             waits = [wait for wait in chunk.waits if wait in self._table]
             return WaitChunk(waits) if waits else None
