@@ -1,6 +1,7 @@
-"""Checksums of a whole archive file, kept in its own metadata: of everything before the footer, and of the footer.
+"""Checksums of a whole archive file, stored in the file's metadata: one for everything before the footer, one for the
+footer itself.
 
-Parquet's own checksums cover the content of pages. They cover neither the headers of pages nor the footer, whose
+Parquet's own checksums cover only the content of pages. They cover neither the page headers nor the footer, whose
 statistics decide which files are read at all.
 """
 
@@ -9,22 +10,23 @@ from zlib import crc32
 
 KEY: Final = b"purgatory.crc32"
 UNSEALED: Final = b"-" * 16
-"""The value of KEY in a file without checksums; theirs are as long, so they can take its place."""
+"""Value of KEY in a file without checksums. It has the same length as the checksums, so they can overwrite it in place.
+"""
 _TAIL: Final = 8
-"""Bytes after the footer: its length, and Parquet's magic."""
+"""Bytes after the footer: its length and Parquet's magic number."""
 
 
 class ChecksumWrong(OSError):
-    """The bytes of a file are not those that were written."""
+    """A file has changed since it was written."""
 
 
 def footer_bytes(octets: bytes) -> int:
-    """How many bytes at the end of a file are its footer, by what it says itself."""
+    """Size of the footer in bytes, including `_TAIL`, read from the length field at the end of the file."""
     return int.from_bytes(octets[-_TAIL:-4], "little") + _TAIL
 
 
 def sealed(octets: bytes) -> bytes:
-    """A file, encoded with KEY as UNSEALED, with its checksums."""
+    """The file with its checksums filled in; it must have been encoded with KEY set to UNSEALED."""
     start = len(octets) - footer_bytes(octets)
     place = octets.index(UNSEALED, start)
     view = memoryview(octets)
@@ -33,7 +35,13 @@ def sealed(octets: bytes) -> bytes:
 
 
 def check_footer(tail: bytes, metadata: dict[bytes, bytes]) -> None:
-    """Check the footer of a file. `tail` ends with it. Files without checksums pass. Raises `ChecksumWrong`."""
+    """Check the footer of a file; `tail` must end with it.
+
+    Files without checksums pass.
+
+    Raises:
+        ChecksumWrong: The footer is damaged.
+    """
     sums = metadata.get(KEY, UNSEALED)
     footer = tail[-footer_bytes(tail) :].replace(sums, UNSEALED, 1)
     if sums != UNSEALED and sums[8:] != f"{crc32(footer):08x}".encode():
@@ -41,7 +49,13 @@ def check_footer(tail: bytes, metadata: dict[bytes, bytes]) -> None:
 
 
 def check_file(octets: bytes, metadata: dict[bytes, bytes]) -> None:
-    """Check a whole file. Files without checksums pass. Raises `ChecksumWrong`."""
+    """Check a whole file.
+
+    Files without checksums pass.
+
+    Raises:
+        ChecksumWrong: The footer or the pages are damaged.
+    """
     check_footer(octets, metadata)
     sums, pages = metadata.get(KEY, UNSEALED), memoryview(octets)[: -footer_bytes(octets)]
     if sums != UNSEALED and sums[:8] != f"{crc32(pages):08x}".encode():

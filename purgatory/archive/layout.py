@@ -1,7 +1,7 @@
-"""Where the archive's files lie and how they are called: `TABLE/date=2026-11-21/hour=18/RUN-000042.parquet`.
+"""Paths and names of the archive's files: `TABLE/date=2026-11-21/hour=18/RUN-000042.parquet`.
 
-A file is written under `_writing/` (which Spark and DuckDB pass over) and moved to its place when it is whole: what
-lies under a table is never half a file. Date and hour are those of the file's first row, in UTC.
+A file is written under `_writing/` (which Spark and DuckDB skip) and moved into place once it is complete, so a table's
+folder never contains a partial file. Date and hour are those of the file's first row, in UTC.
 """
 
 import re
@@ -9,43 +9,46 @@ from datetime import datetime
 from typing import Final
 
 WRITING: Final = "_writing"
-"""Folder of files that are not whole yet."""
+"""Folder for incomplete files."""
 
 RUNNING: Final = ".running"
-"""Ending of the files there that say which runs are alive."""
+"""Suffix of the files in that folder that mark live runs."""
 
-# Keys of a file's own metadata (Parquet key-value), all values as text.
+# Keys of a file's own metadata (Parquet key-value). All values are text.
 VERSION_KEY: Final = b"purgatory.schema_version"
 TABLE_KEY: Final = b"purgatory.table"
 RUN_KEY: Final = b"purgatory.run_id"
 FILE_NUMBER_KEY: Final = b"purgatory.file_number"
-"""Rises within a table of a run from 1. Two files with the same run, table and number are one file and its copy."""
+"""Increases from 1 within each table of a run. Two files with the same run, table and number are copies of each other.
+"""
 
 
 FILE_NUMBER: Final = re.compile(r"-([0-9]+)\.parquet$")
-"""The number in a file's name."""
+"""Matches the number in a file's name."""
 
 
 def file_name(run_id: str, file_number: int) -> str:
-    """The name of a run's file: sorts by number."""
+    """Name of a run's file; names sort by file number."""
     return f"{run_id}-{file_number:06d}.parquet"
 
 
 def folder(table: str, at: datetime) -> str:
-    """The folder, below the archive, of a file whose first row is of the instant `at` (UTC)."""
+    """Folder, relative to the archive, of a file whose first row has the timestamp `at` (UTC)."""
     return f"{table}/date={at:%Y-%m-%d}/hour={at:%H}"
 
 
 def unfinished_path(table: str, run_id: str, file_number: int) -> str:
-    """Where a file lies, below the archive, while it is written."""
+    """Path of a file, relative to the archive, while it is being written."""
     return f"{WRITING}/{table}-{file_name(run_id, file_number)}"
 
 
 def running_path(run_id: str) -> str:
-    """Where a daemon's run says, below the archive, that it is alive and what it has kept; gone when it has ended."""
+    """Path, relative to the archive, of the file in which a live daemon records its progress; deleted when the run
+    ends.
+    """
     return f"{WRITING}/{run_id}{RUNNING}"
 
 
 def is_unfinished_of(name: str, run_id: str) -> bool:
-    """Whether a file under `_writing/` is one of that run's."""
+    """Whether a file under `_writing/` belongs to that run."""
     return f"-{run_id}-" in name and name.endswith(".parquet")

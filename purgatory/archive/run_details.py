@@ -1,4 +1,4 @@
-"""What a run says of itself in its STARTED marker: enough to make an engine that answers as its own did."""
+"""Settings of a run, stored in its STARTED marker: enough to build an engine that behaves like the run's own."""
 
 from __future__ import annotations
 
@@ -24,28 +24,30 @@ LIMIT_NAMES: Final = (
     "timeout_ms_default",
     "topic_length_max",
 )
-"""Of `EngineLimits`."""
+"""Names of the `EngineLimits` fields that are stored."""
 
 
 def wall_ms() -> int:
-    """Wall-clock milliseconds since 1970 in UTC. It may jump, even back, so no order is ever derived from it."""
+    """Wall-clock milliseconds since 1970 in UTC. It may jump, even backwards; never derive an order from it."""
     return int(time.time() * 1_000)
 
 
 def new_run_id() -> str:
-    """A name for a run that no other has: begins with the time (UTC), so runs sort by it."""
+    """A unique run id. It begins with the time (UTC), so runs sort chronologically."""
     now = datetime.fromtimestamp(wall_ms() / 1_000, UTC)
     return f"{now:%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
 
 
 @dataclass(frozen=True)
 class RunDetails:
-    """Purgatory's version, where it ran, and what its engine was made with.
+    """Purgatory's version, host and process of a run, and the settings of its engine.
 
-    `limits` holds the `EngineLimits` that are not by default, by name. `expired_per_slice` is the limit that
-    `advance_clock` was called with, and `shut_down`. The marker's `time_ms` is what the engine was made with.
-    `journal`: what waits at the run's end waits on in the daemon's next run. `continued`: this is such a next run, and
-    began with marks, keys and operations of which its own rows say nothing.
+    - `limits`: the `EngineLimits` that differ from the defaults, by name.
+    - `expired_per_slice`: the limit passed to `advance_clock` and `shut_down`.
+    - `journal`: operations that are pending at the end of the run are still pending in the daemon's next run.
+    - `continued`: this is such a next run. It began with marks, keys and operations that its own rows do not contain.
+
+    The engine's initial clock is the marker's `time_ms`.
     """
 
     version: str
@@ -61,12 +63,16 @@ class RunDetails:
     pid: int = field(default_factory=os.getpid)
 
     def to_json(self) -> str:
-        """The marker's `detail`."""
+        """The details as text for the marker's `detail`."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, detail: str) -> RunDetails:
-        """From a marker's `detail`; what a newer version added is passed over. Raises ValueError when it is none."""
+        """Parse a marker's `detail`; fields added by newer versions are ignored.
+
+        Raises:
+            ValueError: The text does not describe a run.
+        """
         values = json.loads(detail)
         if not isinstance(values, dict) or "version" not in values:
             raise ValueError(f"no details of a run: {detail[:80]!r}")
@@ -80,7 +86,7 @@ class RunDetails:
         return EngineLimits(**self.limits)
 
     def make_engine(self, now_ms: int) -> Engine:
-        """An engine like the run's; `now_ms` is the STARTED marker's `time_ms`."""
+        """An engine with the run's settings; `now_ms` is the STARTED marker's `time_ms`."""
         return Engine(
             self.engine_limits(),
             now_ms,

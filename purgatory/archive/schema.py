@@ -1,6 +1,6 @@
-"""The archive's tables as Arrow schemas, and the version of both. Daemon and pipeline share this module.
+"""The archive's tables as Arrow schemas, and the schema version. Shared by the daemon and the pipeline.
 
-What each table and column is: `table_columns`.
+Tables and columns are described in `table_columns`.
 """
 
 from typing import Final
@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from purgatory.archive import vocabulary
 from purgatory.archive.table_columns import FLOAT64, INSTANT, INT32_LIST, INT64_LIST, TABLE_COLUMNS, TEXT, WORD
-from purgatory.archive.vocabulary import *  # noqa: F403 - whoever shares the schemas shares the vocabulary
+from purgatory.archive.vocabulary import *  # noqa: F403 - code that uses the schemas needs the vocabulary
 from purgatory.engine import codes
 from purgatory.engine.kinds.operation_columns import BOOL, INT32, INT64
 
@@ -17,7 +17,7 @@ __all__ = ["EVENT_LABELS", "KIND_LABELS", "OUTCOME_LABELS", "SCHEMAS", "VERSION"
 __all__ += vocabulary.__all__
 
 VERSION: Final = 2
-"""Of these schemas. A reader takes its own and older ones, and refuses newer ones by name."""
+"""Schema version. A reader accepts its own version and older ones, and refuses newer ones with an error."""
 
 _ARROW: Final = {
     WORD: pa.dictionary(pa.int32(), pa.string()),
@@ -37,6 +37,6 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
 }
 
 KIND_LABELS: Final = ["", *(codes.KIND_NAMES[kind] for kind in sorted(codes.KIND_NAMES))]
-"""Dictionary of `kind`: index = code."""
+"""Dictionary of `kind`; the index is the code."""
 OUTCOME_LABELS: Final = ["", *(codes.OUTCOME_NAMES[outcome] for outcome in sorted(codes.OUTCOME_NAMES))]
 EVENT_LABELS: Final = ["", *(codes.EVENT_NAMES[event] for event in sorted(codes.EVENT_NAMES))]

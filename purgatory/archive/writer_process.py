@@ -1,10 +1,10 @@
-"""The archive's writer process, started by the daemon: makes rows and files, so that the daemon never loads pyarrow.
+"""The archive's writer process. The daemon starts it so that the daemon itself never loads pyarrow.
 
-Frames come in on stdin, lines go out on stdout (`writer_protocol`). It ends when its input does: with the daemon,
-however that ended. So it outlives a daemon that was killed for as long as it takes to keep what it was given.
+It reads frames from stdin and writes lines to stdout (`writer_protocol`). It ends at the end of its input, which is
+when the daemon ends for any reason. If the daemon is killed, the process first writes everything that it has received.
 
-All tables roll together, between two frames: what lies at its place is everything up to one call. While files cannot be
-written it waits and tries again; frames pile up meanwhile.
+All tables roll together, between two frames, so the files in place contain everything up to one call. While files
+cannot be written, the process retries and frames accumulate in memory.
 """
 
 import contextlib
@@ -29,23 +29,28 @@ from purgatory.archive.writer_protocol import WriterConfig, WriterStatistics, de
 from purgatory.engine.batches import PartitionName
 
 LOGGER: Final = logging.getLogger("purgatory.archive.writer_process")
-"""Not `__name__`: that is `__main__` in this process, and what `main` sends to the daemon is of `purgatory.archive`."""
+"""Not `__name__`, which is `__main__` in this process: log records sent to the daemon belong to `purgatory.archive`."""
 
 RETRY_S: Final = 1.0
 TRIES_AT_END: Final = 3
 NICENESS: Final = 5
-"""Of the thread that makes rows and files: a third of what another busy thread gets of a processor they share. The
-thread that reads is not held back, so that what the daemon has sent is not lost with it."""
+"""Niceness of the thread that builds rows and files: it gets a third of the time of another busy thread on the same
+processor. The reading thread keeps normal priority, so that received data survives a killed daemon.
+"""
 YOUNG_MAX: Final = 100_000
-"""Objects that may come together before garbage is looked for: hardly anything here is in a cycle."""
+"""Net allocations before a garbage collection: almost no objects here are in reference cycles."""
 IDLE_S: Final = 0.2
-"""How often it looks whether a roll is due while nothing comes."""
+"""Interval, in seconds, for checking whether a roll is due when no frames arrive."""
 
 Report = Callable[[WriterStatistics], None]
 
 
 def open_history(config: WriterConfig, report: Report) -> "HistoryWriter":
-    """Begins a run in its archive, or goes on with one. Raises `CannotArchive` where it cannot be written to."""
+    """Begin a run in its archive, or continue one.
+
+    Raises:
+        CannotArchive: The archive cannot be written to.
+    """
     filesystem, root = open_archive(config.place)
     statistics, details = config.statistics, config.details
     last = CallStamp(config.run_id, statistics.call_number, statistics.time_ms, statistics.at_ms)
@@ -70,9 +75,9 @@ def open_history(config: WriterConfig, report: Report) -> "HistoryWriter":
 
 
 class HistoryWriter:
-    """Keeps the records it is given, in order, and reports what became of them.
+    """Stores the records it receives, in order, and reports its progress.
 
-    `ending` is set by whoever knows that nothing more comes: then what cannot be written is no longer tried for ever.
+    Set `ending` when no more frames will arrive: failed writes are then retried only `TRIES_AT_END` times.
     """
 
     def __init__(self, files: ArchiveWriter, run: RunFile, report: Report, *, retry_s: float = RETRY_S) -> None:
@@ -89,7 +94,7 @@ class HistoryWriter:
         self._is_failing = False
 
     def keep(self, names: Sequence[PartitionName], records: Sequence[Record]) -> None:
-        """Keeps a frame: the records of some more calls, in order. After it, `maintain`."""
+        """Store a frame: the records of some more calls, in order. Call `maintain` afterwards."""
         for table, some in records_by_table(records).items():
             if table == MARKERS:
                 some = [self._with_files(record) for record in some]  # noqa: PLW2901 - the last table: all files are begun
@@ -100,7 +105,8 @@ class HistoryWriter:
                 self._lose(table, some)
         for record in records:
             self.statistics.rows_done += record.rows
-            # Markers of gaps carry the number of the gap's first call, which may be behind.
+            # A DROPPED marker carries the number of the gap's first call, which may be lower than that of earlier
+            # records.
             if record.stamp.call_number >= self._last_call.call_number:
                 self._last_call = record.stamp
             if record.table == MARKERS:
@@ -108,20 +114,20 @@ class HistoryWriter:
         self._report(self.statistics)
 
     def _with_files(self, record: Record) -> Record:
-        """A marker; one that ends the run says how many files it has, so that a missing one is noticed."""
+        """The marker; an ENDED marker also gets the number of files per table, so missing files can be detected."""
         if record.extra["marker"] != ENDED:
             return record
         return record._replace(extra={**record.extra, "detail": json.dumps({"files": self.statistics.file_numbers})})
 
     def _lose(self, table: str, records: Sequence[Record]) -> None:
-        """Rows that cannot be made, through no fault of the disk: the archive says so, and the rest goes on."""
+        """Replace rows that cannot be built (not a disk error) by a DROPPED marker, and continue."""
         lost = Span(records)
         self.statistics.errors += 1
         self.statistics.rows_lost[table] += lost.rows[table]
         self._files.write(MARKERS, make_rows(MARKERS, lost.dropped_markers()))
 
     def maintain(self) -> None:
-        """What is due: rolls files; says that its own run lives, and which runs have crashed.
+        """Do periodic work: roll files, renew the run's file, and mark crashed runs.
 
         Blocks while a file that is due cannot be written.
         """
@@ -136,9 +142,10 @@ class HistoryWriter:
                 self._note_failure(error)
 
     def end(self) -> None:
-        """Nothing more comes. A run that did not say that it has ended (the marker ENDED) has crashed.
+        """End the run. If no ENDED marker was received, the run is recorded as crashed.
 
-        Raises OSError (or ArrowException) where the end cannot be written.
+        Raises:
+            OSError (or ArrowException): The end cannot be written.
         """
         self.ending.set()
         try:
@@ -151,11 +158,13 @@ class HistoryWriter:
             self._run.release()
 
     def roll(self) -> None:
-        """Puts everything so far at its place. Tries until it is done; at the end of the run only some times."""
+        """Move everything received until now into place. Retries until it succeeds; after `ending`, only `TRIES_AT_END`
+        times.
+        """
         tries = 0
         while True:
             try:
-                # Before the files are there the daemon knows their numbers: a successor must not give one twice.
+                # Report file numbers before the files exist: a successor process must not use a number twice.
                 self._report(self.statistics)
                 self._files.roll()
                 state, done = self._run.state, self.statistics
@@ -176,21 +185,21 @@ class HistoryWriter:
         self._report(self.statistics)
 
     def _note_failure(self, error: Exception) -> None:
-        """Says once that something is wrong with the disk, and counts every time."""
+        """Count a disk failure; log only the first of a series."""
         self.statistics.errors += 1
         if not self._is_failing:
             self._is_failing = True
             LOGGER.error("cannot write the archive; history waits in memory: %s", error)
 
     def _mark_crashed_runs(self) -> None:
-        """Says in the archive which runs crashed, and removes their files that are not whole."""
+        """Record in the archive which runs crashed, and delete their incomplete files."""
         dead_runs = claim_dead_runs(self._files.filesystem, self._files.root, self._files.run_id)
         try:
             for dead in dead_runs:
                 leftovers = remove_unfinished(self._files.filesystem, self._files.root, dead.state.run_id)
                 self._write_crashed(dead.state, leftovers)
             if dead_runs:
-                self.roll()  # the marker must be at its place before the run's file, which asks for it, goes
+                self.roll()  # the marker must be in place before the run's file is deleted
                 for dead in dead_runs:
                     dead.remove()
         finally:
@@ -211,29 +220,29 @@ class HistoryWriter:
 
 
 class LineOutput(logging.Handler):
-    """Writes lines to the daemon, which also knows where its log goes. Once it is gone, nobody reads them."""
+    """Sends lines to the daemon, including log records, which the daemon writes to its log. Ignored once it is gone."""
 
     def __init__(self, stream: BinaryIO) -> None:
         super().__init__()
         self._stream: Final = stream
 
     def report(self, statistics: WriterStatistics) -> None:
-        """What became of the rows."""
+        """Send the statistics."""
         self.write({"statistics": vars(statistics)})
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A line for the daemon's log, or several with a traceback."""
+        """Send a log record as one line; a traceback is part of the message."""
         self.write({"level": record.levelno, "message": self.format(record)})
 
     def write(self, line: dict[str, Any]) -> None:
-        """One line."""
+        """Send one line."""
         with contextlib.suppress(OSError):
             self._stream.write(json.dumps(line).encode() + b"\n")
             self._stream.flush()
 
 
 def serve(frames: BinaryIO, output: LineOutput) -> bool:
-    """Keeps what comes until there is no more; whether the end could be written."""
+    """Store frames until the input ends. Returns whether the end of the run could be written."""
     first = read_frame(frames)
     if first is None:
         return False
@@ -248,11 +257,11 @@ def serve(frames: BinaryIO, output: LineOutput) -> bool:
 
 
 def keep_all(frames: BinaryIO, history: HistoryWriter, *, low_priority: bool) -> bool:
-    """Keeps frame after frame until there are no more, and the run's end; whether that could be written."""
+    """Store frames until there are no more, then end the run. Returns whether the end could be written."""
     waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
     def read_all() -> None:
-        # Takes frames in as they come: what is still in the daemon's memory is lost when it is killed.
+        # Read frames as soon as they arrive: data still in the daemon's memory is lost when the daemon is killed.
         while (frame := read_frame(frames)) is not None:
             waiting.put(frame)
         history.ending.set()
@@ -260,7 +269,7 @@ def keep_all(frames: BinaryIO, history: HistoryWriter, *, low_priority: bool) ->
 
     threading.Thread(target=read_all, name="archive-frames", daemon=True).start()
     if low_priority:
-        os.nice(NICENESS)  # of this thread, on Linux
+        os.nice(NICENESS)  # applies to this thread only, on Linux
     try:
         while True:
             history.maintain()
@@ -278,8 +287,8 @@ def keep_all(frames: BinaryIO, history: HistoryWriter, *, low_priority: bool) ->
 
 
 def main() -> int:
-    """Exit code 0: all was kept, and the run's end is written."""
-    # Only the daemon decides when it ends: these are sent to all processes of a terminal, or of a service.
+    """Run the process. Exit code 0: everything was stored and the end of the run is written."""
+    # Only the daemon decides when to end; these signals reach all processes of a terminal or a service.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     gc.set_threshold(YOUNG_MAX)
@@ -296,4 +305,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    os._exit(main())  # the thread that reads may still be waiting, and the interpreter would wait for it
+    os._exit(main())  # skip the interpreter's shutdown, which would wait for the blocked reading thread
