@@ -71,7 +71,7 @@ class DelayedOperationPurgatory:
         self.pending = 0
         """Registered operations that have not ended."""
         self.evaluations = 0
-        """Calls of `try_complete` so far."""
+        """Number of `try_complete` calls."""
         self._on_error: Final = on_error
         self._timer_enabled: Final = timer_enabled
         self._pending_max: Final = -1 if pending_max is None else in_range("pending_max", pending_max, 1, 2**63 - 1)

@@ -86,7 +86,7 @@ class Countdown(Kind):
         self.items: Final = pending.items
         self.answers_mark_of_now: Final = answers_mark_of_now
 
-    # To be defined by each kind.
+    # Each kind defines these.
 
     def mark(self, partition: Partition) -> i64:
         """The mark that items of this kind wait for."""
