@@ -129,7 +129,7 @@ class Completions:
         self.paces_per_second = extend(self.paces_per_second, self.paces_per_second)
 
     def finish(self) -> None:
-        """Trim the columns to what was written. Nothing may be added afterwards."""
+        """Trim the columns to their contents. Nothing may be added afterwards."""
         operations = self._operations
         if operations < i64(len(self.operation_ids)):
             self.operation_ids = self.operation_ids[:operations]

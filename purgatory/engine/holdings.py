@@ -1,6 +1,4 @@
-"""What one account uses in an engine, and its limits. The counts are updated wherever things are created or
-released.
-"""
+"""Usage and limits of one account in an engine. The counts are updated wherever things are created or released."""
 
 from typing import Final
 

@@ -21,7 +21,7 @@ class RankedOperation:
 
 
 class PendingRanking:
-    """The `size` operations that have waited longest and those that expire soonest, and how many wait on each name.
+    """The `size` operations that have waited longest, the `size` that expire soonest, and the waits on each name.
 
     Filled by `Engine.rank_pending`.
     """
@@ -56,7 +56,7 @@ class PendingRanking:
         self.operations = 0
         """Operations visited."""
         self.waits: Final[dict[PartitionName, int]] = {}
-        """By name; a signal's key is (key, -1)."""
+        """Number of waits by name; a signal's key is (key, -1)."""
         self.is_cut = False
         """There are more names than `NAMES_MAX`: waits on the others were not counted."""
         self._size: Final = size

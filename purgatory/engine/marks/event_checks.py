@@ -146,7 +146,7 @@ class EventChecks:
         )
 
     def _room_fault(self, partition: Partition | None, event: Event, maker: Holdings) -> Fault | None:
-        """Check that there is room and memory for whatever the event would create."""
+        """Check that there is room and memory for everything that the event would create."""
         if partition is None:
             if event.kind == PARTITION_REMOVED:
                 return None
