@@ -1,4 +1,4 @@
-"""For tests of programs that embed the purgatory: time that moves only when moved."""
+"""Helpers for tests of programs that embed the purgatory: a clock that is advanced by hand."""
 
 from typing import Final
 
@@ -6,20 +6,20 @@ __all__ = ["ManualClock"]
 
 
 class ManualClock:
-    """A `Clock` that stands still until `jump` moves it. Milliseconds."""
+    """A `Clock` in milliseconds that only `jump` moves."""
 
     is_manual: Final = True
-    """A thread that sleeps by real time can't keep up with it, and refuses it."""
+    """A thread that sleeps in real time cannot follow this clock, and refuses it."""
 
     def __init__(self, start_ms: int = 0) -> None:
         self._now_ms = start_ms
 
     def now_ms(self) -> int:
-        """The time it was last moved to."""
+        """The current time, in milliseconds."""
         return self._now_ms
 
     def ceiling_ms(self) -> int:
-        """The same: it stands at a whole millisecond."""
+        """The same as `now_ms`: the time is always a whole millisecond."""
         return self._now_ms
 
     def jump(self, ms: int) -> int:

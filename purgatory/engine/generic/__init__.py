@@ -1,4 +1,5 @@
-"""The generic purgatory: a program's own operations, tested by its own predicates; no marks, no partitions.
+"""The generic purgatory: delayed operations defined by the program itself, with its own predicates. No marks, no
+partitions.
 
-`purgatory.embedded` is the face that programs use.
+Programs use it through `purgatory.embedded`.
 """
