@@ -47,7 +47,7 @@ def register(script: bytes, key: bytes, ids: range, offsets: range, deadline_ms:
 
 @asynccontextmanager
 async def connected(address: str) -> AsyncIterator[tuple[RedisConnection, Results]]:
-    """A connection with the scripts loaded, and its subscription to published results."""
+    """A connection with the scripts loaded, and the results that are published while it is open."""
     async with RedisConnection.open(address) as redis, RedisConnection.open(address) as listener:
         await redis.load_scripts()
         await listener.subscribe()

@@ -310,6 +310,7 @@ class OutboxFile:
         holders = set()
         for operation_id in operation_ids:
             first = self._registration_with(operation_id)
+            # A batch may have results in several rows; a single wait needs only the first result that arrived.
             if first is not None and (self._rows[first].is_batch or not self._rows[first].places):
                 holders.add(first)
         return holders

@@ -79,6 +79,7 @@ class OutboxGate:
             entries.append(entry)
             self.recovered.append(ticket_of(entry, one.tag, one.submitted_time))
         self._core.restore(entries, file.next_operation_id, loop.time(), file.incarnation)
+        # Only after `restore`, because results are matched with the waits by operation id.
         for batch in file.results():
             for wait, answer in self._core.replay(wire.ResultBatch.FromString(batch)):
                 settle(wait, answer)
@@ -102,7 +103,7 @@ class OutboxGate:
         return ticket_of(entry, tag, _wall_time(entry))
 
     async def result(self, ticket: Ticket, expected: type[T], otherwise: str) -> T:
-        """Wait for the answer of a ticket. `otherwise`: what to call instead if the answer does not have the type
+        """Wait for the answer of a ticket. `otherwise`: the error message if the answer does not have the type
         `expected`.
         """
         future = ticket.entry.future
@@ -208,6 +209,7 @@ class OutboxGate:
     def _on_registration(self, item: RegistrationRecord, error: PurgatoryClientError | None) -> None:
         entry = self._staged.popleft()
         assert entry.operation_id == item.first_operation_id, f"{item.first_operation_id} was written out of order"
+        # Raised even after a failed write: the entry is withdrawn below, and must not hold back later ones.
         self._core.written_id = item.first_operation_id + item.operations - 1
         written = self._submitting.pop(entry, None)
         if error is None:

@@ -84,6 +84,7 @@ class Resumption:
         is_broken = isinstance(cause, grpc.aio.AioRpcError) and cause.code() in _BROKEN_CODES and not error.is_answer
         if not is_broken or (self._retry is None and str(error).startswith(NO_CONNECTION)):
             raise error
+        # An attempt that lasted this long was connected, so the pauses and the time until giving up start again.
         if self._retry is None or loop.time() - self._attempted_at > CONNECTED_MIN:
             self._retry = Retry(self._give_up_after)
         await self._retry.pause(error)

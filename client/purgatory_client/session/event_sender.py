@@ -110,6 +110,7 @@ class EventSender:
             end = start + len(batch.events)
             refusals = [_moved(one, -start) for one in receipt.refusals if start <= one.index < end]
             if not batch.future.done():
+                # The daemon counts per message, so only a count of 0 can be attributed to each call.
                 unchanged = None if receipt.unchanged else 0
                 batch.future.set_result(AdvanceReceipt(receipt.ended[start:end], unchanged, refusals))
             start = end

@@ -27,6 +27,8 @@ class EventStream:
 
     async def exchange(self, request: wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
         """Send a message and return its receipt. One call at a time. Raises Unavailable, or gRPC's error if refused."""
+        # Put back only after its receipt: after an error or a cancel, the next receipt on this stream would belong to
+        # this message.
         call, self._idle = self._idle, None
         if call is None or call.done():
             call = self._open_call()

@@ -443,7 +443,7 @@ class SessionCore:
         return None
 
     def _next_chunk(self) -> WaitChunk | None:
-        """The next batch; None: there is none, or it is not in the outbox file yet, and nothing may overtake it."""
+        """The next batch. None: there is none, or it is not in the outbox file yet, and nothing may overtake it."""
         while self._plan or (not self._has_outbox and self._plan_unsent()):
             chunk = self._still_pending(self._plan.popleft())
             if chunk is None:

@@ -104,7 +104,7 @@ class ResultsArrived:
         """Runs of consecutive ids from position `skip` on, as (start, end) positions. The results of a batch consist of
         a few runs.
 
-        A refused operation has no items, and is a separate run.
+        If one of the operations was refused, each result is a run of its own, because a refused one has no items.
         """
         ids = self.operation_ids
         if len(ids) <= skip:
