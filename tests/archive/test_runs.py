@@ -45,7 +45,7 @@ def test_a_run_on_a_local_disk_lives_as_long_as_its_lock(root: str) -> None:
 
 
 def test_a_run_elsewhere_lives_as_long_as_it_says_so(root: str) -> None:
-    """Without locks, a run is dead after `SILENT_S` without renewal."""
+    """It is dead after `SILENT_S` without renewal."""
     disk, clock = FailingDisk().filesystem(), ManualClock(START_MS)
     run = RunFile.create(disk, root, state_of("run-a"), clock.now_ms)
     clock.jump(int(SILENT_S * 900))

@@ -42,7 +42,7 @@ class RawConnection:
         """Send the packets, each after the daemon has read the one before. The daemon may refuse the last one."""
         for number, packet in enumerate(packets):
             if number:
-                with RawConnection(self._address) as other:  # answered by the loop that read the packet before
+                with RawConnection(self._address) as other:  # its response shows that the packet was read
                     other.send(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
                     assert other.answer().status == 200
             self.socket.sendall(packet)
