@@ -59,9 +59,7 @@ class Result:
 
     @property
     def bare_ratio(self) -> float:
-        """p99 under attack, relative to the p99 without an attack. It includes the processor time used by the
-        attacker.
-        """
+        """p99 under attack, relative to the p99 without one. It includes the processor time used by the attacker."""
         return self.under_ms[1] / max(self.alone_ms[1], 1.0)
 
     def judge(self, *, is_flood: bool = False, is_http: bool = False) -> None:

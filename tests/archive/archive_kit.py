@@ -1,6 +1,4 @@
-"""An archive without a daemon: listener, link and history writer together, on any filesystem and with any wall
-clock.
-"""
+"""An archive without a daemon: listener, link and history writer, on any filesystem and with any wall clock."""
 
 import asyncio
 import os

@@ -147,9 +147,7 @@ def test_a_daemon_that_is_killed_leaves_what_it_had_sent(start_daemon: StartDaem
 def test_after_a_kill_every_file_is_whole_and_only_the_last_interval_is_missing(
     start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """After SIGKILL of both processes during work, the rolled files are complete and the next start marks where they
-    end.
-    """
+    """After SIGKILL of both processes during work, rolled files are complete and the next start marks their end."""
     folder = tmp_path / "archive"
     daemon = start_daemon("--archive", str(folder), "--archive-roll-ms", "100")
     writer_id, caller = writer_of(daemon), ArchivedCaller(daemon)
@@ -175,9 +173,7 @@ def test_after_a_kill_every_file_is_whole_and_only_the_last_interval_is_missing(
 
 
 def test_another_writer_goes_on_where_one_was_killed(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """Rows that the killed writer had not moved into place are lost and counted in a marker; all other rows are
-    kept.
-    """
+    """Rows that the killed writer had not moved into place are lost and counted in a marker; all others are kept."""
     folder = tmp_path / "archive"
     daemon = start_daemon("--archive", str(folder))
     caller = ArchivedCaller(daemon)

@@ -1,6 +1,4 @@
-"""The archive contains all calls and results of a host: replayed on a new engine, every operation ends in the
-same way.
-"""
+"""The archive contains all calls and results of a host: replayed on a new engine, every operation ends the same way."""
 
 from collections import Counter
 from pathlib import Path
@@ -42,9 +40,7 @@ async def test_a_fresh_engine_ends_everything_the_same_way(seed: int) -> None:
 
 @pytest.mark.slow  # thousands of operations, one row at a time
 async def test_herds_in_slices_end_in_the_same_order(tmp_path: Path) -> None:
-    """Thousands of operations expire at once, are satisfied by one batch, or end with the daemon: each slice is
-    a call.
-    """
+    """Thousands of operations expire, are satisfied by one batch, or end with the daemon, in one call per slice."""
     life = Life(tmp_path, seed=1, roomy=True)
     session, _ = life.host.sessions.open("herd", life.clock.now_ms())
     herd = EXPIRED_PER_SLICE * 2 + 500

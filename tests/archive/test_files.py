@@ -83,9 +83,7 @@ def test_it_rolls_when_the_oldest_file_is_old_enough(tmp_path: Path) -> None:
 
 
 def test_many_small_batches_are_joined(tmp_path: Path) -> None:
-    """However many batches arrive before a row group is full, few are kept separately; all their rows are there, in
-    order.
-    """
+    """However many batches arrive before a row group is full, few are kept apart; all rows are there, in order."""
     file = TableFile(schema.CALLS, RUN, 1, 0)
     for number in range(3 * BATCHES_WAITING_MAX):
         file.write(row(number))

@@ -76,9 +76,7 @@ async def test_a_session_that_is_dropped_says_how_its_operations_ended(tmp_path:
 
 
 async def test_ids_of_a_refused_batch_are_refused_in_history_too(tmp_path: Path) -> None:
-    """Sent again after a later batch was accepted: one refused row each, and none for operations that are already
-    known.
-    """
+    """Sent again after a later batch was accepted: one refused row each, and none for operations already known."""
     kept = ArchivedHost(tmp_path)
     kept.session.refused_ids.add([1, 2], 0)
     kept.register(produces(3))
@@ -165,9 +163,7 @@ async def test_a_call_that_is_larger_than_the_room_is_kept_when_it_is_alone(tmp_
 
 
 async def test_strict_refuses_rather_than_drops(tmp_path: Path) -> None:
-    """When the queue is full, nothing is admitted but ends are still recorded. When it is half empty, work is admitted
-    again.
-    """
+    """With a full queue nothing is admitted, but ends are recorded. Once it is half empty, work is admitted again."""
     kept = ArchivedHost(tmp_path, rows_max=8, strict=True)
     assert kept.register(produces(1, 8)).accepted == 8
     answer = kept.register(produces(9, 2))
@@ -188,9 +184,7 @@ async def test_strict_refuses_rather_than_drops(tmp_path: Path) -> None:
 
 
 async def test_history_waits_for_a_disk_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A failure is logged once and counted each time. Rows that fit into the queue are kept; the others have a
-    marker.
-    """
+    """A failure is logged once and counted each time. Rows that fit into the queue are kept; others have a marker."""
     caplog.set_level("INFO")
     disk = FailingDisk()
     kept = ArchivedHost(tmp_path, filesystem=disk.filesystem(), rows_max=10)
@@ -334,9 +328,7 @@ async def test_metrics_show_the_archive(tmp_path: Path) -> None:
 
 
 async def test_rows_that_cannot_be_packed_are_lost_and_reported(tmp_path: Path) -> None:
-    """A number that does not fit into a column loses the rows of its call; the call itself and later calls are
-    unaffected.
-    """
+    """A number that does not fit into a column loses the rows of its call, but neither the call nor later calls."""
     kept = ArchivedHost(tmp_path)
     batch = marks(2**70)
     receipt = EventsReceipt()

@@ -200,9 +200,7 @@ def test_outcomes_are_rows_for_each_item(seed: int) -> None:
 
 @given(st.integers(0, 2**32), st.integers(1, 8))
 def test_events_are_rows_of_their_slices(seed: int, limit: int) -> None:
-    """Each slice of a batch of events, added together or alone, produces the expected rows; `row` counts within the
-    slice.
-    """
+    """Each slice of a batch of events, added together or alone, produces the expected rows; `row` counts per slice."""
     batch = DrawnCalls(seed).events()
     engine = Engine(EngineLimits(), 0)
     together = Frame()

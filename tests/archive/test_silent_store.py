@@ -72,9 +72,7 @@ def store() -> Iterator[Store]:
 
 
 async def test_a_store_that_does_not_answer_at_the_start(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opening the archive fails after a deadline, and its process has ended; the store's own client retries for
-    minutes.
-    """
+    """Opening fails after a deadline, and the process has ended; the store's own client would retry for minutes."""
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(writer_link, "OPEN_S", 0.5)
@@ -87,9 +85,7 @@ async def test_a_store_that_does_not_answer_at_the_start(store: Store, monkeypat
 
 @pytest.mark.slow  # the archive has five seconds for its last files
 def test_a_store_that_falls_silent_does_not_keep_the_daemon(store: Store, start_daemon: StartDaemon) -> None:
-    """The end of the history is lost, which is logged, and the daemon ends long before the store's client would give
-    up.
-    """
+    """The end of the history is lost, which is logged. The daemon ends long before the store's client gives up."""
     daemon = start_daemon("--archive-uri", store.uri, "--shutdown-grace-ms", "100", environment=CREDENTIALS)
     store.silent.set()
     assert daemon.stop() == 0
@@ -98,9 +94,7 @@ def test_a_store_that_falls_silent_does_not_keep_the_daemon(store: Store, start_
 
 @pytest.mark.slow  # starts a daemon that loads the store's client
 def test_what_the_stores_client_prints_is_not_taken_for_the_protocol(store: Store, tmp_path: Path) -> None:
-    """The client logs to standard output, which is also the channel to the daemon: startup still fails with one
-    line.
-    """
+    """The client logs to standard output, also the channel to the daemon. Startup still fails with one line."""
     store.loses_objects = True
     ended = run_to_end(
         tmp_path,

@@ -76,9 +76,7 @@ async def test_a_full_pipe_is_not_waited_for() -> None:
 
 
 async def test_another_process_goes_on_and_records_what_was_lost() -> None:
-    """Calls that were sent and not placed have a marker; later calls go to the next process that can open the
-    archive.
-    """
+    """Calls that were sent and not placed have a marker; later calls go to the next process that opens the archive."""
 
     def dies_at_once(frames: BinaryIO, output: LineOutput) -> bool:
         output.write({"unusable": "no room"})

@@ -136,9 +136,7 @@ async def test_calls_that_wait_for_a_turn_are_limited(queued: int) -> None:
 
 
 async def test_the_rate_of_calls_is_limited() -> None:
-    """At 10 per second, ten calls are accepted at once. The eleventh is refused with a delay, after which it is
-    accepted.
-    """
+    """At 10 per second, ten calls are accepted at once. The eleventh is accepted after the delay that it was given."""
     now_s = 100.0
     gate = CallGate(FairQueue(), LimitsSettings(calls_per_second_max=10), now_s=lambda: now_s)
     account, context = Accounts().nobody, Context()
@@ -209,9 +207,7 @@ class Counting(RecordingListener):
 
 
 async def test_a_flood_does_not_hold_up_another_callers_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While 900 calls of one caller wait for turns, an event of another caller gets its turn after a slice or two of
-    theirs.
-    """
+    """While 900 calls of one caller wait, an event of another caller gets its turn after a slice or two of theirs."""
     heard = Counting()
     take_turn = CallGate.call_turn
 

@@ -77,9 +77,7 @@ class HttpCaller:
         raise AssertionError("the stream has no end")
 
     async def grpc_web(self, method: str, request: Message, answer: type[Message], codec: str = BINARY) -> Ending:
-        """Make a unary or streaming call with gRPC-Web. Its status is in the last frame, or in the headers if there is
-        no response.
-        """
+        """Make a call with gRPC-Web. Its status is in the last frame, or in the headers if there is no response."""
         sent = {"content-type": f"application/grpc-web+{codec}"}
         answers: list[Message] = []
         async with self.client.post(

@@ -1,6 +1,4 @@
-"""Every call with Connect and gRPC-Web, as JSON and as protobuf, served or refused, returns the same result as with
-gRPC.
-"""
+"""Every call with Connect and gRPC-Web, as JSON and protobuf, served or refused, has the same result as with gRPC."""
 
 from __future__ import annotations
 
@@ -124,9 +122,7 @@ READING = [method.name for method in ONE_WAY if method.GetOptions().idempotency_
 
 @pytest.fixture
 async def caller() -> AsyncIterator[HttpCaller]:
-    """A caller of a host with a mark and a source, and for each protocol a session with a result and a pending
-    operation.
-    """
+    """Calls a host with a mark, a source, and for each protocol a session with a result and a pending operation."""
     async with serving_http() as caller:
         served = caller.served
         await served.high_watermark("orders", 5)

@@ -202,9 +202,7 @@ async def test_more_partitions_than_a_page(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_one_listing_serves_all_who_watch_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each change is listed and encoded once, however many clients watch the same page; another page is a separate
-    listing.
-    """
+    """Each change is listed and encoded once, however many clients watch the same page; other pages are separate."""
     monkeypatch.setattr(server_sent_events, "WATCH_INTERVAL_S", 0.05)
     made: list[str] = []
 

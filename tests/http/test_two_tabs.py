@@ -24,9 +24,7 @@ STOPPED = "() => window.source.readyState === EventSource.CLOSED"
 
 
 def test_the_newer_tab_keeps_the_session(start_daemon: StartDaemon) -> None:
-    """The older tab reconnects once by itself, gets status 204 and stops. The newer tab receives the results without
-    interruption.
-    """
+    """The older tab reconnects once by itself, gets status 204 and stops. The newer tab is not interrupted."""
     daemon = start_daemon()
     with running_browser(chromium_path()) as browser:
         older, newer = browser.new_page(), browser.new_page()

@@ -22,9 +22,7 @@ RENEWED_EACH: Final = 3_000
 
 
 class PlausibleValues:
-    """Names and numbers for messages, including values from responses. One instance per run; all chance comes from
-    `rng`.
-    """
+    """Names and numbers for messages, also from responses. One instance per run; all chance comes from `rng`."""
 
     def __init__(self, seed: int) -> None:
         self.rng: Final = random.Random(seed)

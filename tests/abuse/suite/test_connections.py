@@ -63,9 +63,7 @@ def is_served(connection: socket.socket) -> bool:
 
 
 def test_rapid_reset_costs_no_memory(daemon: DaemonProcess) -> None:
-    """A caller opens streams and resets each immediately (CVE-2023-44487): memory does not grow, and others are
-    served.
-    """
+    """A caller opens streams and resets each at once (CVE-2023-44487): memory does not grow, and others are served."""
     before_mb = memory_mb(daemon)
     block = headers("/purgatory.v1.PurgatoryService/Wait")
     with connect(daemon) as connection:
@@ -182,9 +180,7 @@ async def test_calls_above_the_limit_of_a_connection_are_refused(start_daemon: S
 
 
 async def test_a_client_continues_when_its_connection_ages(start_daemon: StartDaemon) -> None:
-    """Over a connection that is cut every 0.3 s, a single wait and a tail continue by themselves; the wait keeps its
-    timeout.
-    """
+    """Over a connection that is cut every 0.3 s, a single wait (with its original timeout) and a tail continue."""
     daemon = start_daemon("--grpc-connection-age-max-ms", "200", "--shutdown-grace-ms", "100")
     async with AsyncClient(daemon.address) as client, AsyncClient(daemon.address) as other:
         tail = client.tail()

@@ -70,9 +70,7 @@ STARTS = [token(DIGEST, start) for start in (-1, 2**31, 2**63, 10**300)]
 
 @pytest.mark.parametrize("page_token", [BRACKETS, token(), token([[[[]]]]), *STARTS])
 async def test_forged_page_tokens_are_refused(page_token: str) -> None:
-    """Tokens that nest deeper than the JSON parser recurses, and tokens with a correct checksum and an invalid
-    position.
-    """
+    """Tokens nested deeper than the JSON parser recurses, and valid checksums with an invalid position."""
     async with serving() as served:
         genuine = served.stub.ListOperations(wire.ListOperationsRequest(page_token=token(DIGEST, 0)))
         assert list((await genuine).operations) == []
@@ -83,9 +81,7 @@ async def test_forged_page_tokens_are_refused(page_token: str) -> None:
 
 
 async def test_standard_services_refuse_what_does_not_decode(daemon: DaemonProcess) -> None:
-    """Health and reflection answer undecodable requests with INVALID_ARGUMENT, serve other requests, and log
-    nothing.
-    """
+    """Health and reflection answer undecodable requests with INVALID_ARGUMENT, serve others, and log nothing."""
     async with grpc.aio.insecure_channel(daemon.address) as channel:
         check: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
         assert await code_of(check(NO_MESSAGE)) is grpc.StatusCode.INVALID_ARGUMENT
@@ -198,9 +194,7 @@ async def test_refused_calls_leave_nothing_to_the_garbage_collector() -> None:
 
 
 async def test_refused_streams_leave_no_message_behind() -> None:
-    """A stream that is refused during its life is freed without a garbage collection, together with its last
-    message.
-    """
+    """A stream refused during its life is freed without a garbage collection, together with its last message."""
     unreadable = event_pb2.EventColumns(type=[event_pb2.EVENT_TYPE_HIGH_WATERMARK] * 3, offset=[1, 2])
     async with serving() as served, nothing_left_of(wire.AdvanceStreamRequest):
         for _ in range(3):

@@ -32,9 +32,7 @@ async def sessions(caller: DaemonChannel) -> int:
 
 
 async def test_empty_sessions_shut_nobody_out(start_daemon: StartDaemon) -> None:
-    """Far more sessions than the daemon keeps are opened by calls that register nothing: an honest caller can still
-    connect.
-    """
+    """Far more empty sessions than the limit allows are opened: an honest caller can still connect."""
     daemon = start_daemon(*FEW)
     async with DaemonChannel(daemon.address) as stranger:
         nothing = wire.RegisterBatch(rows=operation_pb2.OperationRows())
@@ -59,9 +57,7 @@ async def test_empty_sessions_are_gone_in_seconds(start_daemon: StartDaemon) -> 
 
 
 async def test_a_full_table_is_told_to_caller_and_operator(start_daemon: StartDaemon) -> None:
-    """Sessions with pending operations are never evicted. New sessions are refused and counted, and this is logged
-    once.
-    """
+    """Sessions with pending operations are never evicted. Refused callers are counted, and this is logged once."""
     daemon = start_daemon(*FEW)
     async with DaemonChannel(daemon.address) as stranger:
         for number in range(2 * SESSIONS_MAX):

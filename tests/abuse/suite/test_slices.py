@@ -375,9 +375,7 @@ async def test_a_session_may_be_opened_again_while_its_operations_end() -> None:
 async def test_messages_of_results_are_made_once(
     columns: bool, name_length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The size of a message depends on items, not on results. A message is encoded again at most once, if names are
-    long.
-    """
+    """Message size depends on items, not on results. A message is encoded again at most once, if names are long."""
     made: list[int] = []
     fill = results.fill_batch
 
