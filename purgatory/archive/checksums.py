@@ -30,6 +30,7 @@ def sealed(octets: bytes) -> bytes:
     start = len(octets) - footer_bytes(octets)
     place = octets.index(UNSEALED, start)
     view = memoryview(octets)
+    # The footer is summed while it still contains UNSEALED, so `check_footer` puts UNSEALED back before it compares.
     sums = f"{crc32(view[:start]):08x}{crc32(view[start:]):08x}".encode()
     return b"".join([view[:place], sums, view[place + len(sums) :]])
 

@@ -43,9 +43,7 @@ def unfinished_path(table: str, run_id: str, file_number: int) -> str:
 
 
 def running_path(run_id: str) -> str:
-    """Path, relative to the archive, of the file in which a live daemon records its progress; deleted when the run
-    ends.
-    """
+    """Path, relative to the archive, of a live run's progress file, which is deleted when the run ends."""
     return f"{WRITING}/{run_id}{RUNNING}"
 
 

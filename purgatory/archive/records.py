@@ -86,9 +86,7 @@ class Span:
         self.last_call_number = self.first.call_number
         self.rows: Final[Counter[str]] = Counter()
         self.missing: Final[Counter[str]] = Counter()
-        """Rows that the archive lacks if these records are lost; for a DROPPED marker, the rows of the gap that it
-        describes.
-        """
+        """Rows that the archive lacks if these records are lost; for a DROPPED marker, the rows of its gap."""
         self.missing_to = 0
         for record in records:
             self.rows[record.table] += record.rows
@@ -137,6 +135,7 @@ def packed(values: Sequence[int]) -> Packed:
 def packed_buffer(column: Any) -> Packed:  # noqa: ANN401 - a buffer of 64-bit numbers
     """Pack a column of completions; one number if all values are equal, as in most columns."""
     octets = bytes(column)
+    # Shifted by one value it equals itself exactly if all values are the same.
     if octets[8:] != octets[:-8]:
         return octets
     return int.from_bytes(octets[:8], sys.byteorder, signed=True)
@@ -244,9 +243,7 @@ def _have_names(batch: OperationBatch, items: range, names: int) -> bool:
 
 
 def _is_readable(kind: int, batch: OperationBatch) -> bool:
-    """Whether the lengths of the columns match. A batch that was refused before it reached the engine was not checked
-    there.
-    """
+    """Whether the lengths of the columns match. A batch refused before it reached the engine was not checked there."""
     operations = len(batch.operation_ids)
     counts = batch.item_counts
     items = operations if not counts else counts[0] * operations if len(counts) == 1 else sum(counts)

@@ -31,9 +31,7 @@ CANCEL_PARTITION: Final = "cancel_partition"
 CANCEL_KEY: Final = "cancel_key"
 SHUT_DOWN: Final = "shut_down"
 FAIL_STALE: Final = "fail_stale"
-"""Operations failed because their marks were stale. One row for each of these marks; the first row has the operation
-ids.
-"""
+"""Operations failed because their marks were stale. One row per stale mark; the first row has the operation ids."""
 CALL_NAMES: Final = (CANCEL, CANCEL_SESSION, CANCEL_PARTITION, CANCEL_KEY, SHUT_DOWN, FAIL_STALE)
 
 # Kinds of marker in the table `markers`.

@@ -44,7 +44,7 @@ class WriterLink:
         self.rows_waiting = 0
         """Rows that were sent and that no process has yet converted or lost."""
         self.errors = 0
-        """Errors of processes that have died, plus one for each death."""
+        """Errors of processes that have died, plus one for each death and each failed restart."""
         self.rows_lost: Final[Counter[str]] = Counter()
         """Rows that such processes could not convert or had not moved into place, by table."""
         self._config: Final = config
@@ -162,9 +162,7 @@ class WriterLink:
             await self._start_another()
 
     async def _start_another(self) -> None:
-        """Continue the run in a new process after the current one died. Records that it had not moved into place are
-        lost.
-        """
+        """Continue the run in a new process after the current one died. Records not yet in place are lost."""
         if not self._frames.is_closing():  # the loop may already have noticed that the reader is gone
             self._frames.abort()
         self._has_process.clear()

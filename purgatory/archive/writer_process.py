@@ -158,9 +158,7 @@ class HistoryWriter:
             self._run.release()
 
     def roll(self) -> None:
-        """Move everything received until now into place. Retries until it succeeds; after `ending`, only `TRIES_AT_END`
-        times.
-        """
+        """Move everything received into place. Retries until it succeeds; after `ending`, only `TRIES_AT_END` times."""
         tries = 0
         while True:
             try:
@@ -171,6 +169,7 @@ class HistoryWriter:
                 _, state.call_number, state.time_ms, state.at_ms = self._last_call
                 _, done.call_number, done.time_ms, done.at_ms = self._last_call
                 state.files = dict(done.file_numbers)
+                # Only after the files are in place: the run's file must never claim rows that readers cannot find.
                 self._run.renew()
                 break
             except CANNOT_WRITE as error:

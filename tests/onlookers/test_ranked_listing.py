@@ -49,9 +49,7 @@ async def ids_of(served: ServedHost, **request: Any) -> tuple[list[int], int]:  
 
 
 async def test_orders_rank_everything_that_is_pending(served: ServedHost) -> None:
-    """The few operations that are due soon come first, however many were registered before them; so do the operations
-    registered last.
-    """
+    """The few operations that are due soonest, or were registered last, come first among thousands of others."""
     await register(served, range(1, 4_001), "orders", HOUR_MS)
     await register(served, range(4_001, 4_006), "urgent-payments", 60_000)
     least, longest = ALL.Value("OPERATION_ORDER_LEAST_REMAINING"), ALL.Value("OPERATION_ORDER_LONGEST_WAITED")
@@ -80,9 +78,7 @@ async def test_orders_rank_everything_that_is_pending(served: ServedHost) -> Non
     ids=lambda one: one if isinstance(one, str) else "",
 )
 async def test_what_an_order_excludes(served: ServedHost, request_: wire.ListOperationsRequest, field: str) -> None:
-    """Pages and searches are each allowed in one kind of listing only, and unknown orders are refused with the field's
-    name.
-    """
+    """Pages and searches are each allowed in one kind of listing only; unknown orders are refused by field name."""
     with refused(grpc.StatusCode.INVALID_ARGUMENT) as raised:
         await served.stub.ListOperations(request_)
     assert f"{field}: " in (raised.value.details() or "")
@@ -102,9 +98,7 @@ async def test_a_page_is_filled_wherever_the_matches_are(served: ServedHost) -> 
 
 
 async def test_the_page_shows_waits_as_long_as_there_are_any(served: ServedHost) -> None:
-    """When all ranked operations have ended and others were registered, the page shows those instead of an
-    empty list.
-    """
+    """When all ranked operations have ended and others were registered, the page shows those, not an empty list."""
     ranked, account = RankedWaits(served.host), served.host.sessions.accounts.nobody
     await register(served, range(1, 151), "orders", HOUR_MS)
     shown = await ranked.show(account, "")

@@ -1,6 +1,4 @@
-"""Tail subscribers: they receive all results that they may see, in order, up to a limit; without any, nothing
-is done.
-"""
+"""Tail subscribers receive all results that they may see, in order, up to a limit."""
 
 from __future__ import annotations
 
@@ -61,9 +59,7 @@ def drawn(seeded: random.Random, count: int, *, uniform: bool) -> list[Row]:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_follower_is_told_what_it_wants_and_may_see(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compared with a simple loop over the operations: for all filters, for callers with all kinds of roles, up to a
-    limit.
-    """
+    """Compared with a simple loop over the operations: for all filters, for callers with all kinds of roles."""
     seeded = random.Random(seed)
     monkeypatch.setattr(result_tail, "ROWS_MAX", 20)
     rows = drawn(seeded, seeded.randrange(1, 40), uniform=seeded.random() < 0.5)
@@ -129,9 +125,7 @@ def test_followers_are_few_of_each_principal_and_in_all() -> None:
 
 
 async def test_what_ends_is_told_over_the_wire() -> None:
-    """Results of sessions and unary waits, with session, outcome, names and offsets; the first message arrives
-    at once.
-    """
+    """Results of sessions and unary waits, with session, outcome, names and offsets; one message comes at once."""
     async with serving() as served:
         tail = served.stub.TailResults(wire.TailResultsRequest())
         first = await asyncio.wait_for(tail.read(), PATIENCE_S)

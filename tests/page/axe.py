@@ -26,9 +26,7 @@ _VIOLATIONS = """async () => {
   const unsure = said(incomplete).filter((one) => !(one.isDrawn && one.text.startsWith("color-contrast:")));
   return [...said(violations), ...unsure].map((one) => one.text);
 }"""
-"""Contrast within a drawing is the only thing that axe may leave undecided: it cannot know the background of text
-there.
-"""
+"""Contrast within a drawing is the only thing that axe may leave undecided: it does not know the background there."""
 
 
 def axe_source() -> str:

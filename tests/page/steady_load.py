@@ -1,6 +1,4 @@
-"""A steady load of waits for screenshots of the page: most are satisfied, some expire, always in the same
-proportion.
-"""
+"""A steady load of waits for screenshots of the page: most are satisfied, some expire, in a constant proportion."""
 
 import asyncio
 import random

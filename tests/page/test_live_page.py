@@ -68,9 +68,7 @@ def test_search_finds_names(browser: Browser, daemon: DaemonProcess) -> None:
 
 
 def test_an_operation_is_followed_to_its_end(browser: Browser, daemon: DaemonProcess) -> None:
-    """An operation shows its required offset, its mark and the reason for waiting, then its outcome without a
-    reload.
-    """
+    """An operation shows its required offset, its mark and its obstacle, then its outcome without a reload."""
     register_one(daemon, "followed", 300)
     partition = {"topicPartition": {"topic": TOPIC_OF_ITS_OWN, "partition": 0}}
     call(daemon, "Advance", {"rows": {"events": [{**partition, "highWatermark": {"offset": 120}}]}})
@@ -197,9 +195,7 @@ def test_nothing_sticks_out(
 
 
 def test_files_are_small_and_strict(daemon: DaemonProcess) -> None:
-    """All files together are below 200 kB, their headers forbid foreign scripts and frames, and no other files are
-    served.
-    """
+    """All files together are below 200 kB, their headers forbid foreign scripts, and no other files are served."""
     origin, total = f"http://{daemon.http_address}", 0
     folder = Path(__file__).parents[2] / "purgatory/extensions/page/static"
     for path in ("/", *(f"/page/static/{file.name}" for file in folder.iterdir())):

@@ -35,9 +35,7 @@ def test_keyboard_reaches_every_view(browser: Browser, daemon: DaemonProcess) ->
 
 
 def test_an_operation_is_found_and_cancelled_by_keyboard(browser: Browser, daemon: DaemonProcess) -> None:
-    """Tab leads from the search to a name, its view and the cancel button. Escape closes the dialog and restores the
-    focus.
-    """
+    """Tab leads from the search to a name, its view and its button. Escape closes the dialog and restores the focus."""
     register_one(daemon, "by keyboard", 4_000, topic="typed")
     with watched_page(browser, daemon.http_address, address="#/waits") as seen:
         press = seen.page.keyboard.press

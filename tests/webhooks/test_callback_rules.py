@@ -28,9 +28,7 @@ def rules(*hosts: str, allow_http: bool = True, allow_private: bool = False) -> 
     ],
 )
 def test_what_an_entry_allows(entry: str, url: str) -> None:
-    """A name allows the default ports of its schemes, or the port that it gives, or any port; an asterisk matches all
-    names below.
-    """
+    """A name allows the default ports of its schemes, the given port, or any; an asterisk matches all names below."""
     rules(entry).check_url(url)
 
 

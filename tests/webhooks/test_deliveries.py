@@ -83,9 +83,7 @@ class Sent:
 
 
 async def test_pauses_double_up_to_the_longest_until_it_is_given_up() -> None:
-    """Pauses of 1, 2, 4, 8 s; the last one is cut to the time left. Then the webhook is given up, with all attempts
-    counted.
-    """
+    """Pauses of 1, 2, 4, 8 s; the last one is cut to the time left. Then the webhook is given up, attempts counted."""
     world = TriedPosts()
     world.answer = lambda _host: Attempt(REFUSED, "HTTP 500")
     world.add("a", "s", "one")

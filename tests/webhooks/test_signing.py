@@ -114,9 +114,7 @@ def test_a_file_that_is_missing_is_refused(tmp_path: Path) -> None:
 
 
 async def test_letters_are_their_principals_and_the_admins() -> None:
-    """Only the owner of a letter and the role admin on everything may list or resend it. Pages continue where they
-    ended.
-    """
+    """Only the owner and the role admin on everything may list or resend letters. Pages continue where they ended."""
     async with serving() as served:
         webhooks = Webhooks(served.host, WebhooksSettings())
         for number in range(3):

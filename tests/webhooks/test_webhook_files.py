@@ -1,6 +1,4 @@
-"""The files that webhooks need, with a real daemon: certificate authorities of receivers, and secrets that are
-replaced.
-"""
+"""The files that webhooks need, with a real daemon: certificate authorities of receivers, and replaced secrets."""
 
 import signal
 import ssl
@@ -35,9 +33,7 @@ def served_context(tmp_path: Path) -> tuple[Authority, ssl.SSLContext]:
 def test_a_receiver_with_a_certificate_of_a_private_authority(
     start_daemon: StartDaemon, tmp_path: Path, served_context: tuple[Authority, ssl.SSLContext]
 ) -> None:
-    """A daemon configured with the authority delivers. Without it, the daemon sends nothing and the letter has the
-    reason.
-    """
+    """A daemon with the authority delivers. Without it, the daemon sends nothing and the letter has the reason."""
     authority, context = served_context
     ca_file = tmp_path / "authority.crt"
     ca_file.write_bytes(authority.certificate_pem)

@@ -56,12 +56,10 @@ SEND_AFTER_S: Final = 0.1
 less than one that wakes a hundred times.
 """
 SEND_ROWS: Final = 16_384
-"""Rows are sent immediately once there are this many; pickling and writing them takes the event loop about a
-millisecond.
-"""
+"""Number of rows that are sent immediately; pickling and writing them takes the event loop about a millisecond."""
 
 SHARE_AT_ONCE: Final = 16
-"""One send takes at most this fraction of the queue, so that a burst still leaves room for more."""
+"""Rows are sent at the latest when they fill 1/16 of the queue, so that a burst leaves room for more."""
 
 ROW_BYTES: Final = 100
 """Estimated memory of a row that waits to be sent."""
@@ -97,9 +95,7 @@ class ArchiveListener(Listener):
         """Records not yet sent. Those from index `_call_start` on belong to the call in progress."""
         self._call_start = 0
         self._names: Final[Names] = {}
-        """Names that the records refer to. Those from position `_call_first_name` on are used only by the call in
-        progress.
-        """
+        """Names used by the records; from position `_call_first_name` on, only by the call in progress."""
         self._call_first_name = 0
         self._unsent_rows = 0
         """Unsent rows of finished calls."""
@@ -233,6 +229,7 @@ class ArchiveListener(Listener):
             self._drop(records)
             return
         self._unsent_rows += rows
+        # The marker follows the records of this call, although its call number is lower (see `Span`).
         self._report_gap()
         if self._unsent_rows >= self._send_rows:
             self.send()
@@ -316,9 +313,7 @@ class ArchiveListener(Listener):
         self._unsent_rows += len(markers)
 
     def _has_room(self, rows: int) -> bool:
-        """Whether the queue has space. A call always fits into an empty queue: otherwise a large one could never be
-        recorded.
-        """
+        """Whether the queue has space. An empty queue accepts any call, or large calls would never be recorded."""
         waiting = self.rows_waiting
         if self._is_strict or not waiting:
             return True

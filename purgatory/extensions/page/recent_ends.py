@@ -104,6 +104,7 @@ class RecentEnds(Listener):
             outcomes = completions.outcomes[: min(len(completions), LOOKED_AT_MAX)]
             bad = [place for place, outcome in enumerate(outcomes) if outcome != SATISFIED]
             good = [place for place, outcome in enumerate(outcomes) if outcome == SATISFIED][:2]
+            # Failures get the space first. Sorted again, because `_note` adds up item counts from place to place.
             places = sorted((bad + good)[: self._room])
             self._room -= len(places)
             self._note(who, session_id, completions, places, followed=False)

@@ -146,9 +146,7 @@ class WaitSpans(Listener):
 
 
 def _session() -> requests.Session | None:
-    """An HTTP session that does not read response bodies, whose length is unlimited; None: a plugin supplies the
-    session.
-    """
+    """An HTTP session that does not read response bodies, which may be endless; None: a plugin supplies the session."""
     if any(name.endswith("_CREDENTIAL_PROVIDER") for name in os.environ):
         return None
     session = requests.Session()
