@@ -78,7 +78,7 @@ def test_case_51_under_min_in_sync_the_high_watermark_is_frozen() -> None:
 
 
 def test_case_52_effective_min_in_sync_is_bounded_by_replicas() -> None:
-    """With one replica, a minimum of 2 in-sync replicas is treated as 1."""
+    """The minimum of in-sync replicas is at most the number of replicas: with one replica, 2 is treated as 1."""
     world = World()
     world.in_sync("orders-0", 1, min_in_sync=2)
     handle = world.produce({"orders-0": 11})

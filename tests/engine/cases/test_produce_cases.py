@@ -99,7 +99,7 @@ def test_case_68_all_appends_failed() -> None:
 
 
 def test_several_partitions_all_count() -> None:
-    """The operation is satisfied with its last partition, in whatever order they are reached."""
+    """The operation is satisfied with its last partition, in any order."""
     world = World()
     handle = world.produce({"orders-0": 5, "orders-1": 7, "audit-0": 1})
     assert world.high_watermark("audit-0", 9).ended == 0
