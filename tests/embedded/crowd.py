@@ -200,9 +200,7 @@ class Crowd:
         assert self.purgatory.pending == outcomes[PENDING]
 
     def demand_answers(self) -> None:
-        """Ended operations were answered once, expired ones also called on_expiration and were not early, and others
-        neither.
-        """
+        """Ended operations were answered once; expired ones also ran on_expiration, never early; others neither."""
         for operation in self.operations:
             effects = {PENDING: [], EXPIRED: ["complete", "expire"]}.get(operation.outcome, ["complete"])
             assert operation.effects == effects

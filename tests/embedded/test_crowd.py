@@ -45,9 +45,7 @@ def eager() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_case_23_a_crowd_that_finishes(seed: int) -> None:
-    """16 threads register, check, cancel, force and expire: in the end no wait whose condition holds is pending, and
-    all counts add up.
-    """
+    """Under 16 threads that register, check, cancel, force and expire, no satisfiable wait is left."""
     crowd = Crowd(seed, THREADS, OPERATIONS_EACH)
     crowd.start()
     crowd.join()
@@ -97,9 +95,7 @@ def test_a_crowd_that_is_closed_on(seed: int) -> None:
 @pytest.mark.skipif(COMPILED, reason="compiled, force_complete runs in one step that no other thread gets into")
 @pytest.mark.parametrize("others_force_too", [False, True])
 def test_forced_while_another_thread_registers(others_force_too: bool) -> None:
-    """Another thread registers the operation between any two lines of force_complete: it ends once, and leaves
-    nothing.
-    """
+    """If another thread registers the operation between any two lines of force_complete, it ends once."""
     for step in itertools.count(1):
         with EmbeddedPurgatory("forced", never_called, reaper_enabled=False) as purgatory:
             operation = RecordingOperation()

@@ -29,9 +29,7 @@ from tests.timer.clock_threads import run_forking
 def test_effects_that_raise_at_close_cost_the_others_nothing(
     reaper_enabled: bool, failure: type[BaseException]
 ) -> None:
-    """If some of 2,500 operations, or on_error, interrupt their thread during close, all are answered before it is
-    raised.
-    """
+    """If operations or on_error interrupt their thread during close, all 2,500 are answered before it is raised."""
 
     def tear() -> None:
         raise failure("torn")
@@ -72,9 +70,7 @@ def test_one_operation_in_two_purgatories(looks_before: int) -> None:
 
 @pytest.mark.parametrize("during", ["registration", "check"])
 def test_a_signal_handler_may_close(during: str) -> None:
-    """A signal handler that closes the purgatory during an evaluation takes effect afterwards; every operation is
-    answered.
-    """
+    """A signal handler's close during an evaluation takes effect afterwards, and every operation is answered."""
     purgatory = EmbeddedPurgatory("signalled", never_called)
     first, second = RecordingOperation(), RecordingOperation()
     closed: list[int] = []
@@ -184,9 +180,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["idle", "lock held", "evaluation", "effect"])
 def test_a_forked_child_is_told(where: str) -> None:
-    """Every call in the child raises UsedAfterFork, even if the lock was held; it answers none of its parent's
-    operations.
-    """
+    """Every call in the child raises UsedAfterFork, even if the lock was held; no operation is answered there."""
     run_forking(FORKING, where)
 
 
@@ -207,9 +201,7 @@ def test_errors_are_logged_by_default(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_never_early_by_a_fraction_of_a_millisecond() -> None:
-    """An operation of 5 ms registered 0.9 ms into a millisecond is still pending at the start of the fifth millisecond
-    after.
-    """
+    """Registered 0.9 ms into a millisecond, an operation of 5 ms is pending at the start of the fifth one after."""
     clock = FineClock(10)
     with EmbeddedPurgatory("fine", never_called, clock=clock, reaper_enabled=False) as purgatory:
         register(purgatory, "k", timeout_ms=5)
@@ -252,9 +244,7 @@ def test_wait_in_a_hook_is_refused(hook: str) -> None:
 
 
 async def test_operations_are_awaited() -> None:
-    """Tasks await operations that threads end (completed, expired, cancelled, or before the await) and get the
-    outcome.
-    """
+    """Tasks await operations that threads end (completed, expired, cancelled, or earlier) and get the outcome."""
     with EmbeddedPurgatory("awaited", never_called) as purgatory:
         (forced,), (expired,) = register(purgatory, "k", timeout_ms=None), register(purgatory, "k", timeout_ms=5)
         ended = RecordingOperation()

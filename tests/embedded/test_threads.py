@@ -1,6 +1,4 @@
-"""The purgatory with several threads: cases 21, 22, 30, 32 to 34, 41, 44, 95, 96 of docs/semantics.md; close and
-effects.
-"""
+"""The purgatory with several threads: cases 21, 22, 30, 32 to 34, 41, 44, 95, 96 of docs/semantics.md, and close."""
 
 import random
 import threading
@@ -84,9 +82,7 @@ def test_case_32_expiry_and_check_race() -> None:
 
 
 def test_case_33_check_returns_while_the_timer_is_inside_on_complete(purgatory: EmbeddedPurgatory) -> None:
-    """While the reaper is inside an on_complete, a check on another thread returns 0 immediately without an
-    evaluation.
-    """
+    """While the reaper is inside an on_complete, a check on another thread returns 0 at once, without an evaluation."""
     operation, gate = RecordingOperation(5), Gate()
     operation.when_completed = gate
     purgatory.try_complete_else_watch(operation, ["k"])
@@ -149,9 +145,7 @@ def test_case_44_last_leaves_while_another_arrives(purgatory: EmbeddedPurgatory)
 
 
 def test_case_95_state_lock_and_check(purgatory: EmbeddedPurgatory) -> None:
-    """Changing state under a lock that try_complete takes, releasing it, then checking: no deadlock and no lost
-    wakeup.
-    """
+    """Changing state under a lock that try_complete takes, releasing it, then checking misses nothing."""
     state_lock, state = threading.Lock(), {"mark": 0}
 
     class MarkReached(GenericOperation):

@@ -20,9 +20,7 @@ NOTHING_READ = (-1, -1, -1, -1, -1)
 
 
 def unless_all(values: list[int], default: int) -> list[int]:
-    """The column, or an empty one if all values are the default: callers omit such columns, which is a separate code
-    path.
-    """
+    """The column, or an empty one if all values are the default: an omitted column is a separate code path."""
     return [] if all(value == default for value in values) else values
 
 
@@ -256,9 +254,7 @@ class EngineUnderTest:
 
 
 def answers_of(receipt: EventsReceipt, start: int) -> list[plain.EventAnswer]:
-    """One answer for each event of a slice. The receipt only has the sum of `unchanged`; it is set on the last
-    answer.
-    """
+    """One answer per event of a slice. The receipt only has the sum of `unchanged`; it is set on the last answer."""
     refused = {refusal.index: (refusal.code, refusal.error_code) for refusal in receipt.refusals}
     answers = []
     for i, ended in enumerate(receipt.ended):

@@ -8,9 +8,7 @@ from tests.engine.world import World
 
 
 def test_a_replica_made_by_its_state_is_a_change() -> None:
-    """A replica created by its state event, alive and not fenced, has not fetched, and so holds back the low
-    watermark.
-    """
+    """A replica created by its state event, alive and not fenced, has not fetched: the low watermark is unknown."""
     world = World()
     world.append("orders-0", 5)
     answer = world.replica("orders-0", 2)
@@ -82,9 +80,7 @@ def test_a_fetch_answers_with_the_marks_after_the_event() -> None:
 
 
 def test_a_proposal_that_leaves_a_member_out_frees_the_high_watermark() -> None:
-    """Replica 3, which never fetched, holds back the high watermark while proposed, and no longer after the next
-    proposal.
-    """
+    """Replica 3, which never fetched, holds back the high watermark only while it is proposed."""
     world = World()
     world.in_sync("orders-0", 1, 2, proposed=(1, 3))
     world.append("orders-0", 10)

@@ -53,9 +53,7 @@ def test_the_wall_clock_is_read_where_it_is_shown_and_nowhere_else() -> None:
 
 
 def test_expiry_goes_by_the_deadline_whatever_idles() -> None:
-    """With 9,000 idle sessions that each have a long wait, and others created and closed, each short wait ends on
-    time.
-    """
+    """With 9,000 idle sessions that each have a long wait, and others that come and go, short waits end on time."""
     clock = ManualClock(1)
     host = Host(Engine(EngineLimits(), 1), clock, HostSettings(session=SessionSettings(ttl_ms=50)))
     idle = [host.sessions.open(f"idle-{number}", 1)[0] for number in range(9_000)]
@@ -82,9 +80,7 @@ def test_expiry_goes_by_the_deadline_whatever_idles() -> None:
 
 @pytest.mark.slow
 async def test_a_herd_goes_in_slices_and_events_in_between() -> None:
-    """With 100,000 waits due at once, no iteration of the loop ends more than a slice, and events are served in
-    between.
-    """
+    """With 100,000 waits due at once, no iteration of the loop ends more than a slice; events are served in between."""
     herd, clock = 100_000 if COMPILED else 30_000, ManualClock(1)
     async with serving(clock=clock) as served:
         host = served.host

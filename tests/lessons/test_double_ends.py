@@ -61,9 +61,7 @@ def test_an_end_waits_until_the_condition_has_been_looked_at(is_met: bool) -> No
 
 @pytest.mark.slow
 async def test_what_fell_due_while_stopped_fires_once(daemon: DaemonProcess) -> None:
-    """A daemon that was stopped past every deadline expires each wait once when it continues, and reports the
-    lateness.
-    """
+    """A daemon that was stopped past every deadline then expires each wait once, and reports the lateness."""
     many = 500
     async with AsyncClient(daemon.address) as client:
         loop = asyncio.get_running_loop()

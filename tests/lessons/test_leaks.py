@@ -45,9 +45,7 @@ async def read_results(peer: Peer, count: int) -> tuple[set[int], int]:
 
 
 async def test_a_full_purgatory_says_when_to_come_again(start_daemon: StartDaemon) -> None:
-    """Over the limit: RESOURCE_EXHAUSTED with RetryInfo immediately; a cancel makes room at once, not at the
-    timeout.
-    """
+    """Over the limit: RESOURCE_EXHAUSTED with RetryInfo; a cancel makes room at once, not at the timeout."""
     daemon = start_daemon("--limits-pending-operations-max", "2")
     async with DaemonChannel(daemon.address) as calls:
         peer = await Peer(calls, "s").open()
@@ -70,9 +68,7 @@ async def test_a_full_purgatory_says_when_to_come_again(start_daemon: StartDaemo
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
 async def test_a_flood_of_registrations_does_not_grow_the_daemon(start_daemon: StartDaemon) -> None:
-    """In every round half the registrations are refused and the others cancelled long before their time: memory levels
-    off.
-    """
+    """In each round half the registrations are refused and the others cancelled early: memory levels off."""
     room, flood = 5_000, 10_000
     daemon = start_daemon("--limits-pending-operations-max", str(room))
     async with DaemonChannel(daemon.address) as calls:
@@ -104,9 +100,7 @@ def negative_gauges(text: str) -> Iterator[tuple[str, float]]:
 
 
 async def test_gauges_are_right_whoever_closes_first(start_daemon: StartDaemon) -> None:
-    """Streams break, are taken over and cancelled while waits end: no gauge is ever negative, and all return to
-    zero.
-    """
+    """Streams break, are taken over and cancelled while waits end: no gauge is negative, and all return to zero."""
     daemon = start_daemon("--session-ttl-ms", "100", "--session-heartbeat-interval-ms", "200")
     rng = random.Random(36)
 
@@ -168,9 +162,7 @@ asyncio.run(main())
 
 
 async def test_waits_of_a_killed_client_are_freed(start_daemon: StartDaemon) -> None:
-    """After kill -9, the client's calls are cancelled and its session is freed within the session's time, not after an
-    hour.
-    """
+    """After kill -9, the client's calls are cancelled and its session is freed within the session's time."""
     daemon = start_daemon("--session-ttl-ms", "200")
     client_path = inspect.getfile(AsyncClient).rpartition("/purgatory_client/")[0]
     environment = daemon_environment()
@@ -190,9 +182,7 @@ async def test_waits_of_a_killed_client_are_freed(start_daemon: StartDaemon) -> 
 
 
 async def test_a_reader_that_stops_reading_is_bounded(start_daemon: StartDaemon) -> None:
-    """Over its limit, a reader's registrations are refused and others are served; it then gets all its results, without
-    a gap.
-    """
+    """Over its limit, a reader is refused and others are served; it then gets all its results, without a gap."""
     limit, size, batches = 1_000, 500, 20
     daemon = start_daemon(
         "--limits-unacknowledged-results-max", str(limit), "--limits-operations-per-batch-max", str(size)

@@ -33,9 +33,7 @@ LONG = 120.0
 
 @pytest.mark.parametrize("at_evaluation", [1, 2])
 def test_state_that_changes_while_it_is_looked_at(at_evaluation: int) -> None:
-    """Another thread changes the state and checks right after the first or second evaluation read "not yet": it
-    completes.
-    """
+    """A change and check by another thread right after an evaluation read "not yet" completes the operation."""
     with EmbeddedPurgatory("missed-wakeups", never_called) as purgatory:
         others: list[threading.Thread] = []
 
@@ -110,9 +108,7 @@ async def test_one_event_is_enough_beside_noisy_readers(daemon: DaemonProcess) -
 
 
 async def test_a_reader_that_lags_keeps_nobody_waiting_and_misses_nothing(daemon: DaemonProcess) -> None:
-    """Results of an unread stream are kept and a sibling is served; when the stream is read, all arrive, without a
-    gap.
-    """
+    """Results of an unread stream are kept and a sibling is served; when it is read, all arrive without a gap."""
     many, topic = 20_000, "x" * 200
     async with DaemonChannel(daemon.address) as calls, AsyncClient(daemon.address) as sibling:
         slow = await Peer(calls, "slow").open()
@@ -134,9 +130,7 @@ async def test_a_reader_that_lags_keeps_nobody_waiting_and_misses_nothing(daemon
 
 
 async def test_fetches_end_by_what_is_produced(daemon: DaemonProcess) -> None:
-    """With consumers under steady produce, no fetch reaches its timeout, and all together wait less than one
-    timeout.
-    """
+    """With consumers under steady produce, no fetch times out, and all together wait less than one timeout."""
     rounds, consumers = 30, 8
     async with AsyncClient(daemon.address) as client:
         await client.advance("orders-0", log_end_offset=0, high_watermark=0)

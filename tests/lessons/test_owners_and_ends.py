@@ -136,7 +136,7 @@ async def test_sigterm_with_a_hundred_thousand_waits(start_daemon: StartDaemon) 
 
 
 async def test_out_of_time_cancelled_and_shut_down_are_three_things(daemon: DaemonProcess) -> None:
-    """Each has its own outcome, its own error for those who request one, and its own counter; none logs a warning."""
+    """Each has its own outcome, its own error (if requested) and its own counter; none logs a warning."""
     async with AsyncClient(daemon.address) as client:
         expired = await client.produce({"orders-0": 1}, timeout=0.001)
         waiting = asyncio.create_task(client.produce({"orders-1": 1}, timeout=LONG))
@@ -165,9 +165,7 @@ async def test_out_of_time_cancelled_and_shut_down_are_three_things(daemon: Daem
 
 
 async def test_a_partition_is_removed_while_its_waits_end(daemon: DaemonProcess) -> None:
-    """Removal, cancels and events on one partition at the same time do not block each other, and each wait ends
-    once.
-    """
+    """Simultaneous removal, cancels and events on one partition do not block each other; each wait ends once."""
     async with AsyncClient(daemon.address) as client, AsyncClient(daemon.address) as other:
         for _ in range(10):
             waiting = [asyncio.create_task(client.produce({"orders-0": i}, timeout=LONG)) for i in range(1, 101)]

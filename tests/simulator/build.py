@@ -1,5 +1,4 @@
-"""Compiles the simulator: engine, oracle and everything in between, copied to .build/simulator and built there by
-mypyc.
+"""Compiles the simulator: engine, oracle and their connection, copied to .build/simulator and built there by mypyc.
 
 `python -m tests.simulator.build`, then `python -m tests.simulator` in that folder: same steps and same traces, many
 times as fast. Without a C compiler the copy stays uncompiled, which is only slower. `make sim` does both.

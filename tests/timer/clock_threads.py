@@ -1,6 +1,4 @@
-"""A common interface for the two classes with a thread that advances time: the embedded purgatory and the system
-timer.
-"""
+"""A common interface for the classes with a thread that advances time: embedded purgatory and system timer."""
 
 import subprocess
 import sys

@@ -82,9 +82,7 @@ async def test_the_loop_has_its_turn_between_slices() -> None:
 
 
 async def test_other_threads_may_add_and_cancel() -> None:
-    """A call added from another thread runs on the loop's thread, in time; tasks may be added and cancelled there
-    too.
-    """
+    """A call added from another thread runs on the loop's thread, in time; other threads may cancel tasks too."""
     made_on: list[int] = []
     done = asyncio.Event()
     with AsyncTimer() as timer:

@@ -21,9 +21,7 @@ def timer() -> Iterator[SystemTimer]:
 
 
 def test_an_executor_of_the_callers() -> None:
-    """The caller's executor runs the tasks and outlives the timer; once it has been shut down, on_error gets the
-    task.
-    """
+    """The caller's executor runs the tasks and outlives the timer; once it is shut down, on_error gets the task."""
     reported: list[tuple[TimerTask, str]] = []
     executor = ThreadPoolExecutor(1, "mine")
 
@@ -46,9 +44,7 @@ def test_an_executor_of_the_callers() -> None:
 
 
 def test_close_with_tasks_left() -> None:
-    """Waiting tasks are cancelled and returned, running ones are waited for, no thread remains, and new tasks are
-    refused.
-    """
+    """Waiting tasks are cancelled and returned, running ones are waited for, and new tasks are refused."""
     timer = SystemTimer("closing")
     gate = Gate()
     running, behind, waiting = Signal(0, gate), Signal(0), Signal(60_000)

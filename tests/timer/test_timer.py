@@ -51,9 +51,7 @@ class Timers:
 
 
 def test_tasks_run_at_their_time_in_order() -> None:
-    """Tasks run by deadline, equal ones in order of addition, those with 0 or less at the next advance, and none
-    early.
-    """
+    """Tasks run by deadline, equal ones in order of addition, those with 0 or less at the next advance, none early."""
     world = Timers()
     for name, delay_ms in (("c", 30), ("a", 10), ("z", 10**30), ("b", 10), ("now", 0), ("past", -(10**30))):
         world.add(name, delay_ms)

@@ -32,9 +32,7 @@ MISSED: dict[str, tuple[Callable[[World], int], list[int], list[int]]] = {
 
 
 def world_at_five(tick_ms: int = 1) -> World:
-    """A world with two partitions that have offsets 0 to 4, the first two deleted, and a key that was signalled
-    once.
-    """
+    """Two partitions with offsets 0 to 4, the first two deleted, and a key that was signalled once."""
     world = World(tick_ms=tick_ms)
     for name in ("orders-0", "orders-1"):
         world.append(name, 5)
@@ -57,9 +55,7 @@ def test_what_is_reached_is_satisfied(ask: Callable[[World], int]) -> None:
 def test_what_is_not_reached_expires_at_once(
     tick_ms: int, ask: Callable[[World], int], errors: list[int], reached: list[int]
 ) -> None:
-    """It expires after 0 ms with the offsets reached, not late; nothing is pending, watched or timed, whatever the
-    tick.
-    """
+    """It expires after 0 ms with the offsets reached, and not late; nothing is pending, watched or timed."""
     world = world_at_five(tick_ms)
     names = world.engine.partition_names()
     world.now_ms += 7

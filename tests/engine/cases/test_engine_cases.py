@@ -119,9 +119,7 @@ def test_cancelling_a_name_ends_all_that_wait_on_it() -> None:
 
 
 def test_vanished_owner_leaves_nothing_armed() -> None:
-    """After removing an owner, its waits count as cancelled without results, no key or timer holds them, and its id may
-    be reused.
-    """
+    """The waits of a removed owner count as cancelled, without results; nothing holds them; its id may be reused."""
     world = World()
     mine = world.produce({"orders-0": 5})
     other = world.pair.add_owner()

@@ -45,9 +45,7 @@ def test_confirmed_shrink_ends_waits() -> None:
 
 
 def test_every_route_wakes() -> None:
-    """Log end, high watermark, in-sync set, last stable offset, low watermark: each event ends the fetch or wait for
-    it.
-    """
+    """Log end, high watermark, in-sync set, last stable offset, low watermark: each event ends the wait for it."""
     world = World()
     world.append("orders-0", 10)
     assert world.outcome(world.fetch({"orders-0": 10}, replica_id=2)) == "pending"
@@ -98,9 +96,7 @@ def test_lost_partition_ends_every_kind_at_once(lose: Callable[[World], plain.Ev
 
 @pytest.mark.parametrize("ends", ["satisfied", "failed"])
 def test_a_thousand_waits_end_and_leave_nothing(ends: str) -> None:
-    """All waits end with the event, whether satisfied or failed; no list keeps an entry and no timer outlives its
-    wait.
-    """
+    """All waits end with the event, satisfied or failed; no list keeps an entry and no timer outlives its wait."""
     world = World()
     handles = world.produce_many(1_000, timeout_ms=15_000)
     assert world.engine.next_expiration_ms() >= 0
@@ -221,9 +217,7 @@ def test_roll_under_a_waiting_fetch_counts_no_bytes() -> None:
 
 
 def test_marks_below_the_log_start_break_nothing() -> None:
-    """Unknown high watermark, full truncation, a log start above everything: waits end with a status, the engine
-    survives.
-    """
+    """Unknown high watermark, full truncation, log start above everything: waits end, and the engine survives."""
     world = World()
     world.log_start("orders-0", 100)
     assert world.marks("orders-0").high_watermark == 100

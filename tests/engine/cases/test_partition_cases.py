@@ -183,9 +183,7 @@ def test_case_57_and_78_end_of_epoch(epoch: int, offset: int, diverges: tuple[in
 
 
 def test_case_58_offset_below_all_positions_is_on_an_older_segment() -> None:
-    """A fetch from below all known segments is answered immediately (Kafka: waits), with at most its maximum of
-    bytes.
-    """
+    """A fetch from below all known segments is answered immediately (Kafka: waits), with at most its maximum."""
     world = World()
     world.append("orders-0", 500, position=900, segment=400)
     world.high_watermark("orders-0", 500)

@@ -77,9 +77,7 @@ def test_case_66_reached_with_too_few_in_sync() -> None:
 
 
 def test_case_67_too_few_in_sync_freezes_and_expires() -> None:
-    """While too few replicas are in sync the mark does not rise (the rule of 3.7+), so the wait ends with 7 at its
-    timeout.
-    """
+    """While too few replicas are in sync the mark is frozen (the rule of 3.7+): error 7 at the timeout."""
     world = World()
     world.in_sync("orders-0", 1, 2, min_in_sync=2)
     handle = world.produce({"orders-0": 11})

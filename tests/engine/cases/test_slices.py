@@ -112,9 +112,7 @@ def test_what_is_registered_meanwhile_is_not_cancelled() -> None:
 
 
 def test_ids_known_before_are_as_the_caller_says() -> None:
-    """For a batch in slices, `known_up_to` makes an id that does not rise between two slices refused instead of
-    known.
-    """
+    """With `known_up_to`, an id that does not rise between two slices of a batch is refused instead of known."""
     engine, owner = filled(PRODUCE)
     batch = OperationBatch([10, 15, 21], partitions=[("orders", 0)], offsets=[9])
     receipt = engine.register(owner, PRODUCE, batch, 1, 10)

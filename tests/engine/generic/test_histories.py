@@ -283,7 +283,5 @@ STEPS = st.one_of(
 @both_levels
 @given(steps=st.lists(STEPS, max_size=60))
 def test_any_history_against_a_model(make: Level, steps: list[Step]) -> None:
-    """After any history, all pending operations are found, all ended ones were answered once, and counters are
-    right.
-    """
+    """After any history, pending operations are found, ended ones were answered once, and counters are right."""
     play(make, steps)

@@ -107,9 +107,7 @@ def test_a_key_that_can_not_be_found_again(key: Key) -> None:
 def test_an_interrupt_at_registration_leaves_nothing(
     make: Level, interrupt: type[BaseException], evaluation: int
 ) -> None:
-    """Ctrl-C in the first or second evaluation reaches the caller; nothing is watched, and it may be registered
-    again.
-    """
+    """Ctrl-C in an evaluation reaches the caller; nothing is watched, and it may be registered again."""
     purgatory, operation = make(), RecordingOperation(5)
 
     def interrupt_once() -> None:
@@ -150,9 +148,7 @@ def test_an_interrupt_after_the_end_leaves_it_ended(make: Level) -> None:
 @both_levels
 @interrupts
 def test_an_interrupt_in_a_check_skips_nobody(make: Level, interrupt: type[BaseException]) -> None:
-    """The others on the key are evaluated and answered before it is raised; the interrupted one stays pending and
-    expires.
-    """
+    """The others on the key are evaluated and answered before it is raised; the interrupted one later expires."""
     purgatory = make()
     operations = register(purgatory, "k", count=5, timeout_ms=5)
 

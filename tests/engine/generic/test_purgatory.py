@@ -38,9 +38,7 @@ def test_case_39_timers_disabled(make: Level) -> None:
 
 @both_levels
 def test_case_45_effects_may_call_back_in(make: Level) -> None:
-    """An effect that checks its own key gets the right count without a deadlock; operations that it ends are answered
-    later.
-    """
+    """An effect that checks its own key gets the right count without a deadlock; what it ends is answered later."""
     purgatory, log, counts = make(), list[str](), list[int]()
     first, second = register(purgatory, "k", count=2)
     first.log = second.log = log
@@ -78,9 +76,7 @@ def test_cases_93_94_purgatories_share_an_action_queue() -> None:
 
 @both_levels
 def test_case_97_successor_registered_by_an_expiring_operation(make: Level) -> None:
-    """An expiring operation registers a successor on its key: it is watched and timed, and the first is counted
-    once.
-    """
+    """An expiring operation registers a successor on its key: it is watched and timed; the first counts once."""
     purgatory, successor = make(), RecordingOperation(30)
     (first,) = register(purgatory, "k", timeout_ms=20)
     first.when_completed = lambda: purgatory.try_complete_else_watch(successor, ["k"])
@@ -141,9 +137,7 @@ def test_an_operation_of_another_purgatory_is_not_cancelled(make: Level) -> None
 
 @both_levels
 def test_no_more_than_pending_max(make: Level) -> None:
-    """An operation over pending_max is refused unless it completes immediately, and may be registered when there is
-    room.
-    """
+    """Over pending_max, an operation is refused unless it completes immediately, until there is room."""
     purgatory, late, met = make(pending_max=2), RecordingOperation(), RecordingOperation()
     first, _ = register(purgatory, "k", count=2)
     with pytest.raises(PurgatoryFull, match="2 operations are pending"):

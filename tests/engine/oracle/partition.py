@@ -293,9 +293,7 @@ class Partition:
         return self.replicas[replica_id]
 
     def recompute_high_watermark(self, now_ms: int) -> None:
-        """Raise it to the lowest log end of the replicas that count (docs/semantics.md, section 3.3, the rule of
-        3.7+).
-        """
+        """Raise it to the lowest log end of the replicas that count (docs/semantics.md, section 3.3; rule of 3.7+)."""
         if not self.is_leader or self.committed is None or self.log_end < 0:
             return
         if len(self.committed) < self.effective_min_in_sync():

@@ -34,9 +34,7 @@ def event(
 
 
 def fault(batch: EventBatch, engine: Engine | None = None) -> tuple[int, str, str, int] | None:
-    """The (code, field, message, error code) of the refusal of a batch's event; None: it is accepted. By default on an
-    empty engine.
-    """
+    """(code, field, message, error code) of the refusal of a batch's event, or None. Default: an empty engine."""
     refusals = (engine or Engine(EngineLimits(), 0)).apply(batch, 0).refusals
     return (refusals[0].code, refusals[0].field, refusals[0].message, refusals[0].error_code) if refusals else None
 

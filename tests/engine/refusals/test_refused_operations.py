@@ -222,9 +222,7 @@ SINGULARS |= {"timeouts_ms": "timeout_ms", "item_indexes": "item_index", "any_ke
 
 @pytest.mark.parametrize("column", sorted({row[1] for row in RANGES} | {"timeouts_ms", "item_counts", "item_indexes"}))
 def test_columns_of_the_wrong_length(column: str) -> None:
-    """Three operations accept a column of three values, one or none; two refuse the whole batch with the column's
-    name.
-    """
+    """Three operations accept a column of three values, one or none; two refuse the batch with the column's name."""
     field, message = broken(FETCH, operation_ids=[1, 2, 3], **{column: [1, 1]})
     assert field == SINGULARS.get(column, column.removesuffix("s"))
     assert message.endswith("has 2 values; it takes 3 (one for each row), 1 (for all) or none")

@@ -1,6 +1,4 @@
-"""The codec of columns: values are read back as written, in the form that its table documents. Journals hold these
-bytes.
-"""
+"""The codec of columns: values are read back as written, in the documented form. Journals hold these bytes."""
 
 import random
 

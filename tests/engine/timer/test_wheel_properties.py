@@ -72,9 +72,7 @@ class CheckedWheel:
 
 @given(GEOMETRIES, st.lists(STEPS, max_size=120))
 def test_wheel_against_a_sorted_oracle(geometry: tuple[int, int, int], steps: list[tuple[str, int, int]]) -> None:
-    """Any mix of add, re-add, cancel and limited advance fires exactly the slots of the model, in order, never
-    early.
-    """
+    """Any mix of add, re-add, cancel and limited advance fires the slots of the model, in order, never early."""
     checked = CheckedWheel(*geometry, slots=SLOTS)
     for step, first, second in steps:
         if step == "add":

@@ -42,9 +42,7 @@ def test_a_throttled_fetch_that_ended_is_not_remembered() -> None:
 
 
 def test_a_follower_whose_high_watermark_goes_down_answers_who_reads_beyond_it() -> None:
-    """If a follower's high watermark is lowered, a reader at an offset that is no longer readable is answered
-    immediately.
-    """
+    """If a follower's high watermark is lowered, a reader beyond it is answered immediately."""
     world = World()
     world.append("a-0", 10)
     world.high_watermark("a-0", 8)

@@ -208,9 +208,7 @@ def test_forget_without_a_live_entry() -> None:
 
 
 def test_equal_thresholds_keep_their_order() -> None:
-    """Threshold 5 is at the head of the run and, later, in the overflow: pops, drains and compactions keep the oldest
-    first.
-    """
+    """With threshold 5 in the run and later in the overflow, pops, drains and compactions keep the oldest first."""
     oldest, latest = make_ref(0, 0), make_ref(SHIFT_MAX + 2, 0)
     for first in ("pop", "drain", "compact"):
         watches = WatchList()
