@@ -1,6 +1,4 @@
-"""The operation that programs subclass: a generic operation that coroutines can also await, whichever thread ends
-it.
-"""
+"""The operation that programs subclass: a generic operation that coroutines can also await, from any thread's loop."""
 
 from __future__ import annotations
 
@@ -13,8 +11,7 @@ from purgatory.engine.generic.operation import GenericOperation
 
 
 class OperationType(ABCMeta):
-    """Metaclass of operations: rejects subclasses that are also asyncio futures, with the same clear error in both
-    builds.
+    """Metaclass of operations: rejects subclasses that are also asyncio futures, with the same error in both builds.
 
     In the compiled build, Python itself would raise "multiple bases have instance lay-out conflict". It derives from
     ABCMeta so that operations may have abstract base classes.

@@ -193,9 +193,7 @@ class EmbeddedPurgatory:
         return self._call(self._core.cancel_for_key, key)
 
     def force_complete_for_key(self, key: Hashable) -> list[GenericOperation]:
-        """End all operations watched on a key as SATISFIED, regardless of their conditions; return them, oldest
-        first.
-        """
+        """End all operations watched on a key as SATISFIED, whatever their conditions; return them, oldest first."""
         return self._call(self._core.force_complete_for_key, key)
 
     def wait(self, operation: GenericOperation, timeout_ms: SupportsIndex | None = None) -> bool:
@@ -256,6 +254,8 @@ class EmbeddedPurgatory:
             BaseException: Raised by an effect, if it is not an Exception; after all have run.
         """
         with self._lock:
+            # The lock is held, so a busy core means that this thread is within a hook: `_call` closes when that has
+            # returned.
             self._core.is_closed = True
             self._is_close_asked = self._core.is_busy
             if self._core.is_busy:
@@ -294,9 +294,7 @@ class EmbeddedPurgatory:
             return -1 if next_ms < 0 else max(0, next_ms - self._clock.now_ms())
 
     def _call(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
-        """Call a method of the core under the lock; afterwards, outside it, run the effects of the operations that
-        ended.
-        """
+        """Call a method of the core under the lock; then, outside it, run the effects of the operations that ended."""
         is_outermost = False
         try:
             # `with` instead of acquire and release: it leaves no gap in which a signal could be handled before the
@@ -327,6 +325,7 @@ class EmbeddedPurgatory:
         return completed
 
     def _advance(self, limit: int) -> int:
+        # A registration rounds up, so the core's clock may be ahead of the machine's by less than a millisecond.
         return self._core.advance_clock(max(self._core.now_ms, self._clock.now_ms()), limit)
 
     def _force_complete(self, operation: GenericOperation) -> bool:

@@ -143,9 +143,7 @@ class EventBatch:
 
 
 class ReplicaSets:
-    """The lists of an IN_SYNC_REPLICAS or LEADERSHIP event. Empty or -1: unchanged (for `proposed`: nothing
-    proposed).
-    """
+    """Lists of an IN_SYNC_REPLICAS or LEADERSHIP event. Empty or -1: unchanged (`proposed`: nothing proposed)."""
 
     def __init__(
         self,

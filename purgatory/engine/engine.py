@@ -40,9 +40,7 @@ from purgatory.engine.waiting.wheel import MOVES_MAX
 __all__ = ["Engine"]
 
 EXPIRED_AT_A_TIME: Final = 16
-"""Operations taken out of the wheel at once. All of them are then ended, whatever that costs: each may have 2,000
-items.
-"""
+"""Operations taken out of the wheel at once. All of them then end, whatever that costs: each may have 2,000 items."""
 
 
 class Engine:
@@ -226,9 +224,7 @@ class Engine:
         return partition is not None and partition.watched() > 0
 
     def shut_down(self, now_ms: int, limit: int, owner: Owner | None = None, work_max: int = UNLIMITED) -> int:
-        """End up to `limit` pending operations, of one owner or of all, as SHUTTING_DOWN. Returns how many; 0: none is
-        left.
-        """
+        """End up to `limit` operations, of one owner or of all, as SHUTTING_DOWN. Returns how many; 0: none is left."""
         self._pass_time(now_ms)
         if owner is not None:
             return self._end_all(owner, SHUTTING_DOWN, now_ms, limit, work_max, OPERATION_ID_MAX)
@@ -255,8 +251,7 @@ class Engine:
         return ended
 
     def play(self, owner: Owner, tape: Tape, prompt: bool) -> Played:
-        """Play a tape (see `tape`). With `prompt`, due operations expire at their own millisecond, before the next
-        step.
+        """Play a tape (see `tape`). With `prompt`, due operations expire at their own millisecond, before each step.
 
         Raises:
             InvalidBatch: As for `register` and `apply`. Nothing has been changed.
@@ -368,8 +363,7 @@ class Engine:
         return self._inspection.hottest(start, limit, above)
 
     def rank_pending(self, start: int, limit: int, now_ms: int, ranking: PendingRanking) -> int:
-        """Add the pending operations in up to `limit` slots from `start` on to `ranking`. Stops earlier after `limit`
-        items.
+        """Add the pending operations in up to `limit` slots from `start` on to `ranking`; stops after `limit` items.
 
         Returns where to continue (-1: at the end).
         """

@@ -12,8 +12,7 @@ NO_SHARE: Final[i64] = 2**62
 
 
 class Holdings:
-    """Usage and limits of one account, shared by all its owners and by the partitions and keys that it was first to
-    name.
+    """Usage and limits of one account, shared by its owners and by the partitions and keys that it named first.
 
     The counts belong to the engine: read them, never set them. The limits may be set between two calls, and apply
     together with those of the engine.

@@ -56,9 +56,7 @@ PASS: Final = 6
 FAIL_STALE: Final = 7
 """As CANCEL, but ended as by `Engine.fail_stale`, with the stale marks that the tape has for each id."""
 REGISTER: Final = 16
-"""Plus the code of a kind: register the next `count` operations of that kind. Highest code, so that kinds may be
-added.
-"""
+"""Plus the code of a kind: register the next `count` operations of that kind. Last, so that kinds may be added."""
 
 ALL: Final = 1_000_000_000
 

@@ -1,6 +1,4 @@
-"""`SystemTimer`: a timer with a thread that sleeps until the next bucket is due, and an executor that runs the
-tasks.
-"""
+"""`SystemTimer`: a timer with a thread that sleeps until the next bucket is due, and an executor that runs tasks."""
 
 import threading
 from concurrent.futures import Executor, ThreadPoolExecutor

@@ -1,6 +1,4 @@
-"""`TimerTask` and `Timer`: tasks in the engine's timing wheel, under a lock. The owner of a timer advances its
-clock.
-"""
+"""`TimerTask` and `Timer`: tasks in the engine's timing wheel, under a lock. A timer's owner advances its clock."""
 
 import logging
 import os
@@ -223,9 +221,7 @@ class Timer:
         self._lock = RefusedAfterFork("a timer", self._made_in)
 
     def _changed(self) -> None:
-        """Called under the lock when the next deadline may be earlier than before. Overridden by timers with a thread
-        or a loop.
-        """
+        """Called under the lock when the next deadline may be earlier. For timers with a thread or a loop."""
 
     def _hand_over(self, task: TimerTask, turn: int) -> None:
         """Run a due task; here immediately, on the calling thread."""

@@ -1,5 +1,4 @@
-"""The generic purgatory: delayed operations defined by the program itself, with its own predicates. No marks, no
-partitions.
+"""The generic purgatory: operations that a program defines, with its own predicates. No marks, no partitions.
 
 Programs use it through `purgatory.embedded`.
 """

@@ -1,7 +1,7 @@
 """Checks of the values that a program passes in and returns. Errors name the argument, and are the same in both builds.
 
-Parameters are annotated with wide types on purpose: compiled code would check narrow ones itself, and its errors do not
-name the argument.
+Parameters have wide types on purpose: compiled code would check narrow types itself, with errors that do not name the
+argument.
 """
 
 import operator
@@ -26,9 +26,7 @@ def in_range(name: str, value: SupportsIndex, least: int, most: int) -> int:
 
 
 def distinct_keys(keys: Iterable[Hashable]) -> dict[Hashable, None]:
-    """Return each key once, in order. Raises TypeError for a single string or an unhashable key, ValueError if
-    empty.
-    """
+    """Return each key once, in order. TypeError: a single string, or an unhashable key. ValueError: no keys."""
     if isinstance(keys, (str, bytes)):
         raise TypeError(f"keys: one string, {keys!r}; give a list of keys")
     try:

@@ -64,11 +64,10 @@ class GenericOperation:
         self.purgatory_listeners: Final[list[Callable[[], object]]] = []
 
     def try_complete(self) -> bool:
-        """Test the condition. If it is met, `return self.force_complete()`, else return False. Other values count by
-        truth.
+        """Test the condition. Return `self.force_complete()` if it is met, else False.
 
-        It must be cheap, repeatable and free of side effects. It must not call the purgatory: that raises
-        `ReentrantCall`.
+        It must be cheap, repeatable and free of side effects. Any other result counts by its truth value. Calling the
+        purgatory from it raises `ReentrantCall`.
         """
         raise NotImplementedError
 
@@ -86,8 +85,7 @@ class GenericOperation:
     def force_complete(self) -> bool:
         """End the operation as SATISFIED, regardless of its condition. Returns True if this call ended it.
 
-        The effects of an operation that was never registered run immediately in this call, and their exceptions
-        propagate.
+        The effects of an operation that was never registered run within this call, and their exceptions propagate.
         """
         claim = self.purgatory_claim
         if claim is not None:
@@ -106,9 +104,7 @@ class GenericOperation:
         return True
 
     def purgatory_listen(self, listener: Callable[[], object]) -> None:
-        """Call `listener` once after all effects have run: immediately if they have, else on the thread that runs
-        them.
-        """
+        """Call `listener` once after all effects have run: now if they have, else on the thread that runs them."""
         # Each side sets its own flag before it reads the other's, so at least one side sees the other; `pop` ensures
         # that only one of them calls the listener.
         self.purgatory_listeners.append(listener)
@@ -137,9 +133,7 @@ OnError = Callable[[Any, Exception], object]
 
 
 def run_effects(operation: GenericOperation, on_error: OnError) -> None:
-    """Run the effects of a claimed operation. Exceptions go to `on_error`, so that other operations are not
-    affected.
-    """
+    """Run the effects of a claimed operation. Exceptions go to `on_error` and do not affect other operations."""
     try:
         operation.on_complete()
         if operation.outcome == EXPIRED:
@@ -166,9 +160,7 @@ class ActionQueue:
         self._operations.append(operation)
 
     def drain(self, on_error: OnError) -> int:
-        """Run the effects queued at this moment and return their number. Effects added during the call wait for the
-        next one.
-        """
+        """Run the effects queued at this moment; return how many. Effects added during the call wait for the next."""
         count = len(self._operations)
         for _ in range(count):
             run_effects(self._operations.popleft(), on_error)

@@ -139,9 +139,7 @@ class DelayedOperationPurgatory:
             self._leave(outermost)
 
     def check_and_complete(self, key: Hashable) -> int:
-        """Evaluate the operations watched on a key, oldest first. Returns how many this call completed through that
-        key.
-        """
+        """Evaluate the operations watched on a key, oldest first. Returns how many this call completed on it."""
         outermost = self._enter()
         try:
             completed = 0
@@ -162,9 +160,7 @@ class DelayedOperationPurgatory:
             self._leave(outermost)
 
     def force_complete(self, operation: GenericOperation) -> bool:
-        """End an operation as SATISFIED. Returns True if this call ended it. May be called from its own
-        `try_complete`.
-        """
+        """End an operation as SATISFIED. Returns True if this call ended it. Allowed within its own `try_complete`."""
         if self._is_evaluating:
             return self._claim(operation, SATISFIED)
         outermost = self._enter()
@@ -190,9 +186,7 @@ class DelayedOperationPurgatory:
         return self._end_for_key(key, CANCELLED)
 
     def force_complete_for_key(self, key: Hashable) -> list[GenericOperation]:
-        """End all operations watched on a key as SATISFIED, regardless of their conditions. Returns them, oldest
-        first.
-        """
+        """End all operations watched on a key as SATISFIED, whatever their conditions. Returns them, oldest first."""
         return self._end_for_key(key, SATISFIED)
 
     def advance_clock(self, now_ms: int, limit: int) -> int:
@@ -227,7 +221,7 @@ class DelayedOperationPurgatory:
         return self._wheel.next_expiration_ms()
 
     def shut_down(self, limit: int) -> int:
-        """Close the purgatory for registrations and end up to `limit` operations as SHUTTING_DOWN. Returns 0 if none is
+        """Reject registrations from now on; end up to `limit` operations as SHUTTING_DOWN. Returns 0 if none is
         left.
         """
         outermost = self._enter()
@@ -383,6 +377,7 @@ class DelayedOperationPurgatory:
         """
         is_winner = take(operation.purgatory_right_to_end)
         if is_winner:
+            # Queued before `_unlink`, which may raise through `on_error`: the effects must run anyway.
             operation.outcome = outcome
             self._actions.add(operation)
         self._unlink(operation)

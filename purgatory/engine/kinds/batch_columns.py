@@ -68,9 +68,7 @@ class BatchColumns:
             and self.timeouts_ms.is_within
             and self.places.is_within
         )
-        """All values are valid, and none may resolve an item before its partition is looked at. Only produce
-        batches.
-        """
+        """A produce batch in which all values are valid and none resolves an item before its partition is looked at."""
         self._named: Final = named
         if self.is_plain:
             named.use(batch.partitions)

@@ -165,6 +165,8 @@ class Countdown(Kind):
         failed = False
         item = i64(self.pending.operations.first_item[slot])
         while item >= 0:
+            # Read before `release`, which reuses `next` for the free list. The item is released before `unwatch`, which
+            # may compact the list by generation.
             after = i64(items.next[item])
             partition = self.partitions.at(i64(items.target[item]))
             error = i64(items.error_code[item])

@@ -144,6 +144,7 @@ class FetchKind(Kind):
         fetch = self._fetches[int(slot)]
         for part in fetch.items:
             if part.item == item:
+                # Its entry has been popped: `_unwatch` must not count it as dead a second time.
                 part.threshold = -1
                 self.pending.popped(watch.entries, FETCH)
         self.pending.evaluations_by_kind[FETCH] += 1

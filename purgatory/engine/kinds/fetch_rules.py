@@ -80,9 +80,7 @@ class Fetch:
         self.items: Final[list[FetchItem]] = []
 
     def end_offset(self, partition: Partition) -> i64:
-        """The end of the readable range: log end for followers, last stable offset or high watermark for consumers. -1:
-        unknown.
-        """
+        """Readable end: log end for followers, last stable offset or high watermark for consumers; -1: unknown."""
         if self.is_follower:
             return partition.log_end_offset
         return partition.last_stable_offset() if self.read_committed else partition.high_watermark
@@ -108,9 +106,7 @@ class Fetch:
 
 
 def read_error(fetch: Fetch, item: FetchItem) -> i64:
-    """Why the partition cannot be read at all (cases A to E); NONE if it can. The epoch is checked before
-    leadership.
-    """
+    """Why the partition cannot be read (cases A to E); NONE if it can. The epoch is checked before leadership."""
     partition = item.partition
     if partition.removed_error_code != NONE:
         return partition.removed_error_code
@@ -163,9 +159,7 @@ def examine_item(fetch: Fetch, item: FetchItem) -> i64:
 
 
 def examine(fetch: Fetch) -> bool:
-    """Whether the fetch may answer now: one partition gives a reason to, or there are enough bytes. Stores `available`
-    in each item.
-    """
+    """Whether the fetch may answer now: a partition gives a reason to, or there are enough bytes. Sets `available`."""
     total: i64 = 0
     for item in fetch.items:
         available = examine_item(fetch, item)

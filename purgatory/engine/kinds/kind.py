@@ -1,6 +1,6 @@
 """The interface that every kind of operation implements.
 
-A kind decides when its operations end and what they answer. It adds them to the pending operations and resolves or ends
+A kind decides when its operations end, and their results. It adds them to the pending operations and resolves or ends
 them there; only the pending operations manage slots, timers and counters. An engine has one object per kind.
 """
 
@@ -47,9 +47,7 @@ class Kind:
         item_count: i64,
         now_ms: i64,
     ) -> bool:
-        """Fast path for operations of a plain batch that have to wait. False: nothing was done; call `register`
-        instead.
-        """
+        """Fast path for operations of a plain batch that have to wait. False: nothing was done, call `register`."""
         return False
 
     def build_result(self, slot: i64, outcome: i64, waited_ms: i64, completions: Completions) -> bool:
@@ -61,9 +59,7 @@ class Kind:
     # Changes of partitions.
 
     def wake(self, partition: Partition, now_ms: i64) -> None:
-        """Marks of the partition may have risen: end the operations that are reached. The cost follows the number that
-        end.
-        """
+        """Marks of the partition may have risen: end the operations that are reached, at a cost per ended operation."""
 
     def reevaluate(self, partition: Partition, now_ms: i64) -> None:
         """Anything about the partition may have changed: evaluate every operation that waits on it."""

@@ -87,9 +87,7 @@ class ProduceKind(Countdown):
         return True
 
     def _items_to_wait_for(self, columns: BatchColumns, first_item: i64, end: i64) -> i64:
-        """How many items of a plain row have to wait. -1: the row needs the full check, because a partition is unknown
-        or named twice.
-        """
+        """How many items of a plain row have to wait. -1: a partition is unknown or repeated, use the full check."""
         self._rows_looked_at += 1
         left: i64 = 0
         item = first_item

@@ -86,6 +86,7 @@ class SignalKind(Kind):
         items = self.pending.items
         item = i64(self.pending.operations.first_item[slot])
         while item >= 0:
+            # The order of reads, `release` and `unwatch` is that of `Countdown.build_result`.
             after = i64(items.next[item])
             key = self.keys.at(i64(items.target[item]))
             error = i64(items.error_code[item])

@@ -136,9 +136,7 @@ class EventChecks:
     def fault(
         self, name: PartitionName, partition: Partition | None, partition_count: int, event: Event, maker: Holdings
     ) -> Fault | None:
-        """Why the event is refused, or None. `partition` is None if it is not known yet; it would be counted in
-        `maker`.
-        """
+        """Why the event is refused, or None. `partition` is None if it is unknown; it would be counted in `maker`."""
         return (
             self._shape_fault(event)
             or self._state_fault(name, partition, partition_count, event)
@@ -271,9 +269,7 @@ class EventChecks:
 
     @staticmethod
     def _replica_room_fault(partition: Partition, event: Event) -> Fault | None:
-        """Check that there is room for the replicas that the event would create: the cost of an append grows with
-        them.
-        """
+        """Check that there is room for the replicas that the event would create: they make each append slower."""
         kind = event.kind
         known = partition.replicas
         made = 0

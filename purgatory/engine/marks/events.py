@@ -51,9 +51,7 @@ from purgatory.engine.waiting.wakeups import Wakeups
 __all__ = ["Events"]
 
 POSITIONS_WHEN_FULL: Final = 64
-"""While memory is short, a partition's positions are thinned at this number of entries; they stay correct but less
-exact.
-"""
+"""While memory is short, positions of a partition are thinned at this count; they stay correct but less exact."""
 
 MOVED: Final = 1
 DEAD: Final = 1
@@ -239,6 +237,7 @@ class Events:
         if event.leader_epoch <= partition.leader_epoch or event.kind in (LEADERSHIP, PARTITION_REMOVED):
             return False
         partition.take_epoch(event.leader_epoch)
+        # Before the event itself is applied: fenced waits are answered with the marks before it.
         self.wakeups.reevaluate(partition, now_ms)
         return True
 
@@ -355,6 +354,7 @@ class Events:
         partition.assign(event.sets.replicas, event.sets.leader_id)
         if not newer and not turned and partition.assignment() == before:
             return False
+        # Before the high watermark can move: fenced waits are answered with the marks before the event.
         self.wakeups.reevaluate(partition, now_ms)
         self._settle(partition, now_ms, True)
         return True

@@ -44,9 +44,7 @@ class PositionIndex:
         return self.segments[count - 1] if count else 0
 
     def fault(self, offset: i64, segment: i64, position: i64) -> str:
-        """Why an append at this position is impossible, or an empty string. `segment` and `position` may be -1 (not
-        reported).
-        """
+        """Why an append at this position is impossible, or an empty string. -1: not reported."""
         count: i64 = len(self.offsets)
         newest: i64 = self.last_segment()
         if segment >= 0 and segment > offset:

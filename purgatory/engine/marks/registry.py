@@ -110,9 +110,7 @@ class Partitions:
         return partition
 
     def weigh(self, partition: Partition) -> None:
-        """Recount the bytes of a partition. Call whenever replicas, epochs or positions may have been added or
-        dropped.
-        """
+        """Recount the bytes of a partition. Call when replicas, epochs or positions may have been added or dropped."""
         if self.by_index[partition.index] is not partition:
             return  # the event has removed it
         held = PARTITION_BYTES + name_bytes(partition.name)
@@ -134,9 +132,7 @@ class Partitions:
         return partition
 
     def forget(self, partition: Partition, error_code: i64) -> None:
-        """Remove the name of a held partition. A later mention creates a new partition; items that name this one end
-        with `error_code`.
-        """
+        """Remove the name of a held partition. A later mention creates a new one; its items get `error_code`."""
         assert partition.references > 0, f"partition {partition.name} is not held"
         partition.removed_error_code = error_code
         self._unname(partition)

@@ -39,9 +39,7 @@ class PendingOperations:
         """Total items of all pending operations."""
         self.ended_total: i64 = 0
         self.work_total: i64 = 0
-        """Units of work: operations ended, their items, items resolved, evaluations, replicas examined. Used to limit
-        slices.
-        """
+        """Units of work, by which slices are limited. See `Engine` for their definition."""
         self.pending_by_kind: Final = vec[i64]([0] * (len(KINDS) + 1))
         self.watched_by_kind: Final = vec[i64]([0] * (len(KINDS) + 1))
         self.evaluations_by_kind: Final = vec[i64]([0] * (len(KINDS) + 1))
@@ -89,9 +87,7 @@ class PendingOperations:
     def add_item(
         self, slot: i64, last_item: i64, target: i64, required: i64, mark: i64, epoch: i64, error_code: i64
     ) -> i64:
-        """Append an item to an admitted operation, after `last_item` (-1: the first). UNRESOLVED items are waited
-        for.
-        """
+        """Append an item to an admitted operation, after `last_item` (-1: the first). It has to wait if UNRESOLVED."""
         item = self.items.take(slot, target, required, mark, epoch, error_code)
         if last_item < 0:
             self.operations.first_item[slot] = i32(item)
@@ -126,6 +122,7 @@ class PendingOperations:
         assert owner is not None, f"slot {slot} has no owner"
         waited_ms = now_ms - self.operations.registered_ms[slot]
         lateness_ms: i64 = 0
+        # An expired slot has already left the wheel; all other outcomes must remove it.
         if outcome == EXPIRED:
             lateness_ms = now_ms - self.wheel.deadline_ms(slot)
             assert lateness_ms >= 0, f"operation {self.operations.operation_id[slot]} expired {-lateness_ms} ms early"
@@ -173,9 +170,7 @@ class PendingOperations:
         return make_ref(item, i64(self.items.generation[item]))
 
     def unwatch(self, entries: WatchList | None, kind: i64) -> None:
-        """An entry became stale because its item was released or renewed. Stale entries are compacted away when there
-        are many.
-        """
+        """An entry became stale because its item was released or renewed. Compacts the list if there are many."""
         assert entries is not None, "an item that waits has no watch list"
         self.popped(entries, kind)
         if entries.wants_compaction():

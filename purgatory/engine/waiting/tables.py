@@ -172,9 +172,7 @@ class Owner:
         """No operation before this index of `ids` is pending: where ending all operations in slices continues."""
 
     def note(self, operation_id: i64, slot: i64, operations: OperationTable) -> None:
-        """Record the slot of a newly pending operation. Ended operations are dropped once they outnumber the pending
-        ones.
-        """
+        """Record the slot of a newly pending operation. Ended ones are dropped once they outnumber the pending ones."""
         if i64(len(self.ids)) > 2 * self.pending + 64:
             self._compact(operations)
         self.ids = append(self.ids, operation_id)

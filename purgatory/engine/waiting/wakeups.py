@@ -31,9 +31,7 @@ UNLIMITED: Final = 2**60
 
 
 class Wakeups:
-    """All kinds of an engine. Created once for its pending operations, which from then on end operations through
-    them.
-    """
+    """All kinds of an engine. Created once for its pending operations, which then end operations through them."""
 
     def __init__(self, pending: PendingOperations) -> None:
         self.pending: Final = pending
@@ -92,5 +90,6 @@ class Wakeups:
             ref = entries.pop_reached(NO_THRESHOLD)
             if ref < 0:
                 return
+            # Not `popped`: ending the operation unwatches its items, and that counts this entry as dead.
             if ref_is_live(ref, items.generation):
                 self.pending.end(i64(items.slot[ref_item(ref)]), outcome, now_ms)

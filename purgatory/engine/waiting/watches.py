@@ -163,9 +163,7 @@ class WatchList:
         return refs
 
     def _pop_any(self) -> i64:
-        """Remove and return the first ref, whatever its threshold, without compacting the arrays; -1 if there is
-        none.
-        """
+        """Remove and return the first ref, whatever its threshold, without compacting the arrays; -1: none."""
         head: i64 = self._head
         if self._overflow.size > 0 and self._overflow.top_key() < self._thresholds[head]:
             return self._overflow_pop()

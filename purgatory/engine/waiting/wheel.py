@@ -54,9 +54,7 @@ TICK_MS_MAX: Final[i64] = 2**31
 WHEEL_SIZE_MAX: Final[i64] = 2**16
 
 MOVES_MAX: Final[i64] = 100_000
-"""One `advance` takes at most this many entries out of buckets, fired or cascaded: many timers due at once must not
-block the caller.
-"""
+"""One `advance` takes at most this many entries out of buckets, so that many due timers do not block the caller."""
 
 UNLINKED: Final = -1
 NOT_QUEUED: Final = -1
@@ -147,9 +145,7 @@ class TimingWheel:
             bucket += 1
 
     def ensure(self, slot_count: i64) -> None:
-        """Make room for slots 0 to `slot_count - 1`. Never shrinks. Moves the arrays: do not keep aliases across this
-        call.
-        """
+        """Make room for slots 0 to `slot_count - 1`. Never shrinks. Moves the arrays: keep no alias across it."""
         slot: i64 = i64(len(self._deadlines))
         while slot < slot_count:
             self._deadlines = append(self._deadlines, 0)
@@ -209,6 +205,7 @@ class TimingWheel:
         moves_left: i64 = MOVES_MAX
         room: i64 = limit
         while queue.size > 0 and queue.top_key() <= now_ms and room > 0 and moves_left > 0:
+            # Buckets of level 1 are queued with `_base` added (see `_bucket_for`).
             bucket: i64 = queue.top_value() % self._base
             self._set_clocks(queue.top_key())
             if bucket < self.wheel_size:
@@ -349,9 +346,7 @@ class TimingWheel:
         return moves
 
     def _set_clocks(self, time_ms: i64) -> None:
-        """Move each level's clock to a bucket's time, floored to its tick, up to the first level whose clock is already
-        there.
-        """
+        """Move each level's clock to a bucket's time, floored to its tick, up to the first level already there."""
         # The bucket for a deadline depends on the clocks.
         self._recent_ms = NONE_RECENT
         ticks = self._level_ticks
