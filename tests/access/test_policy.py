@@ -167,7 +167,7 @@ async def test_a_changed_file_is_taken_once_it_is_whole(tmp_path: Path) -> None:
             await caller.call("GetPartition", asked)
         served.policy_file.write_text(POLICY.replace("mine-*", "*"))
         async with asyncio.timeout(PATIENCE_S):
-            while served.audit.reloads["policy", "taken"] < 2:  # noqa: ASYNC110 - a count; `caller` caused 1
+            while served.audit.reloads["policy", "taken"] < 2:  # noqa: ASYNC110 - a count; 1 is from `caller`
                 await asyncio.sleep(0.02)
         with refused(grpc.StatusCode.NOT_FOUND):
             await caller.call("GetPartition", asked)
