@@ -29,7 +29,7 @@ from purgatory.service.transport.watched_file import WatchedFile
 LOGGER: Final = logging.getLogger(__name__)
 RELOAD_INTERVAL_S: Final = 1.0
 VERIFIED_MAX: Final = 10_000
-"""Verified tokens that are remembered until they expire, so that their signature is verified only once."""
+"""Verified tokens that are remembered, so that each signature is verified once. At the limit all are forgotten."""
 LOOPBACK: Final = ("ipv4:127.", "ipv6:%5B::1%5D:", "ipv6:[::1]:")
 DOTS: Final = 2
 """Number of dots in a JSON web token. Our own tokens contain none."""

@@ -73,7 +73,7 @@ class MemoryWatch:
             self._task.cancel()
 
     def look(self, now_s: float) -> None:
-        """Measure once."""
+        """Measure once. Over the budget, trim; if much of it is uncounted, end late calls."""
         budget = self._budget
         measured = self._measure()
         worth_it = measured > budget.bytes_max or self._has_ended_calls

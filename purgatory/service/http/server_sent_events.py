@@ -162,6 +162,7 @@ class ServerSentEvents:
             try:
                 return await asyncio.shield(task)
             except asyncio.CancelledError:
+                # If the call that computes the listing was cancelled, compute it here. If this one was, end it.
                 if not task.cancelled() or cast("asyncio.Task[Any]", asyncio.current_task()).cancelling():
                     raise
 

@@ -98,7 +98,7 @@ async def _serve_pipelined(host: Host, requests: Requests, call: Call) -> None:
 async def _write_after(
     host: Host, previous: asyncio.Task[None] | None, answer: wire.AdvanceStreamResponse, call: Call
 ) -> None:
-    """Writes an answer once it is durable and the previous answer is written."""
+    """Write an answer once it is durable and the previous answer is written."""
     await host.journal.durable()
     if previous is not None:
         await previous

@@ -76,6 +76,7 @@ async def _note_refused_ids(host: Host, session: Session, batch: wire.RegisterBa
                 start = stop
                 await turn()
         except asyncio.CancelledError:
+            # The remaining ids at once: an id that is not recorded would later count as registered before.
             refused_ids.add(ids_of(batch, start, count), highest)
             raise
 

@@ -90,6 +90,7 @@ async def _write(host: Host, link: AttachedSource, call: Call) -> None:
     """Send changes of demand, and questions, to the source. The first message may be empty."""
     is_due = True
     while not link.is_over:
+        # Cleared before taking anything: changes from here on set it again, so none is missed.
         link.woken.clear()
         # The names that others wait on are sent only while the principal has the role, however old the stream is.
         call.recheck()

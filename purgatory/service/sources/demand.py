@@ -86,7 +86,7 @@ class Demand:
         self._attached.remove(demand)
 
     async def begin(self, demand: DemandOfStream) -> None:
-        """Add all names that have pending waits now."""
+        """Add all names that have pending waits now. Call after `attach`: registrations between slices count too."""
         names = self._engine.partition_names()
         for start in range(0, len(names), NAMES_PER_SLICE):
             self._note(demand, names[start : start + NAMES_PER_SLICE])

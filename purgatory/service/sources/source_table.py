@@ -108,6 +108,7 @@ class SourceStream:
             self._stale_since_ms = None
         else:
             if self._stale_since_ms is None:
+                # The time of the previous report: `heard_ms` must not be updated before this.
                 self._stale_since_ms = self.heard_ms
             stale.add("", False, [], Unseen(self._stale_since_ms, reason))
         self.state, self.reason, self.lag_ms, self.stale = state, reason, lag_ms, stale
@@ -118,7 +119,7 @@ class SourceStream:
 
     @property
     def is_seeing(self) -> bool:
-        """Return whether its last report says that it sees its marks."""
+        """Whether its last report says that it sees its marks."""
         return self.state in SEEING
 
     def state_at(self, now_ms: int) -> int:
@@ -157,6 +158,7 @@ class SourceStream:
             return None if away_since_ms is None else _Evidence(False, away_since_ms, self.why(now_ms))
         reason = self.why(now_ms) if away_since_ms is not None else unseen.reason or self.reason
         if unseen.since_ms > self._first_report_ms:
+            # The source saw the mark while it was attached here, so this is an observation and not a claim.
             return _Evidence(False, unseen.since_ms, reason)
         return _Evidence(True, min(unseen.since_ms, self.attached_ms), reason)
 
@@ -191,7 +193,7 @@ class KnownSource:
 
     @property
     def topic_prefixes(self) -> tuple[str, ...]:
-        """Return all prefixes that any of its streams feeds or has fed."""
+        """All prefixes that any of its streams feeds or has fed."""
         return tuple(dict.fromkeys(prefix for stream in self.all_streams() for prefix in stream.topic_prefixes))
 
     def state_at(self, now_ms: int) -> int:
@@ -221,6 +223,7 @@ class KnownSource:
         proven = [one for one in found if not one.is_claim]
         if proven:
             return True, max(proven, key=_since)
+        # Among claims of the same source, the earliest: each restart claims a later time.
         return bool(found), min(found, key=_since, default=None)
 
 
@@ -284,6 +287,7 @@ class SourceTable:
         found = [one for one in found if not one.is_claim] or found
         if not found:
             return None
+        # Among different sources, the latest: any of them may have been the last one to see the mark.
         last = max(found, key=_since)
         return Staleness(min(last.since_ms, now_ms), last.reason)
 

@@ -46,7 +46,7 @@ class StaleIndex:
 
     @property
     def oldest_ms(self) -> int | None:
-        """Return the time since which the longest-stale mark has been stale; None if nothing is stale."""
+        """The time since which the longest-stale mark has been stale; None if nothing is stale."""
         places = [*self._exact.values(), *self._by_prefix.values()]
         return min((unseen.since_ms for place in places for unseen in place.values()), default=None)
 

@@ -115,6 +115,8 @@ class Tls(Collector):
         except CannotUseCertificates as error:
             self._keep_old(str(error))
             return
+        # Certificate and key were read twice (see `_new_context`). If the files have changed since, the two reads may
+        # differ, so the next checks read them again.
         if fingerprint(self._files) != self._seen:
             return
         self._read_at = self._seen
