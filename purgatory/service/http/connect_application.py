@@ -101,7 +101,7 @@ class ConnectService(ConnectASGIApplication[HttpMethods]):
 
 
 class ConnectCalls:
-    """`applications` are those of all methods, by path."""
+    """The calls over the Connect protocol: `applications` returns an application for each method, by path."""
 
     def __init__(self, methods: HttpMethods, message_bytes_max: int) -> None:
         self._methods: Final = methods

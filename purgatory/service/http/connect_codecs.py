@@ -81,8 +81,8 @@ class Gzip(Compression):
 
 
 def inflated(data: bytes, bytes_max: int) -> bytes:
-    """Inflate one gzip member, up to one byte more than allowed. Further members are refused: each may be empty, and 4
-    MB can contain 200,000 of them.
+    """Inflate one gzip member, up to one byte more than allowed. Further members are refused: each may be empty, and
+    there can be 200,000 of them in 4 MB.
     """
     inflating = zlib.decompressobj(wbits=31)
     try:

@@ -111,7 +111,7 @@ class HttpConnection(asyncio.Protocol):
             return
         self._parser.receive_data(data)
         if not self._is_serving:
-            if is_first:  # also closes a new connection, which has been idle since it was accepted
+            if is_first:  # a new connection is ARRIVING already, but its time starts over
                 self._limits.enter(self, ARRIVING)
             self._begin_soon()
             return

@@ -60,8 +60,8 @@ def close_connection(peer: str) -> bool:
                 continue
             with socket.socket(fileno=os.dup(file)) as connection:
                 if connection.family in (socket.AF_INET, socket.AF_INET6) and _address(connection) == wanted:
-                    # gRPC reads the end of the stream and closes the connection, instead of waiting until the client
-                    # closes it.
+                    # gRPC reads the end of the stream and closes the connection. Without lingering, closing resets it,
+                    # so the client notices at once.
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     connection.shutdown(socket.SHUT_RD)
                     LOGGER.warning("connection from %s closed: it reset %d calls within a second", peer, RESETS_MAX)
