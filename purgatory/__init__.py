@@ -1,8 +1,8 @@
 """Purgatory: waits as a service.
 
 A caller registers an operation that cannot finish yet, others report progress, and each operation ends exactly once:
-satisfied, failed, expired, cancelled or shutting down. This file is empty; docs/architecture.md says which file to open
-first.
+satisfied, failed, expired, cancelled or shutting down. This file defines only the version;
+docs/architecture.md says which file to open first.
 """
 
 __all__ = ["__version__"]
