@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Helpers for tests of programs that embed the purgatory: a clock that is advanced by hand."""
-=======
 """For tests of programs that embed the purgatory: a clock that is moved by hand."""
->>>>>>> p/abuse
 
 from typing import Final
 
@@ -10,35 +6,20 @@ __all__ = ["ManualClock"]
 
 
 class ManualClock:
-<<<<<<< HEAD
-    """A `Clock` in milliseconds that only `jump` moves."""
-
-    is_manual: Final = True
-    """A thread that sleeps in real time cannot follow this clock, and refuses it."""
-=======
     """A `Clock` that only `jump` moves. Milliseconds."""
 
     is_manual: Final = True
     """A thread that sleeps by real time cannot follow this clock, and refuses it."""
->>>>>>> p/abuse
 
     def __init__(self, start_ms: int = 0) -> None:
         self._now_ms = start_ms
 
     def now_ms(self) -> int:
-<<<<<<< HEAD
-        """The current time, in milliseconds."""
-        return self._now_ms
-
-    def ceiling_ms(self) -> int:
-        """The same as `now_ms`: the time is always a whole millisecond."""
-=======
         """The time set by the last `jump`."""
         return self._now_ms
 
     def ceiling_ms(self) -> int:
         """The same as `now_ms`, which is always at a whole millisecond."""
->>>>>>> p/abuse
         return self._now_ms
 
     def jump(self, ms: int) -> int:
