@@ -9,7 +9,7 @@ be older. It is passed with a *fence*: the end of the group's partition of `__co
 Once the records have been read up to the fence, they count again. An answer that would move a mark back is accepted
 only if the next answer repeats it.
 
-A mark may be above the committed offset if it was *proved* that there is no visible record between the two. A later
+A mark may be above the committed offset if it was *proved* that no visible record exists between the two. A later
 commit at or above the last committed offset is then not a reset.
 """
 
@@ -100,14 +100,14 @@ class GroupMarks:
         return changes + self.read_to(partition, position, now_ms), doubts
 
     def settled(self, doubt: UncertainOffset, *, is_drained: bool, now_ms: int) -> list[MarkMove]:
-        """Settle an uncertain mark. `is_drained`: there is no visible record between the committed offset and the mark,
+        """Settle an uncertain mark. `is_drained`: no visible record exists between the committed offset and the mark,
         so it stays.
         """
         mark = self._marks.get(doubt.name)
         if mark is None or mark.published_above != doubt.published:
             return []  # settled by a later commit
-        # Commits below the daemon's mark settle nothing, and need not: if the group was never reset, there is no
-        # visible record above any offset that it has committed since.
+        # Commits below the daemon's mark settle nothing, and need not: if the group was never reset, no visible
+        # record is above any offset that it has committed since.
         mark.published_above = None
         if is_drained:
             mark.proved = doubt.published
@@ -189,7 +189,7 @@ class GroupMarks:
         ]
 
     def prove(self, name: CommitName, committed: int, end: int) -> list[MarkMove]:
-        """There is no visible record from `committed` (NO_COMMIT: the beginning) up to `end`."""
+        """Record a proof that no visible record exists from `committed` (NO_COMMIT: the beginning) up to `end`."""
         mark = self._marks.get(name)
         if mark is None:
             if committed != NO_COMMIT:

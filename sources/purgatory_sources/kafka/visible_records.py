@@ -44,8 +44,7 @@ class VisibleRecords:
     def none_between(
         self, spans: Mapping[Partition, tuple[int, int]], timeout_s: float = 2.0
     ) -> dict[Partition, bool | None]:
-        """For each partition and its (committed offset, end): whether there is no visible record from the offset up to
-        the end.
+        """For each partition and its (committed offset, end): whether the log has no visible record in that range.
 
         None: unknown. Either the topic may not be read, or there was no answer in time, for example because a broker is
         down or a transaction that began before the end is still open. Try again later. A negative committed offset

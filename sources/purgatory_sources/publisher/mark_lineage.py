@@ -73,8 +73,8 @@ class MarkLineage:
             self._begin(identity, offset, is_break=not (self.is_foreign and was_seen))
             return True
         if identity and self.identity and identity != self.identity:
-            # A mark that this run had not seen before may have changed at any time since the last run. A mark that it
-            # had seen changed once: the foreign break and this observation are the same change.
+            # A mark that this run had not seen before may have changed at any time since the last run. If it had
+            # seen the mark, the source that published the foreign break saw this same change.
             self._begin(identity, offset, is_break=not (self.is_foreign and was_seen))
             return True
         if was_seen and offset < self.offset:
@@ -103,8 +103,7 @@ class MarkLineage:
 
         Args:
             now: Seconds of the replicator's clock.
-            sees_since: Readings after this time are newer than the time itself; in the future while the source sees
-                nothing.
+            sees_since: Time from which readings are newer than the last outage; in the future during an outage.
         """
         if self.floor < 0 and not self.is_foreign:
             return True

@@ -105,7 +105,7 @@ class MarkReplicator:
                     told[name] = PublishedMark(epoch, offset)
         return told
 
-    # From the source.
+    # Input from the source.
 
     def observe(self, observations: Iterable[Observation]) -> None:
         """Apply observations."""
@@ -152,7 +152,7 @@ class MarkReplicator:
                 return float("inf")
         return self._sees_since
 
-    # From the daemons.
+    # Input from the daemons.
 
     def on_daemon_marks(self, daemon: DaemonMarks, marks: Mapping[MarkName, DaemonMark], now: float) -> None:
         """A daemon has listed all its marks under the source's prefixes. Call this after each connect."""
