@@ -96,8 +96,8 @@ def test_contradictions_are_found(
 
 
 def test_marks_at_the_end_are_those_of_the_logs() -> None:
-    """A final mark is the end of the log, or the committed offset up to the next visible record; a deleted group has
-    none.
+    """A topic's final mark is the end of its log. A group's is between its committed offset and the next visible
+    record; a deleted group may have none.
     """
     seen = logs()
     assert marks_at_the_end(seen, {"payments": 1}) == {PAYMENTS: (6, 6), BILLING: (GONE, 0)}

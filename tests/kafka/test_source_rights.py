@@ -89,7 +89,7 @@ def password_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def has(feed: RecordingPublisher, **marks: int | None) -> bool:
-    """Whether the marks of partition 0 have these values; None: no mark. "__" stands for "/" in names."""
+    """Whether the marks of partition 0 have these values; None: no mark. "__" replaces "/" in names."""
     return all(feed.marks.get((f"kafka/{name.replace('__', '/')}", 0)) == at for name, at in marks.items())
 
 

@@ -140,7 +140,7 @@ async def test_an_unclean_election_cuts_topic_and_group(three_brokers: KafkaClus
             await asyncio.to_thread(clients.commit, f"group-{topic}", {(topic, 0): 25})
             await feed.until(lambda: (feed.marks.get(ends), feed.marks.get(commits)) == (25, 25), "more by one replica")
             await asyncio.to_thread(three_brokers.kill, first)
-            # Two of three are down, so there is no controller quorum. The replica without the records starts first.
+            # Two of three are down, so the controllers lack a quorum. The replica without the records starts first.
             await asyncio.to_thread(three_brokers.start, second)
             await feed.until(lambda: feed.marks.get(ends) == 10, "the topic's cut")
             await feed.until(lambda: feed.marks.get(commits) == 10, "the group's cut")

@@ -61,7 +61,7 @@ def test_a_failover(watched: WatchedServers) -> None:
 
 
 def what_lets_histories_be_read() -> str:
-    """Create the function recommended in docs/sources.md."""
+    """The SQL that docs/sources.md recommends, so that it is tested."""
     [statements] = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / "sources.md").read_text("utf-8"), re.DOTALL)
     return str(statements)
 

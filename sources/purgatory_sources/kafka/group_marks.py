@@ -1,6 +1,6 @@
 """Committed offsets of consumer groups as marks: decides which value counts if the records and a coordinator differ.
 
-No I/O: readers pass in what they have read, and changes are returned. Names are (group, topic, partition).
+No I/O: readers pass in their readings, and changes are returned. Names are (group, topic, partition).
 
 There are two readers. The records of `__consumer_offsets` arrive in order but may be late: an open transaction delays
 everything after it, and a broker that is down delays its partitions. A group's coordinator knows the current offset,

@@ -236,6 +236,7 @@ class GroupWatch:
                 answers[group] = {name: offset for name, offset in answer.items() if self._is_ours(name)}
         await self._keep_unseen(answers)
         changed = {group: values for group, values in answers.items() if self.marks.differs(group, values)}
+        # After the answers: every commit that is contained in an answer must be below its fence.
         fences = await self._fences(changed, ends_of_logs)
         now_ms = _now_ms()
         for group, values in answers.items():

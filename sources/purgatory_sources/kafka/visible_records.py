@@ -46,7 +46,7 @@ class VisibleRecords:
     ) -> dict[Partition, bool | None]:
         """For each partition and its (committed offset, end): whether the log has no visible record in that range.
 
-        None: unknown. Either the topic may not be read, or there was no answer in time, for example because a broker is
+        None: unknown. Either the topic may not be read, or the answer took too long, for example because a broker is
         down or a transaction that began before the end is still open. Try again later. A negative committed offset
         means the start of the log.
         """

@@ -77,6 +77,7 @@ class PostgresSource(Source):
         if primary is None:
             raise SourceStale(f"pg/{self.settings.name}: no primary can be seen")
         position = await self.readers[primary].end()
+        # A promotion during the query may have lost this end.
         if self._group.primary != primary:
             raise SourceStale(f"pg/{self.settings.name}: there is another primary than {primary} now")
         self._group.gave_end(position)

@@ -239,6 +239,7 @@ class ServerGroup:
             self._switch(lineage, server, observation)
         elif observation.timeline == lineage.timeline:
             lineage.learn_forks(observation.forks)
+        # A demoted primary counts in derived marks only once it has caught up with them, so it does not lower them.
         if server.is_primary and not observation.is_primary:
             server.has_joined = False
         server.timeline, server.is_primary = observation.timeline, observation.is_primary

@@ -101,6 +101,7 @@ class DaemonLink:
             await self._report(link)
             tasks.create_task(self._heartbeat(link))
             tasks.create_task(self._listen(link, tasks))
+            # Nothing may be published before the daemon's marks are known: another source may have published more.
             await self._read_back(client)
             self.is_connected = True
             backoff.reset()
@@ -116,6 +117,7 @@ class DaemonLink:
             if marks.to_look_at:
                 await self._look(client)
             batch = replicator.take(marks, time.monotonic(), _EVENTS_PER_BATCH_MAX)
+            # Before sending: after a crash the stored lineages must not be behind those of a daemon.
             self._publisher.keep_lineages()
             if batch.events:
                 receipt = await client.advance_many(batch.events)

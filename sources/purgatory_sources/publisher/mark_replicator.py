@@ -260,8 +260,8 @@ class MarkReplicator:
             batch.events.append(events.high_watermark(name, offset, leader_epoch=epoch))
             batch.names.append(name)
             daemon.known[name] = (epoch, offset)
-        # No branch for `known` above the lineage: `_settle` returns False until the offset has caught up with what the
-        # daemon has, or begins a new lineage, whose epoch is higher.
+        # No branch for `known` above the lineage: `_settle` returns False until the offset has caught up with the
+        # daemon, or begins a new lineage, whose epoch is higher.
         self._take_replicas(daemon, name, epoch, batch)
 
     def _take_replicas(self, daemon: DaemonMarks, name: MarkName, epoch: int, batch: MarkBatch) -> None:

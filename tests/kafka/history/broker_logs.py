@@ -20,7 +20,7 @@ FOLDER: Final = re.compile(r"(.+)-(\d+)(?:\.[0-9a-f]+-(?:delete|stray))?")
 BATCH: Final = re.compile(r"baseOffset: \d+ .* producerId: (-?\d+) .* isTransactional: (\w+) ")
 RECORD: Final = re.compile(r"\| offset: (\d+) \w+: (\d+) (.*)")
 OFFSET_KEY: Final = "1"
-"""Key version of committed offsets, as printed by the tool."""
+"""The "type" in the keys of committed offsets, as printed by the tool."""
 
 
 class LoggedRecord(NamedTuple):
