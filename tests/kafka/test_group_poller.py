@@ -38,9 +38,7 @@ class SilentBroker:
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
 async def test_no_connection_stays_open(is_cancelled: bool) -> None:
-    """After `close` all connections are closed, including those whose caller was cancelled while they were being
-    opened.
-    """
+    """After `close` all connections are closed, even if a caller was cancelled while one was being opened."""
     silent = SilentBroker()
     server = await asyncio.start_server(silent.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]

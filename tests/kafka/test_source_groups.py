@@ -65,9 +65,7 @@ class LiveGroup:
 
 
 async def test_both_methods_agree_over_rebalances(clients: ClusterClients) -> None:
-    """While consumers join and leave, no mark moves back or disappears, with reading or polling. Both end with the
-    coordinator's offsets.
-    """
+    """While consumers join and leave, no mark moves back or disappears. Both methods end with the same offsets."""
     topic, chance = f"lively-{uuid.uuid4().hex[:6]}", random.Random(3)
     group = f"group-{topic}"
     await asyncio.to_thread(clients.create, topic, PARTITIONS)
@@ -118,9 +116,7 @@ async def commit_for(bootstrap: str, group: str, topic: str, offset: int, retent
 
 
 async def test_both_methods_see_offsets_expire(clients: ClusterClients) -> None:
-    """An expired offset is removed by both methods. The group's next commit is a mark again; another group keeps its
-    mark.
-    """
+    """Both methods remove an expired offset. The group's next commit is a mark again; other groups keep theirs."""
     topic = f"expiring-{uuid.uuid4().hex[:6]}"
     await asyncio.to_thread(clients.create, topic)
     await asyncio.to_thread(clients.produce, topic, 20)

@@ -28,9 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[LocalPostgres]:
-    """A primary "p" with the replicas "r1" and "r2". Without PostgreSQL the test is skipped, or fails if it is
-    required.
-    """
+    """A primary "p" with the replicas "r1" and "r2". Without PostgreSQL the test is skipped, or fails if required."""
     try:
         servers = LocalPostgres()
     except NoPostgres as missing:

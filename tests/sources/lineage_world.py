@@ -103,9 +103,7 @@ class ModelSource:
                 self.replicator.observe([self.world.seen(name, old, None)])
 
     def exchange(self, index: int, *, is_lost: bool = False, is_cut: bool = False) -> bool:
-        """Exchange one batch and its receipt, after the read-backs that the replicator requests. False: nothing was
-        due.
-        """
+        """Exchange one batch and its receipt, after the requested read-backs. False: nothing was due."""
         link, daemon, now = self.links[index], self.world.daemons[index], self.world.now
         wanted = list(link.to_look_at)
         for name in wanted:
@@ -132,9 +130,7 @@ class LineageWorld:
         self.sources = [ModelSource(self) for _ in range(sources)]
         self.used: dict[MarkName, set[int]] = {name: set() for name in self.facts}
         self.undecidable: set[MarkName] = set()
-        """Marks with a break that no source can detect: while none was reading, the mark fell and rose past its old
-        value.
-        """
+        """Marks with a break that no source can detect: unread in between, the mark fell and passed its old value."""
 
     @staticmethod
     def has_identities(name: MarkName) -> bool:

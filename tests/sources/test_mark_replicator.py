@@ -155,9 +155,7 @@ def test_nothing_unsettled_is_told_while_the_source_is_stale() -> None:
 
 
 def test_stale_for_some_marks_leaves_the_others_to_settle() -> None:
-    """If a source names its stale marks, the others are settled as usual. If it is stale without naming any, none are
-    settled.
-    """
+    """If a source names its stale marks, the others are settled; if it is stale without naming any, none are."""
     world = LineageWorld(2, 1, 1)
     source, daemon = world.sources[0], world.daemons[0]
     names = [("t/x", 0), ("t/x", 1)]

@@ -121,9 +121,7 @@ def test_what_is_no_source_is_refused(start_daemon: StartDaemon, given: str) -> 
 async def test_the_end_of_a_child_is_told_and_its_log_passed_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The source's log lines appear in the daemon's log at their level, other output does not break it, and restarts
-    are counted.
-    """
+    """The source's log lines keep their level in the daemon's log, next to other output; restarts are counted."""
     caplog.set_level("INFO")
     program = (
         "import sys, json; said = json.loads(sys.stdin.readline()); print(json.dumps({'source': 'x://y'}), flush=True);"

@@ -32,9 +32,7 @@ class Positions:
     """
 
     def __init__(self, offsets: ByPartition, leader_epochs: ByPartition | None = None) -> None:
-        """Raises InvalidRequest for an offset that is not a 64-bit integer, or an epoch of a partition without an
-        offset.
-        """
+        """Raises InvalidRequest for an offset that is not a 64-bit integer, or an epoch without an offset."""
         if offsets or leader_epochs:
             waits.produce(offsets, leader_epochs=leader_epochs)
         self.offsets: Final = {_text(name): offset for name, offset in offsets.items()}

@@ -18,9 +18,7 @@ STABLE: Final = "stable:"
 """Prefix of a topic in the name of its last stable offset; a topic name contains no ":"."""
 
 _PLAIN: Final = " !\"#$&'()*+,:;<=>?@[\\]^`{|}~"
-"""Characters left unescaped, in addition to letters, digits and "_.-": all of ASCII except "/", "%" and control
-characters.
-"""
+"""Characters left unescaped, with letters, digits and "_.-": all of ASCII except "/", "%" and control characters."""
 
 
 def kafka_topic(topic: str, label: str = KAFKA) -> str:

@@ -16,9 +16,7 @@ LOG: Final = logging.getLogger(__name__)
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 FETCH_WAIT_MS: Final = 4_000
-"""How long a broker waits before it answers an empty fetch, which is the cost of an idle reader. New records are sent
-at once.
-"""
+"""How long a broker waits before it answers an empty fetch: the cost of an idle reader. Records are sent at once."""
 LOADING_WAIT_MS: Final = 50
 POLL_S: Final = 0.5
 RETRY_S: Final = 1.0
@@ -128,9 +126,7 @@ class CommitReader:
             consumer.close()
 
     def _wait_for_topic(self, consumer: Consumer) -> int:
-        """Wait for the topic and return its number of partitions; 0 if stopped. Brokers create the topic with the first
-        group.
-        """
+        """Wait for the topic, which brokers create with the first group. Returns its partition count; 0 if stopped."""
         while not self._stopping.is_set():
             try:
                 found = consumer.list_topics(OFFSETS_TOPIC, timeout=4.0).topics.get(OFFSETS_TOPIC)

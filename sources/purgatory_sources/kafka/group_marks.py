@@ -40,9 +40,7 @@ class UncertainOffset(NamedTuple):
 
 
 class _Mark:
-    """State of one mark. `committed` counts; `streamed` is the last offset in the records while `fence` keeps them from
-    counting.
-    """
+    """State of one mark. `committed` counts; `streamed` is the last offset in the records, held back by `fence`."""
 
     __slots__ = ("committed", "fence", "ignored", "moved_ms", "proved", "published_above", "streamed")
 
@@ -146,9 +144,7 @@ class GroupMarks:
         return known != dict(values)
 
     def polled(self, group: str, values: Mapping[CommitName, int], fence: int | None, now_ms: int) -> list[MarkMove]:
-        """Apply all offsets of a group from its coordinator. `fence`: see the module; None if the records are not read
-        at all.
-        """
+        """Apply all offsets of a group from its coordinator. `fence`: see the module; None if the topic is not read."""
         partition = self.partition_of(group)
         if fence is not None and self.position(partition) >= fence:
             return []
@@ -169,9 +165,7 @@ class GroupMarks:
         return changes
 
     def question(self, name: CommitName, published: int) -> list[UncertainOffset]:
-        """A daemon that connected later has this mark above the known value. Returns nothing if it is uncertain
-        already.
-        """
+        """A daemon that connected later has this mark, above the known value. Empty if it is uncertain already."""
         mark = self._marks.get(name)
         if mark is None or mark.published_above is not None or published <= max(mark.committed, mark.proved):
             return []
@@ -236,9 +230,7 @@ class GroupMarks:
         return {group for group, names in self._by_group.items() if names}
 
     def partition_of(self, group: str) -> int:
-        """Partition of `__consumer_offsets` with a group's records, from Java's hash of the group id; -1: the topic is
-        not read.
-        """
+        """Partition of `__consumer_offsets` for a group, from Java's hash of its id; -1: the topic is not read."""
         return -1 if self.partition_count == 0 else _java_hash(group) % self.partition_count
 
     def _move(self, name: CommitName, offset: int | None, now_ms: int) -> list[MarkMove]:

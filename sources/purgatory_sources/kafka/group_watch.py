@@ -255,9 +255,7 @@ class GroupWatch:
             self._on_doubts(doubts)
 
     async def _keep_unseen(self, answers: Mapping[str, dict[CommitName, int]]) -> None:
-        """Keep offsets on topics that may not be seen. Coordinators leave out such topics, as if the group had no
-        offsets there.
-        """
+        """Keep offsets on topics that may not be seen, because coordinators leave out such topics."""
         lost = {name for group, values in answers.items() for name in self.marks.committed_names(group) - values.keys()}
         if not lost:
             return
@@ -268,9 +266,7 @@ class GroupWatch:
                 answers[name[0]][name] = known[0]
 
     async def _fences(self, groups: Mapping[str, object], ends_of_logs: EndsOfLogs) -> dict[str, int]:
-        """For each group, the end of its partition of the topic, read after the call began. Empty if the topic is not
-        read.
-        """
+        """For each group, the end of its partition of the topic, read after the call began. Empty without the topic."""
         if not self.is_reading or not self.loaded:
             return {}
         logs = {self.marks.partition_of(group) for group in groups} & self.loaded

@@ -36,9 +36,7 @@ class TopicMarks:
     def __init__(self) -> None:
         self._logs: Final[dict[Partition, _LogEnd]] = {}
         self.suspects: Final[set[str]] = set()
-        """Topics that may have been recreated: an end or a leader epoch was lower. The caller empties the set after a
-        check.
-        """
+        """Topics that may have been recreated: an end or a leader epoch was lower. The caller empties the set."""
 
     def seen(self, found: Mapping[Partition, EndSeen], asked_at: float) -> list[Moved]:
         """Apply the results of a poll that began at `asked_at`."""
@@ -119,9 +117,7 @@ class TopicMarks:
         return log is None or log.lower >= 0 or log.failing_since is not None
 
     def stale(self, now: float) -> dict[Partition, tuple[float, str]]:
-        """For each partition that has failed for longer than a change of leader takes: seconds since the last reading,
-        reason.
-        """
+        """Seconds since the last reading, and the reason, for each partition that has failed for more than GRACE_S."""
         return {
             partition: (now - log.seen_at, log.reason)
             for partition, log in self._logs.items()

@@ -19,15 +19,13 @@ from purgatory_sources.publisher.observation import MarkName, Observation, SeenR
 LOG: Final = logging.getLogger(__name__)
 
 IDLE_S: Final = 10.0
-"""Polling interval without demand: an idle source sends fewer than two requests per second to three brokers.
-"""
+"""Polling interval without demand: an idle source sends under two requests per second to three brokers."""
 LOOK_S: Final = 1.0
 """How often leaders and partitions are looked up while there is demand."""
 IDS_S: Final = 30.0
 RETRY_S: Final = 0.25
 GONE_LOOKS: Final = 2
-"""A topic is gone after this many looks in a row did not find it: a broker that has just started may not know it yet.
-"""
+"""A topic is gone after this many looks without it: a broker that has just started may not know it yet."""
 
 
 class TopicWatch:
@@ -277,9 +275,7 @@ class TopicWatch:
         )
 
     def _cut_stable(self, partition: Partition) -> None:
-        """After a truncation the last stable offset may be lower than the new end. It is 0 until it has been polled
-        again.
-        """
+        """After a truncation the last stable offset may be below the new end. It is 0 until the next poll."""
         if partition not in self._stable:
             return
         self.stable.doubt(partition, time.monotonic(), self.marks.leader_epoch(partition))

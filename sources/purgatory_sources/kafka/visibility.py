@@ -15,8 +15,7 @@ from purgatory_sources.publisher.reports import SourceState, StaleMarks
 ENTRIES_MAX: Final = 500
 """Maximum number of entries in a report. Marks with pending waits come first."""
 BEHIND_S: Final = 2.0
-"""A log is late if its reader has not reached the end that it had this long ago. Readers do not report this themselves.
-"""
+"""A log is late if its reader has not reached the end of this long ago, which readers do not report themselves."""
 
 
 class VisibilityReport(NamedTuple):
@@ -29,9 +28,7 @@ class VisibilityReport(NamedTuple):
 
 
 class LogVisibility:
-    """Compares the read positions of the partitions of `__consumer_offsets` with their ends. Times are seconds of one
-    clock.
-    """
+    """Compares read positions in `__consumer_offsets` with the ends. Times are seconds of one clock."""
 
     def __init__(self) -> None:
         self._targets: dict[int, tuple[int, float]] = {}

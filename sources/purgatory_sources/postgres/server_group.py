@@ -22,9 +22,7 @@ _NAME_LENGTH_MAX: Final = 200
 
 
 class MarkChange(NamedTuple):
-    """A change of a mark to publish. `mark` is the name without "pg/NAME/"; a position of None means that the mark is
-    gone.
-    """
+    """A change of a mark to publish. `mark` is the name without "pg/NAME/"; position None: the mark is gone."""
 
     mark: str
     position: int | None
@@ -76,8 +74,7 @@ class _Server:
     timeline: int = 0
     aliases: frozenset[str] = frozenset()
     has_joined: bool = True
-    """It counts in derived marks. A later replica joins once it has reached the positions already published for them.
-    """
+    """It counts in derived marks. A later replica joins once it has reached the published positions."""
 
 
 class ServerGroup:

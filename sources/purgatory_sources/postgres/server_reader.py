@@ -247,9 +247,7 @@ class ServerReader:
 
 
 def _cut_off(connection: _Connection) -> None:
-    """Make a pending query fail. Cancelling the task would not: psycopg then sends a cancel request and waits for the
-    server.
-    """
+    """Make a pending query fail. Cancelling the task would not: psycopg then asks the server, and waits for it."""
     with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as same:
         same.shutdown(socket.SHUT_RDWR)
 

@@ -57,9 +57,7 @@ class LineageStore:
             raise self._unusable(error) from error
 
     def load(self) -> dict[MarkName, MarkLineage]:
-        """The stored lineages. The offset of an earlier run becomes the floor: this run publishes nothing lower in that
-        lineage.
-        """
+        """The stored lineages. The offset of an earlier run is a floor: this run publishes nothing below it there."""
         try:
             rows = self._file.execute("SELECT * FROM lineages").fetchall()
         except sqlite3.Error as error:

@@ -50,9 +50,7 @@ class DaemonMarks:
         """The replicas that the daemon has received since it connected."""
         self.due: Final[dict[MarkName, None]] = {}
         self.to_look_at: Final[set[MarkName]] = set()
-        """Marks that must be read back before anything is published for them, because another source may have changed
-        them.
-        """
+        """Marks to read back before anything is published for them, because another source may have changed them."""
         self.looked_at: Final[set[MarkName]] = set()
         self.to_look_at_later: Final[dict[MarkName, float]] = {}
 
@@ -92,9 +90,7 @@ class MarkReplicator:
         return self._lineages.get(name)
 
     def published(self, topic_prefix: str) -> dict[MarkName, PublishedMark]:
-        """The marks under this prefix as the daemons have them: for each mark, the lowest epoch and offset at any
-        daemon.
-        """
+        """The marks under this prefix at the daemons: for each mark, the lowest epoch and offset at any daemon."""
         told: dict[MarkName, PublishedMark] = {}
         for daemon in self._daemons:
             for name, (epoch, offset) in daemon.known.items():

@@ -25,9 +25,7 @@ class Source(ABC):
 
     @abstractmethod
     async def run(self, publisher: Publisher) -> None:
-        """Watch until cancelled. Raises SourceRefused for errors that no retry can fix; the program then exits with its
-        message.
-        """
+        """Watch until cancelled. Raises SourceRefused for errors that no retry can fix; the program exits with it."""
 
     @abstractmethod
     async def ends(self, names: Sequence[str]) -> list[End]:

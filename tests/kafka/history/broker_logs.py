@@ -49,9 +49,7 @@ class BrokerLogs(NamedTuple):
 
 
 def read_logs(cluster: KafkaCluster, folder: Path, topics: Collection[str], clock_s: float) -> BrokerLogs:
-    """Read the longest replica of each partition. `clock_s` is added to the brokers' time to match the recorder's
-    clock.
-    """
+    """Read the longest replica of each partition. `clock_s` converts the brokers' time to the recorder's."""
     replicas: defaultdict[tuple[str, int], list[list[Path]]] = defaultdict(list)
     for place in folder.glob("data-*/*-*"):
         matched = FOLDER.fullmatch(place.name)

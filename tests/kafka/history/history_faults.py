@@ -18,9 +18,7 @@ from tests.kafka.history.history_programs import DAEMON, SOURCES, Programs
 from tests.kafka.history.history_record import HistoryRecord, admin_call, topic_mark
 
 LONELY_S: Final = 4.0
-"""Time (seconds) for which the leader of a log writes alone before it is killed, so that its followers leave the
-in-sync set.
-"""
+"""Seconds for which a leader writes alone before it is killed, so that its followers leave the in-sync set."""
 GROWN_MAX: Final = 12
 ADMIN_TRIES: Final = 10
 FAULTS: Final = ("source", "topic", "broker", "daemon", "partitions", "cut", "both sources")
