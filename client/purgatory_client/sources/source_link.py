@@ -108,7 +108,7 @@ class SourceLink:
         report all its marks are stale.
 
         Args:
-            state: What the source can do now.
+            state: The current health of the source.
             reason: Why, for people.
             stale: The marks that it cannot see now. If there are more than a report may contain, they are merged into a
                 common prefix, which may include other marks.
@@ -128,7 +128,7 @@ class SourceLink:
         Args:
             ask_id: The id in the request.
             ends: The end of each partition of the requested topics.
-            error: Why there is no answer, for people.
+            error: Why the ends are unknown, for people.
         """
         answer = source_pb2.SourceEnds(ask_id=ask_id, error=error)
         for topic, partition, offset, leader_epoch in ends:
