@@ -63,7 +63,7 @@ def write_environment(out: Path, without: Iterable[str] = ()) -> list[str]:
 
 
 def required_packages(without: set[str]) -> list[str]:
-    """All that our extra requires, directly or not, sorted; but for some, and what only those require."""
+    """All direct and indirect requirements of our extra, sorted; without some, and what only those require."""
     from packaging.requirements import Requirement  # noqa: PLC0415 -- the extra brings it
     from packaging.utils import canonicalize_name  # noqa: PLC0415
 
@@ -90,7 +90,7 @@ def _is_installed(package: str) -> bool:
 
 
 def _files_of(package: str) -> Iterator[tuple[Path, PurePosixPath]]:
-    """(file, its path below site-packages) of an installed package, as its installer recorded them."""
+    """Yields (file, path below site-packages) for an installed package, as recorded by its installer."""
     for file in metadata.distribution(package).files or []:
         path = Path(str(file.locate()))
         if ".." not in file.parts and path.is_file() and not _is_skipped(file.parts[1:]):
@@ -98,7 +98,7 @@ def _files_of(package: str) -> Iterator[tuple[Path, PurePosixPath]]:
 
 
 def _our_files() -> Iterator[tuple[Path, PurePosixPath]]:
-    """The same for our own packages, from where they are imported: of an editable install nothing is recorded."""
+    """Like `_files_of`, for our own packages, found by import because an editable install records no files."""
     for module in OUR_MODULES:
         spec = importlib.util.find_spec(module)
         if spec is None:  # the engine is not compiled
@@ -122,7 +122,7 @@ def _is_skipped(parts: Iterable[str]) -> bool:
 
 
 def _add_interpreter(archive: tarfile.TarFile) -> None:
-    """Adds what makes a folder a virtual environment: a link to the interpreter, and pyvenv.cfg."""
+    """Adds the parts of a virtual environment: a link to the interpreter, and pyvenv.cfg."""
     python = os.path.realpath(sys.executable)
     link = tarfile.TarInfo("bin/python")
     link.type, link.linkname = tarfile.SYMTYPE, python
