@@ -1,15 +1,14 @@
-"""The command `pack`: this environment as one archive, for executors on machines that have only Spark and Python.
+"""The command `pack`: packs this environment as one archive, for executors on machines with only Spark and Python.
 
-The archive is a relocatable virtual environment: what purgatory-waits[pipeline] requires, and a `bin/python` that links
-to the machine's own interpreter. Spark unpacks it beside each executor:
+The archive is a relocatable virtual environment: the requirements of purgatory-waits[pipeline], and a `bin/python` that
+links to the machine's own interpreter. Spark unpacks it in the working directory of each executor:
 
     --conf spark.archives=environment.tar.gz#environment --conf spark.pyspark.python=./environment/bin/python
 
-Every machine must have the same version of Python at the same path as this one.
+Every machine must have the same version of Python as this one, at the same path.
 
-Why not a ready-made packer: venv-pack packs everything that is installed (Spark, test tools), and of an editable
-install only a pointer to its folder; pex takes packages from an index, where this build need not be; conda-pack needs
-conda.
+Existing packers do not fit. venv-pack packs everything that is installed (Spark, test tools), and only a pointer to the
+folder of an editable install. pex takes packages from an index, which may not have this build. conda-pack needs conda.
 """
 
 import importlib.util
@@ -63,7 +62,7 @@ def write_environment(out: Path, without: Iterable[str] = ()) -> list[str]:
 
 
 def required_packages(without: set[str]) -> list[str]:
-    """All direct and indirect requirements of our extra, sorted; without some, and what only those require."""
+    """All direct and indirect requirements of our extra, sorted. Skips `without` and its exclusive requirements."""
     from packaging.requirements import Requirement  # noqa: PLC0415 -- the extra brings it
     from packaging.utils import canonicalize_name  # noqa: PLC0415
 

@@ -167,7 +167,7 @@ def _sort_paths(place: Location, paths: list[str]) -> tuple[list[tuple[str, str]
     leftovers = 0
     for path in paths:
         parts = path[len(place.root) :].lstrip("/").split("/")
-        if any(part.startswith(("_", ".")) for part in parts):  # as Spark does, it passes over hidden ones
+        if any(part.startswith(("_", ".")) for part in parts):  # skip hidden files, as Spark does
             leftovers += parts[0] == layout.WRITING and path.endswith(".parquet")
         elif len(parts) > 1 and parts[0] in schema.TABLES and path.endswith(".parquet"):
             candidates.append((path, parts[0]))

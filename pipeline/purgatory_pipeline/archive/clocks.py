@@ -28,7 +28,7 @@ class FileClock:
 
     def read(self, part: pa.Table) -> None:
         """Adds the file's next rows, which may be out of order within a part."""
-        if part.num_rows == 0 or self.table == schema.MARKERS:  # a marker may be about another run
+        if part.num_rows == 0 or self.table == schema.MARKERS:  # a marker may describe another run
             return
         calls = numbers_of(part, "call_number")
         clocks = [numbers_of(part, "time_ms"), instants_of(part, "at")]

@@ -240,7 +240,7 @@ def rows_height(rows: int) -> int:
 
 
 def unique_labels(labels: Iterable[str], length_max: int = 60) -> list[str]:
-    """Makes labels safe to show and appends numbers to those that would be equal."""
+    """Makes labels safe to show and numbers the labels that would become equal."""
     seen: dict[str, int] = {}
     unique = []
     for label in labels:

@@ -1,7 +1,7 @@
 """Aggregated counts: the small frames from which nearly all tables are computed, so that rows are read only once.
 
 A *fact* is a number of waits with the same window, topic, partition, kind, principal, fate and times. Waits are whole
-milliseconds, so most rows share a fact with others, and a quantile over facts equals the quantile over rows exactly.
+milliseconds, so rows often share these values, and a quantile over facts equals the quantile over rows exactly.
 
 Registrations without an end and ends without a registration are found without shuffling all rows. Both sides are summed
 by run in slots of about a minute, by the instant of registration. Rows are compared one by one only if the sums of a

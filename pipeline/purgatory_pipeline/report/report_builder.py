@@ -113,7 +113,7 @@ def make_report(
         outcomes = outcomes.join(F.broadcast(unmatched.again.select(row)), row, "left_anti")
     registered = registered_counts(registrations, options.window_ms)
     ended = ended_counts(outcomes, options.window_ms, approximate=options.approximate)
-    with ThreadPoolExecutor(2) as pool:  # while one side is planned, another has the cores
+    with ThreadPoolExecutor(2) as pool:  # while Spark plans one side, the other uses the cores
         deepest = pool.submit(backlog.deepest_backlog, outcomes, unmatched.open, approximate=options.approximate)
         registered = registered.localCheckpoint()
         facts = make_facts(registered, ended, unmatched, options.window_ms, approximate=options.approximate)

@@ -87,7 +87,7 @@ class ProgressLine:
                 continue
             try:
                 seen = job_progress(self._context)
-            except Exception:  # noqa: BLE001 -- whatever a context raises that is being stopped: nothing to see there
+            except Exception:  # noqa: BLE001 -- a context that is being stopped may raise anything
                 break
             if seen is not None:
                 self._write(seen.line(self._name, now - started))

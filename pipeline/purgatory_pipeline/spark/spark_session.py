@@ -84,9 +84,9 @@ DROPPED_LINES: Final = (
     b"Starting Streaming TransformWithStateInPandas Python worker",
     b"Streaming TransformWithStateInPandas Python worker",
 )
-"""Prefixes of lines that are printed whenever Spark or a stream starts, each followed by an empty line. The JVM prints
+"""Prefixes of lines that are printed whenever Spark or a stream starts. The JVM prints
 them because of an incubator module and DIRECTIVES, and PySpark prints them when it plans a stateful step. No option
-turns them off, and log4j does not handle them.
+turns them off, and log4j does not handle them. An empty line after one of them is dropped too.
 """
 _STDERR: Final = 2
 
@@ -123,7 +123,7 @@ def pass_settings(master: str | None, settings: Sequence[str]) -> None:
         name, equals, value = setting.partition("=")
         if not name.startswith("spark.") or not equals:
             raise SettingInvalid(f"--conf {setting}: a Spark setting is written spark.NAME=VALUE")
-        if name == _PYTHON_SETTING:  # Spark itself looks at it in spark-submit only
+        if name == _PYTHON_SETTING:  # Spark itself reads it only under spark-submit
             os.environ["PYSPARK_PYTHON"] = value
         words += ["--conf", setting]
     os.environ[_SUBMIT_ARGS] = shlex.join([*_submit_words(), *words, _SHELL])

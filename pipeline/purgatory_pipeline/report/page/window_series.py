@@ -1,4 +1,4 @@
-"""Windows for plots over time: merged until they are wide enough to distinguish, with gaps where there is no data."""
+"""Windows for plots over time: merged until they are wide enough to distinguish, with gaps where data is missing."""
 
 from __future__ import annotations
 
