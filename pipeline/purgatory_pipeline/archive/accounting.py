@@ -36,7 +36,7 @@ def account(
     until: datetime | None = None,
     topics: Iterable[str] | None = None,
 ) -> IntakeAccount:
-    """Reads a few columns of every file once and accounts for every row that `read` returns for the same arguments.
+    """Reads a few columns of the files once and accounts for every row that `read` returns for the same arguments.
 
     The account covers operations registered in the window; their outcomes may be later than the window.
     """
@@ -78,7 +78,7 @@ def chunked(files: Sequence[ArchiveFile], tasks_min: int, tasks_max: int) -> lis
 
 def _files_to_read(archive: ArchiveCatalog, since: datetime | None, until: datetime | None) -> list[ArchiveFile]:
     """Files with rows in the window, or with outcomes of operations registered in it."""
-    # Wider than the window: the wall clock may have jumped, and an operation may end long after the window does.
+    # Wider than the window: the wall clock may have jumped, and an operation may end long after the window.
     early = None if since is None else since - _MARGIN
     late = None if until is None else until + _MARGIN
     registrations = archive.files(schema.REGISTRATIONS, since=early, until=late)

@@ -35,6 +35,7 @@ class FileClock:
         if np.any(np.diff(calls) < 0):
             order = stable_order(calls)
             calls, clocks = calls[order], [clock[order] for clock in clocks]
+        # If the part starts before the last call, its first row has no predecessor to compare with.
         follows = 0 <= self.last_call <= calls[0]
         for index, clock in enumerate(clocks):
             steps_ms = np.diff(clock, prepend=self.last_ms[index] if follows else clock[0])

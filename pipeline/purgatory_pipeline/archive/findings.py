@@ -102,8 +102,8 @@ def _reason(one: UnmatchedCount, run: DaemonRun, archive: ArchiveCatalog) -> str
             return names.KEPT
         if archive.lost_files(schema.OUTCOMES, run.run_id):
             return names.OUTCOME_SET_ASIDE
-        # A run that ended has written every outcome that it had; what is then missing was dropped, or waits on in the
-        # journal for the next run, whose rows have the outcome under that run's id.
+        # An ended run has written all its outcomes. A missing one was dropped, or its wait continues in the journal:
+        # then the next run writes the outcome under its own run id.
         if run.state == schema.ENDED:
             if run.dropped_rows.get(schema.OUTCOMES):
                 return names.OUTCOME_DROPPED
@@ -112,7 +112,7 @@ def _reason(one: UnmatchedCount, run: DaemonRun, archive: ArchiveCatalog) -> str
     if one.what == NO_REGISTRATION:
         if archive.lost_files(schema.REGISTRATIONS, run.run_id):
             return names.REGISTRATION_SET_ASIDE
-        # Registered before this run began: the registration is among the rows of the run that it continues.
+        # Registered before this run began: the registration is in the run that this one continues.
         if (one.before_run or one.continued) and run.is_continued:
             return names.EARLIER_RUN
         if one.early:

@@ -12,7 +12,7 @@ from purgatory.archive import checksums, layout, schema
 from purgatory_pipeline.archive.location import Location, first_line
 from purgatory_pipeline.errors import ArchiveUnusable
 
-# Why a file is set aside.
+# Reasons for setting a file aside.
 UNREADABLE: Final = "unreadable"
 """Truncated, corrupt, deleted, or not Parquet."""
 FOREIGN: Final = "not a purgatory's"

@@ -20,6 +20,7 @@ def stable_order(keys: Integers) -> Integers:
     if not len(keys):
         return np.empty(0, np.int64)
     lowest, bits = int(keys.min()), len(keys).bit_length()
+    # Keys and indices do not fit into 63 bits together.
     if int(keys.max()) - lowest >= 1 << (63 - bits):
         return np.argsort(keys, kind="stable")
     packed: Integers = ((keys.astype(np.int64) - lowest) << bits) | np.arange(len(keys))

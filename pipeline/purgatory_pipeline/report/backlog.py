@@ -90,6 +90,7 @@ def _deep_slots(steps: DataFrame) -> DataFrame:
     highest = F.max(F.struct("after", (-F.col("slot")).alias("earlier"))).over(Window.partitionBy("key"))
     most = F.col("before") + F.col("begun")
     can_be_deeper = most > F.col("highest.after")
+    # The first of equal moments is reported, so a tie counts only in the same slot or an earlier one.
     can_be_first = (most == F.col("highest.after")) & (-F.col("slot") >= F.col("highest.earlier"))
     return (
         sums.withColumn("highest", highest)

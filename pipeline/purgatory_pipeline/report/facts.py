@@ -214,6 +214,7 @@ def _digests(rows: DataFrame, sign: int) -> DataFrame:
     """Sums by run and slot that cancel out with those of the other side if both have the same rows."""
     return rows.groupBy("run_id", "slot").agg(
         (F.count(F.lit(1)) * sign).alias("rows"),
+        # A row that occurs twice on one side cancels out here, but not in the number of rows.
         F.expr("bit_xor(xxhash64(session_number, operation_id, item))").alias("digest"),
         F.max("time_ms").alias("last_ms"),
     )

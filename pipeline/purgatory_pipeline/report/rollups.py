@@ -164,6 +164,7 @@ def _rows_of(laid_out: pa.Table) -> tuple[Ints, Ints]:
         code = codes.indices.to_numpy(zero_copy_only=False).astype(np.int64)
         if name == "partition":  # for topics, partitions are only counted
             code = np.where(level == OF_GROUPS, code, 0)
+        # Rows are renumbered after each column, so that the product stays far below 2**63.
         _, first, row = np.unique(row * (len(codes.dictionary) + 1) + code, return_index=True, return_inverse=True)
     return row, first
 

@@ -226,7 +226,7 @@ def _judged(waits: DataFrame) -> DataFrame:
         .when(F.col("cause") == "leader", F.coalesce("leader", F.lit(UNKNOWN_REPLICA)))
         .when(F.col("cause") == "left", first_of(F.col("gone")))
     )
-    # No follower can have the offset before its leader, so an append after the last follower's step is a later one.
+    # No follower has the offset before its leader, so an append after the last follower's step is not the first one.
     appended_ms = F.when(last.isNull() | (append["at_ms"] <= last["at_ms"]), append["at_ms"])
     second_ms = F.when(F.col("cause") == "follower", F.coalesce(before["at_ms"], appended_ms)).otherwise(
         F.coalesce(last["at_ms"], F.when(F.col("cause") == "left", appended_ms))

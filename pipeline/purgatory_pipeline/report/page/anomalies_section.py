@@ -1,4 +1,4 @@
-"""The section on anomalies: windows that differ from the same window earlier."""
+"""The section on anomalies: windows that differ from an earlier one."""
 
 from collections.abc import Callable
 from typing import Final
