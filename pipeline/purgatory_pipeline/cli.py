@@ -24,9 +24,9 @@ EXIT_FAILED: Final = 1
 EXIT_UNUSABLE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 TRACEBACK: Final = "PURGATORY_TRACEBACK"
-"""Set to 1, failures of Spark are shown in full."""
+"""If this variable is 1, Spark's errors are shown in full."""
 EXTRA: Final = frozenset({"pyspark", "pyarrow", "pandas", "numpy", "altair", "jinja2", "packaging", "vl_convert"})
-"""What only the extra `pipeline` brings."""
+"""Packages that only the extra `pipeline` installs."""
 
 app = typer.Typer(
     name=NAME,
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def settings_first(arguments: Sequence[str]) -> list[str]:
-    """Moves `--master` and `--conf`, with their values, in front of the command, wherever they stood."""
+    """Moves `--master` and `--conf`, with their values, in front of the command from anywhere on the command line."""
     hoisted: list[str] = []
     rest: list[str] = []
     words = iter(arguments)

@@ -1,4 +1,4 @@
-"""What can be wrong with the input or the command line. Every message is one line that says what to do."""
+"""Errors in the input or the command line. Every message is one line with a remedy."""
 
 
 class PipelineError(Exception):
@@ -6,7 +6,7 @@ class PipelineError(Exception):
 
 
 class JavaMissing(PipelineError):
-    """Spark runs on Java, and none that is new enough was found."""
+    """Spark needs Java, and no sufficiently new version was found."""
 
 
 class SettingInvalid(PipelineError):

@@ -1,15 +1,14 @@
-"""The command `pack`: this environment as one archive, for executors on machines that have only Spark and Python.
+"""The command `pack`: packs this environment as one archive, for executors on machines with only Spark and Python.
 
-The archive is a relocatable virtual environment: what purgatory-waits[pipeline] requires, and a `bin/python` that links
-to the machine's own interpreter. Spark unpacks it beside each executor:
+The archive is a relocatable virtual environment: the requirements of purgatory-waits[pipeline], and a `bin/python` that
+links to the machine's own interpreter. Spark unpacks it in the working directory of each executor:
 
     --conf spark.archives=environment.tar.gz#environment --conf spark.pyspark.python=./environment/bin/python
 
-Every machine must have the same version of Python at the same path as this one.
+Every machine must have the same version of Python as this one, at the same path.
 
-Why not a ready-made packer: venv-pack packs everything that is installed (Spark, test tools), and of an editable
-install only a pointer to its folder; pex takes packages from an index, where this build need not be; conda-pack needs
-conda.
+Existing packers do not fit. venv-pack packs everything that is installed (Spark, test tools), and only a pointer to the
+folder of an editable install. pex takes packages from an index, which may not have this build. conda-pack needs conda.
 """
 
 import importlib.util
@@ -63,7 +62,7 @@ def write_environment(out: Path, without: Iterable[str] = ()) -> list[str]:
 
 
 def required_packages(without: set[str]) -> list[str]:
-    """All that our extra requires, directly or not, sorted; but for some, and what only those require."""
+    """All direct and indirect requirements of our extra, sorted. Skips `without` and its exclusive requirements."""
     from packaging.requirements import Requirement  # noqa: PLC0415 -- the extra brings it
     from packaging.utils import canonicalize_name  # noqa: PLC0415
 
@@ -90,7 +89,7 @@ def _is_installed(package: str) -> bool:
 
 
 def _files_of(package: str) -> Iterator[tuple[Path, PurePosixPath]]:
-    """(file, its path below site-packages) of an installed package, as its installer recorded them."""
+    """Yields (file, path below site-packages) for an installed package, as recorded by its installer."""
     for file in metadata.distribution(package).files or []:
         path = Path(str(file.locate()))
         if ".." not in file.parts and path.is_file() and not _is_skipped(file.parts[1:]):
@@ -98,7 +97,7 @@ def _files_of(package: str) -> Iterator[tuple[Path, PurePosixPath]]:
 
 
 def _our_files() -> Iterator[tuple[Path, PurePosixPath]]:
-    """The same for our own packages, from where they are imported: of an editable install nothing is recorded."""
+    """Like `_files_of`, for our own packages, found by import because an editable install records no files."""
     for module in OUR_MODULES:
         spec = importlib.util.find_spec(module)
         if spec is None:  # the engine is not compiled
@@ -122,7 +121,7 @@ def _is_skipped(parts: Iterable[str]) -> bool:
 
 
 def _add_interpreter(archive: tarfile.TarFile) -> None:
-    """Adds what makes a folder a virtual environment: a link to the interpreter, and pyvenv.cfg."""
+    """Adds the parts of a virtual environment: a link to the interpreter, and pyvenv.cfg."""
     python = os.path.realpath(sys.executable)
     link = tarfile.TarInfo("bin/python")
     link.type, link.linkname = tarfile.SYMTYPE, python

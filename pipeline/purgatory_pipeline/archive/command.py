@@ -1,4 +1,4 @@
-"""The command `check`: what an archive holds, what of it cannot be used, and what is inconsistent."""
+"""The command `check`: reports the content of an archive, unusable files, and inconsistencies."""
 
 from typing import Annotated
 

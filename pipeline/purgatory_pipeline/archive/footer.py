@@ -1,4 +1,4 @@
-"""Judges a file of an archive by its footer: its table, run and rows, or why it is set aside."""
+"""Checks a file of an archive by its footer: returns its table, run and rows, or the reason for setting it aside."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from purgatory.archive import checksums, layout, schema
 from purgatory_pipeline.archive.location import Location, first_line
 from purgatory_pipeline.errors import ArchiveUnusable
 
-# Why a file is set aside.
+# Reasons for setting a file aside.
 UNREADABLE: Final = "unreadable"
-"""Truncated, damaged, gone, or not Parquet at all."""
+"""Truncated, corrupt, deleted, or not Parquet."""
 FOREIGN: Final = "not a purgatory's"
-"""Parquet without a purgatory's metadata, or with columns that are not those of its table."""
+"""Parquet without purgatory's metadata, or with columns that do not match its table."""
 MISPLACED: Final = "in another table's folder"
 STRAY: Final = "in no table's folder"
 COPY: Final = "copy of another file"
@@ -25,18 +25,18 @@ COPY: Final = "copy of another file"
 ALWAYS: Final = frozenset(
     {"run_id", "call_number", "time_ms", "at", "session_number", "operation_id", "item", "row", "topic", "partition"}
 )
-"""Columns present in every version, where the table has them: they identify and order rows."""
+"""Columns that identify and order rows. Every version has them, in the tables they belong to."""
 
 
 _BOUNDED: Final = frozenset({"call_number", "time_ms", "at", "operation_id", "item", "row", "timeout_ms"})
 
 
 _TAIL_BYTES: Final = 64 * 1024
-"""Read at once: more than any footer of the archive."""
+"""Bytes read from the end of a file: larger than any footer of the archive."""
 
 
 def open_parquet(octets: bytes, read_dictionary: Sequence[str] = ()) -> pq.ParquetFile:
-    """A whole file, once its checksums have been verified. Raises OSError or ArrowException."""
+    """Opens a whole file and verifies its checksums. Raises OSError or ArrowException."""
     found = pq.ParquetFile(
         pa.BufferReader(octets), read_dictionary=list(read_dictionary), page_checksum_verification=True
     )
@@ -46,7 +46,7 @@ def open_parquet(octets: bytes, read_dictionary: Sequence[str] = ()) -> pq.Parqu
 
 @dataclass(frozen=True)
 class ArchiveFile:
-    """A file that is used. Calls and instants are its first and last, if its statistics have them."""
+    """A file that is used. Calls and instants are its first and last, if the file has statistics."""
 
     path: str
     spark_path: str
@@ -60,14 +60,16 @@ class ArchiveFile:
     first_at: datetime | None
     last_at: datetime | None
     timeout_ms_max: int | None
-    """Only of registrations."""
+    """Set for registrations only."""
     content: str
-    """Equal for equal contents: rows and sizes, and bounds of the columns that identify rows."""
+    """A fingerprint, equal for equal contents: row counts, sizes, and bounds of the columns that identify rows."""
 
 
 @dataclass(frozen=True)
 class SetAside:
-    """A file that is not used: `reason` is a constant above, `detail` what was seen. Rows: None if unknown."""
+    """A file that is not used. `reason` is one of the constants above, `detail` describes the file. `rows` is None if
+    unknown.
+    """
 
     path: str
     table: str
@@ -77,7 +79,7 @@ class SetAside:
 
     @property
     def is_copy(self) -> bool:
-        """Whether its rows are in another file too."""
+        """Whether another file has the same rows."""
         return self.reason == COPY
 
 
@@ -99,7 +101,7 @@ def read_footer(place: Location, path: str, table: str) -> ArchiveFile | SetAsid
 def judge(
     metadata: pq.FileMetaData, path: str, spark_path: str, table: str, newest: int = schema.VERSION
 ) -> ArchiveFile | SetAside:
-    """Judges a file by its footer, as a reader of schema versions up to `newest`."""
+    """Checks a file by its footer, as a reader of schema versions up to `newest` would."""
     keys = metadata.metadata or {}
     rows = int(metadata.num_rows)
     try:
@@ -129,7 +131,7 @@ def judge(
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """A column's type without its encoding: dictionaries become their values, and list items have no name."""
+    """A column's type without its encoding: a dictionary becomes its value type, and list items lose their name."""
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
     if pa.types.is_large_string(kind):
@@ -140,7 +142,9 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _compare_columns(found: pa.Schema, wanted: pa.Schema, *, older: bool) -> str:
-    """What is wrong with a file's columns; empty if nothing. An older version may lack some, which read as null."""
+    """Describes how a file's columns differ from the expected ones; empty if they match. An older version may lack
+    columns, which are read as null.
+    """
     have = {field.name: plain_type(field.type) for field in found}
     want = {field.name: plain_type(field.type) for field in wanted}
     missing = [name for name in want if name not in have and (not older or name in ALWAYS)]
@@ -153,7 +157,7 @@ def _compare_columns(found: pa.Schema, wanted: pa.Schema, *, older: bool) -> str
 
 
 def _bounds(metadata: pq.FileMetaData) -> dict[str, tuple[Any, Any]]:
-    """Smallest and largest value of the columns in `_BOUNDED`, where every row group has statistics."""
+    """The smallest and largest value of each column in `_BOUNDED` that has statistics in every row group."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     bounds: dict[str, tuple[Any, Any]] = {}
     for place, name in enumerate(metadata.schema.names):
@@ -166,11 +170,11 @@ def _bounds(metadata: pq.FileMetaData) -> dict[str, tuple[Any, Any]]:
 
 
 def _content(metadata: pq.FileMetaData, bounds: dict[str, tuple[Any, Any]]) -> str:
-    """Equal for equal contents, almost certainly different for others."""
+    """A fingerprint of a file: equal for equal contents, and almost certainly different otherwise."""
     groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
     return repr(([(group.num_rows, group.total_byte_size) for group in groups], sorted(bounds.items())))
 
 
 def _instant(value: datetime | None) -> datetime | None:
-    """Statistics are in UTC, with or without saying so."""
+    """Attaches UTC: statistics are in UTC, with or without a time zone."""
     return value if value is None or value.tzinfo is not None else value.replace(tzinfo=UTC)

@@ -1,11 +1,12 @@
-"""The most waits pending at once: +1 where one was registered, -1 where it ended, summed up in time.
+"""The largest number of waits pending at once: +1 at each registration, -1 at each end, summed over time.
 
-An outcome tells when its registration was (`time_ms - waited_ms`), so registrations are not read again. Waits of 0 ms
-were never pending.
+An outcome contains the time of its registration (`time_ms - waited_ms`), so registrations are not read again. Waits of
+0 ms were never pending.
 
-Sorting all these steps would cost too much. So they are first counted in slots of some milliseconds. A slot can hold
-the deepest moment only if what was pending before it plus all that began in it exceeds what was pending at the end of
-every slot. The waits of such slots, which are few, are read again and summed up millisecond by millisecond.
+Sorting all these steps would cost too much, so they are first counted in slots of some milliseconds. A slot can contain
+the deepest moment only if the number pending before it plus the number that began in it exceeds the number pending at
+the end of every slot. Only a few slots meet this condition. Their waits are read again and summed millisecond by
+millisecond.
 """
 
 from typing import Final
@@ -18,19 +19,19 @@ from purgatory_pipeline.report.report_tables import BACKLOG
 KEY: Final = ("run_id", "topic", "partition", "kind")
 
 COARSE_MS: Final = 1_000
-"""When approximate, only the end of each second is looked at."""
+"""In approximate mode, only the end of each second is examined."""
 
 SLOT_BITS: Final = 5
-"""A slot is 2**5 ms, less than most waits: so what begins in a slot is little beside what is pending."""
+"""A slot is 2**5 ms, shorter than most waits, so that few waits begin in a slot compared with those pending."""
 
 BROADCAST_ROWS_MAX: Final = 1_000_000
-"""Up to this many slots are broadcast, so that the waits need no shuffle to join them."""
+"""Up to this many slots are broadcast, so that joining the waits with them needs no shuffle."""
 
 
 def deepest_backlog(
     outcomes: DataFrame, unfinished: DataFrame | None = None, *, approximate: bool = False
 ) -> DataFrame:
-    """The table `backlog`: for each partition and kind the deepest moment of all runs, the first one of equals."""
+    """Makes the table `backlog`: the deepest moment of each partition and kind over all runs, the first in a tie."""
     waits = _waits(outcomes, F.col("time_ms") - F.col("waited_ms"), F.col("time_ms"), approximate=approximate)
     if unfinished is not None:
         never = F.lit(None).cast("bigint")
@@ -66,8 +67,8 @@ def deepest_backlog(
 
 
 def _waits(rows: DataFrame, begin_ms: Column, end_ms: Column, *, approximate: bool) -> DataFrame:
-    """From when to when a wait was pending on the engine's clock (end null: it still is), and how far the wall clock is
-    ahead of that.
+    """The start and end of each wait on the engine's clock (end null: still pending), and the wall clock's lead over
+    it.
     """
     if approximate:
         begin_ms, end_ms = ((F.floor(time_ms / COARSE_MS) + 1) * COARSE_MS for time_ms in (begin_ms, end_ms))
@@ -81,14 +82,15 @@ def _waits(rows: DataFrame, begin_ms: Column, end_ms: Column, *, approximate: bo
 
 
 def _deep_slots(steps: DataFrame) -> DataFrame:
-    """Slots that may hold the deepest moment: `key`, `slot`, and what was pending `before`."""
+    """Slots that may contain the deepest moment: `key`, `slot`, and `before`, the number pending before the slot."""
     counts = steps.groupBy("key", "slot").agg(F.count_if(F.col("step") > 0).alias("begun"), F.sum("step").alias("net"))
     along = Window.partitionBy("key").orderBy("slot")
     sums = counts.withColumn("after", F.sum("net").over(along)).withColumn("before", F.col("after") - F.col("net"))
-    # Of the slots that end with the most pending, the first.
+    # Among the slots with the most waits pending at their end, take the first.
     highest = F.max(F.struct("after", (-F.col("slot")).alias("earlier"))).over(Window.partitionBy("key"))
     most = F.col("before") + F.col("begun")
     can_be_deeper = most > F.col("highest.after")
+    # The first of equal moments is reported, so a tie counts only in the same slot or an earlier one.
     can_be_first = (most == F.col("highest.after")) & (-F.col("slot") >= F.col("highest.earlier"))
     return (
         sums.withColumn("highest", highest)

@@ -1,4 +1,4 @@
-"""The command `report`: its options, and what it prints."""
+"""The command `report`: its options and its printed summary."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from purgatory_pipeline.report.report_builder import Report, ReportOptions
 
 ADVISED: Final = 5
-"""Lines of advice that are printed; the page and the table have all."""
+"""Number of lines of advice printed; the page and the table contain all of them."""
 WINDOWS_MS: Final = (1_000, 10_000, 60_000, 600_000, 3_600_000)
 WINDOWS_MIN: Final = 12
-"""The default window length gives a history at least this many windows, if it is long enough."""
+"""The default window length splits a history into at least this many windows, if the history is long enough."""
 
 
 def report(
@@ -90,9 +90,9 @@ def report(
 
 
 def advised(advice: pd.DataFrame) -> list[str]:
-    """The advice for the topics with the most operations, a line each.
+    """One line of advice for each of the topics with the most operations.
 
-    If a kind has a single topic, "all topics" is left out.
+    If a kind has a single topic, the line for "all topics" is omitted.
     """
     from purgatory_pipeline.page import wording
 
@@ -106,7 +106,7 @@ def advised(advice: pd.DataFrame) -> list[str]:
 
 
 def window_for(first: datetime | None, last: datetime | None) -> int:
-    """A window length in milliseconds that suits the time between two instants."""
+    """A suitable window length in milliseconds for the time between two instants."""
     if first is None or last is None:
         return WINDOWS_MS[-1]
     lasts_ms = (last - first).total_seconds() * 1_000
@@ -150,7 +150,7 @@ def _write_page(
 def _bounds(
     found: ArchiveCatalog, since: datetime | None = None, until: datetime | None = None
 ) -> tuple[datetime | None, datetime | None]:
-    """The first and the last instant of an archive's rows within a window, from its files."""
+    """The first and last instant of an archive's rows within a window, according to its files."""
     first = min((file.first_at for file in found.used if file.first_at is not None), default=None)
     last = max((file.last_at for file in found.used if file.last_at is not None), default=None)
     begin = max(filter(None, (first, since)), default=None)

@@ -1,4 +1,4 @@
-"""Exact quantiles of values with counts: the smallest value that enough of the counted do not exceed.
+"""Exact quantiles of weighted values: the smallest value such that enough of the total weight is at or below it.
 
 Plain numpy over counts by value, which are few whatever the number of operations.
 """
@@ -13,13 +13,13 @@ Ints = NDArray[np.int64]
 
 MILLION: Final = 1_000_000
 QUANTILES: Final[Mapping[str, int]] = {"p50": 500_000, "p90": 900_000, "p99": 990_000, "p999": 999_000}
-"""Quantiles of the report's tables in whole millionths: shares such as 0.99 are not exact in binary."""
+"""Quantiles of the report's tables in millionths, since shares such as 0.99 are not exact in binary."""
 
 
 def quantiles(group: Ints, value: Ints, weight: Ints, groups: int, wanted: Mapping[str, int]) -> dict[str, Ints]:
-    """By name, a value for each group from 0 up to `groups`; meaningless for groups without rows.
+    """The value of each quantile, by name, for each group from 0 to `groups`; undefined for groups without rows.
 
-    `weight` is how many were counted of each value, at least one.
+    `weight` is the count of each value, at least 1.
     """
     if not len(group):
         return {name: np.zeros(groups, np.int64) for name in wanted}

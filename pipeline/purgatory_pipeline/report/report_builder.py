@@ -1,8 +1,8 @@
-"""All tables of a report from the tables of an archive: DataFrames in, DataFrames out.
+"""Builds all tables of a report from the tables of an archive: DataFrames in, DataFrames out.
 
-Registrations and outcomes are counted (`facts`) and, unless the intake has done so, compared with each other
-there. Outcomes are read again for the backlog and for slow produces, and the events around these, a few
-columns each. Everything else is made of facts, which Spark caches in memory or on disk.
+Registrations and outcomes are counted (`facts`) and, unless the intake has already done so, compared with each other.
+Outcomes are read again for the backlog and for slow produces, together with the events around these; each read takes
+only a few columns. All other tables are computed from facts, which Spark caches in memory or on disk.
 """
 
 from collections.abc import Mapping
@@ -38,21 +38,21 @@ TOTALS: Final = ("registered", "refused", "carried_in", "ended", *ENDS, "unfinis
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Raises `PolicyInvalid` for a value out of its range."""
+    """Options of a report. Raises `PolicyInvalid` for a value out of range."""
 
     window_ms: int = 3_600_000
     approximate: bool = False
-    """Waits rounded by less than 1 %, and the backlog at the end of each second: less to sort."""
+    """Round waits by less than 1 %, and look at the backlog only at the end of each second: less to sort."""
     slow_share: float = 0.01
-    """This share of satisfied produces, the slowest, is looked at one by one."""
+    """Share of the satisfied produces, the slowest ones, that is examined individually."""
     slow_over_ms: int | None = None
-    """Instead: produces that waited longer than this."""
+    """If set, replaces `slow_share`: examine the produces that waited longer than this."""
     top: int = 20
-    """Rows of `hot_keys`, of each kind."""
+    """Rows of `hot_keys` for each kind."""
     topics_max: int = 20
-    """Topics (or keys) with their own advice, for each kind: those with the most operations."""
+    """Number of topics (or keys) with their own advice, for each kind: those with the most operations."""
     timeouts_ms: tuple[int, ...] = ()
-    """Timeouts to judge, besides those in use and round ones."""
+    """Additional timeouts to judge, besides those in use and round ones."""
 
     def __post_init__(self) -> None:
         if self.window_ms < WINDOW_MS_MIN:
@@ -71,15 +71,15 @@ class ReportOptions:
 
 @dataclass(frozen=True)
 class Report:
-    """All tables but `intake`, not sorted: those that Spark computes when they are used, and those that are known."""
+    """All tables except `intake`, unsorted: `computed` by Spark when they are used, `known` already in memory."""
 
     spark: SparkSession
     computed: Mapping[str, DataFrame]
     known: Mapping[str, pa.Table]
     totals: Mapping[str, int]
-    """Of operations, as in `ReportInfo`."""
+    """Counts of operations, as in `ReportInfo`."""
     slow_over_ms: int | None
-    """None: no produce was satisfied."""
+    """None if no produce was satisfied."""
     held: tuple[DataFrame, ...]
 
     @cached_property
@@ -88,7 +88,7 @@ class Report:
         return {**self.computed, **{name: self.spark.createDataFrame(table) for name, table in self.known.items()}}
 
     def release(self) -> None:
-        """Frees what Spark caches for the tables. They can still be used, but are computed from the start."""
+        """Frees the tables' cached data. The tables stay usable, but are then computed from scratch."""
         for frame in self.held:
             frame.unpersist()
 
@@ -101,10 +101,10 @@ def make_report(
     *,
     is_matched: bool = False,
 ) -> Report:
-    """Reads registrations and outcomes; the rest is read when it is used.
+    """Builds a report. Registrations and outcomes are read at once, everything else on use.
 
-    The frames have the columns of `purgatory.archive.schema`; each registration and outcome comes once.
-    `is_matched`: the intake has found that each has the other, so they are not compared again.
+    The frames have the columns of `purgatory.archive.schema`, and contain each registration and outcome once. Pass
+    `is_matched` if the intake found that registrations and outcomes match, so that they are not compared again.
     """
     options = options or ReportOptions()
     unmatched = UnmatchedRows() if is_matched else find_unmatched(registrations, outcomes)
@@ -113,7 +113,7 @@ def make_report(
         outcomes = outcomes.join(F.broadcast(unmatched.again.select(row)), row, "left_anti")
     registered = registered_counts(registrations, options.window_ms)
     ended = ended_counts(outcomes, options.window_ms, approximate=options.approximate)
-    with ThreadPoolExecutor(2) as pool:  # while one side is planned, another has the cores
+    with ThreadPoolExecutor(2) as pool:  # while Spark plans one side, the other uses the cores
         deepest = pool.submit(backlog.deepest_backlog, outcomes, unmatched.open, approximate=options.approximate)
         registered = registered.localCheckpoint()
         facts = make_facts(registered, ended, unmatched, options.window_ms, approximate=options.approximate)
@@ -136,7 +136,7 @@ def make_report(
 def _of_levels(
     facts: DataFrame, few: DataFrame, options: ReportOptions
 ) -> tuple[dict[str, DataFrame], dict[str, pa.Table]]:
-    """Tables that sum facts up by group, topic or window: those Spark computes, and those the driver has."""
+    """The tables that sum facts by group, topic or window: those that Spark computes, and those in memory."""
     rows = rollups.rolled_up(facts, few).localCheckpoint()
     measured = anomalies.measured_windows(rows, options.topics_max)
     computed = {"groups": rollups.group_waits(rows, options.window_ms), "topics": rollups.topic_waits(rows)}
@@ -149,7 +149,7 @@ def _of_levels(
 
 
 def _slow_over_ms(counts: pd.DataFrame, options: ReportOptions) -> int | None:
-    """The longest wait of satisfied produces but for the slowest share; None if there are none."""
+    """The wait that the slowest share of satisfied produces exceeds; None if no produce was satisfied."""
     is_done = (counts["kind"] == PRODUCE) & (counts["fate"] == SATISFIED)
     waits: Any = counts[is_done].groupby("waited_ms")["operations"].sum()
     if waits.empty:

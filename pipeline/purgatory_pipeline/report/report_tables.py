@@ -1,11 +1,12 @@
 """The report's tables: their names, columns, units and meanings.
 
 There are two ways of counting. An *operation* counts once, under its first partition. A *wait* is an operation on one
-of its partitions (or keys): an operation over three partitions is three waits, one in each. Each table says which it
-counts.
+of its partitions (or keys): an operation over three partitions is three waits, one in each. Each table states which one
+it counts.
 
 Rows belong to the window of their own time: a registration to the window in which it was registered, an end to the
-window in which it ended. So `registered` and `ended` of a window differ by what was pending at its borders.
+window in which it ended. So `registered` and `ended` of a window differ by the change in pending operations between the
+start and the end of the window.
 """
 
 from collections.abc import Mapping
@@ -39,7 +40,7 @@ _ARROW: Final = {
 
 @dataclass(frozen=True)
 class ResultColumn:
-    """`unit` is one of the words above; `nullable` columns are empty where they do not apply."""
+    """A column. `unit` is one of the words above; `nullable` columns are empty where they do not apply."""
 
     name: str
     unit: str
@@ -49,7 +50,7 @@ class ResultColumn:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """`key`: the columns that identify a row; `order`: how rows are sorted ("-": descending)."""
+    """A table. `key`: the columns that identify a row; `order`: the sort order ("-": descending)."""
 
     name: str
     meaning: str
@@ -68,7 +69,7 @@ class ResultTable:
 
 @dataclass(frozen=True)
 class ReportInfo:
-    """What the tables are about. `rows`: the number of rows of a table whose frame holds only the first ones."""
+    """Facts about a whole report. `rows`: the full number of rows of each table whose frame is truncated."""
 
     archive: str
     first_at: datetime | None
@@ -76,18 +77,18 @@ class ReportInfo:
     window_ms: int
     approximate: bool
     slow_over_ms: int | None
-    """Produces that waited longer were looked at one by one; None: there were none."""
+    """Produces that waited longer than this were examined individually; None if there were none."""
     slow_share: float
-    """The share of produces that `slow_over_ms` was chosen for, such as 0.01."""
+    """The share of produces for which `slow_over_ms` was chosen, such as 0.01."""
     totals: Mapping[str, int] = field(default_factory=dict)
-    """Of operations: registered, refused, carried_in, ended, satisfied, failed, expired, cancelled, shutting_down,
-    unfinished. registered - refused + carried_in = ended + unfinished.
+    """Counts of operations: registered, refused, carried_in, ended, satisfied, failed, expired, cancelled,
+    shutting_down, unfinished. registered - refused + carried_in = ended + unfinished.
     """
     rows: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    """What a reader must know before the figures, such as crashed runs or dropped rows; as sentences."""
+    """Sentences to read before the figures, about crashed runs or dropped rows for example."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """purgatory, schema, spark."""
+    """Versions of purgatory, schema and spark."""
 
 
 _TOPIC: Final = ResultColumn("topic", TEXT, "topic, or the key of a signal")
@@ -315,7 +316,7 @@ _IN_ORDER: Final = (
     ANOMALIES,
 )  # fmt: skip
 TABLES: Final[Mapping[str, ResultTable]] = MappingProxyType({table.name: table for table in _IN_ORDER})
-"""In reading order. The page gets a pandas frame for each, with these columns."""
+"""All tables in reading order. The page gets a pandas frame with these columns for each."""
 
 PAGE_ROWS_MAX: Final = 10_000
-"""A frame for the page, and a CSV file, holds at most this many rows of its table, the first in its order."""
+"""A frame for the page, or a CSV file, contains at most this many rows: the table's first rows in its sort order."""

@@ -1,7 +1,7 @@
-"""Tables that count and measure waits at some level: groups, topics, windows; and the hot keys.
+"""Tables that count and measure waits by group, topic and window, and the hot keys.
 
-Facts are repeated once for each level, and Spark shuffles together those of one row. The rows are then measured in
-numpy: a task holds one shuffle partition in memory, so more partitions are smaller ones.
+Each fact is repeated once per level, and Spark shuffles the facts of a row together. The rows are then measured in
+numpy. A task holds one shuffle partition in memory, so more partitions need less memory each.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ OF_GROUPS: Final = 0
 OF_TOPICS: Final = 1
 OF_WINDOWS: Final = 2
 OF_TOPICS_AND_WINDOWS: Final = 3
-"""Levels of the rows of `rolled_up`."""
+"""Levels of aggregation in `rolled_up`."""
 
 FATES: Final = (*ENDS, REGISTERED, REFUSED, UNFINISHED, CARRIED_IN)
 LAID_OUT: Final = {
@@ -38,7 +38,7 @@ LAID_OUT: Final = {
     "kind": "string",
     "principal": "string",
 }
-"""The columns that identify a row: `groups` has all of them, at other levels some are null."""
+"""The columns that identify a row. `groups` has all of them; at other levels some are null."""
 
 COUNTS: Final = ("partitions", "registered", "refused", "ended", *ENDS, "unfinished", "carried_in", "waited_total_ms")
 ROLLED_UP: Final = {
@@ -49,10 +49,11 @@ ROLLED_UP: Final = {
 
 
 def rolled_up(facts: DataFrame, few: DataFrame) -> DataFrame:
-    """A row for each group, each topic and kind (of waits), each window and kind, each window, topic and kind (of
-    operations).
+    """Aggregates facts: a row for each group and for each topic and kind (counting waits), and for each window and kind
+    and each window, topic and kind (counting operations).
 
-    `level` says which; the columns are those of the tables `groups` and `topics`. `few` are the condensed facts.
+    `level` is the level of a row; the columns are those of the tables `groups` and `topics`. `few` are the condensed
+    facts.
     """
     whole = ("window", "topic", "partition", "kind", "principal")
     of_waits = _laid_out(facts, _level(OF_GROUPS, "waits", *whole), _level(OF_TOPICS, "waits", *whole[1:4]))
@@ -66,26 +67,26 @@ def rolled_up(facts: DataFrame, few: DataFrame) -> DataFrame:
 
 
 def group_waits(rows: DataFrame, window_ms: int) -> DataFrame:
-    """The table `groups`, from `rolled_up`."""
+    """Makes the table `groups` from `rolled_up`."""
     window_start = F.timestamp_millis(F.col("window") * F.lit(window_ms))
     of_groups = rows.where(F.col("level") == OF_GROUPS)
     return of_groups.withColumn("window_start", window_start).select(*GROUPS.column_names)
 
 
 def topic_waits(rows: DataFrame) -> DataFrame:
-    """The table `topics`, from `rolled_up`."""
+    """Makes the table `topics` from `rolled_up`."""
     return rows.where(F.col("level") == OF_TOPICS).select(*TOPICS.column_names)
 
 
 def window_waits(rows: pd.DataFrame, window_ms: int) -> pa.Table:
-    """The table `windows`, from rows of `rolled_up`; other levels are ignored."""
+    """Makes the table `windows` from rows of `rolled_up`; other levels are ignored."""
     of_windows = rows[rows["level"] == OF_WINDOWS]
     starts = pd.to_datetime(of_windows["window"] * window_ms, unit="ms", utc=True)
     return pa.Table.from_pandas(of_windows.assign(window_start=starts), WINDOWS.schema, preserve_index=False)
 
 
 def hot_keys(rows: DataFrame, top: int) -> pa.Table:
-    """The table `hot_keys`, from `rolled_up`."""
+    """Makes the table `hot_keys` from `rolled_up`."""
     counted = (
         rows.where(F.col("level") == OF_GROUPS)
         .groupBy("topic", "partition", "kind")
@@ -103,12 +104,12 @@ def hot_keys(rows: DataFrame, top: int) -> pa.Table:
 
 
 def _laid_out(facts: DataFrame, *levels: Column) -> DataFrame:
-    """Each fact once for each level."""
+    """Repeats each fact once per level."""
     return facts.select("fate", "waited_ms", "lateness_ms", F.inline(F.array(*levels)))
 
 
 def _level(level: int, weight: str, *told: str) -> Column:
-    """A fact as it counts at a level that has these columns."""
+    """A fact's row at a level with these columns."""
     columns = {name: F.col(name) if name in told else F.lit(None) for name in LAID_OUT}
     of_level = {**columns, "level": F.lit(level)}
     return F.struct(
@@ -117,14 +118,14 @@ def _level(level: int, weight: str, *told: str) -> Column:
 
 
 def _measured(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of all levels in one partition."""
+    """Measures the rows of all levels in one shuffle partition."""
     given = list(batches)
     if given:
         yield from measured(pa.Table.from_batches(given)).to_batches()
 
 
 def measured(laid_out: pa.Table) -> pa.Table:
-    """Counts, rates, waits and lateness by row, from at least one fact."""
+    """Computes counts, rates, waits and lateness by row, from at least one fact."""
     row, first = _rows_of(laid_out)
     rows = len(first)
     weight, waited_ms = (laid_out.column(name).fill_null(0).to_numpy() for name in ("weight", "waited_ms"))
@@ -155,20 +156,21 @@ def measured(laid_out: pa.Table) -> pa.Table:
 
 
 def _rows_of(laid_out: pa.Table) -> tuple[Ints, Ints]:
-    """The number of each fact's row, and each row's first fact."""
+    """The row number of each fact, and the first fact of each row."""
     level = laid_out.column("level").to_numpy()
     row, first = np.zeros(len(level), np.int64), np.zeros(1, np.int64)
     for name in LAID_OUT:
         codes = laid_out.column(name).combine_chunks().dictionary_encode(null_encoding="encode")
         code = codes.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        if name == "partition":  # of topics partitions are only counted
+        if name == "partition":  # for topics, partitions are only counted
             code = np.where(level == OF_GROUPS, code, 0)
+        # Rows are renumbered after each column, so that the product stays far below 2**63.
         _, first, row = np.unique(row * (len(codes.dictionary) + 1) + code, return_index=True, return_inverse=True)
     return row, first
 
 
 def _added(place: Ints, weight: Ints, places: int) -> Ints:
-    """Weights summed up by place; exact below 2**53."""
+    """Sums weights by place; exact below 2**53."""
     return np.bincount(place, weights=weight, minlength=places).astype(np.int64)
 
 
