@@ -50,7 +50,7 @@ class Timelines:
 
     @property
     def identity(self) -> str:
-        """ "SYSTEM/TIMELINE", followed by ".N" after N further breaks on the same timeline. Changes with each break."""
+        """SYSTEM/TIMELINE, followed by .N after N further breaks on the same timeline. Changes with each break."""
         name = f"{self.system_id}/{self._broken_at}"
         return f"{name}.{self._renewals}" if self._renewals else name
 
