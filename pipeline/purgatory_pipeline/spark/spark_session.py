@@ -84,9 +84,9 @@ DROPPED_LINES: Final = (
     b"Starting Streaming TransformWithStateInPandas Python worker",
     b"Streaming TransformWithStateInPandas Python worker",
 )
-"""Prefixes of lines that are printed whenever Spark or a stream starts. The JVM prints
-them because of an incubator module and DIRECTIVES, and PySpark prints them when it plans a stateful step. No option
-turns them off, and log4j does not handle them. An empty line after one of them is dropped too.
+"""Prefixes of lines that are printed whenever Spark or a stream starts. The JVM prints them because of an incubator
+module and DIRECTIVES, and PySpark prints them when it plans a stateful step. No option turns them off, and log4j does
+not handle them. An empty line after one of them is dropped too.
 """
 _STDERR: Final = 2
 
