@@ -22,10 +22,10 @@ LIMITS = {
     "purgatory": 1.0,
     "client": 1.0,
     "sources": 1.0,
-    "pipeline": 1.0,
+    "pipeline": 2.0,
     "bench": 1.0,
     "examples": 1.0,
-    "tests": 1.0,
+    "tests": 2.0,
 }
 PHRASES = re.compile(
     r"\b(?:nobody|somebody|whoever|everybody|whatever|anew|but for|all but|thereby|likewise|meanwhile)\b"
