@@ -14,10 +14,10 @@ The daemon takes a list of extension classes and imports none of them. For each 
                  start failed later.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import grpc
 from starlette.routing import BaseRoute
@@ -30,10 +30,8 @@ from purgatory.service.listeners.listener import Listener
 from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.recovery import OpenJournal
 from purgatory.service.rpc.call import Identify
+from purgatory.service.rpc.handlers import Method
 from purgatory.service.settings import Settings
-
-Method = Callable[..., Awaitable[Any]]
-"""A call of the service: takes the request (or `Requests`) and the `Call`."""
 
 
 class StartupError(Exception):

@@ -14,11 +14,12 @@ from purgatory.extensions.webhooks.extension import WebhooksExtension
 
 ALL: Final[tuple[type[Extension], ...]] = (
     TracingExtension,
-    ConnectorsExtension,
     ArchiveExtension,
     WebhooksExtension,
     PageExtension,
+    ConnectorsExtension,
 )
-"""In the order in which they open. They close in reverse order, after the host: webhooks deliver the last results, then
-the archive writes its last files, then the tracing spans of both are sent.
+"""In the order in which they open. They close in reverse order, after the host: connectors first, which would otherwise
+be restarted during a slow shutdown; webhooks deliver the last results; the archive writes its last files; the tracing
+spans of both are sent.
 """

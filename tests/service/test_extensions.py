@@ -52,7 +52,7 @@ def test_daemon_with_these_extensions(start_daemon: StartDaemon, loaded: str) ->
 
 def test_unknown_extension() -> None:
     """An unknown extension is refused, with the known names."""
-    with pytest.raises(StartupError, match="unknown extension 'webhook'; known: all, none, tracing, connectors"):
+    with pytest.raises(StartupError, match="unknown extension 'webhook'; known: all, none, tracing, archive"):
         chosen(ALL, Settings(extensions="page webhook"))
 
 

@@ -19,22 +19,25 @@ class TracingExtension(Extension):
     needed_for = "tracing.enabled"
 
     def __init__(self, core: Core) -> None:
+        self._is_enabled = core.settings.tracing.enabled
         self._spans: WaitSpans | None = None
-        if core.settings.tracing.enabled:
-            try:
-                from purgatory.extensions.tracing import wait_spans  # noqa: PLC0415 - an extra, slow to import
-            except ModuleNotFoundError as missing:
-                raise StartupError(
-                    f"tracing.enabled needs {missing.name}: pip install 'purgatory-waits[otel]'"
-                ) from None
-            self._spans = wait_spans.WaitSpans(__version__)
 
     @property
     def listener(self) -> Listener | None:
         return self._spans
 
     def identify(self, identify: Identify) -> Identify:
-        return identify if self._spans is None else traced(identify)
+        return traced(identify) if self._is_enabled else identify
+
+    async def open(self) -> None:
+        if self._is_enabled:
+            try:
+                from purgatory.extensions.tracing import wait_spans  # noqa: PLC0415 - an extra, slow to import
+            except ModuleNotFoundError as missing:
+                raise StartupError(
+                    f"tracing.enabled needs {missing.name}: pip install 'purgatory-waits[otel]'"
+                ) from None
+            self._spans = wait_spans.WaitSpans(__version__)  # starts a thread, which `close` ends
 
     async def close(self, _grace_s: float) -> None:
         if self._spans is not None:

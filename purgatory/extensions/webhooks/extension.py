@@ -1,14 +1,15 @@
-"""Webhooks as an extension."""
+"""The webhooks extension."""
 
 from collections.abc import Mapping
 
-from purgatory.extension import Core, Extension, Method, StartupError
+from purgatory.extension import Core, Extension, StartupError
 from purgatory.extensions.webhooks.signing import CannotSendWebhooks
 from purgatory.extensions.webhooks.webhook_calls import list_dead_letters, resend_dead_letters
 from purgatory.extensions.webhooks.webhooks import Webhooks
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.recovery import OpenJournal
 from purgatory.service.rpc.call import Call
+from purgatory.service.rpc.handlers import Method
 from purgatory.service.rpc.inspection_calls import held_answer
 from purgatory.v1 import webhook_pb2 as wire
 
