@@ -5,27 +5,26 @@
     python -m bench.pipeline --only replay --operations 1M 10M
 
 Histories lie in `.build/histories` and are made where they are missing: a whole multiple of the first by writing that
-again on further days (`multiplied`), any other by `purgatory-pipeline generate`. Rows of the same name are replaced in
+again on further days (`multiplied`), any other by `tests.pipeline.history`. Rows of the same name are replaced in
 `bench/results/pipeline.json`, and the table in docs/pipeline.md is written again.
 """
 
 import argparse
 import dataclasses
-import subprocess
-import sys
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from purgatory_pipeline.generate.history_plan import parse_operations
-
 from bench.measure.lab import Lab
-from bench.measure.processes import ROOT, environment
+from bench.measure.processes import ROOT
 from bench.measure.result_rows import Row, read_rows, table, write_rows
 from bench.pipeline.multiplied import multiply
 from bench.pipeline.timings import operations_in, replay, report
 from bench.render.page import write_table
 from bench.scale import FULL
+from tests.pipeline.history.make import TRUTH, make_history
+from tests.pipeline.history.plan import Plan
 
 __all__ = ["MEASURED", "main", "merged"]
 
@@ -67,14 +66,14 @@ def parsed() -> argparse.Namespace:
 def history(folder: Path, size: str, first: Path | None) -> Path:
     """A history of so many operations; if it is not there, it is made from the first one or generated."""
     path = folder / size.lower()
-    if (path / "_truth" / "truth.json").exists():
+    if (path / TRUTH).exists():
         return path
-    times, rest = divmod(parse_operations(size), operations_in(first)) if first is not None else (0, 0)
+    operations = int(size.lower().replace("k", "000").replace("m", "000000"))
+    times, rest = divmod(operations, operations_in(first)) if first is not None else (0, 0)
     if first is not None and times and not rest:
         multiply(first, path, times)
     else:
-        command = [sys.executable, "-m", "purgatory_pipeline.cli", "generate", "--operations", size, "--out", str(path)]
-        subprocess.run(command, cwd=ROOT, env=environment(), check=True)
+        make_history(Plan(operations, runs=max(24, operations // 1_000_000)), path, os.cpu_count() or 1)
     return path
 
 

@@ -3,7 +3,7 @@
     python -m bench.pipeline.multiplied .build/histories/10m .build/histories/30m 3
 
 Written by the daemon's own code, and an archive like any other: `purgatory-pipeline check` finds nothing wrong. It
-takes a tenth of the time in which as many operations are generated. Its truth has the plan alone.
+takes a tenth of the time in which as many operations are generated.
 """
 
 import json
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -23,11 +23,11 @@ from pyarrow import fs
 
 from purgatory.archive import layout, schema
 from purgatory.archive.files import ArchiveWriter
+from tests.pipeline.history.make import TRUTH
 
 __all__ = ["multiply"]
 
 DAY_MS: Final = 86_400_000
-TRUTH: Final = Path("_truth") / "truth.json"
 
 
 def multiply(history: Path, out: Path, times: int) -> None:
@@ -41,17 +41,15 @@ def multiply(history: Path, out: Path, times: int) -> None:
     with ProcessPoolExecutor(os.cpu_count(), context) as pool:
         for _ in pool.map(copy_run, *zip(*((history, out, run, day) for run, day in copies), strict=True)):
             pass
-    plan: dict[str, Any] = truth["plan"]
-    days = -(-plan["duration_ms"] // DAY_MS) * times
-    longer = {"operations": plan["operations"] * times, "runs": len(copies), "duration_ms": days * DAY_MS}
+    longer = {name: value * times for name, value in truth.items()}
     (out / TRUTH).parent.mkdir(parents=True)
-    (out / TRUTH).write_text(json.dumps({"plan": {**plan, **longer}, "planted": truth["planted"]}), "utf-8")
+    (out / TRUTH).write_text(json.dumps(longer), "utf-8")
 
 
 def copy_run(history: Path, out: Path, run: str, time: int) -> None:
     """Writes one run once more, so many times its history's length later."""
-    plan = json.loads((history / TRUTH).read_text("utf-8"))["plan"]
-    later_ms = time * -(-plan["duration_ms"] // DAY_MS) * DAY_MS
+    hours = json.loads((history / TRUTH).read_text("utf-8"))["hours"]
+    later_ms = time * -(-hours // 24) * DAY_MS
     writer = ArchiveWriter(fs.LocalFileSystem(), str(out), f"{run}-{time + 1:03d}", roll_s=float("inf"))
     (out / layout.WRITING).mkdir(parents=True, exist_ok=True)
     for table in schema.TABLES:

@@ -12,7 +12,6 @@ import typer
 
 from purgatory_pipeline.archive.command import check
 from purgatory_pipeline.errors import PipelineError
-from purgatory_pipeline.generate.command import generate
 from purgatory_pipeline.pack import pack
 from purgatory_pipeline.replay.command import replay
 from purgatory_pipeline.report.command import report
@@ -30,7 +29,7 @@ EXTRA: Final = frozenset({"pyspark", "pyarrow", "pandas", "numpy", "altair", "ji
 
 app = typer.Typer(
     name=NAME,
-    help="Reports, what-if replays and generated histories over the archive of a purgatory, on Spark.",
+    help="Reports and what-if replays over the archive of a purgatory, and the purgatory as a stream, on Spark.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -55,7 +54,6 @@ def settings(
 
 app.command("check")(check)
 app.command("from-journal")(from_journal)
-app.command("generate")(generate)
 app.command("pack")(pack)
 app.command("replay")(replay)
 app.command("report")(report)
