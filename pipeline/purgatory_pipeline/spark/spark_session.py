@@ -30,30 +30,9 @@ _SHELL: Final = "pyspark-shell"
 _PYTHON_SETTING: Final = "spark.pyspark.python"
 LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 """For `-Dlog4j2.configurationFile`: keeps Spark quiet."""
-DIRECTIVES: Final = Path(__file__).with_name("java_directives.json")
-"""For `-XX:CompilerDirectivesFile`: what Java need not optimise."""
-
-_JAVA_OPTIONS: Final = (
-    f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
-    "-XX:+IgnoreUnrecognizedVMOptions",
-    # A command lives for a minute and plans dozens of queries: by default a third of its time goes into optimizing
-    # code that hardly runs again. Loops over many rows are still optimised, and soon.
-    "-XX:Tier4InvocationThreshold=50000",
-    "-XX:Tier4MinInvocationThreshold=6000",
-    "-XX:Tier4CompileThreshold=150000",
-    "-XX:Tier4BackEdgeThreshold=100000",
-    "-XX:+UnlockDiagnosticVMOptions",
-    shlex.quote(f"-XX:CompilerDirectivesFile={DIRECTIVES}"),
-    "-XX:CompileCommand=quiet",
-    "-XX:+DisplayVMOutputToStderr",
-    # Room for Spark's classes: by default each growth of the metaspace triggers a collection of the whole heap.
-    "-XX:MetaspaceSize=256m",
-    "-XX:InitiatingHeapOccupancyPercent=70",
-    "-XX:-G1UseAdaptiveIHOP",
-)
 _JVM_DEFAULTS: Final = {
     "spark.ui.showConsoleProgress": "false",
-    "spark.driver.defaultJavaOptions": " ".join(_JAVA_OPTIONS),
+    "spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
 }
 _LOCAL_DEFAULTS: Final = {
     # One machine needs no network. By default Spark serves a page that can stop jobs on all interfaces, and its own
@@ -67,8 +46,6 @@ _DEFAULTS: Final = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # Archives have many small files. Spark lists them again, in a job of that many tasks, by default up to 10,000.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "32",
-    # Cached tables are read once or twice: compressing them costs more than it saves, and what does not fit is spilled.
-    "spark.sql.inMemoryColumnarStorage.compressed": "false",
 }
 
 _SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
@@ -79,13 +56,11 @@ those 200, since executors may join later; Spark coalesces small ones.
 
 DROPPED_LINES: Final = (
     b"WARNING: Using incubator modules: jdk.incubator.vector",
-    b"1 compiler directives added",
     b"Starting Streaming TransformWithStateInPandas Python worker",
     b"Streaming TransformWithStateInPandas Python worker",
 )
-"""Beginnings of lines that are printed whenever Spark or a stream starts: by the JVM, for an incubator module that it
-loads and for DIRECTIVES, and by PySpark's planning of a stateful step, with an empty line after each. There is no
-option against them, and log4j does not see them.
+"""Prefixes of lines that are printed whenever Spark or a stream starts, each followed by an empty line: by the JVM for an
+incubator module, and by PySpark when it plans a stateful step. No option suppresses them, and they bypass log4j.
 """
 _STDERR: Final = 2
 
