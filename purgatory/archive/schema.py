@@ -16,8 +16,8 @@ from purgatory.engine.kinds.operation_columns import BOOL, INT32, INT64
 __all__ = ["EVENT_LABELS", "KIND_LABELS", "OUTCOME_LABELS", "SCHEMAS", "VERSION"]
 __all__ += vocabulary.__all__
 
-VERSION: Final = 2
-"""Of these schemas. A reader takes its own and older ones, and refuses newer ones by name."""
+VERSION: Final = 1
+"""Version of these schemas. A reader refuses an archive with any other version."""
 
 _ARROW: Final = {
     WORD: pa.dictionary(pa.int32(), pa.string()),

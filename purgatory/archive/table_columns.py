@@ -121,7 +121,7 @@ TABLE_COLUMNS: Final[dict[str, list[TableColumn]]] = {
     EVENTS: [
         *_COMMON,
         _given("row", INT32, DELTA),  # place in its call, from 0
-        _given("principal", WORD),  # who sent it; empty: nobody was asked. Null in archives of version 1
+        _given("principal", WORD),  # who sent it; empty: nobody was asked
         _given("type", WORD),  # codes.EVENT_NAMES
         *_NAME,
         TableColumn("offset", INT64, DELTA, EVENT, "offsets"),

@@ -22,12 +22,6 @@ STRAY: Final = "in no table's folder"
 COPY: Final = "copy of another file"
 
 
-ALWAYS: Final = frozenset(
-    {"run_id", "call_number", "time_ms", "at", "session_number", "operation_id", "item", "row", "topic", "partition"}
-)
-"""Columns present in every version, where the table has them: they identify and order rows."""
-
-
 _BOUNDED: Final = frozenset({"call_number", "time_ms", "at", "operation_id", "item", "row", "timeout_ms"})
 
 
@@ -53,7 +47,6 @@ class ArchiveFile:
     table: str
     run_id: str
     file_number: int
-    version: int
     rows: int
     first_call: int | None
     last_call: int | None
@@ -82,7 +75,7 @@ class SetAside:
 
 
 def read_footer(place: Location, path: str, table: str) -> ArchiveFile | SetAside:
-    """Reads only the end of one file. Raises `ArchiveUnusable` for a version that is too new."""
+    """Reads only the end of one file. Raises `ArchiveUnusable` for another schema version."""
     try:
         with place.filesystem.open_input_file(path) as file:
             size = file.size()
@@ -96,10 +89,8 @@ def read_footer(place: Location, path: str, table: str) -> ArchiveFile | SetAsid
         return SetAside(path, table, UNREADABLE, first_line(error))
 
 
-def judge(
-    metadata: pq.FileMetaData, path: str, spark_path: str, table: str, newest: int = schema.VERSION
-) -> ArchiveFile | SetAside:
-    """Judges a file by its footer, as a reader of schema versions up to `newest`."""
+def judge(metadata: pq.FileMetaData, path: str, spark_path: str, table: str) -> ArchiveFile | SetAside:
+    """Judges a file by its footer. Raises `ArchiveUnusable` for another schema version."""
     keys = metadata.metadata or {}
     rows = int(metadata.num_rows)
     try:
@@ -108,21 +99,21 @@ def judge(
         file_number = int(keys[layout.FILE_NUMBER_KEY])
     except (KeyError, ValueError):
         return SetAside(path, table, FOREIGN, "its metadata lacks a table, run, number or version", rows)
-    if version > newest:
+    if version != schema.VERSION:
         raise ArchiveUnusable(
-            f"{path} is of schema version {version}, and this purgatory-pipeline reads up to {newest}: "
-            "upgrade it to the version of the daemon that wrote the archive"
+            f"{path} has schema version {version}, but this purgatory-pipeline reads version {schema.VERSION}: "
+            "use the purgatory-pipeline of the release that wrote the archive"
         )
     if own_table != table:
         return SetAside(path, table, MISPLACED, f"it is of the table {own_table!r}", rows)
-    complaint = _compare_columns(metadata.schema.to_arrow_schema(), schema.SCHEMAS[table], older=version < newest)
+    complaint = _compare_columns(metadata.schema.to_arrow_schema(), schema.SCHEMAS[table])
     if complaint:
         return SetAside(path, table, FOREIGN, complaint, rows)
     bounds = _bounds(metadata)
     first_call, last_call = bounds.get("call_number", (None, None))
     first_at, last_at = bounds.get("at", (None, None))
     return ArchiveFile(
-        path, spark_path, table, run_id, file_number, version, rows, first_call, last_call,
+        path, spark_path, table, run_id, file_number, rows, first_call, last_call,
         _instant(first_at), _instant(last_at), bounds.get("timeout_ms", (None, None))[1],
         _content(metadata, bounds),
     )  # fmt: skip
@@ -139,11 +130,11 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _compare_columns(found: pa.Schema, wanted: pa.Schema, *, older: bool) -> str:
-    """What is wrong with a file's columns; empty if nothing. An older version may lack some, which read as null."""
+def _compare_columns(found: pa.Schema, wanted: pa.Schema) -> str:
+    """What is wrong with a file's columns; empty if nothing."""
     have = {field.name: plain_type(field.type) for field in found}
     want = {field.name: plain_type(field.type) for field in wanted}
-    missing = [name for name in want if name not in have and (not older or name in ALWAYS)]
+    missing = [name for name in want if name not in have]
     unknown = [name for name in have if name not in want]
     other = [
         f"{name} is {kind}, not {want[name]}" for name, kind in have.items() if name in want and kind != want[name]

@@ -59,8 +59,8 @@ DROPPED_LINES: Final = (
     b"Starting Streaming TransformWithStateInPandas Python worker",
     b"Streaming TransformWithStateInPandas Python worker",
 )
-"""Prefixes of lines that are printed whenever Spark or a stream starts, each followed by an empty line: by the JVM for an
-incubator module, and by PySpark when it plans a stateful step. No option suppresses them, and they bypass log4j.
+"""Prefixes of lines that are printed whenever Spark or a stream starts, each followed by an empty line: by the JVM for
+an incubator module, and by PySpark when it plans a stateful step. No option suppresses them, and they bypass log4j.
 """
 _STDERR: Final = 2
 
