@@ -1,4 +1,4 @@
-"""Checksums of a whole archive file, kept in its own metadata: of everything before the footer, and of the footer.
+"""Checksums of an archive file, stored in its metadata: one of everything before the footer, one of the footer.
 
 Parquet's own checksums cover the content of pages. They cover neither the headers of pages nor the footer, whose
 statistics decide which files are read at all.
@@ -9,22 +9,22 @@ from zlib import crc32
 
 KEY: Final = b"purgatory.crc32"
 UNSEALED: Final = b"-" * 16
-"""The value of KEY in a file without checksums; theirs are as long, so they can take its place."""
+"""Placeholder under KEY while a file is encoded. Checksums have the same length, so they can be written over it."""
 _TAIL: Final = 8
-"""Bytes after the footer: its length, and Parquet's magic."""
+"""Length of the trailer after the footer: the footer's length, and Parquet's magic."""
 
 
 class ChecksumWrong(OSError):
-    """The bytes of a file are not those that were written."""
+    """A file was changed after it was written."""
 
 
 def footer_bytes(octets: bytes) -> int:
-    """How many bytes at the end of a file are its footer, by what it says itself."""
+    """The size of the footer in bytes, trailer included, as the file itself states it."""
     return int.from_bytes(octets[-_TAIL:-4], "little") + _TAIL
 
 
 def sealed(octets: bytes) -> bytes:
-    """A file, encoded with KEY as UNSEALED, with its checksums."""
+    """Replaces UNSEALED in an encoded file by its checksums."""
     start = len(octets) - footer_bytes(octets)
     place = octets.index(UNSEALED, start)
     view = memoryview(octets)
@@ -33,7 +33,7 @@ def sealed(octets: bytes) -> bytes:
 
 
 def check_footer(tail: bytes, metadata: dict[bytes, bytes]) -> None:
-    """Check the footer of a file. `tail` ends with it. Files without checksums pass. Raises `ChecksumWrong`."""
+    """Checks a footer, given the `tail` of its file. Files without checksums pass. Raises `ChecksumWrong`."""
     sums = metadata.get(KEY, UNSEALED)
     footer = tail[-footer_bytes(tail) :].replace(sums, UNSEALED, 1)
     if sums != UNSEALED and sums[8:] != f"{crc32(footer):08x}".encode():
@@ -41,7 +41,7 @@ def check_footer(tail: bytes, metadata: dict[bytes, bytes]) -> None:
 
 
 def check_file(octets: bytes, metadata: dict[bytes, bytes]) -> None:
-    """Check a whole file. Files without checksums pass. Raises `ChecksumWrong`."""
+    """Checks a whole file. Files without checksums pass. Raises `ChecksumWrong`."""
     check_footer(octets, metadata)
     sums, pages = metadata.get(KEY, UNSEALED), memoryview(octets)[: -footer_bytes(octets)]
     if sums != UNSEALED and sums[:8] != f"{crc32(pages):08x}".encode():

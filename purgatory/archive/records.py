@@ -1,8 +1,8 @@
-"""Engine calls on their way from the daemon to the archive's writer process. Needs no Arrow.
+"""Engine calls as records, which the daemon sends to the archive writer. Needs no Arrow.
 
-A `Record` is what one call adds to one table. Its columns of numbers are copied as blocks of bytes, which costs the
-event loop about 10 ns a value and the writer process nothing: numpy reads them where they are. Records are sent many at
-a time, as a frame, together with the names they refer to, each once.
+A `Record` has the rows that one call adds to one table. Columns of numbers are copied as blocks of bytes, which costs
+the event loop about 10 ns per value and the writer nothing: numpy reads them in place. Records are sent in frames of
+many, together with the names they refer to, each once.
 """
 
 import sys
@@ -34,13 +34,13 @@ from purgatory.engine.kinds.operation_columns import ITEM, OPERATION, columns_of
 from purgatory.engine.names import places_of
 
 Packed = bytes | int | None
-"""A column: 64-bit numbers one after the other, or one number for all, or None where it was not given."""
+"""A column: packed 64-bit numbers, or one number for all rows, or None if it was not given."""
 
 Names = dict[PartitionName, int]
-"""All names of a frame, each with its place; of a key it is (key, NO_PARTITION)."""
+"""All names of a frame with their indexes. The name of a key is (key, NO_PARTITION)."""
 
 NAMELESS: Final = -1
-"""Place of a row without a name: it pointed outside its dictionary, and was refused."""
+"""Index of a row without a name: its index was outside its dictionary, so it was refused."""
 
 # Columns of the archive, each with the attribute that it is copied from.
 _COMPLETED_OPERATIONS: Final = copied_columns(OUTCOMES, OPERATION)
@@ -51,7 +51,7 @@ REPLICA_COLUMNS: Final = [name for name, _ in copied_columns(EVENTS, REPLICAS)]
 
 
 class Record(NamedTuple):
-    """What one call adds to one table: `operations` have a number for each operation, `columns` one for each row."""
+    """The rows that one call adds to one table. `operations` has a number per operation, `columns` one per row."""
 
     table: str
     stamp: CallStamp
@@ -61,32 +61,32 @@ class Record(NamedTuple):
     operations: dict[str, Packed] = {}  # noqa: RUF012 - never changed
     columns: dict[str, Packed] = {}  # noqa: RUF012
     names: bytes = b""
-    """A dictionary: of each entry the place of its name among the frame's."""
+    """The call's dictionary: for each entry, the index of its name in the frame."""
     places: Packed = None
-    """Of each row its name's place in this dictionary, or NAMELESS; None: the entries are those of the rows."""
+    """For each row the index of its name in `names`, or NAMELESS; None: entry i is that of row i."""
     extra: Any = None
-    """Of a row of calls or markers its values; of fetched partitions FETCH_COLUMNS, a tuple for each row of a fetch; of
-    events REPLICA_COLUMNS, a tuple or None for each row."""
+    """Calls and markers: the values of the row. Outcomes of fetches: FETCH_COLUMNS, a tuple per row. Events:
+    REPLICA_COLUMNS, a tuple or None per row."""
 
 
 def row_record(table: str, stamp: CallStamp, /, **values: object) -> Record:
-    """A row of calls or markers: the values of its own columns; those that are not given are null."""
+    """A row of calls or markers from the values of its own columns; missing ones are null."""
     return Record(table, stamp, 1, extra=values)
 
 
 class Span:
-    """How many rows of successive calls there are, by table: of calls that are lost, or may come to be."""
+    """Counts of rows by table over successive calls that are lost, or may still be lost."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         self.first: Final = records[0].stamp
         self.last_call_number = self.first.call_number
         self.rows: Final[Counter[str]] = Counter()
         self.missing: Final[Counter[str]] = Counter()
-        """What the archive is without if these are lost: with a marker of a gap, the rows that the gap has."""
+        """Rows missing in the archive if these calls are lost. For a lost DROPPED marker, the rows of its gap."""
         self.missing_to = 0
         for record in records:
             self.rows[record.table] += record.rows
-            # Markers of gaps have the number of the gap's first call, which may be behind.
+            # A DROPPED marker has the number of the gap's first call, which may be lower than the last one.
             self.last_call_number = max(self.last_call_number, record.stamp.call_number)
             if record.table == MARKERS and record.extra["marker"] == DROPPED:
                 self.missing[record.extra["table"]] += record.extra["rows"]
@@ -95,14 +95,14 @@ class Span:
                 self.missing[record.table] += record.rows
 
     def extend(self, following: "Span") -> None:
-        """Adds the calls that came next."""
+        """Appends the calls of a later span."""
         self.last_call_number = max(self.last_call_number, following.last_call_number)
         self.rows.update(following.rows)
         self.missing.update(following.missing)
         self.missing_to = max(self.missing_to, following.missing_to)
 
     def dropped_markers(self) -> list[Record]:
-        """Says of each table which rows the archive is without, those of gaps that were not told yet among them."""
+        """A DROPPED marker for each table with missing rows, including those of lost markers."""
         last = max(self.last_call_number, self.missing_to)
         return [
             row_record(MARKERS, self.first, marker=DROPPED, table=table, rows=rows, last_call_number=last)
@@ -112,19 +112,19 @@ class Span:
 
 
 def packed(values: Sequence[int]) -> Packed:
-    """A column of a batch. Raises OverflowError for what is no 64-bit number."""
+    """Packs a column of a batch. Raises OverflowError for a value that is not a 64-bit integer."""
     if len(values) > 1:
         return array("q", values).tobytes()
     if not values:
         return None
     value = int(values[0])
     if not -INT64_MAX <= value <= INT64_MAX:
-        raise OverflowError(f"{value} is no 64-bit number")
+        raise OverflowError(f"not a 64-bit integer: {value}")
     return value
 
 
 def packed_buffer(column: Any) -> Packed:  # noqa: ANN401 - a buffer of 64-bit numbers
-    """A column of completions; those that say the same of all, as most do, as one number."""
+    """Packs a column of completions; one number if all are equal, as in most columns."""
     octets = bytes(column)
     if octets[8:] != octets[:-8]:
         return octets
@@ -140,10 +140,10 @@ def registration_records(
     receipt: RegisterReceipt,
     timeout_ms_default: int,
 ) -> list[Record]:
-    """What was registered and what was refused, a row for each item; nothing of what was known already.
+    """Records of a registration: a row for each item of the operations that were accepted or refused.
 
-    Of those refused, operations whose items are none, or point outside the dictionary, or did not arrive, are kept
-    bare: one row each.
+    Operations that were already known have no row. A refused operation that has no items, or items that are missing or
+    outside the dictionary, gets a single row without a name.
     """
     given = [(key, NO_PARTITION) for key in batch.keys] if kind == SIGNAL else batch.partitions
     common = (stamp, registrant, kind, timeout_ms_default)
@@ -151,7 +151,7 @@ def registration_records(
         return [_registrations(*common, batch, [ACCEPTED], bytes(places_of(given, names)))]
     if not _is_readable(kind, batch):
         batch = OperationBatch(batch.operation_ids, item_counts=[0])
-    # Ids only rise within a session, so the known ones are the lowest of the batch.
+    # Ids only increase within a session, so the known operations are those with the lowest ids of the batch.
     codes = {refusal.index: refusal.code for refusal in receipt.refusals}
     unrefused = sorted(value for row, value in enumerate(batch.operation_ids) if value > 0 and row not in codes)
     known = unrefused[: receipt.already_known]
@@ -186,7 +186,7 @@ def _registrations(
     refusal_codes: list[int],
     dictionary: bytes,
 ) -> Record:
-    """A row for each item of a batch; one for each operation where `item_indexes` has none or one for all."""
+    """A row for each item of a batch; one for each operation if `item_indexes` has at most one value."""
     operations = {
         "operation_id": packed(batch.operation_ids),
         "timeout_ms": packed(batch.timeouts_ms or [timeout_ms_default]),
@@ -198,13 +198,13 @@ def _registrations(
         of_level = operations if column.level == OPERATION else columns
         of_level[column.name] = packed(getattr(batch, column.batch_name))
     count, places = len(batch.operation_ids), packed(batch.item_indexes or [0])
-    # Operations of several items have an index for each of them.
+    # If an operation has several items, `item_indexes` has a value for each item.
     rows = max(count, len(batch.item_indexes))
     return Record(REGISTRATIONS, stamp, rows, registrant, count, operations, columns, dictionary, places)
 
 
 def _part(kind: int, batch: OperationBatch, rows: list[int], items: list[int] | None) -> OperationBatch:
-    """These operations of a batch with these items, or (None) bare. Refused, they may say more than a column holds."""
+    """Selects operations of a batch with their items, or (None) without. Values too large for a column are clipped."""
     values: dict[str, Any] = {
         "timeouts_ms": _chosen(batch.timeouts_ms, rows),
         "item_counts": [min(value_at(batch.item_counts, row, 1), INT32_MAX) for row in rows],
@@ -218,19 +218,19 @@ def _part(kind: int, batch: OperationBatch, rows: list[int], items: list[int] | 
 
 
 def _chosen(values: list[Any], places: list[int]) -> list[Any]:
-    """The values at these places of a column, which may also have one for all, or none."""
+    """The values at these indexes; a column with one value for all, or none, is returned unchanged."""
     return values if len(values) <= 1 else [values[place] for place in places]
 
 
 def _have_names(batch: OperationBatch, items: range, names: int) -> bool:
-    """Whether there are items, all of them have arrived, and they point into a dictionary of so many names."""
+    """Whether there are items, all of them present, with indexes below `names`, the size of the dictionary."""
     if len(items) > 1 and len(batch.item_indexes) <= 1:
         return False
     return len(items) > 0 and all(value_at(batch.item_indexes, item, 0) < names for item in items)
 
 
 def _is_readable(kind: int, batch: OperationBatch) -> bool:
-    """Whether the columns fit together. The engine looked before it took the batch, but some never got there."""
+    """Whether the columns have matching lengths. Batches refused before they reached the engine were not checked."""
     operations = len(batch.operation_ids)
     counts = batch.item_counts
     items = operations if not counts else counts[0] * operations if len(counts) == 1 else sum(counts)
@@ -243,7 +243,7 @@ def _is_readable(kind: int, batch: OperationBatch) -> bool:
 def completion_records(
     names: Names, stamp: CallStamp, registrant: Registrant, completions: Completions
 ) -> list[Record]:
-    """What a call ended of one registrant's, a row for each item."""
+    """Records of the operations of one registrant that a call ended, a row for each item."""
     operations, columns = (
         {name: packed_buffer(getattr(completions, source)) for name, source in copied}
         for copied in (_COMPLETED_OPERATIONS, _COMPLETED_ITEMS)
@@ -260,7 +260,7 @@ def completion_records(
 def event_records(
     names: Names, stamp: CallStamp, registrant: Registrant, batch: EventBatch, start: int, receipt: EventsReceipt
 ) -> list[Record]:
-    """Somebody's events from `start` to `receipt.next_index`, a row each, and what they did."""
+    """Records of a registrant's events from `start` to `receipt.next_index`, a row each, with their effect."""
     stop = receipt.next_index
     types, codes = batch.types[start:stop], [ACCEPTED]
     if receipt.refusals:
@@ -284,12 +284,12 @@ def event_records(
 
 
 def _slice(values: list[int], start: int, stop: int) -> list[int]:
-    """The part of a column that has a value for each row; of one that says the same of all, all."""
+    """A slice of a column; one with a single value for all is returned unchanged."""
     return values[start:stop] if len(values) > 1 else values
 
 
 def _places_of_events(batch: EventBatch, types: list[int], indexes: list[int]) -> list[int]:
-    """For each event its name's place in partitions and keys together, or NAMELESS where it points at none."""
+    """For each event the index of its name in partitions followed by keys, or NAMELESS if its index is invalid."""
     partitions, keys = len(batch.partitions), len(batch.keys)
     if len(indexes) == 1:
         indexes = indexes * len(types)

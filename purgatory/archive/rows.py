@@ -1,4 +1,4 @@
-"""Rows of the archive's tables from the records of a frame, as Arrow record batches with the schema of their table."""
+"""Turns the records of a frame into Arrow record batches with the schema of their table."""
 
 import functools
 import sys
@@ -23,23 +23,23 @@ Numbers = npt.NDArray[np.int64]
 Columns = dict[str, pa.Array]
 
 LABELS: Final[dict[str, Sequence[str]]] = {"kind": KIND_LABELS, "outcome": OUTCOME_LABELS, "type": EVENT_LABELS}
-"""Columns that are codes, and the label of each code."""
+"""Columns that contain codes, and the label of each code."""
 
 
 def make_rows(table: str, records: Sequence[Record], names: Sequence[PartitionName] = ()) -> pa.RecordBatch:
-    """Rows of one table: of at least one record, all of this table, and the names of their frame."""
+    """The rows of records of one table, of which there is at least one; `names` are those of their frame."""
     columns = MAKERS[table](table, records, names)
     schema = SCHEMAS[table]
     return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema.names)
 
 
 def rows_by_table(records: Iterable[Record], names: Sequence[PartitionName]) -> dict[str, pa.RecordBatch]:
-    """Rows of all tables that records of a frame add to."""
+    """The rows of a frame's records, by table; tables without rows are left out."""
     return {table: make_rows(table, some, names) for table, some in records_by_table(records).items()}
 
 
 def records_by_table(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """The records of each table that has some, in their order."""
+    """Records by table, in order; tables without records are left out."""
     found: dict[str, list[Record]] = {table: [] for table in TABLES}
     for record in records:
         found[record.table].append(record)
@@ -50,7 +50,7 @@ def records_by_table(records: Iterable[Record]) -> dict[str, list[Record]]:
 
 
 def arrow(values: npt.NDArray[Any], mask: npt.NDArray[np.bool_] | None, arrow_type: pa.DataType) -> pa.Array:
-    """An array as a column, null where the mask is set, without a copy."""
+    """Wraps an array as a column without copying it; null where the mask is set."""
     rows = len(values)
     if values.dtype == np.bool_:
         values = np.packbits(values, bitorder="little")
@@ -59,13 +59,13 @@ def arrow(values: npt.NDArray[Any], mask: npt.NDArray[np.bool_] | None, arrow_ty
 
 
 def plain(column: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The values of a column as an array, whatever stands where it is null. The way back."""
+    """The reverse of `arrow`; values at nulls are undefined."""
     _, buffer = column.buffers()
     return np.frombuffer(buffer, dtype)[column.offset : column.offset + len(column)]
 
 
 def constant(value: Any, arrow_type: pa.DataType, rows: int) -> pa.Array:  # noqa: ANN401
-    """A column of one value; of nulls for None. Most are the same few values again and again, so they are kept."""
+    """A column of equal values, or of nulls for None. Cached, because a few values account for most calls."""
     length = CONSTANT_ROWS
     while length < rows:
         length *= 2
@@ -80,26 +80,26 @@ def _constant(value: Any, arrow_type: pa.DataType, rows: int) -> pa.Array:  # no
 
 
 def repeated(values: Numbers, counts: Numbers, arrow_type: pa.DataType) -> pa.Array:
-    """Each value as often as its count says."""
+    """Repeats each value by its count."""
     if (values == values[0]).all():
         return constant(int(values[0]), arrow_type, int(counts.sum()))
     return arrow(np.repeat(values, counts), None, pa.int64()).cast(arrow_type)
 
 
 def dictionary_encoded(places: pa.Array, labels: Sequence[str]) -> pa.Array:
-    """A dictionary-encoded column. The places are not checked: each must be one of a label."""
+    """A dictionary-encoded column. Indexes are not checked: each must be that of a label."""
     return pa.DictionaryArray.from_arrays(places, pa.array(labels, pa.string()), safe=False)
 
 
 def null_below_zero(column: pa.Array) -> pa.Array:
-    """The column with null for what is absent, which is -1 in completions."""
+    """Replaces -1, which marks absent values in completions, by null."""
     values = plain(column, np.dtype(column.type.to_pandas_dtype()))
     absent = values < 0
     return constant(None, column.type, len(column)) if absent.all() else arrow(values, absent, column.type)
 
 
 def joined(parts: Sequence[Packed], counts: Sequence[int]) -> Numbers:
-    """A number for each row, of parts of so many rows; anything where a part was not given."""
+    """Concatenates parts, each with its number of rows; values of a part that was not given are undefined."""
     octets = [
         part if isinstance(part, bytes) else (part or 0).to_bytes(8, sys.byteorder, signed=True) * count
         for part, count in zip(parts, counts, strict=True)
@@ -108,7 +108,7 @@ def joined(parts: Sequence[Packed], counts: Sequence[int]) -> Numbers:
 
 
 def column_of(parts: Sequence[Packed], counts: Sequence[int], arrow_type: pa.DataType) -> pa.Array:
-    """A column of parts of so many rows, null where a part was not given."""
+    """Concatenates parts, each with its number of rows, to a column; null where a part was not given."""
     forms = set(map(type, parts))
     if forms == {type(None)}:
         return constant(None, arrow_type, sum(counts))
@@ -124,7 +124,7 @@ def column_of(parts: Sequence[Packed], counts: Sequence[int], arrow_type: pa.Dat
 
 
 def call_columns(table: str, records: Sequence[Record], names: Sequence[PartitionName]) -> Columns:
-    """The columns of registrations, outcomes or events that their records have as numbers, names and stamps."""
+    """The columns of registrations, outcomes or events that records contain as numbers, names and stamps."""
     counts = [record.rows for record in records]
     columns = _shared_columns(table, records, counts)
     columns["topic"], columns["partition"] = _name_columns(records, names)
@@ -147,7 +147,7 @@ def call_columns(table: str, records: Sequence[Record], names: Sequence[Partitio
 
 
 def outcome_columns(table: str, records: Sequence[Record], names: Sequence[PartitionName]) -> Columns:
-    """Those of outcomes."""
+    """The columns of outcomes."""
     columns = call_columns(table, records, names)
     for name in ("estimated_remaining_ms", "pace_per_second"):
         columns[name] = null_below_zero(columns[name])
@@ -163,7 +163,7 @@ def outcome_columns(table: str, records: Sequence[Record], names: Sequence[Parti
 
 
 def event_columns(table: str, records: Sequence[Record], names: Sequence[PartitionName]) -> Columns:
-    """Those of events."""
+    """The columns of events."""
     columns = call_columns(table, records, names)
     places = np.concatenate([np.arange(record.rows, dtype=np.int32) for record in records])
     columns["row"] = arrow(places, None, pa.int32())
@@ -175,7 +175,7 @@ def event_columns(table: str, records: Sequence[Record], names: Sequence[Partiti
 
 
 def single_columns(table: str, records: Sequence[Record], names: Sequence[PartitionName]) -> Columns:
-    """Those of calls or markers: each record is a row."""
+    """The columns of calls or markers; each record is a row."""
     del names
     rows = [
         {"run_id": run_id, "call_number": call_number, "time_ms": time_ms, "at": at_ms} | values
@@ -194,7 +194,7 @@ MAKERS: Final[dict[str, Callable[[str, Sequence[Record], Sequence[PartitionName]
 
 
 def _shared_columns(table: str, records: Sequence[Record], counts: Sequence[int]) -> Columns:
-    """The columns that all rows of a call share: those of every table, whose call it is, and of which session."""
+    """The columns that are constant within a call: those that every table has, and the session's."""
     values: dict[str, Sequence[Any]] = {
         "run_id": [record.stamp.run_id for record in records],
         "call_number": [record.stamp.call_number for record in records],
@@ -220,12 +220,12 @@ def _shared_columns(table: str, records: Sequence[Record], counts: Sequence[int]
 
 
 def _items(records: Sequence[Record]) -> tuple[pa.Array, pa.Array | None]:
-    """The column `item`, which counts the rows of an operation, and the operation of each row; None: row by row."""
+    """The column `item` (the row's index within its operation), and each row's operation; None: one row each."""
     rows = sum(record.rows for record in records)
     counts = [record.operation_count for record in records]
     if sum(counts) == rows:
         return constant(0, pa.int32(), rows), None
-    # Bare operations have one row, however many items they asked for.
+    # Operations without items have one row, whatever their item count.
     parts = [1 if record.rows == record.operation_count else record.operations["item_count"] for record in records]
     row_counts = joined(parts, counts)
     own = np.repeat(np.arange(len(row_counts)), row_counts)
@@ -242,7 +242,7 @@ def _name_columns(records: Sequence[Record], names: Sequence[PartitionName]) -> 
     is_used = np.zeros(len(names) + 1, np.bool_)
     is_used[places] = True
     topics: dict[str, int] = {}
-    # Rows without a name find the last entry, and the mask hides it.
+    # NAMELESS is -1: these rows read the last entry, and the mask hides it.
     topic_of, partition_of = np.zeros((2, len(names) + 1), np.int32)
     for place in np.flatnonzero(is_used[:NAMELESS]).tolist():
         topic, partition = names[place]
@@ -253,11 +253,11 @@ def _name_columns(records: Sequence[Record], names: Sequence[PartitionName]) -> 
 
 
 def _name_places(record: Record) -> Numbers:
-    """Of each row its name's place among the frame's, or NAMELESS."""
+    """For each row the index of its name among the frame's names, or NAMELESS."""
     entries = np.frombuffer(record.names, INT64)
     if record.places is None:
         return entries
-    entries = np.append(entries, NAMELESS)  # the last, to which a place of NAMELESS points
+    entries = np.append(entries, NAMELESS)  # the last entry: index -1 (NAMELESS) reads it
     if isinstance(record.places, int):
         return np.full(record.rows, entries[record.places])
     return entries[np.frombuffer(record.places, INT64)]

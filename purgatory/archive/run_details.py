@@ -1,4 +1,4 @@
-"""What a run says of itself in its STARTED marker: enough to make an engine that answers as its own did."""
+"""A run's settings, stored in its STARTED marker: enough to create an engine that gives the same answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIMIT_NAMES: Final = (
     "timeout_ms_default",
     "topic_length_max",
 )
-"""Of `EngineLimits`."""
+"""Names of `EngineLimits`."""
 
 
 def wall_ms() -> int:
@@ -33,19 +33,19 @@ def wall_ms() -> int:
 
 
 def new_run_id() -> str:
-    """A name for a run that no other has: begins with the time (UTC), so runs sort by it."""
+    """A unique run id; it starts with the time (UTC), so ids sort by time."""
     now = datetime.fromtimestamp(wall_ms() / 1_000, UTC)
     return f"{now:%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
 
 
 @dataclass(frozen=True)
 class RunDetails:
-    """Purgatory's version, where it ran, and what its engine was made with.
+    """Purgatory's version, the host, and the settings of the engine.
 
-    `limits` holds the `EngineLimits` that are not by default, by name. `expired_per_slice` is the limit that
-    `advance_clock` was called with, and `shut_down`. The marker's `time_ms` is what the engine was made with.
-    `journal`: what waits at the run's end waits on in the daemon's next run. `continued`: this is such a next run, and
-    began with marks, keys and operations of which its own rows say nothing.
+    `limits` has the `EngineLimits` that differ from the defaults, by name. `expired_per_slice` is the limit passed to
+    `advance_clock` and `shut_down`. The engine was created at the marker's `time_ms`. `journal`: operations that are
+    pending at the end of the run stay pending in the daemon's next run. `continued`: this is such a next run, so it
+    started with marks, keys and operations that are not in its own rows.
     """
 
     version: str
@@ -66,7 +66,7 @@ class RunDetails:
 
     @classmethod
     def from_json(cls, detail: str) -> RunDetails:
-        """From a marker's `detail`; what a newer version added is passed over. Raises ValueError when it is none."""
+        """Parses a marker's `detail`; unknown fields are ignored. Raises ValueError if it is not valid."""
         values = json.loads(detail)
         if not isinstance(values, dict) or "version" not in values:
             raise ValueError(f"no details of a run: {detail[:80]!r}")
@@ -80,7 +80,7 @@ class RunDetails:
         return EngineLimits(**self.limits)
 
     def make_engine(self, now_ms: int) -> Engine:
-        """An engine like the run's; `now_ms` is the STARTED marker's `time_ms`."""
+        """Creates an engine like the run's; `now_ms` is the `time_ms` of its STARTED marker."""
         return Engine(
             self.engine_limits(),
             now_ms,

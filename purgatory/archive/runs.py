@@ -1,8 +1,8 @@
-"""Which runs are alive, and which have crashed.
+"""Detects live and crashed runs.
 
-A live run keeps a small file under `_writing/` that says how far its history has got, and removes it when it ends. On a
-local disk it holds a lock on this file, which dies with its process: a file that can be locked belongs to a dead run.
-Where there are no locks (object stores), a run is dead whose file was not renewed for `SILENT_S`.
+A live run keeps a small file under `_writing/` that records its progress, and removes it when it ends. On a local disk
+it holds a lock on this file, which the system releases when the process dies: a file that can be locked is that of a
+dead run. Object stores have no locks; there a run is dead if its file was not renewed for `SILENT_S`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from purgatory.archive.run_details import wall_ms
 from purgatory.archive.vocabulary import CallStamp
 
 RENEW_S: Final = 30.0
-"""How often the file should be renewed."""
+"""Interval at which a run renews its file."""
 
 SILENT_S: Final = 300.0
-"""Without locks: a run that was silent for so long is dead. Its clock and ours may differ by less than that."""
+"""Without locks, a run whose file is older than this is dead. The clocks of daemons must differ by less."""
 
 
 @dataclass
 class RunState:
-    """What a run's file says. Times as in the archive's tables; `renewed_ms` is wall-clock time."""
+    """Content of a run's file. Times are as in the archive's tables; `renewed_ms` is wall-clock time."""
 
     run_id: str
     host: str
@@ -41,26 +41,26 @@ class RunState:
     at_ms: int = 0
     renewed_ms: int = 0
     files: dict[str, int] = field(default_factory=dict)
-    """By table, the number of its last file that is in its place."""
+    """The number of the last complete file of each table."""
 
     @property
     def last_call(self) -> CallStamp:
-        """The last call of which everything is in its place."""
+        """The last call whose rows are all in complete files."""
         return CallStamp(self.run_id, self.call_number, self.time_ms, self.at_ms)
 
     def encoded(self) -> bytes:
-        """As it stands in the file: padded, so that it can be written over in place."""
+        """The file's content, padded to a fixed size so that it can be overwritten in place."""
         return json.dumps(asdict(self)).encode().ljust(1_024) + b"\n"
 
     @classmethod
     def decoded(cls, content: bytes) -> RunState:
-        """From a file's content. Raises ValueError or TypeError when it is none."""
+        """Parses a file's content. Raises ValueError or TypeError if it is not valid."""
         return cls(**json.loads(content))
 
 
 class RunFile:
-    """The file of a live run, or of a dead one that this process has claimed. Methods raise OSError (or ArrowException)
-    as files do.
+    """The file of a live run, or of a dead run that this process has claimed. Methods raise OSError (or
+    ArrowException).
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class RunFile:
         descriptor: int = -1,
         now_ms: Callable[[], int] = wall_ms,
     ) -> None:
-        """`descriptor` is that of the open, locked file; -1 where there are no locks."""
+        """`descriptor` is that of the open, locked file; -1 if the file system has no locks."""
         self.state: Final = state
         self._filesystem: Final = filesystem
         self._path: Final = f"{root}/{running_path(state.run_id)}"
@@ -82,12 +82,12 @@ class RunFile:
     def create(
         cls, filesystem: fs.FileSystem, root: str, state: RunState, now_ms: Callable[[], int] = wall_ms
     ) -> RunFile:
-        """Makes the file of a run that starts."""
+        """Creates the file of a new run."""
         if filesystem.type_name != "local":
             run = cls(filesystem, root, state, -1, now_ms)
             run.renew()
             return run
-        # Locked before it gets the name that others look for: nobody finds it unlocked.
+        # Lock before renaming: under its final name, an unlocked file would be taken for that of a dead run.
         path = Path(root, running_path(state.run_id))
         unnamed = path.with_name(path.name + ".new")
         unnamed.unlink(missing_ok=True)
@@ -99,7 +99,7 @@ class RunFile:
         return run
 
     def renew(self) -> None:
-        """Writes the state down."""
+        """Writes the current state to the file."""
         self.state.renewed_ms = self._now_ms()
         if self._descriptor >= 0:
             os.pwrite(self._descriptor, self.state.encoded(), 0)
@@ -108,19 +108,19 @@ class RunFile:
             stream.write(self.state.encoded())
 
     def remove(self) -> None:
-        """Removes the file, once the archive says how the run ended."""
+        """Removes the file. Call it once the archive has the run's last marker."""
         self._filesystem.delete_file(self._path)
         self.release()
 
     def release(self) -> None:
-        """Gives up the lock, as the end of the process would."""
+        """Releases the lock, as the end of the process does."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 def remove_unfinished(filesystem: fs.FileSystem, root: str, run_id: str) -> int:
-    """Deletes the files of a run that are not whole, and says how many they were."""
+    """Deletes the incomplete files of a run and returns their number."""
     count = 0
     for info in filesystem.get_file_info(fs.FileSelector(f"{root}/{WRITING}", allow_not_found=True)):
         if is_unfinished_of(info.base_name, run_id):
@@ -132,7 +132,7 @@ def remove_unfinished(filesystem: fs.FileSystem, root: str, run_id: str) -> int:
 def claim_dead_runs(
     filesystem: fs.FileSystem, root: str, own_run_id: str, now_ms: Callable[[], int] = wall_ms
 ) -> list[RunFile]:
-    """The dead runs, claimed: no other process gets them. Lists one folder, whatever the archive holds."""
+    """Claims all dead runs, so that no other process handles them. Lists one folder only, however large the archive."""
     found: list[RunFile] = []
     for info in filesystem.get_file_info(fs.FileSelector(f"{root}/{WRITING}", allow_not_found=True)):
         run_id = info.base_name.removesuffix(RUNNING)
@@ -141,7 +141,7 @@ def claim_dead_runs(
         try:
             dead = _claim(filesystem, root, run_id, now_ms)
         except (OSError, pa.ArrowException, ValueError, TypeError):
-            continue  # it is alive, gone meanwhile, or no file of ours
+            continue  # alive, already removed, or not a run's file
         if dead is not None:
             found.append(dead)
     return found
@@ -158,7 +158,7 @@ def _claim(filesystem: fs.FileSystem, root: str, run_id: str, now_ms: Callable[[
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         state = RunState.decoded(os.pread(descriptor, 4_096, 0))
-        Path(path).stat()  # fails if another process has claimed and removed it since we opened it
+        Path(path).stat()  # raises if another process claimed and removed the file after we opened it
     except BaseException:
         os.close(descriptor)
         raise

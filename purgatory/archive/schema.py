@@ -1,6 +1,6 @@
-"""The archive's tables as Arrow schemas, and the version of both. Daemon and pipeline share this module.
+"""Arrow schemas of the archive's tables, and their version; used by daemon and pipeline.
 
-What each table and column is: `table_columns`.
+`table_columns` documents each table and column.
 """
 
 from typing import Final
@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from purgatory.archive import vocabulary
 from purgatory.archive.table_columns import FLOAT64, INSTANT, INT32_LIST, INT64_LIST, TABLE_COLUMNS, TEXT, WORD
-from purgatory.archive.vocabulary import *  # noqa: F403 - whoever shares the schemas shares the vocabulary
+from purgatory.archive.vocabulary import *  # noqa: F403 - users of the schemas need the vocabulary, too
 from purgatory.engine import codes
 from purgatory.engine.kinds.operation_columns import BOOL, INT32, INT64
 
@@ -37,6 +37,6 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
 }
 
 KIND_LABELS: Final = ["", *(codes.KIND_NAMES[kind] for kind in sorted(codes.KIND_NAMES))]
-"""Dictionary of `kind`: index = code."""
+"""Dictionary of the column `kind`; the index is the code."""
 OUTCOME_LABELS: Final = ["", *(codes.OUTCOME_NAMES[outcome] for outcome in sorted(codes.OUTCOME_NAMES))]
 EVENT_LABELS: Final = ["", *(codes.EVENT_NAMES[event] for event in sorted(codes.EVENT_NAMES))]

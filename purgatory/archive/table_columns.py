@@ -1,18 +1,18 @@
-"""The columns of the archive's five tables, each with its type, where it comes from and how files have it. No Arrow.
+"""The columns of the archive's five tables: type, source and encoding in files. Needs no Arrow.
 
-An archive is the list of all calls that one or more engines were given, in order, and of all that came out. So the same
-engine, fed with it, ends every operation the same way. Rows are flat: a registration or an outcome has one row for each
-partition (or key) of its operation; what belongs to the operation as a whole is repeated in each, and `item` is 0 in
-the first, so counting operations is counting rows with `item = 0`.
+An archive is the ordered list of all calls to one or more engines and of their results, so replaying it on the same
+engine ends every operation in the same way. Rows are flat: a registration or an outcome has one row for each partition
+(or key) of its operation. Values of the whole operation are repeated in each row, and `item` is 0 in the first, so the
+number of operations is the number of rows with `item = 0`.
 
-Columns that all tables have:
+Columns of all tables:
 
-- `run_id`: one life of one daemon. Numbers of calls and of sessions are counted within it.
-- `call_number`: the engine call, rising from 1 within a run; orders everything in it.
+- `run_id`: one life of one daemon. Calls and sessions are numbered within it.
+- `call_number`: number of the engine call, from 1 within a run. Sort a run by it.
 - `time_ms`: the engine's clock at that call, monotonic milliseconds.
-- `at`: the same instant as wall-clock time (UTC). Looked up again every minute, so it may jump, even back.
+- `at`: the same instant as wall-clock time (UTC). Corrected every minute, so it may jump, even backwards.
 
-A value that was not given, and so takes the wire's default, is null; so is one that the kind does not have.
+A value is null if it was not given (the wire's default applies) or if the kind does not have it.
 """
 
 from functools import partial
@@ -23,7 +23,7 @@ from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, INT32, INT
 
 # Types, besides those of operation columns.
 WORD: Final = "word"
-"""Text, of which many rows have the same: dictionary-encoded."""
+"""Text with few distinct values: dictionary-encoded."""
 TEXT: Final = "text"
 INSTANT: Final = "instant"
 FLOAT64: Final = "float64"
@@ -33,11 +33,11 @@ INT64_LIST: Final = "int64 list"
 # Encodings of numbers in files.
 PLAIN: Final = "plain"
 DELTA: Final = "delta"
-"""Written as differences: fewer bytes, and less work than to look for what they have in common."""
+"""Written as differences: fewer bytes, and less work than building a dictionary."""
 FEW_VALUES: Final = "few values"
-"""Dictionary-encoded, too: pyarrow falls back to plain values if there turn out to be many."""
+"""Dictionary-encoded; pyarrow falls back to plain values if there are too many."""
 
-# What values are copied from, besides `OPERATION` and `ITEM`: the columns of `Completions`.
+# Sources of copied values, besides `OPERATION` and `ITEM` (the columns of `Completions`).
 EVENT: Final = "event"
 """`EventBatch`."""
 FETCHED: Final = "fetched"
@@ -53,13 +53,13 @@ class TableColumn(NamedTuple):
     type_name: str
     encoding: str = PLAIN
     level: str = ""
-    """What its values are copied from, if they are; of operations and items only those of outcomes."""
+    """Source of copied values; OPERATION and ITEM are used for outcomes only."""
     source: str = ""
-    """The attribute that it is there, if it has another name."""
+    """Name of the attribute at the source, if it differs."""
     has_nulls: bool = True
-    """False, where there is always a value: half the work of writing."""
+    """False if there is always a value, which halves the cost of writing."""
     has_statistics: bool = False
-    """True: by it a reader passes over files and row groups."""
+    """Whether readers use its statistics to skip files and row groups."""
 
 
 _given: Final = partial(TableColumn, has_nulls=False)
@@ -71,9 +71,9 @@ _COMMON: Final = [
     _given("at", INSTANT, DELTA, has_statistics=True),
 ]
 _OPERATION: Final = [
-    TableColumn("session_number", INT64, FEW_VALUES),  # rises with every new session of the run; 0: unary waits
+    TableColumn("session_number", INT64, FEW_VALUES),  # increases with every new session of the run; 0: unary waits
     _given("session_id", WORD),  # as the client chose it; empty: unary waits
-    _given("principal", WORD),  # who it belongs to; empty: nobody was asked
+    _given("principal", WORD),  # of the session; empty without authentication
     # Unique within a session number.
     _given("operation_id", INT64, DELTA, OPERATION, "operation_ids", has_statistics=True),
     _given("kind", WORD, PLAIN, OPERATION, "kinds"),  # codes.KIND_NAMES
@@ -89,7 +89,7 @@ TABLE_COLUMNS: Final[dict[str, list[TableColumn]]] = {
         *_OPERATION,
         _given("timeout_ms", INT64, FEW_VALUES),  # the default is filled in
         _given("refusal_code", INT32),  # ACCEPTED, or why it never waited
-        _given("item", INT32),  # place in the operation, from 0
+        _given("item", INT32),  # index in the operation, from 0
         _given("item_count", INT32),
         *_NAME,
         *(
@@ -102,7 +102,7 @@ TABLE_COLUMNS: Final[dict[str, list[TableColumn]]] = {
         *_OPERATION,
         _given("outcome", WORD, PLAIN, OPERATION, "outcomes"),  # codes.OUTCOME_NAMES
         _given("waited_ms", INT64, DELTA, OPERATION),
-        _given("lateness_ms", INT64, PLAIN, OPERATION),  # of an expiry; 0 otherwise
+        _given("lateness_ms", INT64, PLAIN, OPERATION),  # of expired operations; 0 otherwise
         _given("item", INT32),
         _given("item_count", INT32, PLAIN, OPERATION, "item_counts"),
         *_NAME,
@@ -120,8 +120,8 @@ TABLE_COLUMNS: Final[dict[str, list[TableColumn]]] = {
     ],
     EVENTS: [
         *_COMMON,
-        _given("row", INT32, DELTA),  # place in its call, from 0
-        _given("principal", WORD),  # who sent it; empty: nobody was asked
+        _given("row", INT32, DELTA),  # index in its call, from 0
+        _given("principal", WORD),  # of the sender; empty without authentication
         _given("type", WORD),  # codes.EVENT_NAMES
         *_NAME,
         TableColumn("offset", INT64, DELTA, EVENT, "offsets"),
@@ -143,7 +143,7 @@ TABLE_COLUMNS: Final[dict[str, list[TableColumn]]] = {
         *_COMMON,
         _given("call", WORD),  # CALL_NAMES
         TableColumn("session_number", INT64, FEW_VALUES),  # cancel, cancel_session, fail_stale
-        TableColumn("operation_ids", INT64_LIST),  # cancel: as they were asked for; fail_stale: in the first row
+        TableColumn("operation_ids", INT64_LIST),  # cancel: as requested; fail_stale: in the first row
         *_NAME,  # cancel_partition; for cancel_key the key; fail_stale: a stale mark
         _given("ended", INT32),
     ],
@@ -159,5 +159,5 @@ TABLE_COLUMNS: Final[dict[str, list[TableColumn]]] = {
 
 
 def copied_columns(table: str, level: str) -> list[tuple[str, str]]:
-    """The columns of a table that are copied from there, each with the attribute that it is there."""
+    """The columns of a table that are copied from a source, each with the name of the attribute there."""
     return [(column.name, column.source or column.name) for column in TABLE_COLUMNS[table] if column.level == level]

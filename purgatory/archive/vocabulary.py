@@ -1,4 +1,4 @@
-"""The vocabulary of an archive: tables, kinds of call and marker, what identifies a call. Needs no Arrow."""
+"""Names of an archive's tables, calls and markers, and the stamp of a call. Needs no Arrow."""
 
 from typing import Final, NamedTuple
 
@@ -19,37 +19,36 @@ MARKERS: Final = "markers"
 TABLES: Final = (REGISTRATIONS, OUTCOMES, EVENTS, CALLS, MARKERS)
 
 NO_PARTITION: Final = -1
-"""`partition` of a signal: `topic` is then the key."""
+"""`partition` of a signal; its `topic` is the key."""
 
 ACCEPTED: Final = 0
-"""`refusal_code` of what was not refused; otherwise a google.rpc.Code."""
+"""`refusal_code` of an accepted row; other values are a google.rpc.Code."""
 
-# Kinds of call, in `calls`: everything that changes an engine besides registrations, events and the clock.
+# Values of `call`: everything that changes an engine besides registrations, events and the clock.
 CANCEL: Final = "cancel"
 CANCEL_SESSION: Final = "cancel_session"
 CANCEL_PARTITION: Final = "cancel_partition"
 CANCEL_KEY: Final = "cancel_key"
 SHUT_DOWN: Final = "shut_down"
 FAIL_STALE: Final = "fail_stale"
-"""Operations that were not to wait any longer for marks that are stale: a row for each of these marks, the ids in the
-first."""
+"""Operations that failed because their marks were stale: a row for each of these marks, with all ids in the first."""
 CALL_NAMES: Final = (CANCEL, CANCEL_SESSION, CANCEL_PARTITION, CANCEL_KEY, SHUT_DOWN, FAIL_STALE)
 
-# Kinds of marker, in `markers`.
+# Values of `marker`.
 STARTED: Final = "started"
-"""A run begins; `detail` is a JSON object: purgatory's version and the engine's settings (`archive.run_details`)."""
+"""A run starts; `detail` is a JSON object with the version and the engine's settings (`archive.run_details`)."""
 ENDED: Final = "ended"
-"""A run was shut down; everything that was not dropped is there."""
+"""A run was shut down; everything that was not dropped is stored."""
 DROPPED: Final = "dropped"
-"""The disk could not follow: `rows` rows of `table` between the calls `call_number` and `last_call_number` are lost."""
+"""The disk was too slow: `rows` rows of `table` between the calls `call_number` and `last_call_number` are lost."""
 CRASHED: Final = "crashed"
-"""Written by a later run, or by the run's own writer process when its daemon was killed: the run `run_id` has no end;
-its rows after `call_number` (the last one kept) are lost."""
+"""The run `run_id` did not end properly; its rows after `call_number` (the last one stored) are lost. Written by a
+later run, or by the run's own writer process if the daemon was killed."""
 MARKER_NAMES: Final = (STARTED, ENDED, DROPPED, CRASHED)
 
 
 class CannotArchive(Exception):
-    """The archive cannot be written to. The message is one line that names the place and the reason."""
+    """The archive cannot be written to. The message is one line with the place and the reason."""
 
 
 class CallStamp(NamedTuple):

@@ -1,7 +1,7 @@
-"""The daemon's side of the archive's writer process: starts it, sends it records, starts another one when it dies.
+"""The daemon's side of the archive writer: starts the process, sends it records, and restarts it when it dies.
 
-Everything is on the event loop and nothing blocks it: what the pipe has no room for waits in the transport's buffer.
-How much that may be is the caller's to limit, by `rows_waiting`. Needs no Arrow.
+Everything runs on the event loop without blocking it: data that does not fit into the pipe stays in the transport's
+buffer. The caller limits its size by `rows_waiting`. Needs no Arrow.
 """
 
 import asyncio
@@ -26,45 +26,45 @@ from purgatory.engine.batches import PartitionName
 LOGGER: Final = logging.getLogger(__name__)
 
 PIPE_BYTES: Final = 1024 * 1024
-"""Room for a whole frame: the loop is woken for each part that it has to write later."""
+"""Enough for a whole frame. With a smaller pipe the loop wakes up again for each remaining part."""
 LINE_BYTES_MAX: Final = 1024 * 1024
 RETRY_S: Final = 1.0
 OPEN_S: Final = 15.0
-"""An object store that does not answer is given up then: the store's client by itself tries for three minutes."""
+"""Timeout for opening the archive; the client of an object store would try for three minutes."""
 PROGRAM: Final = "purgatory.archive.writer_process"
 
 
 class WriterLink:
-    """A writer process that is started again when it dies. `start` it; `close` it at the end."""
+    """A writer process that is restarted when it dies. Call `start` first and `close` at the end."""
 
     def __init__(self, config: WriterConfig, *, retry_s: float = RETRY_S) -> None:
         self.run_id: Final = config.run_id
         self.statistics = config.statistics
-        """The last that the process said."""
+        """The statistics last reported by the process."""
         self.rows_waiting = 0
-        """Rows that were sent, and that no process has made into columns or lost."""
+        """Rows that were sent and are neither converted to columns nor lost yet."""
         self.errors = 0
-        """Of processes that died, and their deaths."""
+        """Errors of processes that have died, plus one for each death."""
         self.rows_lost: Final[Counter[str]] = Counter()
-        """Rows that such processes could not make, or had not put into their place, by table."""
+        """Rows by table that such processes could not convert, or had not stored in complete files."""
         self._config: Final = config
         self._retry_s: Final = retry_s
         self._process: asyncio.subprocess.Process
         self._frames: asyncio.WriteTransport
-        """To the process."""
+        """Write end of the process's stdin."""
         self._unplaced: Final[deque[Span]] = deque()
-        """What this process was sent and has not said to be in its place."""
+        """Calls that were sent to this process and that it has not reported as stored."""
         self._has_process: Final = asyncio.Event()
         self._is_closing = False
         self._task: asyncio.Task[None]
 
     @property
     def is_up(self) -> bool:
-        """Whether there is a process to send to."""
+        """Whether a process is running that accepts records."""
         return self._has_process.is_set()
 
     async def start(self) -> None:
-        """Start the process, which opens the archive.
+        """Starts the process, which opens the archive.
 
         Raises:
             CannotArchive: The archive cannot be written to, or its store did not answer within `OPEN_S`.
@@ -73,23 +73,28 @@ class WriterLink:
         self._task = asyncio.create_task(self._listen(), name="archive writer")
 
     def send(self, names: Sequence[PartitionName], records: Sequence[Record]) -> None:
-        """Sends the records of some calls, in order, and the names that they point at, while it `is_up`."""
+        """Sends the records of further calls, in order, with the names they refer to. Call it only while `is_up`."""
         span = Span(records)
         self.rows_waiting += span.rows.total()
         self._unplaced.append(span)
         self._frames.write(encode_frame((names, records)))
 
     async def close(self, timeout_s: float, send_rest: Callable[[], None]) -> bool:
-        """Has the rest sent when there is a process, says that nothing more comes, and waits for the end.
+        """Sends the rest, closes the pipe, and waits until the process has ended.
 
-        False: it could not be written, or not in this time.
+        Args:
+            timeout_s: After this time (seconds) the process is killed.
+            send_rest: Called once a process is running; sends the records that the caller still has.
+
+        Returns:
+            Whether everything was stored in time.
         """
         try:
             async with asyncio.timeout(timeout_s):
                 await self._has_process.wait()
                 send_rest()
                 self._is_closing = True
-                self._frames.close()  # once its buffer is written
+                self._frames.close()  # closes after the buffer has been written
                 await self._task
                 return await self._process.wait() == 0
         except TimeoutError:
@@ -108,12 +113,12 @@ class WriterLink:
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path},
             limit=LINE_BYTES_MAX,
-            start_new_session=True,  # Ctrl-C in a terminal is for the daemon
+            start_new_session=True,  # Ctrl-C in a terminal must reach the daemon only
         )  # fmt: skip
 
     async def _start_process(self, config: WriterConfig) -> None:
         stdin, frames = os.pipe()
-        with contextlib.suppress(OSError, AttributeError):  # more than is allowed, or not on Linux
+        with contextlib.suppress(OSError, AttributeError):  # above the system's limit, or not on Linux
             fcntl.fcntl(frames, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         try:
             self._process = await self._spawn(stdin)
@@ -140,9 +145,9 @@ class WriterLink:
         self._has_process.set()
 
     async def _read_line(self) -> dict[str, Any] | None:
-        """What the process says next, but for what is only to be logged; None: it has ended."""
+        """The next statistics from the process; lines for the log are logged. None: the process has ended."""
         assert self._process.stdout is not None, "asked for a pipe"
-        while (text := await self._process.stdout.readline()).endswith(b"\n"):  # a line that was cut is the end, too
+        while (text := await self._process.stdout.readline()).endswith(b"\n"):  # an incomplete line means the end, too
             line: dict[str, Any] = json.loads(text)
             if "message" not in line:
                 return line
@@ -161,11 +166,11 @@ class WriterLink:
             await self._start_another()
 
     async def _start_another(self) -> None:
-        """The process died: another one goes on with the run. What the first was sent and did not place is lost."""
-        if not self._frames.is_closing():  # the loop may have seen first that nobody reads any more
+        """Replaces a process that died; the new one continues the run. Records not stored by the old one are lost."""
+        if not self._frames.is_closing():  # the loop may have noticed the broken pipe before us
             self._frames.abort()
         self._has_process.clear()
-        # All before the next await: from here on nothing is sent.
+        # Before the next await, so that no record is sent in between.
         died = self.statistics
         self.rows_waiting = 0
         self.errors += died.errors + 1
@@ -176,7 +181,9 @@ class WriterLink:
             lost[0].extend(span)
         if lost:
             self.rows_lost.update(lost[0].rows)
-        self.statistics = replace(died, rows_done=0, errors=0, rows_lost=no_rows())  # they are counted here
+        self.statistics = replace(
+            died, rows_done=0, errors=0, rows_lost=no_rows()
+        )  # this object has added them to its own counts
         code = await self._process.wait()
         LOGGER.error("the archive's writer process died (exit code %d); another one goes on", code)
         while not await self._start_again():

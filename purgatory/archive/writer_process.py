@@ -1,10 +1,10 @@
-"""The archive's writer process, started by the daemon: makes rows and files, so that the daemon never loads pyarrow.
+"""The archive's writer process. It makes rows and files, so that the daemon never loads pyarrow.
 
-Frames come in on stdin, lines go out on stdout (`writer_protocol`). It ends when its input does: with the daemon,
-however that ended. So it outlives a daemon that was killed for as long as it takes to keep what it was given.
+The daemon starts it, sends frames to its stdin, and reads lines from its stdout (`writer_protocol`). The process ends
+at the end of its input, so it outlives a killed daemon until everything it received is stored.
 
-All tables roll together, between two frames: what lies at its place is everything up to one call. While files cannot be
-written it waits and tries again; frames pile up meanwhile.
+All tables roll together, between two frames, so the complete files contain everything up to one call. If files cannot
+be written, the process retries; frames accumulate in the meantime.
 """
 
 import contextlib
@@ -29,23 +29,23 @@ from purgatory.archive.writer_protocol import WriterConfig, WriterStatistics, de
 from purgatory.engine.batches import PartitionName
 
 LOGGER: Final = logging.getLogger("purgatory.archive.writer_process")
-"""Not `__name__`: that is `__main__` in this process, and what `main` sends to the daemon is of `purgatory.archive`."""
+"""Not `__name__`, which is `__main__` in this process: `main` sends the log of `purgatory.archive` to the daemon."""
 
 RETRY_S: Final = 1.0
 TRIES_AT_END: Final = 3
 NICENESS: Final = 5
-"""Of the thread that makes rows and files: a third of what another busy thread gets of a processor they share. The
-thread that reads is not held back, so that what the daemon has sent is not lost with it."""
+"""Niceness of the thread that makes rows and files: on a shared processor it gets a third of what another busy thread
+gets. The reading thread keeps its priority, because frames that are still in the daemon are lost if the daemon is killed."""
 YOUNG_MAX: Final = 100_000
-"""Objects that may come together before garbage is looked for: hardly anything here is in a cycle."""
+"""Threshold of the garbage collector. High, because there are hardly any cycles here."""
 IDLE_S: Final = 0.2
-"""How often it looks whether a roll is due while nothing comes."""
+"""Interval of checks for due rolls while no frames arrive."""
 
 Report = Callable[[WriterStatistics], None]
 
 
 def open_history(config: WriterConfig, report: Report) -> "HistoryWriter":
-    """Begins a run in its archive, or goes on with one. Raises `CannotArchive` where it cannot be written to."""
+    """Starts or continues a run in its archive. Raises `CannotArchive` if it cannot be written to."""
     filesystem, root = open_archive(config.place)
     statistics, details = config.statistics, config.details
     last = CallStamp(config.run_id, statistics.call_number, statistics.time_ms, statistics.at_ms)
@@ -70,9 +70,9 @@ def open_history(config: WriterConfig, report: Report) -> "HistoryWriter":
 
 
 class HistoryWriter:
-    """Keeps the records it is given, in order, and reports what became of them.
+    """Stores records in order and reports the progress.
 
-    `ending` is set by whoever knows that nothing more comes: then what cannot be written is no longer tried for ever.
+    Setting `ending` announces the end of the input: from then on, failed writes are retried a few times only.
     """
 
     def __init__(self, files: ArchiveWriter, run: RunFile, report: Report, *, retry_s: float = RETRY_S) -> None:
@@ -85,11 +85,11 @@ class HistoryWriter:
         self._last_call = run.state.last_call
         self._has_ended = False
         self._maintained_s = -RENEW_S
-        """When it last renewed the run's file and looked for dead runs."""
+        """When the run's file was last renewed and dead runs were searched for."""
         self._is_failing = False
 
     def keep(self, names: Sequence[PartitionName], records: Sequence[Record]) -> None:
-        """Keeps a frame: the records of some more calls, in order. After it, `maintain`."""
+        """Stores a frame: the records of further calls, in order. Call `maintain` afterwards."""
         for table, some in records_by_table(records).items():
             if table == MARKERS:
                 some = [self._with_files(record) for record in some]  # noqa: PLW2901 - the last table: all files are begun
@@ -100,7 +100,7 @@ class HistoryWriter:
                 self._lose(table, some)
         for record in records:
             self.statistics.rows_done += record.rows
-            # Markers of gaps carry the number of the gap's first call, which may be behind.
+            # A DROPPED marker has the number of the gap's first call, which may be lower than the last one.
             if record.stamp.call_number >= self._last_call.call_number:
                 self._last_call = record.stamp
             if record.table == MARKERS:
@@ -108,22 +108,22 @@ class HistoryWriter:
         self._report(self.statistics)
 
     def _with_files(self, record: Record) -> Record:
-        """A marker; one that ends the run says how many files it has, so that a missing one is noticed."""
+        """Adds the number of the run's files to an ENDED marker, so that a missing file is detected."""
         if record.extra["marker"] != ENDED:
             return record
         return record._replace(extra={**record.extra, "detail": json.dumps({"files": self.statistics.file_numbers})})
 
     def _lose(self, table: str, records: Sequence[Record]) -> None:
-        """Rows that cannot be made, through no fault of the disk: the archive says so, and the rest goes on."""
+        """Records in the archive that these rows are lost: they cannot be converted, and a retry would not help."""
         lost = Span(records)
         self.statistics.errors += 1
         self.statistics.rows_lost[table] += lost.rows[table]
         self._files.write(MARKERS, make_rows(MARKERS, lost.dropped_markers()))
 
     def maintain(self) -> None:
-        """What is due: rolls files; says that its own run lives, and which runs have crashed.
+        """Does what is due: rolls files, renews the run's file, and marks crashed runs.
 
-        Blocks while a file that is due cannot be written.
+        Blocks while a due file cannot be written.
         """
         if self._files.is_due:
             self.roll()
@@ -136,9 +136,9 @@ class HistoryWriter:
                 self._note_failure(error)
 
     def end(self) -> None:
-        """Nothing more comes. A run that did not say that it has ended (the marker ENDED) has crashed.
+        """Stores the rest. A run without an ENDED marker has crashed and is marked so.
 
-        Raises OSError (or ArrowException) where the end cannot be written.
+        Raises OSError (or ArrowException) if the end cannot be written.
         """
         self.ending.set()
         try:
@@ -151,11 +151,11 @@ class HistoryWriter:
             self._run.release()
 
     def roll(self) -> None:
-        """Puts everything so far at its place. Tries until it is done; at the end of the run only some times."""
+        """Completes all files. Retries until it succeeds; at the end of the run only a few times."""
         tries = 0
         while True:
             try:
-                # Before the files are there the daemon knows their numbers: a successor must not give one twice.
+                # Report file numbers before the files exist: a successor must not use one twice.
                 self._report(self.statistics)
                 self._files.roll()
                 state, done = self._run.state, self.statistics
@@ -176,21 +176,21 @@ class HistoryWriter:
         self._report(self.statistics)
 
     def _note_failure(self, error: Exception) -> None:
-        """Says once that something is wrong with the disk, and counts every time."""
+        """Logs the first failure of the disk, and counts all of them."""
         self.statistics.errors += 1
         if not self._is_failing:
             self._is_failing = True
             LOGGER.error("cannot write the archive; history waits in memory: %s", error)
 
     def _mark_crashed_runs(self) -> None:
-        """Says in the archive which runs crashed, and removes their files that are not whole."""
+        """Writes CRASHED markers for dead runs and removes their incomplete files."""
         dead_runs = claim_dead_runs(self._files.filesystem, self._files.root, self._files.run_id)
         try:
             for dead in dead_runs:
                 leftovers = remove_unfinished(self._files.filesystem, self._files.root, dead.state.run_id)
                 self._write_crashed(dead.state, leftovers)
             if dead_runs:
-                self.roll()  # the marker must be at its place before the run's file, which asks for it, goes
+                self.roll()  # before removing the run's file, which is what makes a process write the marker
                 for dead in dead_runs:
                     dead.remove()
         finally:
@@ -211,29 +211,29 @@ class HistoryWriter:
 
 
 class LineOutput(logging.Handler):
-    """Writes lines to the daemon, which also knows where its log goes. Once it is gone, nobody reads them."""
+    """Writes lines to the daemon, which logs them. Lines are dropped once the daemon is gone."""
 
     def __init__(self, stream: BinaryIO) -> None:
         super().__init__()
         self._stream: Final = stream
 
     def report(self, statistics: WriterStatistics) -> None:
-        """What became of the rows."""
+        """Reports the progress."""
         self.write({"statistics": vars(statistics)})
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A line for the daemon's log, or several with a traceback."""
+        """Sends a record for the daemon's log, with its traceback if there is one."""
         self.write({"level": record.levelno, "message": self.format(record)})
 
     def write(self, line: dict[str, Any]) -> None:
-        """One line."""
+        """Writes one line."""
         with contextlib.suppress(OSError):
             self._stream.write(json.dumps(line).encode() + b"\n")
             self._stream.flush()
 
 
 def serve(frames: BinaryIO, output: LineOutput) -> bool:
-    """Keeps what comes until there is no more; whether the end could be written."""
+    """Stores all frames until the end of the input; returns whether the end could be written."""
     first = read_frame(frames)
     if first is None:
         return False
@@ -248,11 +248,11 @@ def serve(frames: BinaryIO, output: LineOutput) -> bool:
 
 
 def keep_all(frames: BinaryIO, history: HistoryWriter, *, low_priority: bool) -> bool:
-    """Keeps frame after frame until there are no more, and the run's end; whether that could be written."""
+    """Stores all frames and the end of the run; returns whether that could be written."""
     waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
     def read_all() -> None:
-        # Takes frames in as they come: what is still in the daemon's memory is lost when it is killed.
+        # Read frames as soon as they arrive: those still in the daemon's memory are lost if it is killed.
         while (frame := read_frame(frames)) is not None:
             waiting.put(frame)
         history.ending.set()
@@ -278,13 +278,13 @@ def keep_all(frames: BinaryIO, history: HistoryWriter, *, low_priority: bool) ->
 
 
 def main() -> int:
-    """Exit code 0: all was kept, and the run's end is written."""
-    # Only the daemon decides when it ends: these are sent to all processes of a terminal, or of a service.
+    """Runs the process; exit code 0 if everything was stored, the end of the run included."""
+    # A terminal or service manager sends these signals to all processes; only the daemon may end this one.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     gc.set_threshold(YOUNG_MAX)
     output = LineOutput(os.fdopen(os.dup(sys.stdout.fileno()), "wb"))
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the object store's client logs to stdout
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # clients of object stores log to stdout
     logger = logging.getLogger("purgatory.archive")
     logger.setLevel(logging.DEBUG)
     logger.addHandler(output)
@@ -296,4 +296,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    os._exit(main())  # the thread that reads may still be waiting, and the interpreter would wait for it
+    os._exit(main())  # a normal exit would wait for the reading thread, which may be blocked

@@ -1,9 +1,9 @@
-"""What passes between a daemon and its archive's writer process. Needs no Arrow.
+"""The protocol between a daemon and its archive writer. Needs no Arrow.
 
     frame    to the process: the length of a pickle, and the pickle: a `WriterConfig`, then (names, records)
     line     from the process: JSON, either its statistics or a line for the daemon's log
 
-Both ends are of one program, so neither looks at versions.
+Both ends belong to the same program, so there are no versions.
 """
 
 import pickle
@@ -24,51 +24,51 @@ def no_rows() -> dict[str, int]:
 
 @dataclass
 class WriterStatistics:
-    """What became of the rows so far, and up to which call everything is in its place."""
+    """Progress: counts of rows, and the last call up to which everything is stored."""
 
     rows_done: int = 0
-    """Of those that this process was given: rows that are columns by now, or lost."""
+    """Rows received by this process that are converted to columns, or lost."""
     errors: int = 0
-    """Times that files could not be written, or rows not be made, by this process."""
+    """Failures of this process to write files or to convert rows."""
     files: int = 0
     bytes: int = 0
     call_number: int = 0
-    """The last call of which everything is in its place; `time_ms` and `at_ms` are its stamp's."""
+    """The last call whose rows are all in complete files; `time_ms` and `at_ms` are those of its stamp."""
     time_ms: int = 0
     at_ms: int = 0
     rows_kept: dict[str, int] = field(default_factory=no_rows)
-    """Rows that lie in files, by table."""
+    """Rows in complete files, by table."""
     rows_lost: dict[str, int] = field(default_factory=no_rows)
-    """Rows that this process could not make, by table."""
+    """Rows that this process could not convert, by table."""
     file_numbers: dict[str, int] = field(default_factory=no_rows)
-    """The last that was given, by table."""
+    """The last number in use, by table."""
 
 
 class WriterConfig(NamedTuple):
-    """What a writer process starts with: the place, the run, and how its files are rolled."""
+    """Configuration of a writer process: place, run, and when files roll."""
 
     place: str
     run_id: str
     details: RunDetails
     statistics: WriterStatistics
-    """To begin with: the instant at which the run's engine was made; or, where this process continues the run of one
-    that died, the last that it reported."""
+    """Initial values: the instant at which the run's engine was created, or, when this process continues the run of one
+    that died, that process's last report."""
     roll_s: float
     roll_bytes: int
     low_priority: bool
-    """Whether rows and files are made at a lower priority than the daemon's own work."""
+    """Whether rows and files are made at a lower priority than the daemon's."""
     is_continued: bool = False
     """Whether it continues the run of a writer process that died."""
 
 
 def encode_frame(content: Any) -> bytes:  # noqa: ANN401 - plain data
-    """One frame."""
+    """Encodes one frame."""
     body = pickle.dumps(content, pickle.HIGHEST_PROTOCOL)
     return LENGTH.pack(len(body)) + body
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
-    """The body of the next frame; None at the end, also where the daemon died in the middle of a frame."""
+    """The body of the next frame; None at the end, also if the daemon died in the middle of a frame."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None
@@ -78,5 +78,5 @@ def read_frame(stream: BinaryIO) -> bytes | None:
 
 
 def decode_frame(body: bytes) -> Any:  # noqa: ANN401 - what was encoded
-    """What a frame holds. Only for frames of our own other half, through a pipe that nobody else has."""
+    """The content of a frame. It is a pickle, so decode only frames from the daemon's own pipe."""
     return pickle.loads(body)  # noqa: S301
