@@ -4,8 +4,8 @@
     make bench-pipeline ARGS="--operations 10M 30M 100M"      # and how the report's time grows
     python -m bench.pipeline --only replay --operations 1M 10M
 
-Histories lie in `.build/histories` and are made where they are missing: a whole multiple of the first by writing that
-again on further days (`multiplied`), any other by `tests.pipeline.history`. Rows of the same name are replaced in
+Histories are stored in `.build/histories` and made if missing: a multiple of the first one by repeating it on further
+days (`multiplied`), others by `tests.pipeline.history`. Rows of the same name are replaced in
 `bench/results/pipeline.json`, and the table in docs/pipeline.md is written again.
 """
 
@@ -64,7 +64,7 @@ def parsed() -> argparse.Namespace:
 
 
 def history(folder: Path, size: str, first: Path | None) -> Path:
-    """A history of so many operations; if it is not there, it is made from the first one or generated."""
+    """The history of this size; if missing, it is made from the first one or generated."""
     path = folder / size.lower()
     if (path / TRUTH).exists():
         return path

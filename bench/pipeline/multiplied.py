@@ -1,4 +1,4 @@
-"""Makes a longer history of a generated one: the same runs again on the days that follow, under names of their own.
+"""Makes a longer history from a generated one by repeating its runs on the following days, under new names.
 
     python -m bench.pipeline.multiplied .build/histories/10m .build/histories/30m 3
 
@@ -31,7 +31,7 @@ DAY_MS: Final = 86_400_000
 
 
 def multiply(history: Path, out: Path, times: int) -> None:
-    """Writes the history so many times, on days in a row, and last its truth: what has one is whole."""
+    """Writes the history `times` times, on consecutive days. The truth comes last: with it, a history is complete."""
     if out.exists() and any(out.iterdir()):
         raise FileExistsError(f"{out} has files in it: remove it, or give another folder")
     truth = json.loads((history / TRUTH).read_text("utf-8"))
@@ -47,7 +47,7 @@ def multiply(history: Path, out: Path, times: int) -> None:
 
 
 def copy_run(history: Path, out: Path, run: str, time: int) -> None:
-    """Writes one run once more, so many times its history's length later."""
+    """Writes a copy of one run, moved by `time` times the length of its history."""
     hours = json.loads((history / TRUTH).read_text("utf-8"))["hours"]
     later_ms = time * -(-hours // 24) * DAY_MS
     writer = ArchiveWriter(fs.LocalFileSystem(), str(out), f"{run}-{time + 1:03d}", roll_s=float("inf"))

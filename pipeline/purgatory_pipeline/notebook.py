@@ -1,10 +1,10 @@
-"""For notebooks, and programs with their own Spark session: DataFrames in, DataFrames out.
+"""Functions for notebooks, and for programs with their own Spark session: DataFrames in, DataFrames out.
 
     history = read(spark, "/var/lib/purgatory/archive", since="2026-11-20")
     report(spark, history).tables["advice"].select("topic", "kind", "sentence").show()
     replay(spark, "/var/lib/purgatory/archive", ["timeout_ms=800"]).groupBy("recorded", "replayed").count().show()
 
-Input that cannot be used raises a `PipelineError`, which says what to do.
+Invalid input raises a `PipelineError` whose message contains the remedy.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,7 +45,7 @@ def read(
         `purgatory_pipeline.archive.accounting.account` says which.
 
     Raises:
-        ArchiveUnusable, WindowInvalid: Nothing can be read, and why.
+        ArchiveUnusable, WindowInvalid: The archive cannot be read, or the window is invalid.
 
     """
     start, end = parse_window(since, until)
@@ -118,7 +118,7 @@ def replay(
         - `verdict`: `equal`, `different`, `no outcome` (recorded) or `in doubt` (rows were lost before it ended)
 
     Raises:
-        PolicyInvalid, ArchiveUnusable: What cannot be replayed, and why.
+        PolicyInvalid, ArchiveUnusable: The policy or the archive cannot be replayed.
 
     """
     policies = parse_policies(settings, slow_replicas, sweeps) or [UNCHANGED]

@@ -35,7 +35,7 @@ RETRY_S: Final = 1.0
 TRIES_AT_END: Final = 3
 NICENESS: Final = 5
 """Niceness of the thread that makes rows and files: on a shared processor it gets a third of what another busy thread
-gets. The reading thread keeps its priority, because frames that are still in the daemon are lost if the daemon is killed."""
+gets. The reading thread keeps its priority: frames that are still in the daemon are lost if the daemon is killed."""
 YOUNG_MAX: Final = 100_000
 """Threshold of the garbage collector. High, because there are hardly any cycles here."""
 IDLE_S: Final = 0.2

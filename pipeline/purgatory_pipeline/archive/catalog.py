@@ -158,13 +158,13 @@ def find_archive(uri: str) -> ArchiveCatalog:
 
 
 def _sort_paths(place: Location, paths: list[str]) -> tuple[list[tuple[str, str]], list[SetAside], int]:
-    """(path, table) of possible archive files, files that lie where none should, and the number of unfinished ones."""
+    """(path, table) of possible archive files, misplaced files, and the number of unfinished ones."""
     candidates: list[tuple[str, str]] = []
     strays: list[SetAside] = []
     leftovers = 0
     for path in paths:
         parts = path[len(place.root) :].lstrip("/").split("/")
-        if any(part.startswith(("_", ".")) for part in parts):  # as Spark does, it passes over hidden ones
+        if any(part.startswith(("_", ".")) for part in parts):  # hidden files are ignored, as by Spark
             leftovers += parts[0] == layout.WRITING and path.endswith(".parquet")
         elif len(parts) > 1 and parts[0] in schema.TABLES and path.endswith(".parquet"):
             candidates.append((path, parts[0]))

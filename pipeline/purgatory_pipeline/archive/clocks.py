@@ -1,4 +1,4 @@
-"""Columns of one file as plain arrays, and where its clocks went back from one call to the next."""
+"""Columns of a file as arrays, and the places where its clocks went backwards between two calls."""
 
 from dataclasses import dataclass, field
 
@@ -21,7 +21,7 @@ class FileClock:
     first_call: int = 2**63 - 1
     last_call: int = -1
     first_ms: tuple[int, int] = (0, 0)
-    """At the first call; `last_ms` likewise."""
+    """Both clocks at the first call; `last_ms` those at the last call."""
     last_ms: tuple[int, int] = (0, 0)
     falls: list[int] = field(default_factory=lambda: [0, 0])
     deepest_fall_ms: list[int] = field(default_factory=lambda: [0, 0])

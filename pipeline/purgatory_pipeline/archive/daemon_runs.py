@@ -1,4 +1,4 @@
-"""The runs of an archive from its markers: how each began and ended, and what the disk was too slow for."""
+"""The runs of an archive, from its markers: how each started and ended, and rows dropped by a slow disk."""
 
 import json
 from collections import Counter, defaultdict
@@ -18,7 +18,7 @@ from purgatory_pipeline.archive.location import first_line, open_location
 from purgatory_pipeline.errors import ArchiveUnusable
 
 OPEN: Final = "open"
-"""Neither ended nor marked as crashed: still alive, or nobody has checked since."""
+"""Neither ended nor marked as crashed: alive, or crashed and not yet detected."""
 
 _THREADS: Final = 16
 _COLUMNS: Final = ["run_id", "call_number", "time_ms", "at", "marker", "table", "rows", "last_call_number", "detail"]
@@ -37,9 +37,9 @@ class DaemonRun:
     is_continued: bool = False
     """It continues the journal of an earlier run."""
     dropped_rows: dict[str, int] = field(default_factory=dict)
-    """By table: rows dropped because the disk was too slow."""
+    """Rows of each table that were dropped because the disk was too slow."""
     last_files: dict[str, int] = field(default_factory=dict)
-    """By table: the number of the last file; empty if it is not known."""
+    """The number of the last file of each table; empty if unknown."""
 
 
 def read_runs(archive: ArchiveCatalog) -> list[DaemonRun]:
@@ -77,7 +77,9 @@ def _run(run_id: str, markers: Iterable[Mapping[str, Any]]) -> DaemonRun:
                 run = replace(run, has_journal=details.journal, is_continued=details.continued)
         elif row["marker"] == schema.DROPPED:
             dropped[row["table"]] += row["rows"] or 0
-        elif row["marker"] == schema.ENDED or run.state != schema.ENDED:  # it may have ended after it was given up
+        elif (
+            row["marker"] == schema.ENDED or run.state != schema.ENDED
+        ):  # a run that was declared dead may still have ended properly
             run = replace(run, state=row["marker"], last_files=last_files(row))
     return replace(run, dropped_rows=dict(dropped))
 
@@ -91,7 +93,7 @@ def last_files(ended: Mapping[str, Any]) -> dict[str, int]:
 
 
 def details_of(started: Mapping[str, Any]) -> RunDetails | None:
-    """What a STARTED marker says of its run; None if that cannot be read."""
+    """The details in a STARTED marker; None if they are not readable."""
     try:
         return RunDetails.from_json(started["detail"] or "")
     except (ValueError, TypeError):

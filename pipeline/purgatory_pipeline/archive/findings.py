@@ -1,4 +1,4 @@
-"""What is inconsistent in an archive, in words: clocks that went back, missing ends, and why."""
+"""Inconsistencies of an archive in words: clocks that went backwards, missing ends, and the reasons."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -57,7 +57,7 @@ def unmatched_findings(
 
 
 def loss_findings(runs: Sequence[DaemonRun], archive: ArchiveCatalog, earlier: int) -> list[IntakeFinding]:
-    """What markers say is lost, what is unfinished, and what the window cuts off."""
+    """Losses according to the markers, unfinished files, and operations cut off by the window."""
     dropped: Counter[str] = Counter()
     for run in runs:
         dropped.update(run.dropped_rows)

@@ -131,7 +131,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _compare_columns(found: pa.Schema, wanted: pa.Schema) -> str:
-    """What is wrong with a file's columns; empty if nothing."""
+    """The differences between a file's columns and its table's; empty if there are none."""
     have = {field.name: plain_type(field.type) for field in found}
     want = {field.name: plain_type(field.type) for field in wanted}
     missing = [name for name in want if name not in have]

@@ -1,4 +1,4 @@
-"""The account of an intake: files and rows of an archive, used or set aside and why, and what is inconsistent."""
+"""The account of an intake: files and rows of an archive, used or set aside and why, and inconsistencies."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -54,10 +54,10 @@ MEANINGS: Final = {
     REPEATED: "each counts as often as it occurs",
     UNFINISHED: "of runs that are alive, or that died before the files were complete; not read",
 }
-"""What a finding means, where that does not depend on the archive."""
+"""Meanings of findings that do not depend on the archive."""
 
 ORDINARY: Final = frozenset({PENDING, KEPT, EARLIER, EARLIER_RUN, ROLLED_AWAY, UNFINISHED})
-"""Findings to be expected when looking at part of a history: nothing was lost."""
+"""Findings that are normal for a part of a history: no data was lost."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class IntakeLine:
 
 @dataclass(frozen=True)
 class IntakeFinding:
-    """Something inconsistent: how often, and what it means in words."""
+    """An inconsistency: its count and its meaning in words."""
 
     name: str
     count: int
@@ -92,7 +92,7 @@ class IntakeFinding:
 
 @dataclass(frozen=True)
 class IntakeAccount:
-    """Everything that was found; the lines of a table add up to all its rows."""
+    """The whole account; the lines of a table add up to all its rows."""
 
     uri: str
     lines: tuple[IntakeLine, ...]
@@ -101,7 +101,7 @@ class IntakeAccount:
     doubled: frozenset[str] = frozenset()
     """Files in which rows occur twice: `ArchiveCatalog.doubled`."""
     is_matched: bool = False
-    """Nothing was left out, and every accepted registration has exactly its outcome, and vice versa."""
+    """No rows were left out, and accepted registrations and outcomes match one to one."""
 
     def rows_in(self, table: str | None = None) -> int:
         """Rows found that could be counted: of one table, or all."""
@@ -114,11 +114,11 @@ class IntakeAccount:
         return sum(line.rows or 0 for line in self._of(table) if line.reason != USED)
 
     def found(self, name: str) -> int:
-        """How often something was found."""
+        """The count of a finding."""
         return sum(finding.count for finding in self.findings if finding.name == name)
 
     def notes(self) -> list[str]:
-        """What a reader must know before any figures, in sentences; empty where all is well."""
+        """Caveats about the figures, as sentences; empty if there are none."""
         return [finding.sentence for finding in self.findings if not finding.is_ordinary]
 
     def rows(self) -> list[dict[str, object]]:

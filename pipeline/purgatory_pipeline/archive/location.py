@@ -1,4 +1,4 @@
-"""Where an archive or a result is: a local folder or a URI that pyarrow knows, and the same place as Spark names it."""
+"""The location of an archive or a result: a local folder or a URI, under its names in pyarrow and in Spark."""
 
 import tempfile
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _SPARK_SCHEMES: Final = {"file": "file", "s3": "s3a", "gs": "gs", "gcs": "gs", "
 _BUCKETS: Final = frozenset({"s3", "gs", "gcs"})
 """With these, pyarrow's path begins with the bucket; with others with a slash."""
 _GLOB: Final = frozenset("\\*?[]{}")
-"""Spark takes a path with these for a pattern, unless they are escaped."""
+"""Unless they are escaped, these characters make Spark treat a path as a pattern."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Location:
 
     @property
     def spark_uri(self) -> str:
-        """Spark's name for this place, where Spark does not take it for a pattern: a checkpoint, a folder to write."""
+        """Spark's name for this place where Spark expects no pattern, as for a checkpoint or an output folder."""
         return f"{self.spark_prefix}{self.root}"
 
     def spark_path(self, path: str) -> str:
@@ -88,7 +88,7 @@ def open_location(uri: str) -> Location:
     plain = "s3" if scheme in {"s3a", "s3n"} else scheme
     if plain not in _SPARK_SCHEMES:
         known = ", ".join(sorted(_SPARK_SCHEMES))
-        raise ArchiveUnusable(f"cannot open {uri}: {scheme or 'that'} is none of {known}")
+        raise ArchiveUnusable(f"cannot open {uri}: the scheme must be one of {known}")
     try:
         filesystem, root = fs.FileSystem.from_uri(plain + uri[len(scheme) :])
     except (OSError, ValueError, pa.ArrowException) as error:
@@ -97,13 +97,13 @@ def open_location(uri: str) -> Location:
 
 
 def spark_prefix(scheme: str, host: str) -> str:
-    """What precedes pyarrow's path in Spark's name for a file."""
+    """The prefix that turns pyarrow's path into Spark's name for a file."""
     spark_scheme = _SPARK_SCHEMES[scheme]
     return f"{spark_scheme}://" if scheme in _BUCKETS | {"file"} else f"{spark_scheme}://{host}"
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message: libraries tend to say much more."""
+    """The first line of an error's message; libraries often add many more."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -130,7 +130,7 @@ def write_file(place: Location, name: str, content: bytes) -> str:
 
 
 def write_by_path(place: Location, name: str, write: Callable[[Path], object]) -> str:
-    """The same for a file that `write` can only put at a local path."""
+    """The same for a file that `write` can only create at a local path."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name
         write(path)

@@ -1,10 +1,10 @@
-"""One pass over an archive's files, on the executors: rows in and outside the window, clocks, and which ends are there.
+"""One pass over an archive's files, on the executors: rows inside and outside the window, clocks, and missing ends.
 
-Each task reads the few columns that it needs with pyarrow, in the order in which they were written, and returns sums.
-To check that every registration has its outcome without a shuffle, the operations of each side are spread over BUCKETS,
-in blocks of neighbours, and summed up: their number, and two parts of a hash of each. Where the sums of a bucket agree,
-so do its operations (but for a chance of one in 2**48); only the others are compared one by one, in
-`unmatched_operations`.
+Each task reads a few columns with pyarrow, in the order in which they were written, and returns sums. To match
+registrations with outcomes without a shuffle, the operations of both tables are assigned to BUCKETS in blocks of
+neighbours, and each bucket is summed up: the number of operations, and two halves of a hash of each. If the sums of a
+bucket agree, so do its operations (except with a probability of 2**-48). Only the operations of other buckets are
+compared one by one, in `unmatched_operations`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.spark.malloc import keep_freed_memory
 
 BUCKETS: Final = 1 << 14
-# What becomes of the rows of used files.
+# Classes of rows in used files.
 USED: Final = "used"
 OUTSIDE: Final = "outside the window"
 OTHER_TOPIC: Final = "of another topic"
@@ -54,7 +54,7 @@ class Selection:
 
     @classmethod
     def of(cls, since: datetime | None, until: datetime | None, topics: Sequence[str] | None) -> Selection:
-        """From a command's arguments; instants without a time zone are UTC."""
+        """Converts a command's arguments; instants without a time zone are UTC."""
         start, end = (None if at is None else round(at.timestamp() * 1_000) for at in (to_utc(since), to_utc(until)))
         return cls(start, end, None if topics is None else frozenset(topics))
 
@@ -64,7 +64,7 @@ class Selection:
         return replace(self, since_ms=start, until_ms=end)
 
     def holds(self, at_ms: Integers) -> Flags:
-        """Which instants lie in the window."""
+        """Whether each instant is in the window."""
         held: Flags = np.ones(len(at_ms), bool)
         if self.since_ms is not None:
             held &= at_ms >= self.since_ms
@@ -75,10 +75,10 @@ class Selection:
 
 @dataclass
 class Survey:
-    """What was seen of some files; `add` merges two of them."""
+    """Sums over some files; `add` merges two of them."""
 
     rows: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """By table and USED, OUTSIDE or OTHER_TOPIC."""
+    """Counts of rows by table and class (USED, OUTSIDE or OTHER_TOPIC)."""
     earlier: int = 0
     """Operations that ended in the window and were registered before it."""
     clocks: list[FileClock] = field(default_factory=list)
@@ -112,13 +112,13 @@ class Operations:
     at_ms: Integers
     registered_at_ms: Integers
     registered_ms: Integers
-    """On the engine's clock, which goes on over restarts with a journal."""
+    """On the engine's clock, which continues over restarts with a journal."""
     inside: Flags
     """Registered in the window."""
 
     @property
     def buckets(self) -> Integers:
-        """Neighbours share a bucket, so that a lost stretch of rows makes few buckets differ."""
+        """The bucket of each operation. Neighbours share one, so that a lost range of rows affects few buckets."""
         blocks = hash_operations(self.session, self.operation >> _BLOCK_BITS)
         return (blocks & np.uint64(BUCKETS - 1)).astype(np.int64)
 
@@ -206,7 +206,7 @@ def _count(survey: Survey, table: str, part: pa.Table, window: Selection) -> Non
 
 
 def _row_hashes(table: str, part: pa.Table) -> Hashes:
-    """A hash of what identifies each row; none of tables with few rows."""
+    """A hash of each row's key; empty for tables with few rows."""
     calls = numbers_of(part, "call_number")
     if table == schema.EVENTS:
         return hash_operations(calls, numbers_of(part, "row"))

@@ -1,4 +1,4 @@
-"""Operations with only one of their two ends in an archive: the buckets that differ in the survey, one by one."""
+"""Finds operations without a registration or outcome, in the buckets that differ in the survey."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -122,7 +122,7 @@ def find_unmatched(
 
 
 def _what() -> Column:
-    """What is wrong with an operation, or null."""
+    """The inconsistency of an operation, or null."""
     registered, ended = F.col("registered_inside"), F.col("ended_inside")
     repeated = (F.col("outcomes") > 1) | (F.col("registrations") > 1)
     return (

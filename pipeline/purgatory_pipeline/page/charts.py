@@ -135,8 +135,8 @@ def bars(
 ) -> Plot:
     """Horizontal bars from zero, each with its unique label, and with its value as it is `written` at its end.
 
-    `axis` says what the values are, and their unit. Without a `description`, all bars are named, and `by` says what
-    they are.
+    `axis` names the values and their unit. Without a `description`, the plot is described by all its bars, and `by`
+    names what they are.
     """
     rows = [
         {"label": label, "place": place, "value": value, "written": words, "colour": colour}
@@ -234,7 +234,7 @@ def rows_axis() -> alt.Y:
 
 
 def rows_height(rows: int) -> int:
-    """The height of a plot with so many lines."""
+    """The height of a plot with this many rows."""
     return ROW_HEIGHT * max(rows, 1) + 10
 
 
@@ -275,7 +275,7 @@ def amounts_axis(key: str, title: str, written: str = "") -> alt.Y:
 
 
 def tooltips(*entries: tuple[str, str] | tuple[str, str, str]) -> list[alt.Tooltip]:
-    """What is shown on hovering: (field, title), and for numbers a format."""
+    """Tooltips: (field, title), and for numbers a format."""
     return [
         alt.Tooltip(field, title=title, format=rest[0] if rest else alt.Undefined) for field, title, *rest in entries
     ]

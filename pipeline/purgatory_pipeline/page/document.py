@@ -1,7 +1,7 @@
 """Turns the parts of a page into one HTML file that needs no network and no other file.
 
 All HTML is in `templates/`, rendered by Jinja2 with autoescape: text that is not `Markup` is escaped. The JSON of a
-plot stands in a script element, where `<`, `>` and `&` are written as JSON escapes. A content security policy names the
+plot is in a script element, with `<`, `>` and `&` as JSON escapes. A content security policy names the
 page's two scripts by their hashes and lets nothing be loaded, so text that slipped through would still do nothing.
 """
 
@@ -28,7 +28,7 @@ _JSON_ESCAPES: Final = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
 
 def write(page: Page, path: Path) -> None:
-    """Writes to a temporary name and renames, so that nobody opens half a page."""
+    """Writes to a temporary name and renames, so that a partial page is never visible."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.unfinished")
     unfinished.write_text(render(page), encoding="utf-8", newline="\n")
@@ -59,7 +59,7 @@ def render_part(part: Plot | PageTable | Grid) -> str:
 
 
 def to_json(value: object) -> Markup:
-    """JSON that can stand in a script element whatever text is in it. Raises `ValueError` for a NaN."""
+    """JSON that is safe in a script element, whatever text it contains. Raises `ValueError` for a NaN."""
     plain = json.dumps(value, allow_nan=False, separators=(",", ":"))
     for character, escaped in _JSON_ESCAPES.items():
         plain = plain.replace(character, escaped)

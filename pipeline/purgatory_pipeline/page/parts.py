@@ -1,4 +1,4 @@
-"""What a page is made of: sections of plots and tables. Plain data; `document` turns it into HTML."""
+"""The parts of a page: sections of plots and tables. Plain data; `document` turns it into HTML."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ class PageTable:
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """A colour of a plot (a CSS value) and what it stands for, drawn as an `area`, a `line` or `dashes`."""
+    """A colour of a plot (a CSS value) and its meaning, drawn as an `area`, a `line` or `dashes`."""
 
     label: str
     colour: str
@@ -80,7 +80,7 @@ class Plot:
 class Grid:
     """Parts side by side where there is room, else one below the other; `narrow` fits up to three in a row.
 
-    `legend` is shared by all of them and stands above.
+    `legend` is shared by all of them and shown above.
     """
 
     parts: tuple[Plot | PageTable, ...]
@@ -90,9 +90,9 @@ class Grid:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with sentences, plots and tables. `notices` are what a reader must know before the figures.
+    """A heading with sentences, plots and tables. `notices` are caveats about the figures.
 
-    Without parts, the sentences say why there is nothing to see.
+    Without parts, the sentences explain why there is nothing to show.
     """
 
     anchor: str
@@ -138,7 +138,7 @@ class Page:
 
 
 def footer_lines(options: Mapping[str, str], versions: Mapping[str, str]) -> tuple[str, ...]:
-    """The footer of a page: the options it was made with, and the versions of what made it."""
+    """The footer of a page: the options, and the versions of the programs that made it."""
     given = " ".join(f"{key}={value}" for key, value in options.items())
     made = ", ".join(f"{name} {version}" for name, version in versions.items())
     return tuple(line for line in (f"Options: {given}" if given else "", f"Made with {made}" if made else "") if line)

@@ -153,7 +153,7 @@ def strong(value: object) -> Markup:
 
 
 def subtitle(archive: str, first_at: datetime | None, last_at: datetime | None, operations: int) -> Markup:
-    """What a page is about: an archive, the time it spans, and how many operations it holds."""
+    """The subtitle of a page: the archive, its time span, and its number of operations."""
     return Markup("{} · {} to {} UTC · {} operations").format(
         name(archive), instant(first_at), instant(last_at), count(operations)
     )

@@ -19,15 +19,15 @@ from purgatory_pipeline.report.report_tables import ADVICE, SURVIVAL, TIMEOUTS
 from purgatory_pipeline.report.survival import Curve, Share, estimate
 
 IN_USE_MAX: Final = 3
-"""The commonest timeouts of each curve that are judged."""
+"""The number of timeouts of each curve, the most common, that are evaluated."""
 LADDER_MS: Final = tuple(sorted({step * 10**power // 10 for power in range(7) for step in (10, 15, 20, 30, 50, 70)}))
 AROUND: Final = 5
-"""From the ladder, timeouts up to this many times longer or shorter than the one in use."""
+"""Round timeouts are evaluated up to this factor above or below the one in use."""
 ACCEPTABLE: Final = 0.01
 """The sentence names the shortest timeout that expires no more than this."""
 
 ADVISED_MIN: Final = 30
-"""Fewer operations are too few for a sentence."""
+"""With fewer operations there is no advice."""
 
 ALL: Final = None
 """The topic of a row about all topics together."""
@@ -106,7 +106,7 @@ def advise(counts: pd.DataFrame, in_use: pd.DataFrame, asked_ms: Sequence[int] =
 
 
 def sentence(row: Row, judged: Mapping[int, Share]) -> str:
-    """A row of the table in words, and which timeout would do."""
+    """The advice in words: a row of the table, and the timeout that would suffice."""
     if row["operations"] < ADVISED_MIN:
         return f"Too few to advise: {row['operations']:,} seen, {row['satisfied']:,} of them satisfied."
     seen = f"{row['seen_until_ms']:,} ms"

@@ -1,10 +1,10 @@
-"""Anomalies: windows unlike the same window of the day before, or, if there is none, unlike the window before.
+"""Anomalies: windows that differ from the same window of the day before, or else from the preceding window.
 
 Changes are measured on symmetric scales: logarithms of counts and waits, log-odds of rates. A change is compared with
 two spreads: chance, which follows from the counts, and how much this measure usually changes, as the median absolute
 deviation, so that the anomalies themselves do not widen it.
 
-Plain pandas, over a row for each window, topic and kind: of the largest topics, and of all together.
+Computed in pandas over a row for each window, topic and kind: for the largest topics, and for all together.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def anomalies(windows: pd.DataFrame, window_ms: int) -> pa.Table:
 
 
 def _compared(windows: pd.DataFrame, window_ms: int) -> pd.DataFrame:
-    """Each window beside the one it is compared with, whose columns end in `_before`."""
+    """Joins each window with the one it is compared with, whose columns end in `_before`."""
     day = DAY_MS // window_ms if DAY_MS % window_ms == 0 else 1
     key = ["is_all", *SERIES, "window"]
     found = []
@@ -112,7 +112,7 @@ def _place(rows: pd.DataFrame, measure: str, end: str) -> tuple[pd.Series[float]
 
 
 def _without_returns(striking: pd.DataFrame) -> pd.DataFrame:
-    """Drops windows that are back to normal, and only unlike the anomaly they are compared with."""
+    """Drops windows that are normal and only differ from an anomaly, with which they are compared."""
     names = ["is_all", *SERIES, "measure"]
     odd = {(*row, direction) for *row, direction in striking[[*names, "window", "direction"]].itertuples(index=False)}
     opposite = {"up": "down", "down": "up"}

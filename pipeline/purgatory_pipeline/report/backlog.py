@@ -1,11 +1,11 @@
-"""The most waits pending at once: +1 where one was registered, -1 where it ended, summed up in time.
+"""The maximum number of pending waits: +1 at each registration, -1 at each end, summed over time.
 
-An outcome tells when its registration was (`time_ms - waited_ms`), so registrations are not read again. Waits of 0 ms
-were never pending.
+An outcome contains the time of its registration (`time_ms - waited_ms`), so registrations are not read again. Waits of
+0 ms were never pending.
 
-Sorting all these steps would cost too much. So they are first counted in slots of some milliseconds. A slot can hold
-the deepest moment only if what was pending before it plus all that began in it exceeds what was pending at the end of
-every slot. The waits of such slots, which are few, are read again and summed up millisecond by millisecond.
+Sorting all steps would be too expensive, so they are first counted in slots of some milliseconds. A slot can contain
+the maximum only if the pending waits before it plus all waits that begin in it exceed the pending waits at the end of
+every slot. The waits of these few slots are read again and summed up by millisecond.
 """
 
 from typing import Final
@@ -18,19 +18,19 @@ from purgatory_pipeline.report.report_tables import BACKLOG
 KEY: Final = ("run_id", "topic", "partition", "kind")
 
 COARSE_MS: Final = 1_000
-"""When approximate, only the end of each second is looked at."""
+"""Slot length of an approximate report, which looks at the end of each second only."""
 
 SLOT_BITS: Final = 5
-"""A slot is 2**5 ms, less than most waits: so what begins in a slot is little beside what is pending."""
+"""A slot is 2**5 ms: shorter than most waits, so that few waits begin in a slot compared with those pending."""
 
 BROADCAST_ROWS_MAX: Final = 1_000_000
-"""Up to this many slots are broadcast, so that the waits need no shuffle to join them."""
+"""Up to this many slots are broadcast, so that waits are joined without a shuffle."""
 
 
 def deepest_backlog(
     outcomes: DataFrame, unfinished: DataFrame | None = None, *, approximate: bool = False
 ) -> DataFrame:
-    """The table `backlog`: for each partition and kind the deepest moment of all runs, the first one of equals."""
+    """The table `backlog`: the maximum of each partition and kind over all runs, and when it was first reached."""
     waits = _waits(outcomes, F.col("time_ms") - F.col("waited_ms"), F.col("time_ms"), approximate=approximate)
     if unfinished is not None:
         never = F.lit(None).cast("bigint")
@@ -66,9 +66,7 @@ def deepest_backlog(
 
 
 def _waits(rows: DataFrame, begin_ms: Column, end_ms: Column, *, approximate: bool) -> DataFrame:
-    """From when to when a wait was pending on the engine's clock (end null: it still is), and how far the wall clock is
-    ahead of that.
-    """
+    """Begin and end of each wait on the engine's clock (end null: still pending), and the offset of the wall clock."""
     if approximate:
         begin_ms, end_ms = ((F.floor(time_ms / COARSE_MS) + 1) * COARSE_MS for time_ms in (begin_ms, end_ms))
     return rows.select(
@@ -81,11 +79,11 @@ def _waits(rows: DataFrame, begin_ms: Column, end_ms: Column, *, approximate: bo
 
 
 def _deep_slots(steps: DataFrame) -> DataFrame:
-    """Slots that may hold the deepest moment: `key`, `slot`, and what was pending `before`."""
+    """Slots that may contain the maximum: `key`, `slot`, and the number pending `before`."""
     counts = steps.groupBy("key", "slot").agg(F.count_if(F.col("step") > 0).alias("begun"), F.sum("step").alias("net"))
     along = Window.partitionBy("key").orderBy("slot")
     sums = counts.withColumn("after", F.sum("net").over(along)).withColumn("before", F.col("after") - F.col("net"))
-    # Of the slots that end with the most pending, the first.
+    # The first of the slots with the most pending waits at their end.
     highest = F.max(F.struct("after", (-F.col("slot")).alias("earlier"))).over(Window.partitionBy("key"))
     most = F.col("before") + F.col("begun")
     can_be_deeper = most > F.col("highest.after")

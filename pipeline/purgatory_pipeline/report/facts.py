@@ -1,11 +1,11 @@
-"""What happened, counted: the small frames that nearly all tables are made of, so that rows are read once.
+"""Counts of waits, from which nearly all tables are computed, so that rows are read once.
 
-A *fact* is a number of waits that share window, topic, partition, kind, principal, fate and times. Waits are whole
-milliseconds, so many share all of that, and a quantile over facts is exactly the quantile over rows.
+A *fact* is the number of waits with the same window, topic, partition, kind, principal, fate and times. Times are whole
+milliseconds, so facts are far fewer than rows, and a quantile over facts equals the quantile over rows.
 
-Registrations without an end and ends without a registration are found without shuffling all of them: both sides are
-summed up by run in slots of about a minute, by the instant of registration. Only where the sums differ are rows
-compared one by one: usually the last minutes of a run, or those around a loss.
+Registrations without an end, and ends without a registration, are found without shuffling all rows: both sides are
+summed up by run and slot (about a minute) of the registration. Rows are compared one by one only in slots whose sums
+differ: usually the last minutes of a run, or those around a loss.
 """
 
 from dataclasses import dataclass
@@ -31,30 +31,30 @@ ENDS: Final = tuple(codes.OUTCOME_NAMES[outcome] for outcome in codes.OUTCOMES)
 GROUP: Final = ("topic", "partition", "kind", "principal")
 
 BITS_KEPT: Final = 7
-"""Significant bits of an approximate wait: less than 1 % is rounded away."""
+"""Significant bits of an approximate wait; rounding changes it by less than 1 %."""
 
 
 SLOT_BITS: Final = 16
 """A slot is 2**16 ms."""
 
 LATENESS_MAX_MS: Final = 60_000
-"""An operation without an end so long after its deadline has lost it."""
+"""The outcome of an operation counts as lost if it is missing this long after the deadline."""
 
 _ROW: Final = ("run_id", "session_number", "operation_id", "item")
 _ACROSS: Final = ("session_id", "session_number", "operation_id", "item", "registered_ms")
 """Columns that identify a wait over all runs of a daemon with a journal."""
 WALL_STEP_MAX_MS: Final = 600_000
-"""How far the wall clock may have been set while a wait went on."""
+"""The maximum adjustment of the wall clock during a wait."""
 
 
 @dataclass(frozen=True)
 class UnmatchedRows:
-    """Rows without a partner; None: every row has one.
+    """Rows without a counterpart; None if there are none.
 
-    `unfinished` are registrations, with `waited_ms` up to the end of what is known of their run; null if their end
-    must have come before that, but is lost. `carried_in` are outcomes. A wait that a journal kept over a restart has
-    its partner in another run. `open` are all registrations without an end in their own run. `again` are outcomes of
-    waits that had ended in an earlier run: the journal had not recorded that when its daemon was killed.
+    `unfinished` are registrations, with `waited_ms` up to the last row of their run; null if their end is lost,
+    because it was due before that. `carried_in` are outcomes. A wait that a journal preserved over a restart has its
+    counterpart in another run. `open` are all registrations without an end in their own run. `again` are outcomes of
+    waits that had already ended in an earlier run, whose daemon was killed before the journal recorded it.
     """
 
     unfinished: DataFrame | None = None
@@ -92,8 +92,8 @@ def find_unmatched(registrations: DataFrame, outcomes: DataFrame) -> UnmatchedRo
 
 
 def _across_runs(begun: DataFrame, unfinished: DataFrame, carried_in: DataFrame) -> UnmatchedRows:
-    """Match what has no partner in its own run. With a journal, sessions keep their numbers over a restart and the
-    engine's clock goes on; unary waits (session 0) end with their daemon.
+    """Matches rows without a counterpart over several runs. With a journal, sessions keep their numbers over a restart
+    and the engine's clock continues; unary waits (session 0) end with their daemon.
     """
     left = _join_waits(carried_in, unfinished, "left_anti").localCheckpoint()
     known = _join_waits(begun, F.broadcast(left), "left_semi")
@@ -104,7 +104,7 @@ def _across_runs(begun: DataFrame, unfinished: DataFrame, carried_in: DataFrame)
 
 
 def _join_waits(rows: DataFrame, others: DataFrame, how: str) -> DataFrame:
-    """Join rows of the same waits in different runs. The clocks of unrelated runs may agree, but not the wall clock."""
+    """Joins rows of the same waits in different runs. Unrelated runs may agree in the engine's clock, not in both."""
     named = others.select(
         *(F.col(name).alias(f"other_{name}") for name in _ACROSS), _registered_at_ms().alias("other_at")
     )
@@ -115,7 +115,7 @@ def _join_waits(rows: DataFrame, others: DataFrame, how: str) -> DataFrame:
 
 
 def _registered_at_ms() -> Column:
-    """By the wall clock; the rows have both clocks of the same call, and the registration on the engine's."""
+    """Wall-clock time of the registration, derived from the two clocks of the row's own call."""
     return F.unix_millis("at") - F.col("time_ms") + F.col("registered_ms")
 
 
@@ -157,7 +157,7 @@ def condensed(facts: DataFrame) -> DataFrame:
 
 
 def rounded(value: Column) -> Column:
-    """Rounds to the highest bits, in the middle of the values that share them."""
+    """Keeps the highest bits, and returns the middle of the values that share them."""
     dropped = F.greatest(F.floor(F.log2(F.greatest(value, F.lit(1)))).cast("int") - (BITS_KEPT - 1), F.lit(0))
     step = F.pow(F.lit(2.0), dropped).cast("bigint")
     return (F.floor(value / step) * step + F.floor(step / 2)).cast("bigint")
@@ -173,7 +173,7 @@ def _window(window_ms: int) -> Column:
 
 
 def _group() -> list[Column]:
-    """A refused registration may have been unreadable, and then has neither topic nor principal."""
+    """The columns of GROUP. An unreadable registration was refused, and has neither topic nor principal."""
     return [
         F.coalesce("topic", F.lit("")).alias("topic"),
         F.coalesce("partition", F.lit(-1)).alias("partition"),
@@ -204,7 +204,7 @@ def _slot(time_ms: Column) -> Column:
 
 
 def _digests(rows: DataFrame, sign: int) -> DataFrame:
-    """By run and slot, sums that cancel those of the other side if the rows are the same."""
+    """Sums by run and slot that cancel those of the other table if the rows match."""
     return rows.groupBy("run_id", "slot").agg(
         (F.count(F.lit(1)) * sign).alias("rows"),
         F.expr("bit_xor(xxhash64(session_number, operation_id, item))").alias("digest"),

@@ -1,6 +1,6 @@
-"""What a report leaves in its folder: DIR/tables/NAME as Parquet, DIR/csv/NAME.csv, and the page DIR/report.html.
+"""Writes the tables of a report: DIR/tables/NAME as Parquet, and the first rows of each as DIR/csv/NAME.csv.
 
-Spark writes what it computed, however large. The CSV files and the page get the first rows of each table in its order.
+Spark writes the tables that it computed, however large. The page gets the same first rows as the CSV files.
 """
 
 from collections.abc import Mapping
@@ -17,15 +17,15 @@ from purgatory_pipeline.archive.location import Location, write_file
 from purgatory_pipeline.report.report_tables import PAGE_ROWS_MAX, TABLES, ResultTable
 
 WRITERS: Final = 4
-"""Tables made at a time: while Spark plans one, the others use the cores."""
+"""Tables written concurrently: while Spark plans one, the others use the cores."""
 
 
 Written = dict[str, tuple[pd.DataFrame, int]]
-"""By table, its first rows and the number of all."""
+"""The first rows of each table, and its number of rows."""
 
 
 def write_tables(computed: Mapping[str, DataFrame], known: Mapping[str, pa.Table], place: Location) -> Written:
-    """Writes tables that Spark computes and tables that are known."""
+    """Writes tables that Spark computes, and tables in memory."""
     with ThreadPoolExecutor(WRITERS) as pool:
         writing = {
             name: pool.submit(write_computed, computed[name], table, place)
@@ -47,7 +47,7 @@ def write_computed(frame: DataFrame, table: ResultTable, place: Location) -> tup
 
 
 def write_known(rows: pa.Table, table: ResultTable, place: Location) -> tuple[pd.DataFrame, int]:
-    """The same for a table that needs no Spark."""
+    """The same for a table in memory."""
     names, rising = [name.lstrip("-") for name in table.order], [not name.startswith("-") for name in table.order]
     order = rows.select(names).to_pandas().sort_values(names, ascending=rising, na_position="first").index
     written = rows.select(list(table.column_names)).take(pa.array(order))

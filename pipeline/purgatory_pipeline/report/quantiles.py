@@ -1,6 +1,6 @@
-"""Exact quantiles of values with counts: the smallest value that enough of the counted do not exceed.
+"""Exact quantiles of values with counts: the smallest value with a sufficient share at or below it.
 
-Plain numpy over counts by value, which are few whatever the number of operations.
+Computed in numpy over counts by value, which are few whatever the number of operations.
 """
 
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ QUANTILES: Final[Mapping[str, int]] = {"p50": 500_000, "p90": 900_000, "p99": 99
 
 
 def quantiles(group: Ints, value: Ints, weight: Ints, groups: int, wanted: Mapping[str, int]) -> dict[str, Ints]:
-    """By name, a value for each group from 0 up to `groups`; meaningless for groups without rows.
+    """For each name an array with a value per group, 0 to `groups` - 1; undefined for groups without rows.
 
-    `weight` is how many were counted of each value, at least one.
+    `weight` is the count of each value, at least 1.
     """
     if not len(group):
         return {name: np.zeros(groups, np.int64) for name in wanted}

@@ -1,8 +1,8 @@
 """All tables of a report from the tables of an archive: DataFrames in, DataFrames out.
 
-Registrations and outcomes are counted (`facts`) and, unless the intake has done so, compared with each other
-there. Outcomes are read again for the backlog and for slow produces, and the events around these, a few
-columns each. Everything else is made of facts, which Spark caches in memory or on disk.
+Registrations and outcomes are counted (`facts`) and, unless the intake has done so, matched with each other. Outcomes
+are read again for the backlog and for slow produces, together with the events around those; a few columns each.
+Everything else is computed from the facts, which Spark caches in memory or on disk.
 """
 
 from collections.abc import Mapping
@@ -38,48 +38,48 @@ TOTALS: Final = ("registered", "refused", "carried_in", "ended", *ENDS, "unfinis
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Raises `PolicyInvalid` for a value out of its range."""
+    """Options of a report. Raises `PolicyInvalid` for a value out of range."""
 
     window_ms: int = 3_600_000
     approximate: bool = False
-    """Waits rounded by less than 1 %, and the backlog at the end of each second: less to sort."""
+    """Round waits by less than 1 %, and compute the backlog per second: less to sort."""
     slow_share: float = 0.01
-    """This share of satisfied produces, the slowest, is looked at one by one."""
+    """The share of satisfied produces, the slowest, that is examined one by one."""
     slow_over_ms: int | None = None
-    """Instead: produces that waited longer than this."""
+    """If given, produces that waited longer than this are examined instead."""
     top: int = 20
-    """Rows of `hot_keys`, of each kind."""
+    """Rows of `hot_keys` for each kind."""
     topics_max: int = 20
-    """Topics (or keys) with their own advice, for each kind: those with the most operations."""
+    """For each kind, the number of topics (or keys), the busiest, that get advice of their own."""
     timeouts_ms: tuple[int, ...] = ()
-    """Timeouts to judge, besides those in use and round ones."""
+    """Timeouts to evaluate, in addition to those in use and round values."""
 
     def __post_init__(self) -> None:
         if self.window_ms < WINDOW_MS_MIN:
-            raise PolicyInvalid(f"a window of {self.window_ms} ms: give a second or more")
+            raise PolicyInvalid(f"window of {self.window_ms} ms: the minimum is one second")
         if not 0 < self.slow_share < 1:
-            raise PolicyInvalid(f"a slow share of {self.slow_share}: give a number between 0 and 1, for example 0.01")
+            raise PolicyInvalid(f"slow share {self.slow_share}: must be between 0 and 1, for example 0.01")
         if self.slow_over_ms is not None and self.slow_over_ms < 0:
-            raise PolicyInvalid(f"slow over {self.slow_over_ms} ms: give 0 or more")
+            raise PolicyInvalid(f"slow over {self.slow_over_ms} ms: must not be negative")
         for name, value in (("top", self.top), ("topics", self.topics_max)):
             if value < 1:
-                raise PolicyInvalid(f"{name} {value}: give 1 or more")
+                raise PolicyInvalid(f"{name} {value}: must be at least 1")
         for timeout_ms in self.timeouts_ms:
             if not 0 < timeout_ms <= TIMEOUT_MS_MAX:
-                raise PolicyInvalid(f"a timeout of {timeout_ms} ms: give 1 or more")
+                raise PolicyInvalid(f"timeout of {timeout_ms} ms: must be at least 1 ms")
 
 
 @dataclass(frozen=True)
 class Report:
-    """All tables but `intake`, not sorted: those that Spark computes when they are used, and those that are known."""
+    """All tables except `intake`, unsorted: some are computed by Spark on use, the rest are in memory."""
 
     spark: SparkSession
     computed: Mapping[str, DataFrame]
     known: Mapping[str, pa.Table]
     totals: Mapping[str, int]
-    """Of operations, as in `ReportInfo`."""
+    """Counts of operations, as in `ReportInfo`."""
     slow_over_ms: int | None
-    """None: no produce was satisfied."""
+    """None if no produce was satisfied."""
     held: tuple[DataFrame, ...]
 
     @cached_property
@@ -88,7 +88,7 @@ class Report:
         return {**self.computed, **{name: self.spark.createDataFrame(table) for name, table in self.known.items()}}
 
     def release(self) -> None:
-        """Frees what Spark caches for the tables. They can still be used, but are computed from the start."""
+        """Frees Spark's cache for the tables. They can still be used, but are then recomputed."""
         for frame in self.held:
             frame.unpersist()
 
@@ -104,7 +104,7 @@ def make_report(
     """Reads registrations and outcomes; the rest is read when it is used.
 
     The frames have the columns of `purgatory.archive.schema`; each registration and outcome comes once.
-    `is_matched`: the intake has found that each has the other, so they are not compared again.
+    `is_matched`: the intake has matched all registrations and outcomes, so they are not compared again.
     """
     options = options or ReportOptions()
     unmatched = UnmatchedRows() if is_matched else find_unmatched(registrations, outcomes)
@@ -149,7 +149,7 @@ def _of_levels(
 
 
 def _slow_over_ms(counts: pd.DataFrame, options: ReportOptions) -> int | None:
-    """The longest wait of satisfied produces but for the slowest share; None if there are none."""
+    """The longest wait of satisfied produces outside the slowest share; None if there are none."""
     is_done = (counts["kind"] == PRODUCE) & (counts["fate"] == SATISFIED)
     waits: Any = counts[is_done].groupby("waited_ms")["operations"].sum()
     if waits.empty:

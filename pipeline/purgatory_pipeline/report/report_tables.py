@@ -5,7 +5,7 @@ of its partitions (or keys): an operation over three partitions is three waits, 
 counts.
 
 Rows belong to the window of their own time: a registration to the window in which it was registered, an end to the
-window in which it ended. So `registered` and `ended` of a window differ by what was pending at its borders.
+window in which it ended. So `registered` and `ended` of a window differ by the waits that were pending at its borders.
 """
 
 from collections.abc import Mapping
@@ -68,7 +68,7 @@ class ResultTable:
 
 @dataclass(frozen=True)
 class ReportInfo:
-    """What the tables are about. `rows`: the number of rows of a table whose frame holds only the first ones."""
+    """The context of the tables. `rows`: the number of rows of each table; frames contain the first ones only."""
 
     archive: str
     first_at: datetime | None
@@ -76,16 +76,16 @@ class ReportInfo:
     window_ms: int
     approximate: bool
     slow_over_ms: int | None
-    """Produces that waited longer were looked at one by one; None: there were none."""
+    """Produces that waited longer were examined one by one; None if there were none."""
     slow_share: float
     """The share of produces that `slow_over_ms` was chosen for, such as 0.01."""
     totals: Mapping[str, int] = field(default_factory=dict)
-    """Of operations: registered, refused, carried_in, ended, satisfied, failed, expired, cancelled, shutting_down,
-    unfinished. registered - refused + carried_in = ended + unfinished.
+    """Counts of operations: registered, refused, carried_in, ended, satisfied, failed, expired, cancelled,
+    shutting_down, unfinished. registered - refused + carried_in = ended + unfinished.
     """
     rows: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    """What a reader must know before the figures, such as crashed runs or dropped rows; as sentences."""
+    """Caveats about figures, such as crashed runs or dropped rows; as sentences."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """purgatory, schema, spark."""
 
@@ -107,14 +107,16 @@ _COUNTS: Final = (
     ResultColumn("expired", COUNT, "their time ran out first"),
     ResultColumn("cancelled", COUNT, "by caller or operator, or with their session"),
     ResultColumn("shutting_down", COUNT, "the daemon shut down first"),
-    ResultColumn("unfinished", COUNT, "registered here, and no end was found in what was read"),
-    ResultColumn("carried_in", COUNT, "ended here, and no registration was found in what was read"),
+    ResultColumn("unfinished", COUNT, "registered here, with no end in the rows that were read"),
+    ResultColumn("carried_in", COUNT, "ended here, with no registration in the rows that were read"),
     ResultColumn("completion_rate", SHARE, "satisfied / ended", nullable=True),
     ResultColumn("expiry_rate", SHARE, "expired / ended", nullable=True),
 )
 _WAITS: Final = (
     ResultColumn("waited_total_ms", MS, "total time waited"),
-    ResultColumn("wait_p50_ms", MS, "half of what ended waited this long or less, whatever the outcome", nullable=True),
+    ResultColumn(
+        "wait_p50_ms", MS, "half of the ended waits took this long or less, whatever the outcome", nullable=True
+    ),
     ResultColumn("wait_p90_ms", MS, "90 %", nullable=True),
     ResultColumn("wait_p99_ms", MS, "99 %", nullable=True),
     ResultColumn("wait_p999_ms", MS, "99.9 %", nullable=True),
@@ -126,7 +128,7 @@ _WAITS: Final = (
 
 INTAKE: Final = ResultTable(
     "intake",
-    "What was found in the archive: files and rows, used or set aside and why. The sums are what is there.",
+    "Files and rows of the archive, used or set aside and why. The sums are the whole archive.",
     ("table", "reason"),
     ("table", "reason"),
     (

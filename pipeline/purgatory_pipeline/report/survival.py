@@ -21,7 +21,7 @@ Z: Final = 1.959963984540054
 """95 %, two-sided."""
 
 AT_RISK_MIN: Final = 10
-"""Answers are given only where this many operations were seen to wait so long."""
+"""Answers are given only where this many operations were seen to wait that long."""
 
 SLACK: Final = 1e-9
 """A share of 0.01 may be a little more in floating point."""
@@ -94,7 +94,7 @@ class Curve:
         return value, low, high
 
     def shown(self) -> NDArray[np.intp]:
-        """The entries that can be told apart in a plot, and the last."""
+        """The entries that are distinguishable in a plot, and the last."""
         height = np.floor(self.waiting * POINTS_MAX)
         depth = np.floor(-np.log10(np.maximum(self.waiting, 1e-6)) * (POINTS_MAX / 8))
         time = np.floor(np.log2(self.waited_ms + 1.0) * (POINTS_MAX / 20))

@@ -77,7 +77,7 @@ def java_version() -> int:
     said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr.strip()  # noqa: S603
     version = re.search(r'version "(?:1\.)?(\d+)', said)
     if version is None:
-        raise JavaMissing(f"{java} is no Java that works ({said.partition(chr(10))[0]}). {INSTALL_JAVA}")
+        raise JavaMissing(f"{java} is not a working Java ({said.partition(chr(10))[0]}). {INSTALL_JAVA}")
     if int(version[1]) < JAVA_MIN:
         raise JavaMissing(f"{java} is Java {version[1]}. {INSTALL_JAVA}")
     return int(version[1])

@@ -1,4 +1,4 @@
-"""What came in: every row and every operation of the archive, used or set aside and why."""
+"""The section on the input: all rows and operations of the archive, used or set aside and why."""
 
 from typing import Final
 
@@ -15,7 +15,7 @@ _ACCOUNT: Final = ("registered", "refused", "carried_in", "ended", "unfinished")
 
 
 def headlines(intake: pd.DataFrame, info: ReportInfo) -> tuple[Headline, ...]:
-    """The figures at the top: how many operations, how they ended, and what was set aside."""
+    """The figures at the top: operations, their outcomes, and rows set aside."""
 
     def share_of_ended(word: str) -> Headline:
         number, ended = info.totals.get(word, 0), info.totals.get("ended", 0)

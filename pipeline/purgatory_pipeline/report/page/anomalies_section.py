@@ -1,4 +1,4 @@
-"""The section on anomalies: windows unlike the same window before."""
+"""The section on anomalies: windows that differ from earlier ones."""
 
 from collections.abc import Callable
 from typing import Final
@@ -69,7 +69,7 @@ def anomaly_findings(anomalies: pd.DataFrame, window_ms: int) -> list[Finding]:
 
 
 def _in_words(anomalies: pd.DataFrame) -> pd.DataFrame:
-    """The same with names of measures, and with values as they are written."""
+    """The same rows with displayed names and values."""
     known = [_MEASURES.get(measure, (wording.text(measure), wording.decimal, "")) for measure in anomalies["measure"]]
     values = {
         column: [shown(value) for (_, shown, _), value in zip(known, anomalies[column], strict=True)]

@@ -1,4 +1,4 @@
-"""Sections on where the waiting is: the deepest backlog, and the busiest partitions and keys."""
+"""Sections on the deepest backlog and on the busiest partitions and keys."""
 
 from typing import Final
 

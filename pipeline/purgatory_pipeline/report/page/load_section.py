@@ -49,7 +49,7 @@ def _rates(total: pd.DataFrame, lines: WindowSeries) -> Plot:
 
 
 def _unsatisfied(total: pd.DataFrame, lines: WindowSeries) -> tuple[Plot, ...]:
-    """A plot of its own: beside what is satisfied, the rest is too thin to be seen."""
+    """A separate plot of the other outcomes, which would be too thin to see next to the satisfied ones."""
     ended = total["ended"].where(total["ended"] > 0)
     parts = {word: total[word] / ended for word in OUTCOMES[1:]}
     bars = stacked(total, parts)

@@ -73,7 +73,7 @@ def straggler_finding(stragglers: pd.DataFrame) -> list[Finding]:
 
 
 def _is_clearly_more(first: object, second: object) -> bool:
-    """By a quarter, and by more than chance would part two equal replicas."""
+    """More by a quarter, and by more than two equal replicas would differ by chance."""
     most, next_most = wording.number_of(first), wording.number_of(second)
     return most >= 1.25 * next_most and most - next_most > 2 * math.sqrt(most + next_most)
 
@@ -83,7 +83,7 @@ def _overall(stragglers: pd.DataFrame) -> pd.DataFrame:
 
 
 def _plots(drawn: pd.DataFrame) -> Grid:
-    """What each replica held back, and the time lost to it; the costliest replica stands out."""
+    """Produces delayed by each replica, and the time lost; the costliest replica is highlighted."""
     most_ms = max(wording.number_of(value) for value in drawn["total_ms"])
     unit, unit_ms = next(((unit, size) for unit, size in _UNITS_MS.items() if most_ms >= size), ("ms", 1))
 

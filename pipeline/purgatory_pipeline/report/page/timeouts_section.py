@@ -1,4 +1,4 @@
-"""The section on timeouts: how long operations need, what the timeout in use cuts off, and what others would."""
+"""The section on timeouts: how long operations need, and how many expire with the timeout in use and with others."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _of(frame: pd.DataFrame, row: pd.Series[Any]) -> pd.DataFrame:
 
 
 def _thinned(curve: pd.DataFrame) -> pd.DataFrame:
-    """At most so many steps, down to the first that is too small to be drawn."""
+    """Limits the number of steps, down to the first that is too small to be drawn."""
     shares = pd.to_numeric(curve["waiting"])
     drawn = curve[shares.shift(fill_value=1.0) >= SMALLEST_SHARE]
     every = -(-len(drawn) // POINTS_MAX)

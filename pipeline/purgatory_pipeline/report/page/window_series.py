@@ -1,4 +1,4 @@
-"""Windows for plots over time: few enough to be told apart, with gaps where nothing was seen."""
+"""Windows for plots over time: few enough to be distinguishable, with gaps where there is no data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class WindowSeries:
 
     @property
     def caveat(self) -> str:
-        """What merging did to percentiles; empty if nothing was merged."""
+        """How merging affected percentiles; empty if no windows were merged."""
         return f"Of each {self.merged} windows the highest is drawn." if self.merged > 1 else ""
 
     @property
@@ -45,7 +45,7 @@ class WindowSeries:
         return self.frame.groupby(["at", "until"], sort=True)[columns].sum().reset_index()
 
     def kinds(self) -> list[str]:
-        """The busiest first."""
+        """The kinds of operation, the busiest first."""
         ended = self.frame.groupby("kind")["registered"].sum()
         return [str(kind) for kind in ended.sort_values(ascending=False, kind="stable").index]
 
@@ -67,7 +67,7 @@ class WindowSeries:
 
 
 def timeline(windows: pd.DataFrame, window_ms: int) -> WindowSeries:
-    """From the report's windows, of which there may be thousands."""
+    """Merges the report's windows, of which there may be thousands."""
     if windows.empty:
         return WindowSeries(windows.assign(at=[], until=[]), window_ms, 1)
     starts = pd.to_datetime(windows["window_start"], utc=True)
