@@ -13,7 +13,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, Final
 
-from purgatory.archive.vocabulary import NO_PARTITION, Registrant
+from purgatory.archive.vocabulary import Registrant
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.codes import FETCH, PRODUCE, READ_COMMITTED, READ_UNCOMMITTED, SIGNAL
@@ -22,10 +22,8 @@ from tests.pipeline.history.plan import RunPlan, Topic
 from tests.pipeline.history.recorder import Recorder
 
 JOBS: Final = BROKERS
-REGISTRANTS: Final = [
-    *(Registrant(broker, f"broker-{broker}", "brokers") for broker in range(1, BROKERS + 1)),
-    Registrant(BROKERS + 1, "nightly-jobs", "jobs"),
-]
+REGISTRANTS: Final = [Registrant(broker, f"broker-{broker}", "brokers") for broker in range(1, BROKERS + 1)]
+REGISTRANTS.append(Registrant(BROKERS + 1, "nightly-jobs", "jobs"))
 WITHOUT_EPOCHS: Final = BROKERS - 1
 """The session of a client that does not send leader epochs."""
 
@@ -36,16 +34,10 @@ DRAIN_MS: Final = 3_000
 KIND_SHARES: Final = {PRODUCE: 0.70, FETCH: 0.25, SIGNAL: 0.05}
 SEVERAL_SHARE: Final = {PRODUCE: 0.04, FETCH: 0.15, SIGNAL: 0.25}
 """The share of operations that wait on 2 to 4 partitions or keys."""
-TIMEOUTS_MS: Final[dict[int, dict[int, float]]] = {
-    FETCH: {500: 0.75, 100: 0.15, 5_000: 0.10},
-    SIGNAL: {10_000: 0.7, 1_000: 0.3},
-}
+TIMEOUTS_MS: Final = {FETCH: {500: 0.75, 100: 0.15, 5_000: 0.10}, SIGNAL: {10_000: 0.7, 1_000: 0.3}}
 MIN_BYTES: Final = {1: 0.60, 10_000: 0.30, 250_000: 0.10}
 KEYS: Final = [f"job-{key:02d}/finished" for key in range(60)]
 KEY_WEIGHTS: Final = [1 / (key + 1) for key in range(len(KEYS))]
-MEAN_RECORDS: Final = 4
-FENCED: Final = 2
-"""Flag of a REPLICA_STATE event."""
 Wait = dict[str, Any]
 """An operation before it is registered: its `items` (partitions, or indexes of keys) and the columns of its batch."""
 
@@ -82,8 +74,6 @@ class Cluster:
                 self._fetch_later(leader, follower, topic, 0)
         self._plan_incidents()
         self._at(TICK_MS, self._tick)
-        self._at(life_ms * 2 // 3, partial(recorder.cancel_all, self._partitions[-1].name))
-        self._at(life_ms * 3 // 4, partial(recorder.cancel_all, (KEYS[-1], NO_PARTITION)))
         while self._actions[0][0] < life_ms + DRAIN_MS:
             now_ms, _, act = heapq.heappop(self._actions)
             act(now_ms)
@@ -101,11 +91,10 @@ class Cluster:
         return self._random.choices(list(shares), list(shares.values()))[0]
 
     def _placed(self) -> list[Partition]:
-        """All partitions, on the brokers in turn; those of a topic share its load by a Zipf law."""
         placed: list[Partition] = []
         for topic in self._run.plan.topics:
             shares = [(nth + 1) ** -0.8 for nth in range(topic.partitions)]
-            for nth, share in enumerate(shares):
+            for nth, share in enumerate(shares):  # a Zipf law
                 weight, base = topic.weight * share / sum(shares), self._random.randrange(1_000_000)
                 placed.append(Partition((topic.name, nth), topic, len(placed), weight, base))
         return placed
@@ -167,9 +156,9 @@ class Cluster:
             follower = rng.choice([replica for replica in one.followers if replica != self._run.plan.slow[0]])
             away_ms = rng.randint(life_ms * 2 // 10, life_ms * 5 // 10)
             fenced_ms = away_ms + rng.randint(100, 300)
-            self._at(away_ms, partial(self._toggle_away, one, follower))
+            self._at(away_ms, partial(one.toggle_away, follower))
             self._at(fenced_ms, partial(self._fence, one, follower))
-            self._at(fenced_ms + rng.randint(500, 3_000), partial(self._toggle_away, one, follower))
+            self._at(fenced_ms + rng.randint(500, 3_000), partial(one.toggle_away, follower))
 
     def _resign(self, one: Partition, now_ms: int) -> None:
         """The leader resigns but appends once more, which is refused."""
@@ -188,18 +177,15 @@ class Cluster:
         one.fetched = {other: min(one.fetched[other], one.fetched[new]), old: one.fetched[new]}
         one.reported = {}
         one.away.add(old)
-        self._at(now_ms + self._random.randint(50, 300), partial(self._toggle_away, one, old))
+        self._at(now_ms + self._random.randint(50, 300), partial(one.toggle_away, old))
         truncation = one.event(codes.TRUNCATION, offsets=one.end)
         leadership = one.leadership() | {"offsets": one.end}
         self._recorder.apply(event_batch([truncation, leadership, one.in_sync_replicas()]), now_ms)
 
-    def _toggle_away(self, one: Partition, follower: int, _now_ms: int) -> None:
-        one.away ^= {follower}
-
     def _fence(self, one: Partition, follower: int, now_ms: int) -> None:
         """A follower that is away leaves the in-sync replicas; `_fetch` takes it back."""
         one.in_sync.discard(follower)
-        state = one.event(codes.REPLICA_STATE, replica_ids=follower, flags=FENCED)
+        state = one.event(codes.REPLICA_STATE, replica_ids=follower, flags=2)  # fenced
         self._recorder.apply(event_batch([state, one.in_sync_replicas()]), now_ms)
         self._advance(one, now_ms)
 
@@ -281,7 +267,7 @@ class Cluster:
                     wait["offsets"].append(one.high_watermark)
                     self._reached(produce, now_ms)
                 else:
-                    one.end += 1 + int(self._random.expovariate(1 / (MEAN_RECORDS - 1)))
+                    one.end += 1 + int(self._random.expovariate(1 / 3))
                     written[one.name] = one
                     wait["offsets"].append(one.end)
                     one.waiting.append((one.end, produce))
@@ -291,12 +277,11 @@ class Cluster:
     def _read(self, waits: list[Wait]) -> None:
         """Followers read at the log end; consumers at the high watermark, or a little behind it."""
         for wait in waits:
-            is_follower = self._by_chance(0.4)
+            is_follower, is_committed = self._by_chance(0.4), self._by_chance(0.2)
             behind = 0 if self._by_chance(0.65) else self._random.randrange(200)
-            is_committed = not is_follower and self._by_chance(0.2)
             wait["replica_ids"] = self._random.choice(wait["items"][0].followers) if is_follower else -1
             wait["min_bytes"] = 1 if is_follower else self._drawn(MIN_BYTES)
-            wait["isolation_levels"] = READ_COMMITTED if is_committed else READ_UNCOMMITTED
+            wait["isolation_levels"] = READ_COMMITTED if is_committed > is_follower else READ_UNCOMMITTED
             wait["offsets"] = [
                 one.end if is_follower else max(one.base, one.high_watermark - behind) for one in wait["items"]
             ]

@@ -1,9 +1,9 @@
-"""Makes the archive of a plan, run by run: `python -m tests.pipeline.history.make 400000 .build/history --runs 160`."""
+"""Makes an archive: `python -m tests.pipeline.history.make FOLDER OPERATIONS RUNS HOURS`."""
 
-import argparse
 import json
 import multiprocessing
 import os
+import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -24,7 +24,7 @@ def make_history(plan: Plan, out: Path, processes: int = 1) -> Counter[int]:
     else:
         with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
             counted = list(pool.map(_make_run, *arguments))
-    (out / TRUTH).parent.mkdir(parents=True, exist_ok=True)
+    (out / TRUTH).parent.mkdir(parents=True)
     (out / TRUTH).write_text(json.dumps({"operations": plan.operations, "hours": plan.hours}), "utf-8")
     return sum(counted, Counter())
 
@@ -36,10 +36,5 @@ def _make_run(plan: Plan, index: int, out: str) -> Counter[int]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("operations", type=int)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--runs", type=int, default=24)
-    parser.add_argument("--hours", type=int, default=24)
-    given = parser.parse_args()
-    make_history(Plan(given.operations, given.runs, hours=given.hours), given.out, os.cpu_count() or 1)
+    folder, operations, runs, hours = sys.argv[1:]
+    make_history(Plan(int(operations), int(runs), hours=int(hours)), Path(folder), os.cpu_count() or 1)

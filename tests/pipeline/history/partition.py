@@ -34,10 +34,8 @@ class Partition:
         self.topic: Final = topic
         self.weight: Final = weight
         self.leader = place % BROKERS + 1
-        # The second replica rotates too, so that each broker follows each other one (as Kafka assigns replicas).
-        second = (place % BROKERS + 1 + place // BROKERS % (BROKERS - 1)) % BROKERS + 1
-        third = second % BROKERS + 1
-        self.followers = [second, third % BROKERS + 1 if third == self.leader else third]
+        self.followers = [replica for replica in range(1, BROKERS + 1) if replica != self.leader]
+        del self.followers[place // BROKERS % 3]
         self.in_sync = {self.leader, *self.followers}
         self.away: set[int] = set()
         self.epoch = 0
@@ -56,6 +54,10 @@ class Partition:
     def is_of(self, session: int) -> bool:
         """Whether the broker of a session leads this partition now."""
         return self.is_led and self.leader == session + 1
+
+    def toggle_away(self, replica_id: int, _now_ms: int) -> None:
+        """A replica stops fetching, or fetches again."""
+        self.away ^= {replica_id}
 
     def event(self, event_type: int, **values: object) -> dict[str, Any]:
         """An event in the partition's current epoch; `values` by column."""

@@ -11,19 +11,11 @@ START_MS: Final = int(datetime(2026, 11, 2, tzinfo=UTC).timestamp() * 1_000)
 MINUTE_MS: Final = 60_000
 LIFE_MS: Final = 25_000
 """How long a run accepts operations at the mean load; longer at night, shorter at the peak."""
-SWING: Final = 0.6
-"""The load varies between 1 - SWING at 02:00 and 1 + SWING at 14:00 (UTC)."""
-INCIDENT: Final = (0.70, 0.75, 2.5)
-"""From and until (shares of the history): all followers are slower by this factor, for the report to find."""
 
 
 @dataclass(frozen=True)
 class Topic:
-    """Load of a topic, how often followers fetch from it, and the timeouts of its produces with their weights.
-
-    A produce waits for the slower of two followers, and each reports with one fetch what it received by the previous
-    one, so a wait takes about one and a half fetch intervals. The intervals are log-normal.
-    """
+    """Load of a topic, log-normal intervals between fetches from it, and timeouts of produces with their weights."""
 
     name: str
     partitions: int
@@ -60,13 +52,12 @@ class Plan:
         assert 0 <= index < self.runs, f"run {index} of {self.runs}"
         loads = list(accumulate(load_at(minute) for minute in range(self.hours * 60)))
         minute = bisect_left(loads, (index + 0.5) / self.runs * loads[-1])
-        begin, end, factor = INCIDENT
         share, rest = divmod(self.operations, self.runs)
         return RunPlan(
             self, f"generated-{index + 1:05d}", f"{self.seed}-{index}", share + (index < rest),
             start_ms=START_MS + minute * MINUTE_MS,
             life_ms=round(LIFE_MS / load_at(minute)),
-            slowdown=factor if begin <= minute / len(loads) < end else 1.0,
+            slowdown=2.5 if 0.70 <= minute / len(loads) < 0.75 else 1.0,  # an incident for the report to find
         )  # fmt: skip
 
 
@@ -84,5 +75,5 @@ class RunPlan:
 
 
 def load_at(minute: int) -> float:
-    """Load as a multiple of the daily mean."""
-    return 1 + SWING * math.sin(2 * math.pi * (minute / 1_440 - 1 / 3))
+    """Load as a multiple of the daily mean: 0.4 at 02:00, 1.6 at 14:00 (UTC)."""
+    return 1 + 0.6 * math.sin(2 * math.pi * (minute / 1_440 - 1 / 3))

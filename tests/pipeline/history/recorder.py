@@ -5,20 +5,12 @@ import random
 from typing import Final
 
 from purgatory import __version__
-from purgatory.archive import schema
+from purgatory.archive import records, schema
 from purgatory.archive.files import ArchiveWriter, open_archive
-from purgatory.archive.records import (
-    Names,
-    Record,
-    completion_records,
-    event_records,
-    registration_records,
-    row_record,
-)
 from purgatory.archive.rows import make_rows, rows_by_table
 from purgatory.archive.run_details import RunDetails
 from purgatory.archive.vocabulary import NO_SESSION, CallStamp, Registrant
-from purgatory.engine.batches import EventBatch, OperationBatch, PartitionName
+from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from tests.pipeline.history.plan import RunPlan
@@ -43,8 +35,8 @@ class Recorder:
         self._owners: Final = [self._engine.add_owner() for _ in registrants]
         self._call_number = 0
         self._now_ms = 0
-        self._names: Final[Names] = {}
-        self._records: Final[list[Record]] = []
+        self._names: Final[records.Names] = {}
+        self._records: Final[list[records.Record]] = []
         # Files are moved to their places together at the end of the run: it is there as a whole, or not at all.
         self._writer: Final = ArchiveWriter(*open_archive(out), run.run_id, roll_s=math.inf, roll_bytes=2**40)
         details = RunDetails(version=__version__, expired_per_slice=ENDED_PER_CALL, host="generated", pid=0)
@@ -57,7 +49,7 @@ class Recorder:
         assert not receipt.refusals, f"refused: {receipt.refusals[0].field} {receipt.refusals[0].message}"
         stamp, whose = self._stamp(now_ms), self._registrants[registrant]
         default_ms = LIMITS.timeout_ms_default
-        self._take(stamp, registration_records(self._names, stamp, whose, kind, batch, receipt, default_ms))
+        self._take(stamp, records.registration_records(self._names, stamp, whose, kind, batch, receipt, default_ms))
 
     def apply(self, batch: EventBatch, now_ms: int) -> None:
         self._expire(now_ms)
@@ -65,7 +57,7 @@ class Recorder:
         while start < len(batch.types):
             receipt = self._engine.apply(batch, now_ms, start, 1_000_000_000)
             stamp = self._stamp(now_ms)
-            self._take(stamp, event_records(self._names, stamp, NO_SESSION, batch, start, receipt))
+            self._take(stamp, records.event_records(self._names, stamp, NO_SESSION, batch, start, receipt))
             start = receipt.next_index
 
     def cancel(self, registrant: int, operation_id: int, now_ms: int) -> None:
@@ -74,14 +66,6 @@ class Recorder:
         ended = sum(self._engine.cancel(self._owners[registrant], [operation_id], now_ms))
         number = self._registrants[registrant].session_number
         self._note(now_ms, call=schema.CANCEL, session_number=number, operation_ids=[operation_id], ended=ended)
-
-    def cancel_all(self, name: PartitionName, now_ms: int) -> None:
-        """Cancels everything that waits on a partition, or for a key: (key, NO_PARTITION)."""
-        self._expire(now_ms)
-        is_key = name[1] == schema.NO_PARTITION
-        call = schema.CANCEL_KEY if is_key else schema.CANCEL_PARTITION
-        ended = self._engine.cancel_key(name[0], now_ms) if is_key else self._engine.cancel_partition(name, now_ms)
-        self._note(now_ms, call=call, topic=name[0], partition=name[1], ended=ended)
 
     def shut_down(self, now_ms: int) -> None:
         """Ends the operations that are still pending and writes the files of the run."""
@@ -111,15 +95,14 @@ class Recorder:
         return CallStamp(self._run.run_id, self._call_number, now_ms, self._run.start_ms + now_ms)
 
     def _note(self, now_ms: int, **values: object) -> None:
-        stamp = self._stamp(now_ms)
-        self._take(stamp, [row_record(schema.CALLS, stamp, **values)])
+        self._take(stamp := self._stamp(now_ms), [records.row_record(schema.CALLS, stamp, **values)])
 
-    def _take(self, stamp: CallStamp, records: list[Record]) -> None:
+    def _take(self, stamp: CallStamp, added: list[records.Record]) -> None:
         """Keeps the records of a call and those of the operations it ended."""
-        self._records.extend(records)
+        self._records.extend(added)
         for completions in self._engine.take_completions():
             whose = self._registrants[completions.owner_id]
-            self._records.extend(completion_records(self._names, stamp, whose, completions))
+            self._records.extend(records.completion_records(self._names, stamp, whose, completions))
         if len(self._records) >= RECORDS_PER_WRITE:
             self._write()
 
@@ -131,4 +114,6 @@ class Recorder:
 
     def _mark(self, now_ms: int, **values: object) -> None:
         stamp = CallStamp(self._run.run_id, self._call_number, now_ms, self._run.start_ms + now_ms)
-        self._writer.write(schema.MARKERS, make_rows(schema.MARKERS, [row_record(schema.MARKERS, stamp, **values)]))
+        self._writer.write(
+            schema.MARKERS, make_rows(schema.MARKERS, [records.row_record(schema.MARKERS, stamp, **values)])
+        )
