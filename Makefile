@@ -127,7 +127,7 @@ lint: $(STAMPS)/pipeline $(STAMPS)/stubs ## Check style, imports, types, the wir
 	$(BIN)/lint-imports --no-logo --cache-dir .build/import-linter
 	$(BIN)/mypy
 	$(BIN)/buf lint
-	$(BIN)/python -m pytest -q tests/test_tidy.py
+	$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_prose.py
 
 format: $(STAMPS)/dev ## Format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix .

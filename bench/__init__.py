@@ -1,4 +1,4 @@
-"""Measurements: `make bench` measures this house beside its peers. Nothing here is imported by the product.
+"""Benchmarks: `make bench` compares the project with its peers. The product imports nothing from here.
 
-`python -m bench` is the harness; docs/performance.md says what is measured and how to repeat it.
+`python -m bench` is the harness; docs/performance.md describes what is measured and how to repeat it.
 """

@@ -4,8 +4,7 @@
     make bench-quick                              # small sizes, in less than a minute
     python -m bench --only 'timer/*' --runs 3     # some suites; results are shown but not written
 
-Subject and peers are measured alternately in one run. Nothing is asserted. Peers that are not available are named and
-skipped.
+Subject and peers are measured alternately in one run. Nothing is asserted. Unavailable peers are reported and skipped.
 """
 
 import argparse

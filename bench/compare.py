@@ -1,10 +1,10 @@
-"""The guard: fails if an instruction count, a counter or a ratio is more than 15 % worse than the committed baseline.
+"""The regression check: fails if an instruction count, counter or ratio is over 15 % worse than the committed baseline.
 
     python -m bench.compare              # measures and compares; exits with 1 if something is worse
     python -m bench.compare --update     # measures and writes a new baseline
 
 Absolute times are never compared. A ratio is worse only if even the best of its pairs is, because a busy machine may
-spoil some of them. Rows that cannot be measured here, or only under other conditions, are named and skipped.
+distort some of them. Rows that cannot be measured here, or only under different conditions, are reported and skipped.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""Work whose instructions are counted: `python -m bench.counted WORKLOAD OPERATIONS`, under valgrind.
+"""Workloads whose instructions are counted: `python -m bench.counted WORKLOAD OPERATIONS`, under valgrind.
 
-Each does exactly so many operations and nothing that depends on time, so that two runs count the same. What starting up
-and importing cost falls out in the difference of two runs with different numbers of operations.
+Each performs exactly the given number of operations and nothing that depends on time, so two runs have the same count.
+The difference of two runs with different numbers of operations excludes the cost of starting and importing.
 """
 
 import sys
@@ -15,7 +15,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.waiting.wheel import TimingWheel
 
-# ruff: noqa: PLC0415 - protobuf and the client are imported where they are counted: under valgrind that takes longest
+# ruff: noqa: PLC0415 - each workload imports only its own modules; imports take longest under valgrind
 
 BATCH: Final = 500
 NOW_MS: Final = 1_000
@@ -23,7 +23,7 @@ TIMEOUT_MS: Final = 600_000
 
 
 def register_complete(operations: int) -> None:
-    """The engine alone: batches of produce waits in, marks that complete them, completions out."""
+    """The engine alone: registers batches of produce waits, completes them with marks, and takes the completions."""
     engine = Engine(EngineLimits(), NOW_MS)
     owner = engine.add_owner()
     partitions = [("bench", partition) for partition in range(10)]
@@ -44,7 +44,9 @@ def register_complete(operations: int) -> None:
 
 
 def five_partitions(operations: int) -> None:
-    """The same on five partitions each: a row of twenty operations over a hundred partitions, then a row of marks."""
+    """As `register_complete`, with five partitions per operation: rows of twenty operations over a hundred
+    partitions, then a row of marks.
+    """
     engine = Engine(EngineLimits(), NOW_MS)
     owner = engine.add_owner()
     partitions = [("bench", partition) for partition in range(100)]
@@ -66,7 +68,7 @@ def five_partitions(operations: int) -> None:
 
 
 def expire(operations: int) -> None:
-    """The engine alone: batches of produce waits in, and all of them expire."""
+    """The engine alone: registers batches of produce waits and lets all of them expire."""
     engine = Engine(EngineLimits(), 0)
     owner = engine.add_owner()
     for first in range(0, operations, BATCH):
@@ -79,7 +81,7 @@ def expire(operations: int) -> None:
 
 
 def translate(operations: int) -> None:
-    """The daemon's share of the columns path without a network: bytes in, engine, bytes out."""
+    """The daemon's part of the column path, without a network: decode, engine, encode."""
     from purgatory.service.sessions.outbox import slices_of
     from purgatory.service.translate.operations import parts_from_columns
     from purgatory.service.translate.results import fill_batch
@@ -110,7 +112,9 @@ def translate(operations: int) -> None:
 
 
 def tape(operations: int) -> None:
-    """A history played as a replay does: for each wait an append, the wait, two followers' progress and the mark."""
+    """Plays a history as a replay does: for each wait an append, the wait, the progress of two followers, and the
+    mark.
+    """
     engine = Engine(EngineLimits(), 0)
     owner = engine.add_owner()
     partitions = [("bench", 0)]
@@ -132,7 +136,7 @@ def tape(operations: int) -> None:
 
 
 def client(operations: int) -> None:
-    """The client's share: batches submitted, sent and answered, without a network."""
+    """The client's part: batches are submitted, sent and answered, without a network."""
     from purgatory_client.batches import partition_columns
     from purgatory_client.results import OperationKind
     from purgatory_client.session.session_core import SessionCore

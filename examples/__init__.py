@@ -1,1 +1,1 @@
-"""Programs that show Purgatory at work; README.md says which to read first."""
+"""Example programs. README.md suggests the order in which to read them."""

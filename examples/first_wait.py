@@ -1,4 +1,5 @@
-"""The smallest use: wait for an offset, let somebody else reach it. Needs a daemon (`make run`) on its default port.
+"""The smallest example: wait for an offset that another program reaches. Needs a daemon (`make run`) on its default
+port.
 
 python examples/first_wait.py [ADDRESS]
 """
@@ -10,11 +11,11 @@ from purgatory_client import AsyncClient
 
 
 async def main(address: str) -> None:
-    """Register one wait, end it from elsewhere, print the result."""
+    """Register one wait, satisfy it from another client, and print the result."""
     async with AsyncClient(address) as client:
         wait = asyncio.create_task(client.produce({"orders-3": 42}, timeout=5))
 
-        # Somebody reports how far orders-3 has got: a broker, a replica, a job. Here it is this program.
+        # Normally a broker, a replica or a job reports the progress of orders-3. Here this program does.
         await client.advance("orders-3", high_watermark=42)
 
         result = await wait

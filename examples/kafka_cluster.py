@@ -1,7 +1,7 @@
-"""A small real Kafka cluster on loopback (KRaft, brokers that are controllers too), for demonstrations and tests.
+"""A small real Kafka cluster on loopback (KRaft; each broker is also a controller), for demonstrations and tests.
 
-Everything it makes is in one folder. Jars come from $KAFKA_JARS, or by Maven into .build/kafka-jars; it needs Java 17.
-`with KafkaCluster(folder, brokers=3) as cluster:` starts it and stops it again, whatever happens.
+All its files are in one folder. The jars come from $KAFKA_JARS, or are downloaded by Maven into .build/kafka-jars; it
+needs Java 17. `with KafkaCluster(folder, brokers=3) as cluster:` starts the cluster, and always stops it again.
 """
 
 import base64
@@ -33,11 +33,11 @@ POM: Final = f"""<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersio
 
 
 class ClusterUnavailable(Exception):
-    """Brokers cannot be started here: Java, Maven or the jars are missing, or a broker did not come up."""
+    """Brokers cannot be started: Java, Maven or the jars are missing, or a broker did not start."""
 
 
 def kafka_jars() -> Path:
-    """The folder of Kafka's jars, fetched with Maven when they are not there. Raises ClusterUnavailable."""
+    """The folder of Kafka's jars, downloaded with Maven if they are missing. Raises ClusterUnavailable."""
     if shutil.which("java") is None:
         raise ClusterUnavailable("no Java found; install a JDK or JRE, version 17 or newer")
     given = os.environ.get("KAFKA_JARS")
@@ -52,7 +52,7 @@ def kafka_jars() -> Path:
             "no Maven found to fetch Kafka's jars; install it, or set KAFKA_JARS to a folder of them"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:  # two tests may want them at the same time
+    with (folder / "lock").open("w") as lock:  # two tests may request them at the same time
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not wanted.exists():
             _fetch_into(folder)
@@ -60,7 +60,7 @@ def kafka_jars() -> Path:
 
 
 def _fetch_into(folder: Path) -> None:
-    """By Maven, into a folder beside it first: the jar that is looked for must be the last to be there."""
+    """Download with Maven into a temporary folder first: the jar whose presence is checked must be moved last."""
     (folder / "pom.xml").write_text(POM, "utf-8")
     partial = folder / "partial"
     fetch = ["mvn", "-q", "-B", "-f", str(folder / "pom.xml"), "dependency:copy-dependencies", "-DincludeScope=runtime"]
@@ -75,7 +75,7 @@ def _fetch_into(folder: Path) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that are free now."""
+    """Ports of loopback that are free at the moment."""
     with contextlib.ExitStack() as held:
         return [held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(count)]
 
@@ -83,7 +83,7 @@ def free_ports(count: int) -> list[int]:
 class KafkaCluster:
     """Brokers 1 to `brokers`, in `folder`. `settings` are added to each broker's properties.
 
-    `listener`: the protocol that clients use, as in a broker's properties: PLAINTEXT, SASL_PLAINTEXT. Java's login
+    `listener`: the protocol for clients, as in a broker's properties: PLAINTEXT or SASL_PLAINTEXT. Java's login
     settings for SASL belong in `settings`. Raises ClusterUnavailable.
     """
 
@@ -119,7 +119,7 @@ class KafkaCluster:
         return f"127.0.0.1:{self._ports[broker - 1]}"
 
     def start(self, *brokers: int) -> None:
-        """Starts these, or all, and waits until they serve."""
+        """Start these brokers, or all, and wait until they serve."""
         chosen = brokers or tuple(self.brokers)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._format([one for one in chosen if not (self._folder / f"data-{one}" / "meta.properties").exists()])
@@ -129,15 +129,15 @@ class KafkaCluster:
             self._wait(one)
 
     def kill(self, *brokers: int) -> None:
-        """SIGKILL, as in a crash."""
+        """Send SIGKILL, as in a crash."""
         self._end(brokers, signal.SIGKILL)
 
     def stop(self, *brokers: int) -> None:
-        """SIGTERM, and waits: a broker hands over what it leads."""
+        """Send SIGTERM and wait: a broker first hands over the partitions it leads."""
         self._end(brokers or tuple(self.brokers), signal.SIGTERM)
 
     def hang(self, broker: int) -> None:
-        """SIGSTOP: its connections stay, and nothing is answered. `wake` ends it."""
+        """Send SIGSTOP: the broker's connections stay open, but it does not answer. `wake` ends this."""
         self._running[broker].send_signal(signal.SIGSTOP)
 
     def wake(self, broker: int) -> None:
@@ -147,7 +147,7 @@ class KafkaCluster:
         return (self._folder / f"broker-{broker}.log").read_text("utf-8", "replace")
 
     def tool(self, main_class: str, *arguments: str) -> str:
-        """The output of one of Kafka's command line tools. Raises ClusterUnavailable when it fails."""
+        """Run one of Kafka's command line tools; returns its output. Raises ClusterUnavailable if it fails."""
         command = [*self._java(), main_class, *arguments]
         done = subprocess.run(
             command, cwd=self._folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
@@ -157,7 +157,7 @@ class KafkaCluster:
         return done.stdout
 
     def _java(self) -> list[str]:
-        # Quick to start rather than fast to run: the second compiler would take the processors from what is tested.
+        # Optimised for start-up: the second JIT compiler would take processor time from the program under test.
         return ["java", "-Xmx400m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{self._jars}/*"]
 
     def _format(self, brokers: Iterable[int]) -> None:
@@ -185,7 +185,7 @@ class KafkaCluster:
         before = self._running.get(broker)
         if before is not None and before.poll() is None:
             return
-        with (self._folder / f"broker-{broker}.log").open("wb") as log:  # of this run only: _wait looks into it
+        with (self._folder / f"broker-{broker}.log").open("wb") as log:  # of this run only, because _wait searches it
             self._running[broker] = subprocess.Popen(
                 [*self._java(), "kafka.Kafka", f"broker-{broker}.properties"],
                 cwd=self._folder,
@@ -196,7 +196,7 @@ class KafkaCluster:
 
     def _wait(self, broker: int) -> None:
         deadline = time.monotonic() + START_S
-        while "Kafka Server started" not in self.log(broker):  # said after the broker was unfenced
+        while "Kafka Server started" not in self.log(broker):  # logged after the broker was unfenced
             if self._running[broker].poll() is not None or time.monotonic() > deadline:
                 raise ClusterUnavailable(f"broker {broker} did not start; its log ends:\n{self.log(broker)[-2000:]}")
             time.sleep(0.05)

@@ -13,7 +13,7 @@ START_S_MAX: Final = 60.0
 
 @asynccontextmanager
 async def serving(folder: Path, *arguments: str) -> AsyncIterator[str]:
-    """Serves on free ports of loopback until the end of the block; yields the gRPC address. Logs to `folder`."""
+    """Serve on free loopback ports until the end of the block; yields the gRPC address. Logs to `folder`."""
     ready = folder / "ready.json"
     options = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--ready-file", str(ready)]
     with (folder / "daemon.log").open("w") as log:

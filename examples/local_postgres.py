@@ -1,7 +1,7 @@
 """PostgreSQL servers for tests and demonstrations: a primary and its replicas on free loopback ports, in one folder.
 
-They end with the `LocalPostgres` that started them, and on Linux also when this process is killed. Where that is root,
-they run as the user `postgres`, because PostgreSQL refuses to run as root.
+They end with the `LocalPostgres` that started them, and on Linux also when this process is killed. If this process runs
+as root, the servers run as the user `postgres`, because PostgreSQL refuses to run as root.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import psycopg
 
 DEADLINE_S: Final = 60.0
 ROLE: Final = "purgatory"
-"""What the source logs in as in tests and demonstrations. It has pg_monitor and nothing else."""
+"""The role that the source uses in tests and demonstrations. Its only privilege is pg_monitor."""
 
 _SETTINGS: Final = {
     "listen_addresses": "127.0.0.1",
@@ -33,18 +33,18 @@ _SETTINGS: Final = {
     "shared_buffers": "8MB",
     "max_connections": "40",
     "autovacuum": "off",
-    # Processes are killed here, not machines: what a process wrote stays without fsync.
+    # Tests kill processes, not machines, and data written by a killed process survives without fsync.
     "fsync": "off",
     "full_page_writes": "off",
 }
 
 
 class NoPostgres(Exception):
-    """PostgreSQL's programs were not found, or there is no user to run them as."""
+    """PostgreSQL's programs were not found, or they cannot run as another user than root."""
 
 
 def find_programs() -> Path:
-    """The folder with initdb, postgres and pg_basebackup: $PURGATORY_POSTGRES_BIN, the path, or Debian's newest.
+    """The folder of initdb, postgres and pg_basebackup: $PURGATORY_POSTGRES_BIN, from the path, or Debian's newest.
 
     Raises NoPostgres.
     """
@@ -61,7 +61,7 @@ def find_programs() -> Path:
 
 
 class LocalServer:
-    """One server: its data folder, its port and, while it runs, its process."""
+    """One server: its data folder, its port, and its process while it runs."""
 
     def __init__(self, group: "LocalPostgres", name: str, port: int) -> None:
         self.name: Final = name
@@ -80,7 +80,7 @@ class LocalServer:
         return self._process is not None and self._process.poll() is None
 
     def start(self, *, is_awaited: bool = True) -> None:
-        """Starts it; returns once it answers, or at once."""
+        """Start the server; returns once it answers, or at once if `is_awaited` is false."""
         assert not self.is_running, self.name
         with self.log_path.open("ab") as log:
             command = [*_as_other_user(), str(self._group.programs / "postgres"), "-D", str(self.data)]
@@ -93,7 +93,9 @@ class LocalServer:
             time.sleep(0.02)
 
     def stop(self, signal_number: signal.Signals = signal.SIGINT) -> None:
-        """Ends it and waits for that: SIGINT is a fast shutdown, SIGQUIT an immediate one, SIGKILL a crash."""
+        """Stop the server and wait for its end: SIGINT is a fast shutdown, SIGQUIT an immediate one, SIGKILL a
+        crash.
+        """
         if self._process is None:
             return
         if signal_number is signal.SIGKILL:
@@ -108,7 +110,7 @@ class LocalServer:
         self._process = None
 
     def signal_all(self, signal_number: signal.Signals) -> None:
-        """Sends a signal to all of its processes: SIGSTOP hangs it, SIGCONT lets it go on."""
+        """Send a signal to all of its processes: SIGSTOP suspends the server, SIGCONT resumes it."""
         assert self._process is not None, self.name
         for process_id in [self._process.pid, *_children(self._process.pid)]:
             os.kill(process_id, signal_number)
@@ -122,12 +124,12 @@ class LocalServer:
         return True
 
     def save_copy(self) -> None:
-        """Keeps a copy of the data of a stopped server."""
+        """Save a copy of the data of a stopped server."""
         assert not self.is_running, self.name
         shutil.copytree(self.data, self.data.with_suffix(".copy"), symlinks=True)
 
     def restore_copy(self) -> None:
-        """Puts a stopped server back to its copy."""
+        """Restore a stopped server to its saved copy."""
         assert not self.is_running, self.name
         shutil.rmtree(self.data)
         self.data.with_suffix(".copy").rename(self.data)
@@ -135,13 +137,13 @@ class LocalServer:
             self._group.own(path)
 
     def query(self, statement: str, *, role: str = "postgres") -> list[tuple[Any, ...]]:
-        """Runs one statement in a connection of its own, and returns its rows."""
+        """Run one statement on a new connection; returns its rows."""
         with psycopg.connect(self.conninfo(role), autocommit=True) as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
 
     def position(self) -> int:
-        """Where its log is now: inserted on a primary, replayed on a replica."""
+        """The position of its log: inserted on a primary, replayed on a replica."""
         one = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END"
         return int(self.query(f"SELECT ({one} - '0/0'::pg_lsn)::bigint")[0][0])
 
@@ -149,11 +151,11 @@ class LocalServer:
         return f"host=127.0.0.1 port={self.port} user={role} dbname=postgres connect_timeout=5"
 
     def promote(self) -> None:
-        """Makes it a primary, and waits until it is one."""
+        """Promote it to primary, and wait until it is one."""
         assert self.query("SELECT pg_promote()") == [(True,)]
 
     def follow(self, primary: "LocalServer | None") -> None:
-        """From its next start on, or at once if it runs, it replicates from this server, or from none."""
+        """Replicate from this server, or from none. Takes effect at the next start, or at once if it runs."""
         where = f"host=127.0.0.1 port={primary.port} user=postgres application_name={self.name}" if primary else ""
         with (self.data / "postgresql.auto.conf").open("a", encoding="utf-8") as settings:
             settings.write(f"primary_conninfo = '{where}'\n")
@@ -163,7 +165,7 @@ class LocalServer:
             self.query("SELECT pg_reload_conf()")
 
     def _kill_all(self) -> None:
-        """The children too, which end by themselves but only when they notice."""
+        """Kill the child processes too: they would end by themselves, but only after some time."""
         assert self._process is not None, self.name
         children = _children(self._process.pid)
         self._process.kill()
@@ -174,7 +176,7 @@ class LocalServer:
 
 
 class LocalPostgres:
-    """A primary "p", and the replicas that are asked for, in a folder of their own that goes with them."""
+    """A primary "p" and the requested replicas, in a temporary folder that is removed with them."""
 
     def __init__(self) -> None:
         self.programs: Final = find_programs()
@@ -191,13 +193,13 @@ class LocalPostgres:
         self.close()
 
     def close(self) -> None:
-        """Ends all servers and removes their folder."""
+        """Stop all servers and remove their folder."""
         for server in self.servers.values():
             server.stop(signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def primary(self, name: str = "p", *, port: int | None = None, is_started: bool = True) -> LocalServer:
-        """A new system, with a role for the source."""
+        """Create a new database system with a role for the source."""
         server = self._new(name, port)
         options = ["--auth=trust", "--username=postgres", "--no-sync", "--no-locale", "--encoding=UTF8"]
         self.run("initdb", f"--pgdata={server.data}", "--wal-segsize=1", *options)
@@ -209,7 +211,7 @@ class LocalPostgres:
         return server
 
     def replica(self, name: str, primary: LocalServer, *, port: int | None = None) -> LocalServer:
-        """A new replica of a server, started. A stopped server of that name is built anew, at its old port."""
+        """Create and start a replica of a server. A stopped server of the same name is rebuilt on its old port."""
         old = self.servers.get(name)
         if old is not None:
             shutil.rmtree(old.data)
@@ -221,19 +223,19 @@ class LocalPostgres:
         return server
 
     def source_uri(self, options: str = "") -> str:
-        """What `purgatory serve --source` takes for these servers."""
+        """The value of `purgatory serve --source` for these servers."""
         hosts = ",".join(server.address for server in self.servers.values())
         return f"postgres://{hosts}/postgres?servers={','.join(self.servers)}&user={ROLE}{options}"
 
     def run(self, program: str, *arguments: str) -> None:
-        """Runs one of PostgreSQL's programs to its end."""
+        """Run one of PostgreSQL's programs to completion."""
         command = [*_as_other_user(), str(self.programs / program), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=self.folder, timeout=DEADLINE_S)
         assert done.returncode == 0, f"{program}: {done.stdout}\n{done.stderr}"
 
     @staticmethod
     def own(path: Path) -> None:
-        """Gives a file to the user that the servers run as."""
+        """Give a file to the user that the servers run as."""
         if os.geteuid() == 0:
             shutil.chown(path, "postgres", "postgres")
 
@@ -250,7 +252,7 @@ def free_port() -> int:
 
 
 def _as_other_user() -> Sequence[str]:
-    """What comes before a program: it must not run as root, and must not outlive us."""
+    """The command prefix for a program that must not run as root and must not outlive this process."""
     if shutil.which("setpriv") is None:
         return ()
     other = ("--reuid=postgres", "--regid=postgres", "--init-groups") if os.geteuid() == 0 else ()

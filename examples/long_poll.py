@@ -1,13 +1,13 @@
-"""A long-poll endpoint in a threaded web app: "give me the messages after number 7, or wait up to 30 s for one".
+"""A long-poll endpoint in a threaded web app: "return the messages after number 7, or wait up to 30 s for one".
 
-python examples/long_poll.py [PORT]      without a port it starts on any, polls itself, and ends
+python examples/long_poll.py [PORT]      without a port: serves on any, polls itself, and exits
 
-    GET /rooms/lobby?after=7&timeout_ms=30000    200 and the new messages, as soon as there are some; 204 if none came
+    GET /rooms/lobby?after=7&timeout_ms=30000    200 and the new messages, as soon as there are any; 204 at the timeout
     POST /rooms/lobby                            201: the body is a message
-    GET /waiting                                 200: how many polls are waiting
+    GET /waiting                                 200: the number of waiting polls
 
-No daemon, no polling of a database, no Event for each request: each poll is an operation of an embedded purgatory,
-watched on its room, and a message re-tests those that wait in its room.
+It needs no daemon, does not poll a database, and creates no Event per request: each poll is an operation of an embedded
+purgatory, watched on its room, and each message re-evaluates the operations that wait in its room.
 """
 
 import json
@@ -27,7 +27,7 @@ TIMEOUT_MS_MAX = 60_000
 
 
 class Board:
-    """Messages by room; they are only ever added."""
+    """Messages by room. Messages are only appended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,7 +43,7 @@ class Board:
 
 
 class NewMessages(DelayedOperation):
-    """Ends when its room has a message after a certain number."""
+    """Completes when its room has a message after a given number."""
 
     def __init__(self, board: Board, room: str, number: int, timeout_ms: int) -> None:
         super().__init__(timeout_ms)
@@ -53,13 +53,13 @@ class NewMessages(DelayedOperation):
         self._number = number
 
     def try_complete(self) -> bool:
-        """Only looks: this runs with the purgatory's lock held."""
+        """Only reads, because it runs with the purgatory's lock held."""
         self.messages = self._board.after(self._room, self._number)
         return bool(self.messages) and self.force_complete()
 
 
 class App(BaseHTTPRequestHandler):
-    """One request, on a thread of its own."""
+    """One request, in its own thread."""
 
     board: Board
     purgatory: EmbeddedPurgatory
@@ -73,9 +73,9 @@ class App(BaseHTTPRequestHandler):
         timeout_ms = min(query.get("timeout_ms", 30_000), TIMEOUT_MS_MAX)
         poll = NewMessages(self.board, url.path, query.get("after", 0), timeout_ms)
         try:
-            # Tested now, watched, and tested again: a message that comes in between is not missed.
+            # Tested, then watched, then tested again, so that a message that arrives in between is not missed.
             self.purgatory.try_complete_else_watch(poll, [url.path])
-        except PurgatoryError as error:  # POLLS_MAX are waiting already, or the app is closing
+        except PurgatoryError as error:  # POLLS_MAX are already waiting, or the app is closing
             self._answer(503, str(error))
             return
         self.purgatory.wait(poll)
@@ -87,7 +87,7 @@ class App(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         message = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
         room = urlsplit(self.path).path
-        # The change first, with its own lock let go; then the check. The other way round it could be missed.
+        # Apply the change first and release its lock, then check. In the other order the change could be missed.
         self.board.post(room, message)
         self.purgatory.check_and_complete(room)
         self._answer(201)
@@ -100,12 +100,12 @@ class App(BaseHTTPRequestHandler):
         self.wfile.write(body.encode())
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class calls it so
-        """Print nothing for each request."""
+        """Suppress the log line for each request."""
 
 
 @contextmanager
 def serving(port: int = 0, polls_max: int = POLLS_MAX) -> Iterator[str]:
-    """The app on a port of 127.0.0.1, 0 for any; yields its address. At the end every waiting poll is answered."""
+    """Serve the app on a port of 127.0.0.1 (0: any); yields its address. At the end every waiting poll is answered."""
     purgatory = EmbeddedPurgatory("long-poll", pending_max=polls_max)
     app = type("BoundApp", (App,), {"board": Board(), "purgatory": purgatory})
     with ThreadingHTTPServer(("127.0.0.1", port), app) as server:
@@ -120,7 +120,7 @@ def serving(port: int = 0, polls_max: int = POLLS_MAX) -> Iterator[str]:
 
 
 def ask(address: str, method: str, path: str, body: str | None = None) -> tuple[int, str]:
-    """One request to the app: the status and the body of its answer."""
+    """Send one request to the app; returns the status and the body of the response."""
     connection = HTTPConnection(address)
     try:
         connection.request(method, path, body)
@@ -136,7 +136,7 @@ def main() -> None:
             print(f"serving on http://{address}; stop with Ctrl-C", flush=True)
             threading.Event().wait()
     with serving() as address, ThreadPoolExecutor(1) as pool:
-        # The poll begins before there is any message, and is answered by the one that comes.
+        # The poll begins before any message exists, and is answered by the first one.
         waiting = pool.submit(ask, address, "GET", "/rooms/lobby?after=0")
         ask(address, "POST", "/rooms/lobby", "hello")
         print("poll:", *waiting.result())

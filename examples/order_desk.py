@@ -1,4 +1,4 @@
-"""Waits that outlive the program. Kill it at any moment, start it again: each order is shipped when its wait has ended.
+"""Waits that outlive the program. Kill it at any moment and restart it: each order is shipped when its wait has ended.
 
 python examples/order_desk.py [ADDRESS] [OUTBOX]
 """
@@ -12,8 +12,8 @@ ORDERS = 3
 
 
 async def ship(client: AsyncClient, ticket: Ticket) -> None:
-    """Ship an order when its wait has ended. The confirmation comes last: after a crash before it the order is shipped
-    again, under the same tag, by which a real desk would know it.
+    """Ship an order when its wait has ended. The confirmation must come last: after a crash before it, the order is
+    shipped again under the same tag, by which a real desk would recognise it.
     """
     result = await client.result(ticket)
     print(f"{ticket.tag}: {result.outcome.name.lower()}", flush=True)
@@ -21,7 +21,7 @@ async def ship(client: AsyncClient, ticket: Ticket) -> None:
 
 
 async def main(address: str, outbox: str) -> None:
-    """Resume what an earlier run left, or take new orders."""
+    """Resume the waits of an earlier run, or take new orders."""
     async with AsyncClient(address, outbox=outbox) as client:
         tickets = await client.recovered()
         print(f"{len(tickets)} orders of an earlier run")
@@ -29,7 +29,7 @@ async def main(address: str, outbox: str) -> None:
             wait = waits.produce({"orders-3": number + 1}, timeout=60)
             tickets.append(await client.submit(wait, tag=f"order-{number}"))
 
-        # Somebody reports how far orders-3 has got. Here it is this program.
+        # Normally another program reports the progress of orders-3. Here this program does.
         await client.advance("orders-3", high_watermark=ORDERS)
 
         await asyncio.gather(*(ship(client, ticket) for ticket in tickets))

@@ -1,7 +1,7 @@
 """Purgatory: waits as a service.
 
-A caller registers an operation that cannot finish yet, others push what happens in the world, and each operation ends
-exactly once: satisfied, failed, expired, cancelled or shutting down. Nothing else lives in this file;
+A caller registers an operation that cannot finish yet, others report progress, and each operation ends exactly once:
+satisfied, failed, expired, cancelled or shutting down. This file defines only the version;
 docs/architecture.md says which file to open first.
 """
 

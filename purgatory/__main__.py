@@ -1,4 +1,4 @@
-"""The command line `purgatory`, also as `python -m purgatory` where its script is not on the path."""
+"""The command `purgatory`, also available as `python -m purgatory` if its script is not on the path."""
 
 import sys
 
@@ -9,7 +9,7 @@ def main() -> None:
     """The entry point of the console script."""
     if sys.argv[1:2] == ["serve"]:
         handle_startup_signals()
-    from purgatory_client.cli import main as run  # noqa: PLC0415 - slow to import, and signals may come meanwhile
+    from purgatory_client.cli import main as run  # noqa: PLC0415 - slow, and signals may arrive during the import
 
     run()
 

@@ -1,7 +1,7 @@
-"""Where time comes from. The engine never reads a clock; whoever owns it does, through this interface.
+"""Sources of time. The engine never reads a clock; its owner does, through this interface.
 
-Time is monotonic milliseconds with an arbitrary origin. Wall-clock time is for records only, and does not come from
-here.
+Time is monotonic milliseconds with an arbitrary origin. Wall-clock time is used for records only, and does not come
+from here.
 """
 
 import random
@@ -17,16 +17,16 @@ class Clock(Protocol):
     """A source of monotonic milliseconds."""
 
     def now_ms(self) -> int:
-        """Whole milliseconds since an arbitrary origin; never less than at the call before."""
+        """Whole milliseconds since an arbitrary origin; never decreases."""
         ...
 
     def ceiling_ms(self) -> int:
-        """The first whole millisecond that is not before now."""
+        """The first whole millisecond that is not in the past."""
         ...
 
 
 def given_or_system_clock(clock: Clock | None) -> Clock:
-    """The clock given, the machine's for None. Raises TypeError for what is no clock."""
+    """Return `clock`, or the machine's clock if it is None. Raises TypeError if it is not a clock."""
     if clock is None:
         return SystemClock()
     if not (hasattr(clock, "now_ms") and hasattr(clock, "ceiling_ms")):

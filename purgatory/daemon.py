@@ -58,22 +58,22 @@ from purgatory.service.transport.tls import Tls
 
 LOGGER: Final = logging.getLogger(__name__)
 STREAMS_GRACE_S: Final = 0.5
-"""Once all results are delivered: time for streams that would never end by themselves."""
+"""Once all results are delivered: time for streams that would never end by themselves, seconds."""
 
 CLOSE_S_MIN: Final = 5.0
-"""Time for the journal's last group, even if clients have used up the grace period."""
+"""Minimum time for the journal's last group, even if clients have used up the grace period, seconds."""
 
 
 class Daemon:
-    """One purgatory with its gRPC server, its HTTP site and its extensions."""
+    """One daemon with its gRPC server, its HTTP site and its extensions."""
 
     def __init__(self, settings: Settings, extensions: Sequence[type[Extension]] = ()) -> None:
         """Raises `StartupError`, `JournalError` or `AccessError`."""
         self.settings: Final = settings
         self.grpc_address = settings.grpc.address
-        """With the real port once started."""
+        """The port is replaced by the real one at start."""
         self.http_address = settings.http.address
-        """With the real port once started."""
+        """The port is replaced by the real one at start."""
         self._metrics: Final = Metrics()
         self._pauses: Final = garbage.PauseWatch()
         self._health: Final = health.aio.HealthServicer()
@@ -101,18 +101,18 @@ class Daemon:
         self._server: Final = grpc.aio.server(options=server_options(settings))
         self._serving = False
         self._opened = AsyncExitStack()
-        """Closes what `start` opened, last opened first."""
+        """Closes everything that `start` opened, in reverse order."""
         self._site: HttpSite | None = None
         self._http_methods: HttpMethods | None = None
         self._grace_until_s = 0.0
-        """On the monotonic clock, once shutdown has begun."""
+        """End of the grace period on the monotonic clock, once shutdown has begun."""
         self._access: Final = Access(settings.access, self._host.sessions.accounts, self._principal_of_peer)
         core = Core(settings, self._host, self._metrics, self._access, self._journal, self._engine_started_ms)
         self._extensions: Final = [extension(core) for extension in extensions]
         self._servers: Final = [self._server, *(server for one in self._extensions for server in one.servers())]
 
     async def start(self) -> None:
-        """Binds both addresses and serves. Raises `StartupError`, `JournalError` or `AccessError`, with nothing left
+        """Bind both addresses and serve. Raises `StartupError`, `JournalError` or `AccessError`, with nothing left
         open.
         """
         async with AsyncExitStack() as opened:
@@ -160,14 +160,14 @@ class Daemon:
             extension.serving()
 
     def _methods(self) -> dict[str, Method]:
-        """The service's methods, with those of extensions."""
+        """Return the service's methods, including those of extensions."""
         added: dict[str, Method] = {}
         for extension in self._extensions:
             added |= extension.calls()
         return service_methods(PurgatoryServicer(self._host, largest_message_bytes(self.settings)), added)
 
     def _add_standard_services(self, peer: RefuseRevoked | None) -> None:
-        """Health and, unless it is switched off, reflection."""
+        """Add health and, unless it is switched off, reflection."""
         service = health_pb2.DESCRIPTOR.services_by_name["Health"]
         add_standard_service(self._health, self._server, self._gate, service, peer)
         if self.settings.grpc.reflection:
@@ -176,7 +176,7 @@ class Daemon:
                 add_standard_service(reflection, self._server, self._gate, V1ALPHA, peer, name=version.full_name)
 
     def _start_watches(self, opened: AsyncExitStack) -> None:
-        """Tasks that watch the process itself: garbage collection, memory, the files of TLS."""
+        """Start the tasks that watch the process itself: garbage collection, memory, the TLS files."""
         self._pauses.start()
         opened.callback(self._pauses.stop)
         garbage.tune(self.settings.gc)
@@ -188,14 +188,14 @@ class Daemon:
             opened.callback(asyncio.create_task(self._tls.watch(), name="TLS files").cancel)
 
     def reload(self) -> None:
-        """Reads the policy, the tokens and the keys again, and lets extensions read their files again."""
+        """Read the policy, the tokens and the keys again, and let extensions read their files again."""
         LOGGER.info("SIGHUP: reading the files of access and webhooks again")
         for extension in self._extensions:
             extension.reload()
         self._access.reload()
 
     async def stop(self) -> None:
-        """Shuts down in the order described above."""
+        """Shut down in the order described above."""
         grace_s = self.settings.shutdown.grace_ms / 1_000
         self._grace_until_s = time.monotonic() + grace_s
         async with self._opened:
@@ -213,8 +213,8 @@ class Daemon:
             await asyncio.gather(self._site.end_requests(grace_s), *stopped)
 
     async def exit_at_once(self, code: int) -> None:
-        """Ends the process, without waiting for anything but that what was receipted is on disk: in async mode it may
-        not be yet, and that is no crash.
+        """End the process at once. Only receipted changes are still written to disk: in async mode they may not be
+        there yet, and only a crash may lose them.
         """
         if self._journal is not None:
             await self._journal.commit_receipted(CLOSE_S_MIN)
@@ -235,7 +235,7 @@ class Daemon:
         return self._host.engine.pending
 
     def _peer(self, context: Context) -> PeerCertificate | None:
-        """The certificate that the caller presents, if it was asked for one. Raises `RpcError` for a revoked one."""
+        """Return the caller's certificate, if one was requested. Raises `RpcError` for a revoked one."""
         return None if self._tls is None else self._tls.peer(context.auth_context())
 
     def _principal_of_peer(self, context: Context) -> str:
@@ -269,7 +269,9 @@ class Daemon:
         )
 
     def _check_http_certificate(self, context: Context) -> None:
-        """As gRPC does, whose handshake asks for one: the HTTP site's does not, for the probes."""
+        """Require a client certificate, as gRPC's handshake does. The handshake of the HTTP site does not, because of
+        the probes.
+        """
         assert self._tls is not None, "asked with TLS only"
         if self._tls.asks_clients and self._peer(context) is None:
             raise unauthenticated("a client certificate is needed")
@@ -306,7 +308,7 @@ class Daemon:
 
 
 def why_not_bindable(address: str) -> str | None:
-    """Why an address cannot be bound, by trying a plain socket: gRPC only logs the reason. None: it can."""
+    """Return why an address cannot be bound; None if it can. Tries a plain socket, as gRPC only logs the reason."""
     host, port = split_address(address)
     try:
         family, kind, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -320,7 +322,7 @@ def why_not_bindable(address: str) -> str | None:
 
 
 def make_host(settings: Settings, metrics: Metrics, clock: Clock, started_ms: int) -> Host:
-    """The engine, whose time starts at `started_ms`, and its host, each with the limits it needs."""
+    """Create the engine, whose time starts at `started_ms`, and its host, each with its limits."""
     limits = settings.limits.model_dump(include=set(EngineLimitsSettings.model_fields))
     engine = Engine(EngineLimits(**limits), started_ms, **settings.engine.model_dump())
     settings_of_host = HostSettings(settings.limits, settings.session, settings.shares)

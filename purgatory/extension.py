@@ -3,7 +3,7 @@
 The daemon takes a list of extension classes and imports none of them. For each it calls, in this order:
 
     __init__     with the core, before an address is bound. Opens nothing that needs closing.
-    calls, routes, identify, servers, listener      what it adds to the daemon; see each
+    calls, routes, identify, servers, listener      its additions to the daemon; see each
     open         the addresses are bound; the journal has not been restored yet
     restore      before the journal is restored into the host; called only if there is a journal
     start        the host is about to start, and calls will be served
@@ -50,12 +50,12 @@ class Core:
     access: Access
     journal: OpenJournal | None
     engine_started_ms: int
-    """The engine's time at the start."""
+    """Engine time at the start, milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpParts:
-    """What an extension adds to the HTTP site."""
+    """The parts that an extension adds to the HTTP site."""
 
     routes: Sequence[BaseRoute] = ()
     applications: Mapping[str, ASGIApp] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class HttpParts:
 
 
 class Extension:
-    """Hooks that do nothing: override those that matter."""
+    """Hooks that do nothing: override the ones you need."""
 
     name: ClassVar[str]
     needed_for: ClassVar[str] = ""
@@ -74,53 +74,53 @@ class Extension:
 
     @property
     def listener(self) -> Listener | None:
-        """Added to the host's listeners, which also show its metrics. None: it does not listen."""
+        """Return a listener, which is added to the host's and exports its own metrics; None: the extension has none."""
         return None
 
     def calls(self) -> Mapping[str, Method]:
-        """Calls of the service that it serves, by name. Without the extension they end with UNIMPLEMENTED."""
+        """Return the calls that it serves, by name. Without the extension they end with UNIMPLEMENTED."""
         return {}
 
     def routes(self, _methods: HttpMethods) -> HttpParts:
-        """Its pages and streams on the HTTP site. `methods`: the service's calls, as HTTP serves them."""
+        """Return its pages and streams on the HTTP site. `methods`: the service's calls, as served over HTTP."""
         return HttpParts()
 
     def identify(self, identify: Identify) -> Identify:
-        """Wraps the identification of callers, which every call goes through."""
+        """Wrap the identification of callers, which every call goes through."""
         return identify
 
     def servers(self) -> Sequence[grpc.aio.Server]:
-        """Further gRPC servers for the service's calls. The daemon starts and stops them."""
+        """Return further gRPC servers for the service's calls. The daemon starts and stops them."""
         return ()
 
     def readiness(self) -> Sequence[str]:
-        """Lines that `/readyz` adds to its answer."""
+        """Return lines to add to the answer of `/readyz`."""
         return ()
 
     async def open(self) -> None:
         """Raises `StartupError`."""
 
     def restore(self, journal: OpenJournal) -> None:
-        """Takes what the journal holds for it."""
+        """Restore the extension's data from the journal."""
 
     def start(self) -> None:
-        """Begins its work."""
+        """Begin to work."""
 
     def serving(self) -> None:
         """Clients can connect now."""
 
     def reload(self) -> None:
-        """Reads its files again. Errors are logged, and the files read before stay in force."""
+        """Read its files again. Errors are logged, and the previous content of the files stays in force."""
 
     def terminate(self) -> None:
-        """Begins to end, without waiting."""
+        """Begin to end, without waiting."""
 
     async def close(self, _grace_s: float) -> None:
-        """Ends within `grace_s` seconds."""
+        """End within `grace_s` seconds."""
 
 
 def chosen(extensions: Sequence[type[Extension]], settings: Settings) -> list[type[Extension]]:
-    """The extensions that `settings.extensions` names, in the order of `extensions`.
+    """Return the extensions that `settings.extensions` names, in the order of `extensions`.
 
     Raises `StartupError` for an unknown name, and for a setting that needs an extension that is not chosen.
     """

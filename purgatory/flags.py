@@ -37,9 +37,9 @@ class CommandLine(NamedTuple):
 
 
 def read_command_line(arguments: Sequence[str] | None, program: str) -> CommandLine:
-    """Settings from flags (None: those of the process), environment and file.
+    """Read the settings from flags (None: those of the process), environment and file.
 
-    Raises `SettingsError` for a value that cannot be used, SystemExit for --help, --version and unknown flags.
+    Raises `SettingsError` for an unusable value, SystemExit for --help, --version and unknown flags.
     """
     given = vars(_parser(program).parse_args(arguments))
     print_config = bool(given.pop("print_config"))
@@ -54,7 +54,7 @@ def read_command_line(arguments: Sequence[str] | None, program: str) -> CommandL
 
 
 def config_lines(command_line: CommandLine) -> list[str]:
-    """The settings in force as a TOML file, each with a comment that names its source."""
+    """Return the settings in force as a TOML file, each with a comment that names its source."""
     settings, flags, _ = command_line
     lines: list[str] = []
     groups = setting_groups()
@@ -91,7 +91,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
 
 
 def _add_flag(parser: argparse._ActionsContainer, name: str, field: FieldInfo) -> None:
-    """Adds a flag for one setting. Values stay text here; the settings check and convert them."""
+    """Add a flag for one setting. Values stay text here; the settings check and convert them."""
     default = "none" if field.default in {None, ()} else json.dumps(field.default).strip('"')
     text = f"{field.description} (default: {default}; environment: {environment_name(name)})"
     details: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")}

@@ -17,7 +17,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time, level, logger, message and, where there is one, exception."""
+    """One object per line: time, level, logger, message and, if there is one, exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {
@@ -32,7 +32,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def start_logging(settings: LogSettings) -> None:
-    """Sends the log of the whole process to stderr, replacing any handlers."""
+    """Send the log of the whole process to stderr, replacing any handlers."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if settings.format == "json" else TextFormatter())
     logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)

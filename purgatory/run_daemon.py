@@ -36,7 +36,7 @@ EXIT_USAGE: Final = 2
 
 
 async def serve(settings: Settings, extensions: Sequence[type[Extension]]) -> None:
-    """Runs a daemon until SIGTERM or SIGINT, and shuts it down. Raises the errors of `Daemon` and `Daemon.start`."""
+    """Run a daemon until SIGTERM or SIGINT, and shut it down. Raises the errors of `Daemon` and `Daemon.start`."""
     loop = asyncio.get_running_loop()
     daemon = Daemon(settings, extensions)
     stopping = Stopping(daemon)
@@ -54,7 +54,7 @@ async def serve(settings: Settings, extensions: Sequence[type[Extension]]) -> No
 def main(
     extensions: Sequence[type[Extension]], arguments: Sequence[str] | None = None, *, program: str = "server.py"
 ) -> int:
-    """Runs the daemon with these extensions and command line arguments (None: the process's own).
+    """Run the daemon with these extensions and command line arguments (None: the process's own).
 
     Returns the exit code.
     """
@@ -80,7 +80,7 @@ def main(
 
 
 def _announce(daemon: Daemon) -> None:
-    """Logs addresses and limits in one line, and writes the ready file for programs."""
+    """Log addresses and limits in one line, and write the ready file for programs."""
     engine = "compiled engine" if COMPILED else "UNCOMPILED engine (correct, but several times slower)"
     LOGGER.info(
         "purgatory %s, %s: gRPC on %s, HTTP on %s, %s; memory budget %d MiB, messages up to %d KiB",
@@ -102,7 +102,7 @@ def _announce(daemon: Daemon) -> None:
 
 
 def _security(settings: Settings) -> str:
-    """The protection of connections, for that line."""
+    """Return the protection of connections, for the line in the log."""
     if settings.tls.certificate_file is None:
         return "WITHOUT TLS (--insecure)" if settings.insecure else "without TLS, on loopback"
     return "TLS with client certificates" if settings.tls.client_auth == "required" else "TLS"

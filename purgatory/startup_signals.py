@@ -1,4 +1,4 @@
-"""Signals before the daemon handles them itself. Imports nothing slow: this runs before everything else.
+"""Signal handlers until the daemon installs its own. Imports nothing slow: this runs before everything else.
 
 The kernel ignores SIGTERM for a container's first process as long as that has no handler, and the daemon takes most of
 a second to import. SIGHUP would end a process that has no handler.
@@ -10,7 +10,7 @@ from types import FrameType
 
 
 def handle_startup_signals() -> None:
-    """From now on SIGTERM ends the process, and SIGHUP does nothing: all files have yet to be read."""
+    """Make SIGTERM end the process, and SIGHUP do nothing: no files have been read yet."""
     signal.signal(signal.SIGTERM, _exit)
     signal.signal(signal.SIGHUP, _do_nothing)
 

@@ -1,4 +1,4 @@
-"""For tests of programs that embed the purgatory: time that moves only when moved."""
+"""For tests of programs that embed the purgatory: a clock that is moved by hand."""
 
 from typing import Final
 
@@ -6,20 +6,20 @@ __all__ = ["ManualClock"]
 
 
 class ManualClock:
-    """A `Clock` that stands still until `jump` moves it. Milliseconds."""
+    """A `Clock` that only `jump` moves. Milliseconds."""
 
     is_manual: Final = True
-    """A thread that sleeps by real time can't keep up with it, and refuses it."""
+    """A thread that sleeps by real time cannot follow this clock, and refuses it."""
 
     def __init__(self, start_ms: int = 0) -> None:
         self._now_ms = start_ms
 
     def now_ms(self) -> int:
-        """The time it was last moved to."""
+        """The time set by the last `jump`."""
         return self._now_ms
 
     def ceiling_ms(self) -> int:
-        """The same: it stands at a whole millisecond."""
+        """The same as `now_ms`, which is always at a whole millisecond."""
         return self._now_ms
 
     def jump(self, ms: int) -> int:

@@ -1,5 +1,5 @@
-"""Threads: for the embedded purgatory and the timer, one that advances time, and no use after a fork; for the daemon,
-blocking calls that may hang.
+"""Threads: one that advances time, for the embedded purgatory and the timer; protection against use after a fork; and,
+for the daemon, blocking calls that may hang.
 """
 
 import asyncio
@@ -18,18 +18,18 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S: Final = 5.0
-"""How long `stop` waits for what the thread is running."""
+"""How long `stop` waits for the call that the thread is running, seconds."""
 
 RETRY_AFTER_S: Final = 0.1
-"""How long it rests after a failure of its own."""
+"""Pause after a failure of the thread itself, seconds."""
 
 
 class UsedAfterFork(RuntimeError):
-    """A forked child used what its parent made. The child has none of the parent's threads; it makes its own."""
+    """A forked child used an object of its parent. The parent's threads do not exist there; create a new object."""
 
 
 class RefusedAfterFork:
-    """Takes the place of a lock in a forked child: the real one may be held for ever by a thread that is not there."""
+    """Replaces a lock in a forked child: the real one may be held for ever by a thread that does not exist there."""
 
     def __init__(self, what: str, made_in: int) -> None:
         self._what: Final = what
@@ -52,7 +52,7 @@ class RefusedAfterFork:
 
 
 class Forkable(Protocol):
-    """Something with a lock or a thread, which a forked child must not use."""
+    """An object with a lock or a thread, which a forked child must not use."""
 
     def after_fork_in_child(self) -> None:
         """Refuse every further call."""
@@ -62,7 +62,7 @@ _forkables: WeakSet[Forkable] = WeakSet()
 
 
 def refuse_after_fork(one: Forkable) -> None:
-    """Have `one.after_fork_in_child` called in every child that is forked while it lives."""
+    """Have `one.after_fork_in_child` called in every child that is forked during the life of `one`."""
     _forkables.add(one)
 
 
@@ -75,11 +75,11 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class ClockThread(threading.Thread):
-    """A daemon thread that advances time, and sleeps until there is something to do, or for good when there is not.
+    """A daemon thread that advances time, and sleeps until the next work is due, or until woken if there is none.
 
-    `advance` does what is due. `wait_ms` returns how long to sleep, 0 for not at all, -1 for until woken; it also sets
-    `armed_ms`, the time to wake at (-1: none), which is written and read under the owner's lock. The thread survives
-    whatever the two raise; `failures` counts that.
+    `advance` does the work that is due. `wait_ms` returns how long to sleep, 0 for not at all, -1 for until woken; it
+    also sets `armed_ms`, the time to wake at (-1: none), which is written and read under the owner's lock. The thread
+    survives any exception of the two; `failures` counts them.
     """
 
     def __init__(self, name: str, advance: Callable[[], object], wait_ms: Callable[[], int]) -> None:
@@ -92,9 +92,9 @@ class ClockThread(threading.Thread):
         self._is_stopping = False
 
     def run(self) -> None:
-        """Advance, sleep, and again, until stopped."""
+        """Advance and sleep, until stopped."""
         while not self._is_stopping:
-            # Cleared before looking: what is added from here on sets it again, so no wake-up is lost.
+            # Cleared before looking: work added from here on sets it again, so no wake-up is lost.
             self._wake.clear()
             try:
                 self._advance()
@@ -113,7 +113,7 @@ class ClockThread(threading.Thread):
             self._wake.set()
 
     def stop(self) -> None:
-        """End it, and wait STOP_TIMEOUT_S at most for what it is running, unless this is itself."""
+        """End the thread, and wait at most STOP_TIMEOUT_S for its current call, unless called on the thread itself."""
         self._is_stopping = True
         self._wake.set()
         if threading.current_thread() is not self:
@@ -125,21 +125,23 @@ _blocking_calls: Final[set[threading.Thread]] = set()
 
 
 async def on_daemon_thread(call: Callable[[], T]) -> T:
-    """Run a blocking call that may hang. Once this is cancelled nothing waits for it: the end of the process does not
-    wait for daemon threads, but does for those of an executor.
+    """Run a blocking call that may hang.
 
-    Raises OSError while `BLOCKING_CALLS_MAX` others run, and whatever the call raises.
+    If the caller is cancelled, the call is abandoned. The exit of the process does not wait for it: it waits for the
+    threads of an executor, but not for daemon threads.
+
+    Raises OSError while `BLOCKING_CALLS_MAX` others run, and any error of the call.
     """
     _blocking_calls.difference_update([thread for thread in _blocking_calls if not thread.is_alive()])
     if len(_blocking_calls) >= BLOCKING_CALLS_MAX:
         raise OSError(f"{BLOCKING_CALLS_MAX} other blocking calls are running; try again later")
     result: Future[T] = Future()
-    result.set_running_or_notify_cancel()  # from here on it cannot be cancelled, only left alone
+    result.set_running_or_notify_cancel()  # from here on it cannot be cancelled, only abandoned
 
     def run() -> None:
         try:
             result.set_result(call())
-        except Exception as error:  # noqa: BLE001 - the caller gets it
+        except Exception as error:  # noqa: BLE001 - raised again in the caller
             result.set_exception(error)
 
     thread = threading.Thread(target=run, name="blocking call", daemon=True)

@@ -1,4 +1,4 @@
-"""For all tests: the real daemon as a subprocess, and a warning about tests that this machine cannot run."""
+"""Fixtures for all tests: the real daemon as a subprocess, and a report of tests that this machine cannot run."""
 
 import itertools
 import os
@@ -14,13 +14,15 @@ from hypothesis import settings
 from tests.daemon_process import DaemonProcess
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
-"""Otherwise gRPC starts threads in a process forked while a test has a channel, before it executes its program."""
+"""Without it, gRPC starts threads in a process that is forked while a test has a channel, before it executes its
+program.
+"""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # As in the background of a shell. Processes that tests start would inherit it, and would not end by Ctrl-C.
+    # As in the background of a shell. Child processes would inherit the ignored signal and not end on Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Daemons inherit it. With fewer files, as in many shells, each logs at its start that it reduces its limits.
+# Daemons inherit this limit. With a lower one, as in many shells, each daemon logs that it reduces its own limits.
 _, OPEN_FILES_MAX = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (min(OPEN_FILES_MAX, 20_000), OPEN_FILES_MAX))
 
@@ -33,16 +35,17 @@ COMPILED_ONLY = (
     "kafka", "metrics", "onlookers", "page", "pipeline", "postgres", "sources", "strangers", "tracing",
     "transport", "webhooks", "test_docs_site.py", "test_supply.py", "test_tidy.py",
 )  # fmt: skip
-"""What stands around the daemon: these meet the engine through the same calls as tests/service, tests/journal and
-tests/embedded, which run on both builds."""
+"""Tests of the daemon's surroundings, which run only on the compiled build. They reach the engine through the same
+calls as tests/service, tests/journal and tests/embedded, which run on both builds.
+"""
 collect_ignore = list(COMPILED_ONLY) if os.environ.get("PURGATORY_BUILD") == "pure" else []
 
 UNFIT = ("Spark needs Java", "no Chromium found", "this client needs", "this scan needs")
-"""In the reason of a skip: the machine lacks something that a whole run needs."""
+"""Texts in the reason of a skip which show that the machine lacks something that a full run needs."""
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Tests that were skipped for lack of Java or a browser are listed apart from other skips."""
+    """List tests that were skipped for lack of Java or a browser separately from other skips."""
     skipped = [str(report.longrepr) for report in terminalreporter.getreports("skipped")]
     counts = {sign: sum(sign in reason for reason in skipped) for sign in UNFIT}
     for sign, count in counts.items():
@@ -53,14 +56,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 class StartDaemon(Protocol):
-    """Starts a daemon with these flags and this environment on top; it is killed when the test ends."""
+    """Start a daemon with these flags and additional environment variables; it is killed when the test ends."""
 
     def __call__(self, *arguments: str, environment: dict[str, str] | None = None) -> DaemonProcess: ...
 
 
 @pytest.fixture
 def start_daemon(tmp_path: Path) -> Iterator[StartDaemon]:
-    """Starts any number of daemons, with the test's own settings."""
+    """Start any number of daemons, each with the test's own settings."""
     started: list[DaemonProcess] = []
     numbers = itertools.count(1)
 

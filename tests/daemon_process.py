@@ -1,7 +1,7 @@
-"""The real daemon as a process of its own, on free ports: what every integration test talks to.
+"""The real daemon as a separate process on free ports, for all integration tests.
 
-It runs the very package that the tests import, with the environment passed on, so that one suite serves the compiled
-and the uncompiled engine.
+It runs the package that the tests import and inherits the environment, so the same suite tests the compiled and the
+uncompiled engine.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ import purgatory
 
 PACKAGE_PARENT: Final = Path(purgatory.__file__).resolve().parent.parent
 DEADLINE_S: Final = 60.0
-"""For a real process to start or end, on a machine that has much else to do."""
+"""Seconds for a real process to start or end, generous for a busy machine."""
 
 
 class DaemonProcess:
-    """A daemon that serves once constructed. `folder` takes its log and its ready file, one folder for each daemon.
+    """A daemon that serves once constructed. Its log and ready file are in `folder`; each daemon needs its own.
 
-    Raises AssertionError with its log when it does not get to serve.
+    Raises AssertionError with the log if it does not start serving.
     """
 
     def __init__(self, folder: Path, arguments: Sequence[str] = (), environment: dict[str, str] | None = None) -> None:
@@ -35,7 +35,7 @@ class DaemonProcess:
         ready_path = folder / "ready.json"
         ready_path.unlink(missing_ok=True)
         listen = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--ready-file", str(ready_path)]
-        listen += ["--http-metrics-interval-ms", "0"]  # what a test reads is of that moment
+        listen += ["--http-metrics-interval-ms", "0"]  # tests read metrics without a cache
         with self.log_path.open("a", encoding="utf-8") as log:
             self.process: Final = subprocess.Popen(
                 [sys.executable, "-m", "purgatory", "serve", *listen, *arguments],
@@ -50,16 +50,16 @@ class DaemonProcess:
             self.kill()
             raise
         self.address: Final[str] = ready["grpc_address"]
-        """Of gRPC, host:port."""
+        """The gRPC address, host:port."""
         self.http_address: Final[str] = ready["http_address"]
-        """Of HTTP, host:port."""
+        """The HTTP address, host:port."""
 
     @property
     def log(self) -> str:
         return self.log_path.read_text("utf-8")
 
     def stop(self, signal_number: signal.Signals = signal.SIGTERM) -> int:
-        """Asks it to end, waits for that, and returns its exit code. Harmless when it has ended."""
+        """Signal the daemon, wait for its end, and return its exit code. Does nothing if it has already ended."""
         if self.process.poll() is None:
             self.process.send_signal(signal_number)
         try:
@@ -69,7 +69,7 @@ class DaemonProcess:
             raise AssertionError(f"the daemon did not stop in {DEADLINE_S} s; its log:\n{self.log}") from None
 
     def kill(self) -> None:
-        """SIGKILL, as in a crash."""
+        """Send SIGKILL, as in a crash."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(DEADLINE_S)
@@ -86,7 +86,7 @@ class DaemonProcess:
 
 @contextlib.contextmanager
 def open_files_max(count: int) -> Iterator[None]:
-    """Processes started in the block may open so many files."""
+    """Limit the number of open files of processes that are started in the block."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (count, limits[1]))
     try:
@@ -98,7 +98,7 @@ def open_files_max(count: int) -> Iterator[None]:
 def run_to_end(
     folder: Path, arguments: Sequence[str], environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the daemon's command line where it is expected to end by itself: --help, a bad setting, a port in use."""
+    """Run the daemon's command line in cases where it exits by itself: --help, a bad setting, a port in use."""
     return subprocess.run(
         [sys.executable, "-m", "purgatory", "serve", *arguments],
         cwd=folder,
@@ -111,13 +111,13 @@ def run_to_end(
 
 
 def daemon_environment(extra: dict[str, str] | None = None) -> dict[str, str]:
-    """The environment of the tests, with the package under test first on the path, and `extra` on top."""
+    """The environment of the tests, with the package under test first on the path, and with `extra` added."""
     path = os.pathsep.join(filter(None, [str(PACKAGE_PARENT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path, **(extra or {})}
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Polls until the condition holds. Raises AssertionError with `what` after `DEADLINE_S`."""
+    """Poll until the condition holds. Raises AssertionError with `what` after `DEADLINE_S`."""
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline, f"not within {DEADLINE_S} s: {what}"
@@ -125,13 +125,13 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def children_of(process_id: int) -> list[int]:
-    """The ids of the processes that a process has started: any of its threads may have."""
+    """The ids of the child processes of a process, started by any of its threads."""
     threads = Path(f"/proc/{process_id}/task").iterdir()
     return [int(child) for thread in threads for child in (thread / "children").read_text("ascii").split()]
 
 
 def is_running(process_id: int) -> bool:
-    """Whether there is such a process, and it has not ended."""
+    """Whether the process exists and has not ended."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{process_id}/status").read_text("utf-8")
     except (FileNotFoundError, ProcessLookupError):

@@ -65,7 +65,7 @@ def test_every_module_has_a_header() -> None:
 
 
 def test_model_runs_and_names_modules_that_exist() -> None:
-    """`python docs/model.py` prints how its two operations end, and each path in it leads somewhere."""
+    """`python docs/model.py` prints how its two operations end, and each path in it exists."""
     run = subprocess.run([sys.executable, str(MODEL)], capture_output=True, text=True, check=True, timeout=60)
     assert run.stdout == "{1: (1, 'satisfied'), 2: (2, 'expired')}\n"
     paths = re.findall(r"\b(?:engine|service|purgatory)/[a-z_/]+(?:\.py)?", MODEL.read_text("utf-8"))
@@ -89,7 +89,7 @@ STEPS = st.one_of(
 
 @given(st.lists(STEPS, max_size=40))
 def test_model_behaves_like_the_engine(steps: list[tuple[str, object, object]]) -> None:
-    """After the same steps the same operations have ended, in the same way."""
+    """After the same steps, the same operations have ended in the same way."""
     model = runpy.run_path(str(MODEL))["Purgatory"]()
     engine = EngineUnderTest(0)
     owner, now_ms, operation_id = engine.add_owner(), 0, 0

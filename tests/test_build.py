@@ -1,4 +1,4 @@
-"""Which engine runs: the suite runs on both builds, and proves here which one it is on."""
+"""The engine's build: the suite runs on both builds, and these tests prove which one is in use."""
 
 import importlib
 import os
@@ -15,7 +15,7 @@ SUFFIXES = {"compiled": (".so", ".pyd"), "pure": (".py",)}
 
 
 def engine_files() -> dict[str, str]:
-    """Where each module of the engine was loaded from."""
+    """The file from which each module of the engine was loaded."""
     found = pkgutil.walk_packages(purgatory.engine.__path__, "purgatory.engine.")
     names = [module.name for module in found if not module.ispkg]
     files = {name: importlib.import_module(name).__file__ for name in names}
@@ -24,21 +24,21 @@ def engine_files() -> dict[str, str]:
 
 @pytest.mark.xdist_group("together")
 def test_groups_of_tests_stay_together(request: pytest.FixtureRequest) -> None:
-    """Where there are several workers, an id ends with its group, by which the group goes to one of them: otherwise
-    each would start its own Spark, its own Kafka and its own PostgreSQL.
+    """With several workers, a test's id ends with its group, which is assigned to one worker. Otherwise each worker
+    would start its own Spark, Kafka and PostgreSQL.
     """
     if "PYTEST_XDIST_WORKER" in os.environ:
         assert request.node.nodeid.endswith("@together")
 
 
 def test_engine_is_wholly_one_build() -> None:
-    """All modules of the engine are compiled, or none is; COMPILED says which."""
+    """All modules of the engine are compiled, or none is; COMPILED has the matching value."""
     suffixes = SUFFIXES["compiled" if purgatory.engine.COMPILED else "pure"]
     assert [file for file in engine_files().values() if not file.endswith(suffixes)] == []
 
 
 def test_modules_say_where_they_are() -> None:
-    """A module's __file__, compiled or not, is a file that is there, beside its source."""
+    """A module's `__file__`, compiled or not, is an existing file next to its source."""
     top = Path(purgatory.engine.__file__ or "").parent.parent.parent
     folders = {name: top.joinpath(*name.split(".")[:-1]) for name in engine_files()}
     strays = [file for name, file in engine_files().items() if Path(file).parent != folders[name]]
@@ -46,7 +46,7 @@ def test_modules_say_where_they_are() -> None:
 
 
 def test_engine_is_the_build_asked_for() -> None:
-    """PURGATORY_BUILD names the build that the suite is meant to run on, and that is the one that runs."""
+    """The engine is the build that PURGATORY_BUILD names."""
     build = os.environ.get("PURGATORY_BUILD")
     if build is None:
         pytest.skip("PURGATORY_BUILD is not set: any build will do (make test runs both)")
@@ -54,7 +54,7 @@ def test_engine_is_the_build_asked_for() -> None:
 
 
 def test_child_processes_run_the_same_build() -> None:
-    """A daemon started as a process of its own gets the same package from the same place."""
+    """A daemon that runs as a child process gets the same package from the same place."""
     code = "import purgatory.engine.codes as codes; print(codes.__file__)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
     assert answer.stdout.strip() == importlib.import_module("purgatory.engine.codes").__file__

@@ -1,4 +1,4 @@
-"""docs/configuration.md is written from the settings themselves: `make docs` writes it, this test keeps it true."""
+"""docs/configuration.md is generated from the settings by `make docs`, and this test keeps it current."""
 
 import json
 from pathlib import Path
@@ -44,12 +44,12 @@ def configuration_page() -> str:
 
 
 def test_configuration_page_is_current() -> None:
-    """The page says exactly what the settings say; `make docs` rewrites it."""
+    """The page matches the settings; `make docs` rewrites it."""
     assert PAGE.read_text(encoding="utf-8") == configuration_page()
 
 
 def test_every_setting_is_explained() -> None:
-    """No setting goes without a description."""
+    """Every setting has a description."""
     assert "| None |" not in configuration_page()
 
 

@@ -1,4 +1,6 @@
-"""The documentation as a site: it builds without a warning, alone, and what its first pages show runs as it stands."""
+"""The documentation as a site: it builds without warnings or other hosts, and the code on its first pages runs
+unchanged.
+"""
 
 import os
 import re
@@ -26,14 +28,14 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def advance_as_told(page: Path, daemon: DaemonProcess) -> None:
-    """Runs the `purgatory advance` of a page."""
+    """Run the `purgatory advance` command of a page."""
     [arguments] = re.findall(r"`purgatory (advance [^`]+)`", page.read_text("utf-8"))
     command = [sys.executable, "-c", CLI, *arguments.split(), "--address", daemon.address]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
 
 
 def test_site_builds_and_needs_no_other_host(tmp_path: Path) -> None:
-    """No warning, an entry for every call of the contract, and no script, style or image from another host."""
+    """The build has no warning, an entry for every RPC, and no script, style sheet or image from another host."""
     pytest.importorskip("material")
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "-q", "--strict", "-d", str(tmp_path)],
@@ -55,7 +57,7 @@ def test_site_builds_and_needs_no_other_host(tmp_path: Path) -> None:
 
 
 def test_first_wait_with_the_python_client(daemon: DaemonProcess) -> None:
-    """The program of the page prints what the page says."""
+    """The program on the page prints the output shown on the page."""
     [program] = blocks(START / "python.md", "python")
     program = program.replace("127.0.0.1:7440", daemon.address)
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
@@ -63,7 +65,7 @@ def test_first_wait_with_the_python_client(daemon: DaemonProcess) -> None:
 
 
 def test_first_wait_with_curl(daemon: DaemonProcess) -> None:
-    """The page's two commands, as they stand but for the ports: curl waits, and is answered."""
+    """The two commands on the page work, apart from the ports: curl waits and gets an answer."""
     [command] = blocks(START / "curl.md", "sh")
     assert "127.0.0.1:7441" in command
     waiting = subprocess.Popen(
@@ -81,7 +83,7 @@ def test_first_wait_with_curl(daemon: DaemonProcess) -> None:
     ids=["go", "java", "typescript"],
 )
 def test_first_wait_in_another_language(page: str, build: Callable[[], list[str]], daemon: DaemonProcess) -> None:
-    """The page's last command, with what the ones before it make, prints what the page says."""
+    """After the build, the last command on the page prints the output shown on the page."""
     BUILT.mkdir(parents=True, exist_ok=True)
     build()
     [commands] = blocks(START / page, "sh")

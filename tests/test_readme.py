@@ -1,4 +1,4 @@
-"""What the README shows is true: its Python runs as it stands, against a real daemon."""
+"""The README is correct: its Python code runs unchanged against a real daemon."""
 
 import re
 import subprocess
@@ -11,7 +11,7 @@ README = Path(__file__).resolve().parent.parent / "README.md"
 
 
 def test_first_wait_in_python(daemon: DaemonProcess) -> None:
-    """The README's program prints what the README says it prints."""
+    """The README's program prints the promised output."""
     text = README.read_text(encoding="utf-8")
     [program] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     promised = re.search(r"It prints `([^`]+)`", text)
@@ -23,7 +23,7 @@ def test_first_wait_in_python(daemon: DaemonProcess) -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    """Every file that a page of ours links to is there."""
+    """Every relative link on our pages leads to an existing file."""
     root = README.parent
     pages = [README, root / "CONTRIBUTING.md", root / "CHANGELOG.md", *sorted((root / "docs").glob("*.md"))]
     links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8"))]

@@ -1,6 +1,6 @@
-"""The simulator's share of `make test`, and tests of its command: repeatable traces, planted bugs found.
+"""The part of the simulator that `make test` runs, and tests of its command: repeatable traces, planted bugs found.
 
-The compiled run takes the whole share, in .build/simulator; without that build, or uncompiled, a small one.
+With a compiled simulator in .build/simulator all steps are run; without one, or on the uncompiled build, only a few.
 """
 
 import os
@@ -26,14 +26,14 @@ def simulate(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def is_compiled() -> bool:
-    """Whether the compiled simulator is there and current, and this is not the uncompiled run."""
+    """Whether a current compiled simulator exists, and this is not the run on the uncompiled build."""
     return os.environ.get("PURGATORY_BUILD") != "pure" and build.is_current() and any(build.BUILT.glob("*.so"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_two_million_steps_equal_the_oracle(block: int) -> None:
-    """In lives of 200 seeds engine and oracle never differ; each block is ten of them, uncompiled one short one."""
+    """Engine and oracle agree over 200 seeds. Each block has ten of them, or one short one when uncompiled."""
     where, seeds, steps = (build.BUILT, 10, 10_000) if is_compiled() else (build.ROOT, 1, 1_000)
     first = 1 + block * seeds
     run = simulate(where, "--seed", str(first), "--seeds", str(seeds), "--steps", str(steps))
@@ -45,7 +45,7 @@ def test_two_million_steps_equal_the_oracle(block: int) -> None:
 
 @pytest.mark.slow
 def test_trace_is_repeatable() -> None:
-    """The last line is a hex word, the same for the same seeds, in whatever processes they run; others give another."""
+    """The last line is a hex word that depends only on the seeds, not on the number of processes."""
     few = ("--seeds", "3", "--steps", "600")
     runs = [simulate(build.ROOT, "--seed", seed, *few) for seed in ("7", "8")]
     runs.append(simulate(build.ROOT, "--seed", "7", "--processes", "2", *few))
@@ -56,7 +56,7 @@ def test_trace_is_repeatable() -> None:
 
 @pytest.mark.slow
 def test_compiled_and_uncompiled_live_the_same_life() -> None:
-    """The compiled simulator's trace is that of the sources."""
+    """The compiled simulator has the same trace as the sources."""
     if not is_compiled():
         pytest.skip("the simulator is not compiled here; `make sim` does it")
     few = ("--seed", "7", "--steps", "2000")
@@ -74,13 +74,13 @@ PLANTED = {
     "purgatory/engine/marks/partition.py": LOWERED.format(method="raise_high_watermark"),
     "tests/engine/oracle/partition.py": LOWERED.format(method="set_high_watermark"),
 }
-"""What is appended to a module: it takes a high watermark of 7 for one of 6."""
+"""Text appended to a module, which makes it read a high watermark of 7 as 6."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PLANTED)
 def test_planted_bug_is_found_and_cut_down(path: str, tmp_path: Path) -> None:
-    """A wrong engine, or a wrong oracle, differs soon; the seed, the step and at most ten steps are printed."""
+    """A faulty engine or oracle soon differs; seed, step and at most ten steps to reproduce it are printed."""
     build.copy_sources(tmp_path)
     with (tmp_path / path).open("a", encoding="utf-8") as module:
         module.write(PLANTED[path])

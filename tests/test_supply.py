@@ -1,4 +1,4 @@
-"""What the image installs: pinned as constraints.txt has it, by hash, from anywhere."""
+"""Packages in the image: pinned as in constraints.txt, by hash, from any registry."""
 
 import re
 import tomllib
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def pins(path: Path) -> dict[str, str]:
-    """Version by normalized name."""
+    """Versions by normalized name."""
     found = re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", path.read_text("utf-8"), re.MULTILINE)
     return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found}
 
@@ -21,7 +21,7 @@ def pins(path: Path) -> dict[str, str]:
 def test_image_installs_what_is_constrained(name: str) -> None:
     """Each package has the version of constraints.txt and at least one hash, and no registry is named.
 
-    When this fails: make image-requirements.
+    If this fails, run `make image-requirements`.
     """
     path = ROOT / "deploy" / name
     pinned, constrained = pins(path), pins(ROOT / "constraints.txt")
@@ -32,7 +32,9 @@ def test_image_installs_what_is_constrained(name: str) -> None:
 
 
 def test_image_installs_all_that_the_daemon_needs() -> None:
-    """Every dependency of the package and of each part in an image is pinned, so is what builds it."""
+    """Every dependency of the package and of each optional part in an image is pinned, and so are the build
+    requirements.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     extras = project["project"]["optional-dependencies"]
     for wanted, name in (
@@ -46,12 +48,12 @@ def test_image_installs_all_that_the_daemon_needs() -> None:
 
 
 def test_plain_image_has_no_room_for_an_archive() -> None:
-    """What the image installs without a target holds neither Arrow nor numpy: these are two thirds of all of it."""
+    """The default image contains neither Arrow nor numpy, which are two thirds of the size of all packages."""
     assert not {"pyarrow", "numpy"} & set(pins(ROOT / "deploy" / "requirements.txt"))
 
 
 def test_dockerfile_installs_by_hash_only() -> None:
-    """No pip in the Dockerfile reaches for a package that is not pinned by hash."""
+    """Each pip install in the Dockerfile requires hashes, or installs no dependencies."""
     text = (ROOT / "Dockerfile").read_text("utf-8")
     installs = re.findall(r"-m pip (?:--python \S+ )?install ([^\n]*)", text)
     assert len(installs) == 5
@@ -59,13 +61,13 @@ def test_dockerfile_installs_by_hash_only() -> None:
 
 
 def test_what_serves_has_no_installer() -> None:
-    """The environment that is copied into the image is made without pip."""
+    """The environment that is copied into the image is created without pip."""
     text = (ROOT / "Dockerfile").read_text("utf-8")
     assert re.findall(r"-m venv (.*?)/opt/purgatory", text) == ["--without-pip "]
 
 
 def test_last_stage_is_the_plain_one() -> None:
-    """`docker build` without a target builds the image without additions, and the named targets are there."""
+    """`docker build` without a target builds the image without optional parts, and the named targets exist."""
     stages = re.findall(r"^FROM (\S+)(?: AS (\S+))?$", (ROOT / "Dockerfile").read_text("utf-8"), re.MULTILINE)
     assert stages[-1] == ("serving", "")
     assert {"archive", "sources", "full"} <= {name for _, name in stages}

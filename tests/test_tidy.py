@@ -25,7 +25,7 @@ ENTRY_POINTS = {
     "setup",  # the build
     "purgatory.embedded",  # public: for a program with threads and no daemon
     "purgatory.timer",  # public: the same program's timer
-    "purgatory.testing",  # public: a clock and a daemon for others' tests
+    "purgatory.testing",  # public: a clock and a daemon for other projects' tests
     "purgatory_pipeline.notebook",  # public: for notebooks
     "purgatory_sources.cli",  # the console script
     "purgatory_sources.uri",  # what each source is made from
@@ -87,11 +87,11 @@ EXPORTS: dict[str, list[str]] = {
     ],
     "purgatory_pipeline.notebook": ["TABLES", "Report", "ReportOptions", "read", "replay", "report"],
 }
-"""Public names, pinned: a change here belongs into the changelog."""
+"""Public names, pinned: a change here belongs in the changelog."""
 
 
 def read_modules() -> dict[str, tuple[Path, ast.Module]]:
-    """Every Python file by its name as imported: its path relative to the root, and its syntax tree."""
+    """Every Python file by its import name: its path relative to the root, and its syntax tree."""
     found = {}
     for path in [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")] + [ROOT / "server.py"]:
         relative = path.relative_to(ROOT)
@@ -107,7 +107,7 @@ MODULES = read_modules()
 
 
 def imports_of(name: str) -> set[str]:
-    """Known modules that a module imports, at any place in it."""
+    """Known modules that a module imports, anywhere in its code."""
     found: set[str] = set()
     for node in ast.walk(MODULES[name][1]):
         if isinstance(node, ast.Import):
@@ -127,7 +127,7 @@ def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
 
 
 def code_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines of a function without its docstring."""
+    """The number of lines of a function without its docstring."""
     start, end = node.lineno, node.end_lineno or node.lineno
     if ast.get_docstring(node, clean=False) is not None:
         start += (node.body[0].end_lineno or 0) - node.body[0].lineno + 1
@@ -157,8 +157,8 @@ def test_imports_have_no_cycle() -> None:
 
 
 def test_every_module_is_used() -> None:
-    """Modules of the product are imported outside of tests, or are programs or entry points; helpers of tests are
-    imported by a test.
+    """Modules of the product are imported by the product, or are programs or entry points; test helpers are imported
+    by a test.
     """
     unused = []
     users = {name: imports_of(name) for name in MODULES}
@@ -189,7 +189,7 @@ def test_version_is_the_newest_in_the_changelog() -> None:
 
 
 def test_constraints_are_plain_pins() -> None:
-    """constraints.txt pins every version exactly and names no host, so that any registry serves."""
+    """constraints.txt pins every version exactly and names no host, so that any registry can be used."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = [line for line in lines if line and not line.startswith("#")]
     assert pins
@@ -198,7 +198,7 @@ def test_constraints_are_plain_pins() -> None:
 
 @pytest.mark.parametrize("package", EXPORTS)
 def test_exports_are_pinned(package: str) -> None:
-    """Each package offers exactly the names pinned here, and each of them is there."""
+    """Each package exports exactly the names pinned here, and all of them exist."""
     module = importlib.import_module(package)
     assert sorted(module.__all__) == sorted(EXPORTS[package])
     assert [name for name in module.__all__ if not hasattr(module, name)] == []

@@ -1,1 +1,1 @@
-"""Callers: processes that load a server over loopback and measure what a caller sees."""
+"""Load generators: processes that load a server over loopback and measure what a caller observes."""

@@ -1,4 +1,4 @@
-"""Loads a daemon through our own client: batches as columns, and waits awaited one by one. The echo server too."""
+"""Loads a daemon or the echo server through our own client: batches as columns, and waits awaited one by one."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ MARKS_PER_STEP: Final = 10
 
 
 class Lane:
-    """Batches on one partition, always one more registered than has been completed.
+    """Batches on one partition; one more batch is always registered than has been completed.
 
     `register` waits for some offsets and returns when all have been reached; `advance` raises the partition's mark.
     """
@@ -33,7 +33,7 @@ class Lane:
         self.ended = 0
 
     async def run(self, end_s: float, interval_s: float = 0.0) -> None:
-        """Registers, advances and collects until `end_s`; at most one batch in each interval."""
+        """Register, advance and collect until `end_s`, with at most one batch per interval."""
         loop = asyncio.get_running_loop()
         offset = 0
         next_s = loop.time()
@@ -57,7 +57,7 @@ class Lane:
 
 
 async def run_lanes(lanes: Sequence[Lane], seconds: float, interval_s: float = 0.0) -> Numbers:
-    """Runs all of them together for a time."""
+    """Run all lanes concurrently for a number of seconds."""
     started = time.perf_counter()
     await asyncio.gather(*(lane.run(started + seconds, interval_s) for lane in lanes))
     return measured(time.perf_counter() - started, sum(lane.ended for lane in lanes))
@@ -96,7 +96,7 @@ class Waiters:
         self.stopped = False
 
     async def wait_on(self) -> None:
-        """One caller: waits for the next offset, again and again."""
+        """One caller: waits for the next offset, repeatedly."""
         produce, partition = self._client.produce, self._partition
         while not self.stopped:
             self.issued += 1
@@ -104,7 +104,7 @@ class Waiters:
             self.ended += 1
 
     async def advance(self, in_flight: int) -> None:
-        """Raises the mark by a tenth of what is in flight as soon as that many have been issued again."""
+        """Raise the mark by a tenth of `in_flight` whenever `in_flight` waits above the mark have been issued."""
         step = max(1, in_flight // MARKS_PER_STEP)
         mark = 0
         while not self.stopped:
@@ -117,7 +117,7 @@ class Waiters:
 
 @on_uvloop
 async def individual(address: str, in_flight: int, seconds: float) -> Numbers:
-    """`in_flight` callers, each awaiting one `client.produce` after the other, for `seconds`."""
+    """`in_flight` concurrent callers, each awaiting one `client.produce` after another, for `seconds`."""
     garbage.tune(GcSettings())
     async with AsyncClient(address) as client:
         waiters = Waiters(client, (new_topic(), 0))

@@ -1,5 +1,5 @@
-"""Loads a daemon that keeps a journal: batches at a steady rate and how long each receipt takes; and a session that is
-filled, and emptied again, maybe by another daemon on the same folder.
+"""Loads a daemon with a journal: receipt times of batches at a steady rate; and filling a session and emptying it
+again, possibly at another daemon on the same folder.
 """
 
 import asyncio
@@ -19,20 +19,22 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 
 PARTITIONS: Final = 10
-"""That a batch at a steady rate is spread over."""
+"""Number of partitions over which a batch at a steady rate is spread."""
 
 FILLING: Final = 5_000
-"""Operations in a message where a session is filled."""
+"""Operations per message while a session is filled."""
 
 OFFSET_MAX: Final = 1_000_000
 
 
 class Steady:
-    """Batches at a steady rate, each ended by events half a turn after it; its results are acknowledged at once."""
+    """Batches at a steady rate. Events end each batch half an interval after it was sent; results are acknowledged
+    at once.
+    """
 
     def __init__(self, stub: PurgatoryServiceStub, batch: int, turns: int, interval_s: float) -> None:
         self.taken: Final[list[float]] = []
-        """From the writing of a batch to its receipt, in seconds."""
+        """Seconds from writing each batch to its receipt."""
         self._topic: Final = new_topic()
         self._session: Final = cast("Call", stub.Session())
         self._events: Final = stub.AdvanceStream()
@@ -43,7 +45,7 @@ class Steady:
         self._writing: Final = asyncio.Lock()
 
     async def run(self) -> None:
-        """All turns, until the last result is there."""
+        """Send all batches and wait for the last result."""
         await self._session.write(opening(self._topic))
         await self._session.read()
         reading = asyncio.create_task(self._read())
@@ -72,12 +74,12 @@ class Steady:
         await answers
 
     async def _write(self, message: wire.SessionRequest) -> None:
-        """One at a time, as gRPC wants it."""
+        """Write one message at a time, as gRPC requires."""
         async with self._writing:
             await self._session.write(message)
 
     async def _read(self) -> None:
-        """Receipts and results, until all have ended."""
+        """Read receipts and results until all operations have ended."""
         ended = 0
         while ended < self._turns * self._batch:
             message = cast("wire.SessionResponse", await self._session.read())
@@ -95,7 +97,7 @@ class Steady:
 
 @on_uvloop
 async def receipts(address: str, batch: int, turns: int, rate: float) -> Numbers:
-    """`turns` batches of `batch`, `rate` operations a second, after some more: percentiles of a receipt's time."""
+    """Percentiles of receipt times for `turns` batches of `batch` at `rate` operations per second, after a warm-up."""
     async with open_channel(address) as channel:
         steady = Steady(PurgatoryServiceStub(channel), batch, WARM_UP + turns, batch / rate)
         await steady.run()
@@ -103,7 +105,7 @@ async def receipts(address: str, batch: int, turns: int, rate: float) -> Numbers
 
 
 def fill(address: str, count: int, keys: int, name: str) -> Numbers:
-    """Registers `count` produce waits with random offsets and deadlines on `keys` partitions in the session `name`."""
+    """Register `count` produce waits with random offsets and deadlines on `keys` partitions in the session `name`."""
     with grpc.insecure_channel(address, options=OPTIONS) as channel:
         stub = PurgatoryServiceStub(channel)
         requests = list(filling(name, count, keys))
@@ -131,7 +133,7 @@ def filling(name: str, count: int, keys: int) -> Iterator[wire.RegisterRequest]:
 
 @on_uvloop
 async def empty(address: str, count: int, keys: int, name: str) -> Numbers:
-    """Ends all `count` waits that `fill` has registered, and acknowledges their results."""
+    """End all `count` waits that `fill` registered, and acknowledge their results."""
     started = time.perf_counter()
     async with open_channel(address) as channel:
         stub = PurgatoryServiceStub(channel)

@@ -1,4 +1,4 @@
-"""How long one takes: from an event to the result at its caller, beside a ping on a two-way stream; one at a time."""
+"""Single latencies: from an event to the result at its caller, compared with a ping on a bidirectional stream."""
 
 import asyncio
 import time
@@ -16,11 +16,11 @@ from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 WARM_UP: Final = 50
 POLL_S: Final = 0.000_2
 ROUND: Final = 250
-"""Waits that are registered together, before the events that end them one by one."""
+"""Waits that are registered together before events end them one by one."""
 
 
 def percentiles(seconds: Sequence[float]) -> Numbers:
-    """Median and 99th percentile in microseconds, and how many were measured."""
+    """Median and 99th percentile in microseconds, and the number of samples."""
     ordered = sorted(seconds)
     return {
         "p50_us": ordered[len(ordered) // 2] * 1e6,
@@ -31,10 +31,10 @@ def percentiles(seconds: Sequence[float]) -> Numbers:
 
 @on_uvloop
 async def event_to_result(address: str, count: int) -> Numbers:
-    """`count` times: a wait is pending, an event is sent, the result arrives; measured from sending to arrival.
+    """Measure `count` times: a wait is pending, an event is sent, the result arrives. Measured from sending to arrival.
 
-    The waits of a round are registered before it; so in a round there is nothing but events and results, one by one, as
-    there is nothing but pings in `ping`.
+    The waits of a round are registered beforehand, so a round contains only events and results, one after another, just
+    as `ping` contains only pings.
     """
     partition = (new_topic(), 0)
     taken: list[float] = []
@@ -56,19 +56,19 @@ async def event_to_result(address: str, count: int) -> Numbers:
 
 
 async def until_watched(client: AsyncClient, partition: tuple[str, int], count: int) -> None:
-    """Returns when the daemon has so many waits on the partition."""
+    """Return when `count` waits watch the partition at the daemon."""
     while True:
         try:
             if (await client.partition(partition)).watched == count:
                 return
         except errors.NotFound:
-            pass  # nobody has mentioned the partition yet
+            pass  # the daemon does not know the partition yet
         await asyncio.sleep(POLL_S)
 
 
 @on_uvloop
 async def ping(address: str, count: int) -> Numbers:
-    """`count` times: an empty message on a two-way stream, and the answer."""
+    """Measure `count` times: an empty message on a bidirectional stream, and its answer."""
     taken: list[float] = []
     message = wire.SessionRequest(heartbeat=wire.Heartbeat())
     async with open_channel(address) as channel:
@@ -84,9 +84,9 @@ async def ping(address: str, count: int) -> Numbers:
 
 @on_uvloop
 async def advances(address: str, interval_ms: int, start_s: float, seconds: float) -> Numbers:
-    """An `Advance` of one mark every `interval_ms` for `seconds`: how long each takes to be answered.
+    """Call `Advance` with one mark every `interval_ms` for `seconds`, and measure the time to each answer.
 
-    From `start_s` on, a time of the machine's monotonic clock.
+    `start_s` is the start time on the machine's monotonic clock.
     """
     topic = new_topic()
     taken: list[float] = []

@@ -1,6 +1,6 @@
-"""The wire's messages that several drivers and peers send, for produce waits on the partitions of one topic.
+"""Wire messages that several drivers and peers send, for produce waits on the partitions of one topic.
 
-It imports the wire alone, and so is quick to import.
+Imports only the wire package, so that it imports quickly.
 """
 
 import itertools
@@ -17,7 +17,7 @@ TOPIC_NUMBERS: Final = itertools.count(time.monotonic_ns())
 
 
 def new_topic() -> str:
-    """A topic for each run: the marks of the run before are still known to the daemon."""
+    """A new topic for each run, because the daemon still has the previous run's marks."""
     return f"run-{next(TOPIC_NUMBERS)}"
 
 
@@ -35,7 +35,7 @@ def produce_batch(
     timeouts_ms: Sequence[int] = (TIMEOUT_MS,),
     batch_id: int = 0,
 ) -> wire.RegisterBatch:
-    """Single-partition produce waits, as columns; `places` are their partitions."""
+    """Single-partition produce waits as columns; `places` are their partitions."""
     columns = operation_pb2.OperationColumns(
         kind=operation_pb2.OPERATION_KIND_PRODUCE,
         partitions=partitions_of(topic, partitions),
@@ -73,18 +73,18 @@ def wait_request(topic: str, partition: int, offset: int) -> wire.WaitRequest:
 
 
 def opening(session_id: str) -> wire.SessionRequest:
-    """Opens a session whose results come as columns."""
+    """A message that opens a session whose results arrive as columns."""
     return wire.SessionRequest(open=wire.OpenSession(session_id=session_id, columns=True))
 
 
 def acknowledgement(results: wire.ResultBatch) -> wire.SessionRequest:
-    """Acknowledges these results."""
+    """A message that acknowledges these results."""
     last = results.first_sequence + len(results.columns.operation_id) - 1
     return wire.SessionRequest(acknowledge=wire.AcknowledgeResults(sequence=last))
 
 
 def echoed(batch: wire.RegisterBatch) -> result_pb2.ResultColumns:
-    """Results for a registration that nobody had to wait for: as many and as large as the daemon's."""
+    """Results for a registration that the server answers at once: of the same number and size as the daemon's."""
     columns = batch.columns
     answer = result_pb2.ResultColumns(kind=columns.kind, partitions=columns.partitions)
     answer.operation_id.extend(columns.operation_id)

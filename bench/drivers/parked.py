@@ -1,4 +1,4 @@
-"""Fills a daemon: waits parked in a session by unary calls, with no stream that would have to be kept open."""
+"""Fills a daemon: parks waits in a session through unary calls, so that no stream needs to stay open."""
 
 import time
 import uuid
@@ -17,7 +17,7 @@ BATCH: Final = 50_000
 
 
 class Parking:
-    """A session that registers produce waits in large batches, and knows what it has registered."""
+    """A session that registers produce waits in large batches and keeps track of them."""
 
     def __init__(self, stub: PurgatoryServiceStub, keys: int) -> None:
         self._stub: Final = stub
@@ -27,7 +27,9 @@ class Parking:
         self.registered = 0
 
     def park(self, count: int, deadline_s: float | None = None) -> None:
-        """Registers so many more, spread over the keys, offsets rising; for an hour, or until a monotonic time."""
+        """Register `count` more waits, spread over the keys with increasing offsets; for an hour, or until a
+        monotonic time.
+        """
         for first in range(self.registered, self.registered + count, BATCH):
             numbers = range(first, min(first + BATCH, self.registered + count))
             timeout_ms = HOUR_MS if deadline_s is None else max(1, round((deadline_s - time.monotonic()) * 1_000))
@@ -45,7 +47,7 @@ class Parking:
 
 
 def park(address: str, count: int, keys: int, process_id: int = 0) -> Numbers:
-    """Parks `count` waits on `keys` partitions; with `process_id`, what each then takes of that process's memory."""
+    """Park `count` waits on `keys` partitions. With `process_id`, measure the memory per wait in that process."""
     with grpc.insecure_channel(address, options=OPTIONS) as channel:
         parking = Parking(PurgatoryServiceStub(channel), keys)
         parking.park(min(BATCH, count))
@@ -60,7 +62,9 @@ def park(address: str, count: int, keys: int, process_id: int = 0) -> Numbers:
 
 @on_uvloop
 async def herd(address: str, count: int, keys: int, deadline_s: float) -> Numbers:
-    """`count` waits with one same deadline, a time of the machine's monotonic clock: from it to the last result."""
+    """`count` waits with one deadline, a time on the machine's monotonic clock. Measures from there to the last
+    result.
+    """
     with grpc.insecure_channel(address, options=OPTIONS) as channel:
         parking = Parking(PurgatoryServiceStub(channel), keys)
         parking.park(count, deadline_s)

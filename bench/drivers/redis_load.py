@@ -1,4 +1,4 @@
-"""Loads a Redis that is used as a purgatory (bench/peers/redis.py): the same lanes, and one same deadline for many."""
+"""Loads a Redis used as a purgatory (bench/peers/redis.py): the same lanes, and many waits with one deadline."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ EXPIRED_PER_CALL: Final = b"2000"
 
 
 class Results:
-    """Counts the results that are published, and lets others wait until there are so many."""
+    """Counts published results and lets callers wait for a number of them."""
 
     def __init__(self) -> None:
         self._ended = 0
@@ -28,7 +28,7 @@ class Results:
                 self._reached.set()
 
     async def at_least(self, count: int) -> None:
-        """Returns when so many results have come."""
+        """Return when at least `count` results have arrived."""
         self._wanted = count
         self._reached.clear()
         if self._ended < count:
@@ -36,7 +36,7 @@ class Results:
 
 
 def register(script: bytes, key: bytes, ids: range, offsets: range, deadline_ms: bytes, together: int) -> bytes:
-    """Registrations, so many in one call of the script."""
+    """Calls of the register script, with `together` registrations each."""
     parts = []
     for first in range(0, len(ids), together):
         pairs = zip(ids[first : first + together], offsets[first : first + together], strict=True)
@@ -47,7 +47,7 @@ def register(script: bytes, key: bytes, ids: range, offsets: range, deadline_ms:
 
 @asynccontextmanager
 async def connected(address: str) -> AsyncIterator[tuple[RedisConnection, Results]]:
-    """A connection with the scripts loaded, and what is published meanwhile."""
+    """A connection with the scripts loaded, and the results that are published while it is open."""
     async with RedisConnection.open(address) as redis, RedisConnection.open(address) as listener:
         await redis.load_scripts()
         await listener.subscribe()
@@ -59,7 +59,9 @@ async def connected(address: str) -> AsyncIterator[tuple[RedisConnection, Result
 
 @on_uvloop
 async def columns(address: str, batch: int, lanes: int, together: int, seconds: float) -> Numbers:
-    """Waits in batches of `batch` on one key after the other; `together` in one call, calls of a batch pipelined."""
+    """Waits in batches of `batch`, each batch on the next key; `together` waits per script call, calls of a batch
+    pipelined.
+    """
     async with connected(address) as (redis, results):
         topic = new_topic()
         keys = [f"{topic}-{lane}".encode() for lane in range(lanes)]
@@ -84,7 +86,7 @@ async def columns(address: str, batch: int, lanes: int, together: int, seconds: 
 
 @on_uvloop
 async def herd(address: str, count: int) -> Numbers:
-    """`count` waits with one same deadline: the time from it to the last result."""
+    """`count` waits with one deadline: the time from the deadline to the last result."""
     async with connected(address) as (redis, results):
         key = new_topic().encode()
         for first in range(1, count + 1, 500):

@@ -1,4 +1,6 @@
-"""Unary calls through the bare stub: a wait that already holds, the empty call, and the conditions of most people."""
+"""Unary calls through the bare stub: a wait that is already satisfied, an empty call, and the condition-based
+service.
+"""
 
 import asyncio
 import time
@@ -14,7 +16,7 @@ from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 
 
 async def repeat(call: Callable[[], Awaitable[object]], callers: int, seconds: float) -> Numbers:
-    """So many callers, each making one call after the other, for a time."""
+    """Run `callers` concurrent loops, each making one call after another, for a number of seconds."""
     ended = 0
 
     async def go_on(end_s: float) -> None:
@@ -42,7 +44,7 @@ async def wait_satisfied(address: str, callers: int, seconds: float) -> Numbers:
 
 @on_uvloop
 async def empty(address: str, callers: int, seconds: float) -> Numbers:
-    """The same callers with a call that is empty both ways."""
+    """The same callers with an empty request and response."""
     async with open_channel(address) as channel:
         stub = PurgatoryServiceStub(channel)
         request = wire.AcknowledgeRequest()
@@ -50,7 +52,7 @@ async def empty(address: str, callers: int, seconds: float) -> Numbers:
 
 
 def unary_lane(stub: PurgatoryServiceStub, topic: str, partition: int, batch: int) -> Lane:
-    """A lane with one call for each wait."""
+    """A lane with one call per wait."""
     return Lane(
         batch,
         lambda offsets: asyncio.gather(*(stub.Wait(wait_request(topic, partition, offset)) for offset in offsets)),

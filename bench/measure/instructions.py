@@ -1,7 +1,7 @@
-"""Counts the instructions of an operation, which are the same on a busy machine as on a quiet one.
+"""Counts instructions per operation, which are the same on a busy machine as on a quiet one.
 
 Each workload of bench/counted.py runs twice under valgrind's callgrind, with few and with many operations. The
-difference of the counts, divided by the difference in operations, does not contain the cost of starting up.
+difference of the counts, divided by the difference in operations, excludes the cost of starting.
 """
 
 import os
@@ -51,7 +51,7 @@ def counted_rows(workloads: Sequence[str] = tuple(WORKLOADS)) -> list[Row]:
 
 
 def toolchain() -> str:
-    """What the counts depend on. Rows are compared only if it is the same."""
+    """The versions that the counts depend on. Rows are compared only if these are equal."""
     compiler = first_line("cc", "--version").rpartition(" ")[2]
     python = f"{platform.python_implementation()} {platform.python_version()}"
     return f"{first_line('valgrind', '--version')}, {python}, cc {compiler}, {platform.machine()}"

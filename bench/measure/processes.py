@@ -1,4 +1,4 @@
-"""The processes of a run: workers that answer lines, and servers that say where they listen. Each ends with the run."""
+"""The processes of a run: workers that answer lines, and servers that report their address. All end with the run."""
 
 import contextlib
 import json
@@ -25,11 +25,11 @@ STOP_TIMEOUT_S: Final = 30.0
 
 
 class WorkerFailed(Exception):
-    """A worker answered with an error, or ended instead of answering."""
+    """A worker answered with an error, or exited without an answer."""
 
 
 class Process:
-    """A process of ours: ended, by its id, when the block is left."""
+    """A child process. It is ended, by its id, when the block is left."""
 
     def __init__(self, command: Sequence[str], *, wants_input: bool) -> None:
         self.command: Final = list(command)
@@ -55,7 +55,7 @@ class Process:
         self.stop()
 
     def stop(self) -> None:
-        """Ends it: by SIGTERM, and by SIGKILL if that takes too long."""
+        """End the process: by SIGTERM, and by SIGKILL if that takes too long."""
         if self._process.poll() is None:
             if self._process.stdin is not None:
                 with contextlib.suppress(OSError):
@@ -70,12 +70,12 @@ class Process:
             self._process.stdout.close()
 
     def kill(self) -> None:
-        """Ends it by SIGKILL."""
+        """End the process by SIGKILL."""
         self._process.kill()
         self._process.wait()
 
     def read_line(self, timeout_s: float) -> str:
-        """The next line it writes. Raises WorkerFailed when it ends, or takes too long."""
+        """Read the next line of its output. Raises WorkerFailed if it exits or the line takes too long."""
         output = self._process.stdout
         assert output is not None
         if not select.select([output], [], [], timeout_s)[0]:
@@ -91,25 +91,25 @@ class Process:
 
 
 class Worker(Process):
-    """A process that answers the lines of bench/measure/worker.py."""
+    """A process that answers the protocol of bench/measure/worker.py."""
 
     def __init__(self, command: Sequence[str]) -> None:
         super().__init__(command, wants_input=True)
 
     def run(self, workload: str, **parameters: str | float) -> Numbers:
-        """Runs a workload and waits for its numbers. Raises WorkerFailed."""
+        """Run a workload and wait for its numbers. Raises WorkerFailed."""
         self.begin(workload, **parameters)
         return self.result()
 
     def begin(self, workload: str, **parameters: str | float) -> None:
-        """Starts a workload; `result` must follow."""
+        """Start a workload. Call `result` next."""
         words = " ".join(f"{name}={value}" for name, value in parameters.items())
         assert self._process.stdin is not None
         self._process.stdin.write(f"run {workload} {words}\n")
         self._process.stdin.flush()
 
     def result(self) -> Numbers:
-        """Waits for the numbers of the workload begun last."""
+        """Wait for the numbers of the workload started last."""
         answered = json.loads(self.read_line(ANSWER_TIMEOUT_S))
         if "error" in answered:
             raise WorkerFailed(f"{self.name}: {answered['error']}")
@@ -118,12 +118,12 @@ class Worker(Process):
 
 
 def run_of(worker: Worker, workload: str, **parameters: str | float) -> Callable[[], Numbers]:
-    """A measurement: this workload, each time with these parameters."""
+    """A measurement that runs this workload with these parameters."""
     return lambda: worker.run(workload, **parameters)
 
 
 class Server(Process):
-    """A process that serves at an address, which it writes as one line of JSON once it does."""
+    """A server process, which prints its address as one line of JSON once it serves."""
 
     def __init__(self, command: Sequence[str]) -> None:
         super().__init__(command, wants_input=False)
@@ -135,7 +135,7 @@ class Server(Process):
 
 
 class DaemonProcess(Process):
-    """The daemon of this house, which writes its addresses into a ready file."""
+    """The Purgatory daemon, which writes its addresses into a ready file."""
 
     def __init__(self, folder: Path, arguments: Sequence[str]) -> None:
         ready = folder / "ready.json"
@@ -154,7 +154,7 @@ class DaemonProcess(Process):
             raise
 
     def metric(self, name: str) -> float:
-        """The value of a metric now, summed over its labels."""
+        """The present value of a metric, summed over its labels."""
         with urllib.request.urlopen(self._metrics, timeout=START_TIMEOUT_S) as response:  # noqa: S310 - our own
             lines: list[str] = response.read().decode().splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0] == name)
@@ -185,6 +185,8 @@ def python_server(module: str) -> Server:
 
 
 def environment() -> dict[str, str]:
-    """The environment of all processes: this tree first on the path, and a hash seed, so that runs are alike."""
+    """The environment of all processes: this source tree first on the path, and a fixed hash seed, so that runs are
+    alike.
+    """
     path = os.pathsep.join([str(ROOT), str(ROOT / "client"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     return {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "GRPC_VERBOSITY": "NONE"}

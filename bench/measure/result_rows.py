@@ -1,7 +1,7 @@
-"""A row of the results: one thing measured beside one peer, in JSON and in the table.
+"""A row of the results: one measurement compared with one peer, in JSON and in the table.
 
-`ratio` says how many times better ours is than the peer (more than 1: ours is better), whatever the unit; `value` is
-ours in its unit. `min` and `max` are those of the ratio over the pairs, or of the value where there is no peer.
+`ratio` is how many times better our value is than the peer's (above 1: ours is better), whatever the unit; `value` is
+ours, in its unit. `min` and `max` are the extremes of the ratio over the pairs, or of the value if the row has no peer.
 """
 
 import json
@@ -15,7 +15,7 @@ from bench.reach import reach_of
 __all__ = ["HIGHER_IS_BETTER", "Row", "read_rows", "table", "write_rows"]
 
 HIGHER_IS_BETTER: Final = {"ops/s", "calls/s", "calls/CPU s", "ops/CPU s"}
-"""Units of which more is better; of all others less is."""
+"""Units in which more is better. In all other units, less is better."""
 
 
 @dataclass(frozen=True)
@@ -39,26 +39,26 @@ class Row:
 
     @property
     def peer_value(self) -> float | None:
-        """The peer's value, computed back from the median ratio."""
+        """The peer's value, computed from our value and the median ratio."""
         if self.ratio is None or self.ratio == 0:
             return None
         return self.value / self.ratio if self.unit in HIGHER_IS_BETTER else self.value * self.ratio
 
 
 def write_rows(rows: Sequence[Row], path: Path) -> None:
-    """Writes rows as JSON, one to a line, so that a difference can be read."""
+    """Write rows as JSON, one per line, to keep diffs readable."""
     lines = ",\n  ".join(json.dumps(rounded(row)) for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"[\n  {lines}\n]\n" if rows else "[]\n", "utf-8")
 
 
 def rounded(row: Row) -> dict[str, object]:
-    """The row's fields, floats to five significant digits."""
+    """The row's fields, with floats rounded to five significant digits."""
     return {field: float(f"{value:.5g}") if isinstance(value, float) else value for field, value in asdict(row).items()}
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Rows from JSON. Raises OSError, or ValueError for what `write_rows` did not write."""
+    """Read rows from JSON. Raises OSError, or ValueError for a file not written by `write_rows`."""
     try:
         return [Row(**row) for row in json.loads(path.read_text("utf-8"))]
     except TypeError as error:

@@ -1,8 +1,7 @@
 """One process of a subject or peer: reads "run WORKLOAD key=value ..." lines, answers each with one line of JSON.
 
-Everything that is measured runs behind this protocol, each in a process of its own, whatever it is written in: so
-subject and peers can take turns in one run, warmed up and without sharing a heap or a garbage collector. A process ends
-with its input.
+Every subject and peer runs behind this protocol in its own process, whatever language it is written in. So they can
+take turns within one run, warmed up, and share no heap or garbage collector. A process exits at the end of its input.
 """
 
 import gc
@@ -18,21 +17,21 @@ import uvloop
 __all__ = ["Numbers", "Workload", "measured", "on_uvloop", "resident_bytes", "serve"]
 
 Numbers = dict[str, float]
-"""What a workload answers, by name; "seconds" and "operations" where something was counted in a time."""
+"""The numbers that a workload returns, by name; "seconds" and "operations" if it counted operations over a time."""
 
 Workload = Callable[..., Numbers]
-"""Its parameters are whole numbers, floats and texts, and annotated as such: that is how a line is read."""
+"""A workload's parameters are ints, floats and strings; their annotations determine how a line is parsed."""
 
 P = ParamSpec("P")
 
 
 def measured(seconds: float, operations: int) -> Numbers:
-    """The answer of a workload that did so many operations in such a time."""
+    """The answer of a workload that performed `operations` in `seconds`."""
     return {"seconds": seconds, "operations": float(operations)}
 
 
 def resident_bytes(process_id: int | None = None) -> int:
-    """Resident memory of a process, by default of this one."""
+    """Resident memory of a process in bytes, by default of this one."""
     folder = "self" if process_id is None else str(process_id)
     for line in Path("/proc", folder, "status").read_text("utf-8").splitlines():
         if line.startswith("VmRSS:"):
@@ -41,7 +40,7 @@ def resident_bytes(process_id: int | None = None) -> int:
 
 
 def on_uvloop(work: Callable[P, Coroutine[Any, Any, Numbers]]) -> Callable[P, Numbers]:
-    """Makes a workload of a coroutine function; it runs on the event loop that the daemon runs on."""
+    """Make a workload of a coroutine function, run on uvloop like the daemon."""
 
     @wraps(work)
     def run(*arguments: P.args, **keywords: P.kwargs) -> Numbers:
@@ -51,7 +50,9 @@ def on_uvloop(work: Callable[P, Coroutine[Any, Any, Numbers]]) -> Callable[P, Nu
 
 
 def serve(workloads: Mapping[str, Workload]) -> None:
-    """Answers lines until the input ends. What a workload raises is answered as an error, and the process goes on."""
+    """Answer lines until the input ends. An exception of a workload becomes an error answer, and the process
+    continues.
+    """
     for line in sys.stdin:
         print(json.dumps(answer(workloads, line.split())), flush=True)
 
@@ -63,7 +64,7 @@ def answer(workloads: Mapping[str, Workload], words: list[str]) -> Numbers | dic
     try:
         given = dict(word.split("=", 1) for word in words[2:])
         types = get_type_hints(workload)
-        # Subject and peers are given the same words; each takes those that it has parameters for.
+        # Subject and peers get the same parameters; each picks those that it has.
         return workload(**{name: types[name](value) for name, value in given.items() if name in types})
     except Exception as error:  # noqa: BLE001 - whatever it is, the harness reports it
         return {"error": f"{type(error).__name__}: {error}"}

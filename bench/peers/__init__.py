@@ -1,1 +1,1 @@
-"""The peers that we are measured against, each a process with the protocol of bench/measure/worker.py."""
+"""The peers of the comparison. Each is a process with the protocol of bench/measure/worker.py."""

@@ -1,4 +1,4 @@
-"""The purgatory most people write: an `asyncio.Condition` for each key, a task for each wait, `wait_for` in between."""
+"""A hand-written purgatory: an `asyncio.Condition` per key, and a task per wait that calls `wait_for`."""
 
 import asyncio
 import gc
@@ -34,7 +34,7 @@ class Conditions:
             self._conditions[key].notify_all()
 
     async def ended_at_least(self, count: int) -> None:
-        """Returns when so many waits have ended."""
+        """Return when at least `count` waits have ended."""
         while self.ended < count:  # noqa: ASYNC110 - a turn of the loop each
             await asyncio.sleep(0)
 
@@ -45,7 +45,7 @@ class Conditions:
 
 
 def register_complete(keys: int, hot: int, pending: int, step: int, events: int, seconds: float) -> Numbers:
-    """The workload of bench/subjects/engine_runs.py; each event is awaited until it has ended what it ends."""
+    """The workload of bench/subjects/engine_runs.py. After each event it waits until the event's waits have ended."""
     return asyncio.run(_register_complete(keys, hot, pending, step, events, seconds))
 
 

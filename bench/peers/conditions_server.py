@@ -1,4 +1,4 @@
-"""The service most people write: a unary call for each wait, an `asyncio.Condition` for each key, `notify_all`."""
+"""A hand-written service: a unary call per wait, an `asyncio.Condition` per key, and `notify_all`."""
 
 import asyncio
 from collections import defaultdict
@@ -23,7 +23,7 @@ class ConditionsServicer(PurgatoryServiceServicer):
         self._conditions: Final[defaultdict[Key, asyncio.Condition]] = defaultdict(asyncio.Condition)
 
     async def Wait(self, request: wire.WaitRequest, context: Context) -> wire.WaitResponse:
-        """Answers when the mark of the operation's one partition has reached what it requires, or at its timeout."""
+        """Answer when the mark of the operation's only partition has reached the required offset, or at its timeout."""
         operation = request.operation
         item = operation.produce.partitions[0]
         key = (item.topic_partition.topic, item.topic_partition.partition)

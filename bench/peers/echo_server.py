@@ -1,7 +1,7 @@
-"""A server of the same messages with no purgatory in it: what gRPC, protobuf and the client cost by themselves.
+"""An echo server for the same messages without a purgatory: the cost of gRPC, protobuf and the client alone.
 
-Each registration is answered at once with a receipt and with results as large as ours, each batch of events with a
-receipt, a heartbeat with a heartbeat, and unary calls with empty messages.
+It answers each registration at once with a receipt and with results as large as the daemon's, each batch of events with
+a receipt, a heartbeat with a heartbeat, and unary calls with empty messages.
 """
 
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ BATCH_MAX = 100_000
 
 class EchoServicer(PurgatoryServiceServicer):
     async def Session(self, requests: AsyncIterator[wire.SessionRequest], context: Context) -> None:
-        """One answer or two for each message."""
+        """Answer each message with one or two messages."""
         sequence = 1
         async for request in requests:
             message = request.WhichOneof("message")
@@ -47,7 +47,7 @@ class EchoServicer(PurgatoryServiceServicer):
                 await context.write(wire.SessionResponse(opened=opened))
 
     async def Advance(self, request: wire.AdvanceRequest, context: Context) -> wire.AdvanceResponse:
-        """A receipt for every event."""
+        """A receipt for all events."""
         return wire.AdvanceResponse(receipt=_advanced(request))
 
     async def AdvanceStream(self, requests: AsyncIterator[wire.AdvanceStreamRequest], context: Context) -> None:

@@ -1,4 +1,4 @@
-"""The least that a durable answer can take: a loop that appends some bytes to a file and waits for the disk."""
+"""The lower bound for a durable answer: a loop that appends bytes to a file and syncs it."""
 
 import os
 import tempfile
@@ -9,7 +9,9 @@ from bench.measure.worker import Numbers, serve
 
 
 def append(folder: str, turn_bytes: int, turns: int, rate: float) -> Numbers:
-    """`turns` times `turn_bytes` more in a file in `folder`, `rate` times a second: percentiles of write and sync."""
+    """Append `turn_bytes` to a file in `folder` `turns` times, `rate` per second. Percentiles of the time to write
+    and sync.
+    """
     octets = os.urandom(turn_bytes)
     taken: list[float] = []
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:

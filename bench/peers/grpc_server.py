@@ -1,4 +1,6 @@
-"""Serves a peer's servicer exactly as the daemon serves its own: grpc.aio on uvloop, the same options and collector."""
+"""Serves a peer's servicer as the daemon serves its own: grpc.aio on uvloop, with the same options and collector
+settings.
+"""
 
 import asyncio
 import json
@@ -16,7 +18,7 @@ __all__ = ["serve_until_signal"]
 
 
 def serve_until_signal(servicer: PurgatoryServiceServicer) -> None:
-    """Serves on a free port of 127.0.0.1, says so on stdout, and ends on SIGTERM."""
+    """Serve on a free port of 127.0.0.1, print the address to stdout, and end on SIGTERM."""
     uvloop.run(_serve(servicer))
 
 

@@ -1,7 +1,7 @@
 """The peers on the JVM: built with Maven into .build/peers when their sources have changed, then started with java.
 
-Maven fetches Kafka's and Netty's published jars by name, the first time over the network and from its own store later.
-Without Maven or a JDK there is a line that says so, and the other peers go on.
+Maven downloads the published jars of Kafka and Netty by name the first time, and then uses its own store. Without Maven
+or a JDK, these peers are reported as skipped, and the others still run.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ HEAP: Final = "-Xmx4g"
 
 
 class JvmMissing(Exception):
-    """The peers on the JVM cannot be had here; the message is the line to show."""
+    """The JVM peers cannot run on this machine. The message is the line to show."""
 
 
 def jvm_worker(peer: str) -> Worker:
@@ -32,7 +32,7 @@ def jvm_worker(peer: str) -> Worker:
 
 @cache
 def build() -> None:
-    """Builds the peers unless they are built already. Raises JvmMissing."""
+    """Build the peers unless they are up to date. Raises JvmMissing."""
     for program in ("java", "javac", "mvn"):
         if shutil.which(program) is None:
             raise JvmMissing(f"kafka and netty are skipped: {program} is not installed (a JDK from 17 on, and Maven)")
@@ -49,7 +49,7 @@ def build() -> None:
 
 
 def sources_digest() -> str:
-    """Digest of the sources: the stamp of what was built."""
+    """A digest of the sources, stored next to the build to detect changes."""
     digest = hashlib.sha256()
     for path in sorted(p for p in SOURCES.rglob("*") if p.is_file()):
         digest.update(str(path.relative_to(SOURCES)).encode())
@@ -58,7 +58,7 @@ def sources_digest() -> str:
 
 
 def java_version() -> str:
-    """Such as "openjdk 17.0.15"; empty without java."""
+    """The version, such as "openjdk 17.0.15"; empty if java is missing."""
     if shutil.which("java") is None:
         return ""
     said = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr

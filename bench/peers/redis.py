@@ -1,8 +1,8 @@
-"""Redis as a purgatory: waiters in sorted sets by what they require and by deadline, moved by Lua, results by pub/sub.
+"""Redis as a purgatory: waiters in sorted sets by required offset and by deadline, moved by Lua, results by pub/sub.
 
-Three scripts. `register` puts one waiter into the set of its key and the set of deadlines, or publishes at once;
-`advance` raises a mark and publishes whoever it passes; `expire` publishes whoever is due. A server of Debian's package
-runs on a free port of 127.0.0.1, with nothing written to disk, and is ended by its id.
+Three scripts. `register` adds one waiter to the set of its key and the set of deadlines, or publishes its result at
+once; `advance` raises a mark and publishes the waiters that it passes; `expire` publishes the waiters that are due.
+Debian's redis-server runs on a free port of 127.0.0.1 without persistence, and is ended by its process id.
 """
 
 import asyncio
@@ -57,11 +57,11 @@ return #due
 
 
 class RedisMissing(Exception):
-    """There is no Redis here; the message is the line to show."""
+    """Redis is not available on this machine. The message is the line to show."""
 
 
 class RedisServer(Process):
-    """A Redis of our own. Raises RedisMissing when there is none and it cannot be installed."""
+    """A Redis server for the benchmark. Raises RedisMissing if it is not installed and cannot be."""
 
     def __init__(self) -> None:
         self.port: Final = free_port()
@@ -79,7 +79,7 @@ class RedisServer(Process):
 
 
 def program() -> str:
-    """redis-server; installed with apt-get where that is allowed. Raises RedisMissing."""
+    """The path of redis-server, which is installed with apt-get if permitted. Raises RedisMissing."""
     found = shutil.which("redis-server")
     if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
         command_line = ["apt-get", "install", "-y", "-q", "--no-install-recommends", "redis-server"]
@@ -102,7 +102,7 @@ def command(*words: bytes) -> bytes:
 
 
 class RedisConnection:
-    """A connection that pipelines: commands go out together, answers come back in order and are single lines."""
+    """A pipelining connection: commands are sent together, and answers arrive in order as single lines."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader: Final = reader
@@ -112,7 +112,7 @@ class RedisConnection:
     @classmethod
     @asynccontextmanager
     async def open(cls, address: str) -> AsyncIterator[Self]:
-        """Connects, and waits for a server that is only starting. Raises ConnectionError."""
+        """Connect, retrying while the server starts. Raises ConnectionError."""
         host, _, port = address.rpartition(":")
         for _ in range(START_ATTEMPTS):
             try:
@@ -130,12 +130,12 @@ class RedisConnection:
             await writer.wait_closed()
 
     async def load_scripts(self) -> None:
-        """Loads the scripts; `scripts` holds their digests afterwards."""
+        """Load the scripts; `scripts` then contains their digests."""
         for name, text in (("register", REGISTER), ("advance", ADVANCE), ("expire", EXPIRE)):
             self.scripts[name] = (await self.ask(command(b"SCRIPT", b"LOAD", text), 2))[1]
 
     async def ask(self, commands: bytes, answers: int) -> list[bytes]:
-        """Sends commands that are answered by so many lines, and returns those. Raises RuntimeError on an error."""
+        """Send commands and return their `answers` lines. Raises RuntimeError for an error answer."""
         self._writer.write(commands)
         data = b""
         while data.count(b"\r\n") < answers:
@@ -147,11 +147,11 @@ class RedisConnection:
         return lines
 
     async def subscribe(self) -> None:
-        """Subscribes to the results, which `messages` returns from then on."""
+        """Subscribe to the results, which `messages` then returns."""
         await self.ask(command(b"SUBSCRIBE", CHANNEL), 6)
 
     async def messages(self) -> list[bytes]:
-        """The results that have come, at least one."""
+        """Wait for published results; returns at least one."""
         data = await self._read()
         while not is_whole(data):
             data += await self._read()
@@ -165,5 +165,5 @@ class RedisConnection:
 
 
 def is_whole(data: bytes) -> bool:
-    """Whether the data ends with a message: each is seven lines."""
+    """Whether the data ends at a message boundary: each message has seven lines."""
     return data.endswith(b"\r\n") and data.count(b"\r\n") % 7 == 0

@@ -1,1 +1,1 @@
-"""Measures the pipeline: the report beside DuckDB, the replay on one core and on two."""
+"""Measures the pipeline: the report compared with DuckDB, and the replay on one and two cores."""

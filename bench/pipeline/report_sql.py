@@ -1,9 +1,10 @@
-"""The report's tables written by hand in SQL (`sql/`), for DuckDB: a peer in the bench, a reference in the tests.
+"""The report's tables as hand-written SQL (`sql/`) for DuckDB: a peer in the benchmark, a reference in the tests.
 
     python -m bench.pipeline.report_sql ARCHIVE DIR    # makes the tables and writes each as Parquet and as CSV
 
-Views lie over the archive's files. Each table has the columns of `purgatory_pipeline.report.report_tables`; `advice`
-lacks the sentence. `account` is what `check` reports of rows, clocks and repeated operations.
+It creates views over the archive's files. Each table has the columns of `purgatory_pipeline.report.report_tables`,
+except that `advice` has no sentence. `account` contains the counts of rows, clocks and repeated operations that `check`
+reports.
 """
 
 import sys
@@ -34,7 +35,7 @@ WAITS: Final = {
     "completion_rate": "sum(satisfied) / nullif(sum(ended), 0)",
     "expiry_rate": "sum(expired) / nullif(sum(ended), 0)",
 }
-"""Where a column comes from: at most one of the rows that are put together has it."""
+"""The source of each column: at most one of the joined rows has it."""
 
 
 def open_history(archive: Path, threads: int = 2, memory: str = "4GB") -> duckdb.DuckDBPyConnection:
@@ -53,7 +54,7 @@ def open_history(archive: Path, threads: int = 2, memory: str = "4GB") -> duckdb
 
 
 def make_tables(connection: duckdb.DuckDBPyConnection) -> None:
-    """Makes all tables, as temporary ones of the connection; later scripts read the tables of earlier ones."""
+    """Create all tables as temporary tables of the connection. Later scripts read the tables of earlier ones."""
     run_script(connection, "intake")
     group = "topic, partition, kind, principal, window_start"
     for name, keys, of in (
@@ -72,7 +73,7 @@ def run_script(connection: duckdb.DuckDBPyConnection, name: str) -> None:
 
 
 def main() -> None:
-    """Makes the tables of an archive and writes them."""
+    """Create the tables of an archive and write them."""
     archive, out = (Path(argument) for argument in sys.argv[1:])
     out.mkdir(parents=True, exist_ok=True)
     connection = open_history(archive)
@@ -82,7 +83,7 @@ def main() -> None:
 
 
 def roll_up(name: str, keys: str, of: str) -> str:
-    """One table of counts and waits; `of` chooses the rows that count."""
+    """One table of counts and waits; `of` selects the rows to count."""
     start = 'time_bucket(INTERVAL 1 HOUR, "at") AS window_start'
     source = "(SELECT *, {start} FROM {table} WHERE {of})"
     registrations, outcomes, unfinished, carried_in = (

@@ -3,10 +3,11 @@
     make bench-stream                               # all, about ten minutes
     make bench-stream ARGS="--only rates pending"
 
-rates: operations a second in micro-batches of 50,000, in four shards and on the driver. pending: a micro-batch at a
-million pending operations beside one at 0.3 million. workers: two workers of a cluster beside one, a processor each.
-latency: answers between topics of Kafka, beside a query that copies. results: a session's, read and acknowledged.
-Spark's first micro-batch of a run does not count. Nothing is written: docs/spark.md has the figures.
+rates: operations per second in micro-batches of 50,000, in four shards and on the driver. pending: a micro-batch with a
+million pending operations compared with 0.3 million. workers: two workers of a cluster compared with one, each with its
+own processor. latency: answers between topics of Kafka, compared with a query that copies. results: the results of a
+session, read and acknowledged. The first micro-batch of a run is ignored. No file is written: docs/spark.md contains
+the figures.
 """
 
 import argparse
@@ -30,12 +31,12 @@ BATCHES: Final = 10
 FEW_PENDING: Final = 300_000
 MANY_PENDING: Final = 1_000_000
 FILES_EACH: Final = 4
-"""In a micro-batch for workers, so that both have some to read."""
+"""Files per micro-batch in the part `workers`, so that both workers have files to read."""
 MODES: Final = {"four shards": (), "on the driver": ("--on-driver",)}
 
 
 def rates(folder: Path) -> None:
-    """Operations a second."""
+    """Measure operations per second."""
     load = StreamLoad(folder / "load")
     for _ in range(BATCHES + 1):
         load.answered(PER_BATCH)
@@ -45,7 +46,7 @@ def rates(folder: Path) -> None:
 
 
 def pending(folder: Path) -> None:
-    """What a micro-batch takes that few operations wait beside, and many."""
+    """Measure the time of a micro-batch with few and with many pending operations."""
     load = StreamLoad(folder / "load")
     load.answered(PER_BATCH)
     load.staying(FEW_PENDING)
@@ -62,7 +63,9 @@ def pending(folder: Path) -> None:
 
 
 def workers(folder: Path) -> None:
-    """One worker, then two, each with a processor of its own; the driver runs beside them. Once they are warm."""
+    """Measure one worker, then two, each with its own processor, after a warm-up. The driver runs on the same
+    machine.
+    """
     load = StreamLoad(folder / "load")
     for _ in range(FILES_EACH * 2 * BATCHES):
         load.answered(PER_BATCH)
@@ -78,12 +81,12 @@ def workers(folder: Path) -> None:
 
 
 def latency(_folder: Path) -> None:
-    """A program of its own."""
+    """Runs as a separate program."""
     subprocess.run([sys.executable, "-m", "bench.stream.stream_latency"], cwd=ROOT, env=paths(), check=True)
 
 
 def results(_folder: Path) -> None:
-    """A program of its own."""
+    """Runs as a separate program."""
     subprocess.run([sys.executable, "-m", "bench.stream.results_read"], cwd=ROOT, env=paths(), check=True)
 
 
@@ -99,13 +102,13 @@ def batches(load: Path, out: Path, *options: str) -> list[float]:
 
 
 def paths() -> dict[str, str]:
-    """The tree, for Spark's Pythons too."""
+    """The source tree on the path, also for Spark's Python processes."""
     found = environment()
     return found | {"PYTHONPATH": f"{found['PYTHONPATH']}:{ROOT / 'pipeline'}:{ROOT / 'sources'}"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures what was asked for."""
+    """Measure the selected parts."""
     parser = argparse.ArgumentParser(prog="bench.stream", description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     for name in parser.parse_args(arguments).only:

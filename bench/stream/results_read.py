@@ -1,9 +1,9 @@
-"""Reads the results of a session with Spark, and prints how many a second were read and acknowledged.
+"""Reads the results of a session with Spark, and prints how many were read and acknowledged per second.
 
     python -m bench.stream.results_read [--results 1000000]
 
-They are waiting with a real daemon when the query starts; the first micro-batch, in which Spark starts its Python, does
-not count.
+The results are waiting at a real daemon when the query starts. The first micro-batch, in which Spark starts its Python,
+is ignored.
 """
 
 import argparse
@@ -29,7 +29,7 @@ POLL_S: Final = 0.02
 
 
 def main() -> None:
-    """Measures it once."""
+    """Measure once."""
     parser = argparse.ArgumentParser(prog="bench.stream.results_read")
     parser.add_argument("--results", type=int, default=1_000_000)
     count = parser.parse_args().results
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def rate(session: SparkSession, address: str, client: Client, folder: Path) -> float:
-    """Results a second, from the first acknowledgement to the last."""
+    """Results per second, from the first acknowledgement to the last."""
     reader = session.readStream.format("purgatory").option("address", address).option("session", SESSION)
     writer = reader.option("maxRows", PER_BATCH).load().writeStream.format("noop")
     left = before = client.status().unacknowledged_results

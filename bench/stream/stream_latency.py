@@ -1,10 +1,10 @@
-"""How long an answer takes between topics of a real broker: the purgatory as a stream, beside a query that only copies.
+"""Measures the latency of answers between topics of a real broker: the purgatory as a stream, and a copying query.
 
     python -m bench.stream.stream_latency [--rate 1000] [--seconds 40]
 
-One query after the other, on one broker, with one Spark session, under the same load: so many registrations a second,
-each with the mark that satisfies it 30 ms later. The time of an answer is from when that mark was sent (for the copy:
-its record) to when the broker has the answer, both by the clock of this machine. The first seconds do not count.
+The queries run one after another on one broker, in one Spark session, under the same load: `rate` registrations per
+second, each with the mark that satisfies it 30 ms later. Latency is the time from sending that mark (for the copy: its
+record) to the arrival of the answer at the broker, both by the clock of this machine. The first seconds are ignored.
 """
 
 import argparse
@@ -38,14 +38,14 @@ TICK_S: Final = 0.01
 WARM_S: Final = 20.0
 TAIL_S: Final = 10.0
 DELAY_MS: Final = 50
-"""Of the stream: registrations and marks are sent in order, but by two topics."""
+"""Delay of the stream: registrations and marks are sent in order, but in two topics."""
 PARTITIONS: Final = 10
 ACK_S: Final = 30.0
 
 
 @dataclass(frozen=True)
 class Topics:
-    """Of one run."""
+    """The topics of one run."""
 
     registrations: str
     marks: str
@@ -53,7 +53,7 @@ class Topics:
 
 
 def main() -> None:
-    """Measures the copy, the stateful stream, and the one on the driver."""
+    """Measure the copy, the stateful stream, and the stream on the driver."""
     parser = argparse.ArgumentParser(prog="bench.stream.stream_latency")
     parser.add_argument("--rate", type=int, default=1_000)
     parser.add_argument("--seconds", type=float, default=40)
@@ -89,7 +89,7 @@ def make_topics(bootstrap: str, topics: Topics) -> None:
 
 
 def copying(session: SparkSession, bootstrap: str, topics: Topics, folder: Path) -> StreamingQuery:
-    """A stateless query: each registration is its own answer."""
+    """A stateless query that answers each registration with the registration itself."""
     reader = session.readStream.format("kafka").option("kafka.bootstrap.servers", bootstrap)
     rows = reader.option("subscribe", topics.registrations).option("startingOffsets", "earliest").load()
     keyed = rows.selectExpr("key", "value")
@@ -116,7 +116,7 @@ RUNS: Final = {"copy": copying, "stateful": waiting(on_driver=False), "on-driver
 
 
 def send(bootstrap: str, topics: Topics, rate: int, seconds: float) -> dict[str, float]:
-    """Sends the load. Returns when each operation's answer could have come, by its key, in seconds."""
+    """Send the load. Returns, by key, the time in seconds from which each operation could be answered."""
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})
     possible_s: dict[str, float] = {}
     is_copy = topics.registrations.startswith("copy")
@@ -145,7 +145,7 @@ def send(bootstrap: str, topics: Topics, rate: int, seconds: float) -> dict[str,
 
 
 def registration(number: int) -> bytes:
-    """Waits for its own number."""
+    """A wait for its own number."""
     message = operation_pb2.Operation(operation_id=number, timeout_ms=60_000)
     partition = message.produce.partitions.add(required_offset=number)
     partition.topic_partition.topic, partition.topic_partition.partition = "orders", number % PARTITIONS
@@ -159,7 +159,7 @@ def mark(partition: int, offset: int) -> bytes:
 
 
 def latencies_ms(bootstrap: str, topics: Topics, sent: dict[str, float]) -> list[float]:
-    """Of each operation, to its first answer. Asserts that all were answered."""
+    """The time from each operation's earliest possible answer to its first one. Asserts that all were answered."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bench", "enable.partition.eof": True})
     consumer.assign([TopicPartition(topics.answers, 0, OFFSET_BEGINNING)])
     answered_ms: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Histories as files, a micro-batch a file on either side: waits that their marks reach, and waits that stay."""
+"""Histories as files, one per micro-batch and side: waits that their marks reach, and waits that stay pending."""
 
 import os
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from purgatory.engine.codes import EVENT_NAMES, HIGH_WATERMARK, KIND_NAMES, PROD
 PARTITIONS: Final = 100
 BEGIN_MS: Final = 1_800_000_000_000
 STEP_MS: Final = 1_000
-"""Of event time, from a micro-batch to the next."""
+"""Event time between micro-batches."""
 MARKS_AT_MS: Final = 950
 NEVER: Final = 1 << 40
 EXPIRE_ONE_IN: Final = 10
@@ -24,7 +24,7 @@ LONG_MS: Final = 1_000_000_000
 
 @dataclass
 class StreamLoad:
-    """Two folders of Parquet files, in the columns of the archive."""
+    """Two folders of Parquet files with the columns of the archive."""
 
     folder: Path
     _files: int = 0
@@ -36,13 +36,13 @@ class StreamLoad:
             (self.folder / side).mkdir(parents=True)
 
     def answered(self, operations: int) -> None:
-        """Waits of which the marks of the same file reach all but a tenth, which expire three files later."""
+        """Add waits. Marks in the same file satisfy 90 % of them, and the rest expires three files later."""
         offsets = np.full(operations, self._files + 1)
         offsets[::EXPIRE_ONE_IN] = NEVER
         self._write("orders", offsets, TIMEOUT_MS)
 
     def staying(self, operations: int) -> None:
-        """Waits that nothing ends."""
+        """Add waits that nothing ends."""
         self._write("later", np.full(operations, NEVER), LONG_MS)
 
     def _write(self, topic: str, offsets: np.ndarray, timeout_ms: int) -> None:

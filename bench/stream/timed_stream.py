@@ -1,9 +1,9 @@
-"""Runs the stream over two folders, a file of each a micro-batch, and prints what each micro-batch took.
+"""Runs the stream over two folders, one file of each per micro-batch, and prints the duration of each micro-batch.
 
     python -m bench.stream.timed_stream FOLDER OUT [--on-driver] [--shards 4] [--files 1] [--master URL] [--conf N=V]
 
-A line of JSON: the seconds of each micro-batch, in order, with those of starting and planning within it. FOLDER has
-`registrations` and `events`; OUT must not be there yet.
+Prints one line of JSON: the seconds of each micro-batch, in order, including starting and planning. FOLDER contains
+`registrations` and `events`; OUT must not exist.
 """
 
 import argparse
@@ -20,7 +20,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Runs it to its end."""
+    """Run the stream to its end."""
     parser = argparse.ArgumentParser(prog="bench.stream.timed_stream")
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path)

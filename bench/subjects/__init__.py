@@ -1,1 +1,1 @@
-"""Our own parts by themselves, driven as fast as they go: each is a worker."""
+"""Our own components in isolation, driven at full speed. Each is a worker."""

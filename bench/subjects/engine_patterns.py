@@ -1,5 +1,5 @@
-"""The engine where its work is less even than one rising offset on each key: several partitions each, a few hot keys
-among many, and offsets that fall. Driven as in bench/subjects/engine_runs.py; the same in bench/peers/kafka.
+"""The engine under uneven load: several partitions per operation, a few hot keys among many, and falling offsets.
+Driven as in bench/subjects/engine_runs.py; bench/peers/kafka has the same workloads.
 
     python -m bench.subjects.engine_patterns        # then lines such as: run zipf keys=1000 pending=20 seconds=1
 """
@@ -18,11 +18,11 @@ from purgatory.engine.limits import EngineLimits
 ZIPF_EXPONENT: Final = 1.1
 ZIPF_BATCH: Final = 100
 ZIPF_BATCHES: Final = 600
-"""Batches of keys drawn in advance, and used over and over."""
+"""Batches of keys that are drawn in advance and used repeatedly."""
 
 
 def five_partitions(partitions: int, pending: int, seconds: float) -> Numbers:
-    """`pending` operations on five partitions each of `partitions`: a mark for each, then as many registered again."""
+    """`pending` operations on five of `partitions` each: a mark per partition, then as many are registered again."""
     row = partitions // 5
     engine = Engine(EngineLimits(), now_ms())
     owner = engine.add_owner()
@@ -62,7 +62,9 @@ def five_partitions(partitions: int, pending: int, seconds: float) -> Numbers:
 
 
 def zipf(keys: int, pending: int, seconds: float) -> Numbers:
-    """`pending` waits on each of `keys`, whose marks move by Zipf's law: each ends one, and one is registered."""
+    """`pending` waits on each of `keys`, whose marks move by Zipf's law. Each mark ends one wait; one is then
+    registered.
+    """
     filled = Filled(keys, pending)
     engine, partitions = filled.engine, filled.partitions
     drawn = draw(keys, pending)
@@ -88,8 +90,8 @@ def zipf(keys: int, pending: int, seconds: float) -> Numbers:
 
 
 def draw(keys: int, each_max: int) -> list[list[int]]:
-    """Batches of keys by Zipf's law, the same in every language. None has a key more than `each_max` times, so that
-    every mark ends a wait, and none is registered for what is reached already.
+    """Batches of keys by Zipf's law, the same in every language. No batch contains a key more than `each_max` times,
+    so that every mark ends a wait, and no wait is registered for an offset already reached.
     """
     shares = list(accumulate((rank + 1.0) ** -ZIPF_EXPONENT for rank in range(keys)))
     batches: list[list[int]] = []
@@ -106,7 +108,9 @@ def draw(keys: int, each_max: int) -> list[list[int]]:
 
 
 def falling(pending: int, step: int, seconds: float) -> Numbers:
-    """`pending` waits on one key, registered in falling order of their offsets, then ended by marks of +`step`."""
+    """`pending` waits on one key, registered in falling order of their offsets, then ended by marks that rise by
+    `step`.
+    """
     filled = Filled(1, 0)
     engine, partitions = filled.engine, filled.partitions
     per_call = BATCH // step

@@ -2,7 +2,7 @@
 
     python -m bench.subjects.engine_runs        # then lines such as: run expire-all count=100000 keys=100
 
-What the caller pays is measured too: batches are built, and completions taken, inside the measured time.
+The caller's cost is included: batches are built and completions taken inside the measured time.
 """
 
 import gc
@@ -24,7 +24,7 @@ MIB: Final = 1 << 20
 
 
 class Filled:
-    """An engine with `pending` produce waits on each of `keys` partitions, offsets rising from 1 on each."""
+    """An engine with `pending` produce waits on each of `keys` partitions, with offsets increasing from 1 on each."""
 
     def __init__(self, keys: int, pending: int, timeout_ms: int = TIMEOUT_MS) -> None:
         self.start_ms: Final = now_ms()
@@ -62,17 +62,17 @@ class Filled:
         assert receipt.accepted == len(indexes), f"{len(receipt.refusals)} refused"
 
     def take(self) -> int:
-        """How many have ended since the last call."""
+        """The number of operations that have ended since the last call."""
         return sum(len(completions) for completions in self.engine.take_completions())
 
 
 def now_ms() -> int:
-    """The daemon's clock."""
+    """The daemon's clock, in milliseconds."""
     return time.monotonic_ns() // 1_000_000
 
 
 def repeated(turn: Callable[[], int], seconds: float) -> Numbers:
-    """Takes turns for a time; each says how many operations have ended in it."""
+    """Call `turn` for a number of seconds; each call returns the number of operations it ended."""
     done, taken_s = 0, 0.0
     gc.collect()
     gc.freeze()
@@ -85,7 +85,7 @@ def repeated(turn: Callable[[], int], seconds: float) -> Numbers:
 
 
 def each_repeated(values: range, times: int) -> list[int]:
-    """Each value so many times, at the least cost to the caller."""
+    """Repeat each value `times` times, at the least cost to the caller."""
     if times == 1:
         return list(values)
     column: list[int] = []
@@ -95,7 +95,9 @@ def each_repeated(values: range, times: int) -> list[int]:
 
 
 def register_complete(keys: int, hot: int, pending: int, step: int, events: int, seconds: float) -> Numbers:
-    """Keeps `pending` waits on each of `keys`; `events` marks of +`step` on the `hot` ones, then as many registered."""
+    """Keep `pending` waits on each of `keys`: `events` marks, raised by `step`, on the `hot` keys, then as many
+    waits again.
+    """
     filled = Filled(keys, pending)
     engine, partitions = filled.engine, filled.partitions[:hot]
     rounds_each = events // hot
@@ -124,7 +126,7 @@ def register_complete(keys: int, hot: int, pending: int, step: int, events: int,
 
 
 def expire_all(count: int, keys: int) -> Numbers:
-    """`count` waits on `keys` with one same deadline: the time to end them all, in slices, once they are due."""
+    """`count` waits on `keys` with one deadline: the time to end all of them, in slices, once they are due."""
     filled = Filled(keys, count // keys, 1_000)
     engine = filled.engine
     gc.collect()
@@ -152,7 +154,9 @@ def cancel_all(count: int, keys: int) -> Numbers:
 
 
 def fetch_evaluations(fetches: int, appends: int) -> Numbers:
-    """`fetches` long polls of 1 MiB on one partition fed by `appends` of equal size: how often is each evaluated?"""
+    """Count the evaluations per fetch: `fetches` long polls of 1 MiB on one partition, fed by `appends` of equal
+    size.
+    """
     engine = Engine(EngineLimits(), 0)
     owner = engine.add_owner()
     partitions = [("bench", 0)]
@@ -187,7 +191,7 @@ def fetch_evaluations(fetches: int, appends: int) -> Numbers:
 
 
 def memory(count: int, keys: int) -> Numbers:
-    """What a pending wait takes of the process: to be run once in a fresh one."""
+    """The memory of a pending wait in this process. Run it once, in a fresh process."""
     Filled(1, 1)
     gc.collect()
     before = resident_bytes()

@@ -1,8 +1,9 @@
-"""How late a wait expires: the daemon's own host and reaper on a real clock, beside bare `call_later` timers.
+"""Lateness of expiring waits: the daemon's own host and reaper on a real clock, compared with bare `call_later` timers.
 
-Both get timers at the same rate and at random moments, as calls come in from a network, which neither has. Lateness is
-measured with a finer clock than the daemon's, from the very moment of registration: below zero is too early. No wait
-may be, nor is any timer of asyncio's own loop. Those of uvloop, on which the daemon runs, are by up to a millisecond.
+Both get timers at the same rate and at random moments, as a network would deliver them, but without a network. Lateness
+is measured from the moment of registration, with a finer clock than the daemon's; a negative value is too early. No
+wait may be early, nor is any timer of asyncio's own loop. Timers of uvloop, on which the daemon runs, are early by up
+to a millisecond.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from purgatory.service.settings import GcSettings, HostSettings
 from purgatory.service.translate.operations import OperationRun
 
 TURN_S: Final = 0.005
-"""Timers are set in batches: one within each so long, at a random moment of it."""
+"""Timers are set in batches, one at a random moment of each period of this length."""
 
 TIMEOUT_MS: Final = 100
 HOUR_MS: Final = 3_600_000
@@ -33,7 +34,7 @@ PARK_BATCH: Final = 10_000
 
 
 class Watch(Listener):
-    """Notes how late each wait of the measured ones expires."""
+    """Records the lateness of each measured wait that expires."""
 
     def __init__(self) -> None:
         self.due_s: Final[dict[int, float]] = {}
@@ -48,7 +49,7 @@ class Watch(Listener):
 
 
 def summary(late_s: list[float]) -> Numbers:
-    """Percentiles in milliseconds, and the earliest of all."""
+    """Percentiles in milliseconds, and the earliest value."""
     ordered = sorted(late_s)
     return {
         "p50_ms": ordered[len(ordered) // 2] * 1e3,
@@ -59,7 +60,9 @@ def summary(late_s: list[float]) -> Numbers:
 
 
 async def at_random_moments(turn: Callable[[], None], seconds: float) -> None:
-    """Calls it on the running loop once in each turn, for a time: another thread says when, as a network would."""
+    """Call `turn` on the running loop at a random moment of each period, triggered by another thread, as by a
+    network.
+    """
     loop, moment = asyncio.get_running_loop(), random.Random(1)
 
     def schedule() -> None:
@@ -73,7 +76,7 @@ async def at_random_moments(turn: Callable[[], None], seconds: float) -> None:
 
 @on_uvloop
 async def waits(rate: int, pending: int, seconds: float) -> Numbers:
-    """`rate` waits a second that all expire, beside `pending` that do not, for `seconds`."""
+    """`rate` waits per second that all expire, with `pending` others that do not, for `seconds`."""
     clock, watch = SystemClock(), Watch()
     engine = Engine(EngineLimits(pending_operations_max=2 * pending + rate), clock.now_ms())
     host = Host(engine, clock, HostSettings(), watch)
@@ -111,7 +114,7 @@ async def waits(rate: int, pending: int, seconds: float) -> Numbers:
 
 
 def timers(rate: int, seconds: float) -> Numbers:
-    """The same with one `call_later` for each, and nothing else on asyncio's own loop."""
+    """The same with one `call_later` per timer, and nothing else on asyncio's own loop."""
     return asyncio.run(_timers(rate, seconds))
 
 

@@ -1,9 +1,9 @@
-"""The timing wheel and the timers that Python has, each behind one driver: add and cancel, add and expire.
+"""The timing wheel and Python's own timers behind one driver interface: add and cancel, add and expire.
 
     python -m bench.subjects.timers     # then lines such as: run timer-add-cancel timer=wheel pending=1000 seconds=1
 
-The wheel is called from plain Python, once for each timer. The engine calls it from compiled code, without the cost of
-such calls; so its figures here are an upper bound. The loops around the drivers cost the same for all.
+The wheel is called from plain Python, once per timer. The engine calls it from compiled code, without the cost of such
+calls, so its cost here is an upper bound. The loops around the drivers cost the same for all.
 """
 
 import asyncio
@@ -25,32 +25,32 @@ HEAP_SLACK: Final = 64
 
 
 class TimerDriver(ABC):
-    """A timer with places for `count` timers. Its time is milliseconds from 0 and not the machine's."""
+    """A timer with places for `count` timers. Its clock is simulated: milliseconds from 0."""
 
     @abstractmethod
     def __init__(self, count: int) -> None: ...
 
     @abstractmethod
     def add_all(self, places: range, delays_ms: list[int]) -> None:
-        """Sets a timer at each place."""
+        """Set a timer at each place."""
 
     @abstractmethod
     def replace_all(self, places: range, delays_ms: list[int]) -> None:
-        """Cancels the timer at each place and sets a new one there, one after the other."""
+        """Cancel the timer at each place and set a new one there, one after another."""
 
     @abstractmethod
     def expire(self, after_ms: int) -> int:
-        """Runs what is due at `after_ms`; returns how many."""
+        """Run the timers that are due at `after_ms`; returns their number."""
 
     def turn(self) -> None:  # noqa: B027 - not all need it
-        """What the timer needs now and then to keep up, with nothing due."""
+        """Periodic maintenance that the timer needs, with no timer due."""
 
     def close(self) -> None:  # noqa: B027 - not all need it
-        """Releases what it holds."""
+        """Release its resources."""
 
 
 class WheelDriver(TimerDriver):
-    """A wheel as the daemon has it: tick of 1 ms, 20 buckets."""
+    """The wheel with the daemon's settings: tick of 1 ms, 20 buckets."""
 
     def __init__(self, count: int) -> None:
         self._wheel: Final = TimingWheel(1, 20, 0)
@@ -65,11 +65,11 @@ class WheelDriver(TimerDriver):
     replace_all = add_all
 
     def turn(self) -> None:
-        """Lets the wheel drop the buckets that ran empty."""
+        """Let the wheel drop its empty buckets."""
         self._wheel.next_expiration_ms()
 
     def expire(self, after_ms: int) -> int:
-        """Takes what is due, in slices, until nothing is."""
+        """Take the due timers, in slices, until none is left."""
         wheel = self._wheel
         count = 0
         while 0 <= wheel.next_expiration_ms() <= after_ms:
@@ -80,9 +80,10 @@ class WheelDriver(TimerDriver):
 
 
 class HeapDriver(TimerDriver):
-    """The timer most people write: `heapq` of (deadline, number), cancelled ones dropped when they come up.
+    """The common hand-written timer: a `heapq` of (deadline, number) that drops cancelled entries when they reach the
+    top.
 
-    Where more than half are cancelled the heap is built again, as asyncio does, or it would only grow.
+    If more than half of the entries are cancelled, the heap is rebuilt, as asyncio does; otherwise it would only grow.
     """
 
     def __init__(self, count: int) -> None:
@@ -102,7 +103,7 @@ class HeapDriver(TimerDriver):
         self._number = number
 
     def replace_all(self, places: range, delays_ms: list[int]) -> None:
-        """Forgets the live entry of each place and pushes another."""
+        """Drop the live entry of each place and push another."""
         self._cancelled += len(places)
         self.add_all(places, delays_ms)
         if self._cancelled * 2 > len(self._heap) + HEAP_SLACK:
@@ -124,7 +125,7 @@ class HeapDriver(TimerDriver):
 
 
 class HandLoop(asyncio.SelectorEventLoop):
-    """The loop of the standard library with a clock that is moved by hand, so that nothing is waited for."""
+    """The standard library's event loop with a simulated clock, so that no time is spent waiting."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -160,12 +161,12 @@ class AsyncioDriver(TimerDriver):
             handles[place] = call_later(delay_ms / 1_000, fire)
 
     def turn(self) -> None:
-        """One turn of the loop: it drops cancelled timers when they are many."""
+        """One iteration of the loop, which drops cancelled timers if there are many."""
         self._loop.call_soon(self._loop.stop)
         self._loop.run_forever()
 
     def expire(self, after_ms: int) -> int:
-        """Moves the clock and lets the loop turn until nothing is due."""
+        """Move the clock and run the loop until no timer is due."""
         self._loop.now_s += after_ms / 1_000 + 1e-6
         self._loop.call_soon(self._loop.call_soon, self._loop.stop)
         self._loop.run_forever()
@@ -179,7 +180,7 @@ TIMERS: Final[dict[str, type[TimerDriver]]] = {"wheel": WheelDriver, "heapq": He
 
 
 def add_cancel(timer: str, pending: int, seconds: float) -> Numbers:
-    """One more timer and one less, over and over, beside `pending` others."""
+    """Add one timer and cancel one, repeatedly, with `pending` others."""
     driver = TIMERS[timer](pending)
     delays = [FAR_MS + place % FAR_MS for place in range(pending)]
     driver.add_all(range(pending), delays)
@@ -199,7 +200,7 @@ def add_cancel(timer: str, pending: int, seconds: float) -> Numbers:
 
 
 def add_expire(timer: str, count: int, delay_ms: int) -> Numbers:
-    """`count` timers with one same deadline: the time to add them, and to run them all once they are due."""
+    """`count` timers with one deadline: the time to add them, and to run all of them once they are due."""
     driver = TIMERS[timer](count)
     delays = [delay_ms] * count
     gc.collect()

@@ -1,1 +1,1 @@
-"""What is measured, and against which peers: a function of a lab for each suite."""
+"""The suites: each is a function of a lab that measures one area and selects its peers."""

@@ -1,4 +1,4 @@
-"""`AsyncClient`, the client for asyncio: checks arguments, leaves waiting to its session, and makes single calls."""
+"""`AsyncClient`, the client for asyncio: checks arguments, delegates waits to its session, and makes unary calls."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ T = TypeVar("T")
 def _waiting(
     build: Callable[P, Entry], answer: type[T]
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[object, None, T]]:
-    """The method that makes a wait or a batch by a function of `waits` or `many` and waits for it, with the same
-    arguments.
+    """Build a method that creates a wait or a batch with a function of `waits` or `batches` and awaits it. The method
+    takes the same arguments.
 
     Not typed `Coroutine[Any, Any, ...]`: mypy then fails to infer `a, b = await gather(..., return_exceptions=True)`.
     """
@@ -58,26 +58,26 @@ def _waiting(
 
 
 class AsyncClient(SingleCalls):
-    """A client of one daemon, for one event loop. Nothing is connected before the first call.
+    """A client of one daemon, for one event loop. It connects on the first call.
 
     Use it in `async with`, or `close` it. It does not survive a fork (docs/client.md, "Closing").
 
     Args:
         address: The daemon's gRPC address, "host:port".
-        name: Prefix of the session's id, to find it in listings. Ignored with an outbox, whose file has the id.
-        pending_max: Operations that may be pending in this client; more raise LimitExceeded.
-        give_up_after: Seconds without a connection after which everything pending raises Unavailable; None: never.
-            With an outbox, never: what is in its file is not given up.
-        open_timeout: Seconds that a daemon may take to open the session; then it is tried again.
-        outbox: Path of a file that makes a crash of this program safe (docs/client.md); made where there is none.
-        tls: Connect over TLS, trusting the public authorities. Implied by the other `tls_` arguments.
-        tls_ca: The authorities to trust in place of them: the path of a PEM file, or its content as bytes.
-        tls_certificate: The certificate to present, in the same forms, with `tls_key`, its private key.
-        token: A bearer token; or the path of a file that holds one (a `Path`, not a str), or a function that returns
-            one, either asked for each call.
+        name: Prefix of the session's id, to find it in listings. Ignored with an outbox: its file stores the id.
+        pending_max: Maximum number of pending operations in this client; exceeding it raises LimitExceeded.
+        give_up_after: Seconds without a connection after which all pending waits raise Unavailable. None: never. With
+            an outbox the client never gives up.
+        open_timeout: Seconds to wait for the daemon to open the session before the next attempt.
+        outbox: Path of a file that preserves waits across a crash of this program (docs/client.md). Created if missing.
+        tls: Connect over TLS and trust the public authorities. Implied by the other `tls_` arguments.
+        tls_ca: Trust these authorities instead: the path of a PEM file, or its content as bytes.
+        tls_certificate: The client certificate, in the same forms. Requires `tls_key`, its private key.
+        token: A bearer token; or the path of a file with a token (a `Path`, not a str), or a function that returns one.
+            The file is read, or the function called, for each call.
 
     Raises:
-        InvalidRequest: `tls_certificate` or `tls_key` is given without the other.
+        InvalidRequest: Only one of `tls_certificate` and `tls_key` is given.
         OutboxError: The outbox file is in use, damaged, too new or cannot be written.
     """
 
@@ -120,13 +120,14 @@ class AsyncClient(SingleCalls):
     async def close(self, *, finish: bool = False) -> None:
         """Close the client. Does nothing if it is closed already.
 
-        What is pending raises ClientClosed here and is cancelled at the daemon; with an outbox it stays pending there.
+        Pending waits raise ClientClosed and are cancelled at the daemon. With an outbox they stay pending at the
+        daemon.
 
         Args:
-            finish: First let everything pending end by itself.
+            finish: Wait until all pending waits have ended before closing.
 
         Raises:
-            OutboxUnwritable: A confirmation could not be written; what it was for will be recovered once more.
+            OutboxUnwritable: A confirmation could not be written; the next client will recover its wait once more.
         """
         await self._session.close(finish)
         self._closed = True
@@ -135,15 +136,15 @@ class AsyncClient(SingleCalls):
 
     @property
     def session_id(self) -> str:
-        """The session's id as the daemon lists it. It changes after this client has given up a daemon."""
+        """The session's id as the daemon lists it. It changes after the client has given up the connection."""
         return self._session.session_id
 
     @property
     def pending(self) -> int:
-        """How many operations are pending in this client."""
+        """The number of pending operations in this client."""
         return self._session.pending
 
-    # Waits. Arguments are described where they are: at the functions of `waits` and `many`.
+    # Waits. Arguments are described at the functions of `waits` and `batches`.
 
     produce = _waiting(waits.produce, Result)
     processed = _waiting(waits.processed, Result)
@@ -164,23 +165,24 @@ class AsyncClient(SingleCalls):
         label: str = KAFKA,
         fail_when_stale: float | None = None,
     ) -> Result:
-        """Wait until a consumer group of Kafka has processed everything that was written before this call.
+        """Wait until a Kafka consumer group has processed everything that was written before this call.
 
-        It asks a source where the topics end, by a look that begins after the call, and waits until the group has
-        nothing to read below that: markers of transactions, aborted, compacted and deleted records do not hold it up.
+        A source looks up the end offsets of the topics after the call has begun. The wait then ends when the group
+        has nothing left to read below them: transaction markers and aborted, compacted or deleted records do not delay
+        it.
 
         Args:
             group: The consumers' `group.id`.
             topics: The topics.
-            timeout: Seconds for both together.
-            label: Which cluster, where a source was given another label than kafka.
+            timeout: Seconds for the lookup and the wait together.
+            label: The cluster's label, if its source was configured with another one than kafka.
             fail_when_stale: As for `produce`.
 
         Returns:
             How the wait ended.
 
         Raises:
-            Unavailable: No source could say where the topics end: there is none, or it cannot see them.
+            Unavailable: The end offsets are not available: no source is attached, or it cannot read the topics.
         """
         began = time.monotonic()
         positions = await self.ends([kafka_group(group, topic, label) for topic in topics], timeout=timeout)
@@ -188,13 +190,13 @@ class AsyncClient(SingleCalls):
         return await self.wait_for(positions, timeout=remaining, fail_when_stale=fail_when_stale)
 
     async def token(self, offsets: ByPartition) -> str:
-        """Offsets to wait for as a short text, which any program can hand to `wait_for`: in a header, in a message.
+        """Encode offsets as a short text that any program can pass to `wait_for`, for example in a header or a message.
 
-        It has the leader epochs that the daemon knows, so that nobody takes an offset for reached that meanwhile stands
-        for other records: the wait then fails (74).
+        The token contains the leader epochs that the daemon knows. If an offset has since been reassigned to other
+        records, the wait fails (error 74) instead of reporting the offset as reached.
 
         Args:
-            offsets: By partition, as for `produce`: the mark to be reached. Of record 42 it is 43.
+            offsets: The mark to reach by partition, as for `produce`: 43 for the record at offset 42.
         """
         return (await self.with_epochs(offsets)).token
 
@@ -205,7 +207,7 @@ class AsyncClient(SingleCalls):
         timeout: float | None = None,  # noqa: ASYNC109 - the operation's own
         fail_when_stale: float | None = None,
     ) -> Result:
-        """Wait until positions are reached: those of `ends`, or a token. Without any positions, return at once.
+        """Wait until positions are reached: the result of `ends`, or a token. Return at once if there are no positions.
 
         Args:
             positions: The offsets to wait for.
@@ -223,10 +225,10 @@ class AsyncClient(SingleCalls):
         return result
 
     async def wait_once(self, wait: Wait) -> Result:
-        """Wait by a single call with no session, for a program that waits once.
+        """Wait with a unary call and no session, for a program that waits once.
 
-        When the connection breaks, the wait is sent again with the time that is left of its timeout (without a timeout:
-        with the daemon's default again). A signal wait with `from_now` misses signals sent in between.
+        If the connection breaks, the wait is sent again with its remaining timeout; without a timeout, it gets the
+        daemon's full default again. A signal wait with `from_now` misses signals that are sent in between.
 
         Args:
             wait: Made by a function of `purgatory_client.waits`.
@@ -235,10 +237,11 @@ class AsyncClient(SingleCalls):
             How the wait ended.
 
         Raises:
-            Unavailable: There was no connection, or none for `give_up_after` seconds after it broke.
-            InvalidRequest: The daemon refused it.
+            Unavailable: The daemon could not be reached, or not within `give_up_after` seconds after the connection
+                broke.
+            InvalidRequest: The daemon refused the wait.
             LimitExceeded: A limit of the daemon is reached.
-            ClientClosed: The client is closed, or was closed meanwhile.
+            ClientClosed: The client was closed before or during the call.
         """
         request = purgatory_service_pb2.WaitRequest(operation=row_of_wait(wait))
         resumption, began = Resumption(self._give_up_after), time.monotonic()
@@ -261,19 +264,19 @@ class AsyncClient(SingleCalls):
     # The outbox
 
     async def submit(self, wait: Wait, tag: str = "") -> Ticket:
-        """Submit a wait that outlives this program. Returns when it is in the outbox.
+        """Submit a wait that outlives this program. Returns once the wait is stored in the outbox.
 
-        It stays there, with its result, until it is confirmed.
+        The wait and its result stay in the outbox until they are confirmed.
 
         Args:
             wait: Made by a function of `purgatory_client.waits`.
-            tag: Whatever tells the caller, after a crash too, what it was for.
+            tag: Text that lets the caller identify the wait, also after a crash.
 
         Returns:
-            What to ask for the result with.
+            The ticket to get the result with.
 
         Raises:
-            OutboxUnwritable: It could not be written, and was not registered.
+            OutboxUnwritable: The wait could not be written and was not registered.
             OutboxError: This client has no outbox.
             LimitExceeded: `pending_max` is reached.
             ClientClosed: The client is closed.
@@ -285,7 +288,8 @@ class AsyncClient(SingleCalls):
         return await self._session.submit_kept(batch, tag)
 
     async def recovered(self) -> list[Ticket]:
-        """What an earlier client left unconfirmed in the outbox, in the order of operation ids. It is still pending.
+        """The waits that an earlier client left unconfirmed in the outbox, in the order of operation ids. They stay
+        pending.
 
         Raises:
             OutboxError: This client has no outbox, or it cannot be read.
@@ -293,16 +297,17 @@ class AsyncClient(SingleCalls):
         return list(self._session.outbox().recovered)
 
     async def result(self, ticket: Ticket) -> Result:
-        """The result of one wait, once there is one. May be called again; cancelling this call cancels nothing else.
+        """Wait for the result of a submitted wait. May be called repeatedly; cancelling this call does not cancel the
+        wait.
 
         Args:
             ticket: From `submit` or `recovered`.
 
         Raises:
-            PurgatoryClientError: What the daemon refused the wait with.
-            InvalidRequest: The ticket is of a batch.
+            PurgatoryClientError: The daemon refused the wait; the error is the refusal.
+            InvalidRequest: The ticket is for a batch.
             SessionTakenOver: Another client has opened the session.
-            ClientClosed: The client is closed, or was closed meanwhile.
+            ClientClosed: The client was closed before or during the call.
         """
         return await self._session.outbox().result(ticket, Result, "is of a batch; ask for it by result_many")
 
@@ -312,62 +317,62 @@ class AsyncClient(SingleCalls):
         return await self._session.outbox().result(ticket, ResultColumns, otherwise)
 
     async def confirm(self, ticket: Ticket) -> None:
-        """Remove a wait and its result from the outbox: the result has been used.
+        """Remove a wait and its result from the outbox, after the result has been used.
 
-        Returns once it can no longer be recovered. Does nothing if it is confirmed already.
+        Returns once the wait can no longer be recovered. Does nothing if it is already confirmed.
 
         Args:
-            ticket: From `submit`, `submit_many` or `recovered`, of a wait that has ended.
+            ticket: From `submit`, `submit_many` or `recovered`. Its wait must have ended.
 
         Raises:
-            InvalidRequest: It has not ended.
-            OutboxUnwritable: It could not be written; it is tried again with the next write.
+            InvalidRequest: The wait has not ended.
+            OutboxUnwritable: The confirmation could not be written; it is tried again with the next write.
         """
         await self._session.outbox().confirm(ticket)
 
-    # Sessions of others: registered by one client, collected by another
+    # Detached sessions: one client registers, another collects the results.
 
     async def register(
         self, session_id: str, first_operation_id: int, batch: WaitBatch, *, incarnation: str = ""
     ) -> Registered:
-        """Register a batch in a session that is not this client's, without waiting; `results` collects its results.
+        """Register a batch in a session other than this client's, without waiting. `results` collects the results.
 
-        Tried again until the daemon has answered, which is safe: it skips ids that it knows.
+        The call is repeated until the daemon answers. That is safe, because the daemon skips ids that it already knows.
 
         Args:
             session_id: The session, new or known to the daemon.
-            first_operation_id: The id of the first operation; the others follow it. Ids rise within a session.
+            first_operation_id: The id of the first operation; the others follow it. Ids must increase within a session.
             batch: Made by a function of `purgatory_client.batches`.
-            incarnation: From the `Registered` of an earlier batch: register only if the session was not created again
-                since then. Empty: not checked, and the session is created if it does not exist.
+            incarnation: From the `Registered` of an earlier batch: register only if the session has not been created
+                again since then. Empty: not checked, and the session is created if it does not exist.
 
         Returns:
-            What was accepted, known already and refused, and the session's incarnation.
+            The accepted, already known and refused operations, and the session's incarnation.
 
         Raises:
-            NotFound: The session does not exist, or has another incarnation than the one given.
+            NotFound: The session does not exist, or has a different incarnation.
             Unavailable: No answer within `give_up_after` seconds.
-            PurgatoryClientError: What the batch as a whole was refused with.
+            PurgatoryClientError: The daemon refused the whole batch; the error is the refusal.
         """
         batch.operation_id = first_operation_id
         return await self._answer(register(self._stub(), session_id, batch, self._give_up_after, incarnation))
 
     async def results(self, session_id: str, *, incarnation: str = "") -> AsyncIterator[Collected]:
-        """Collect the results of a session that nobody is connected to, until nothing is pending in it.
+        """Collect the results of a session without a connected client, until no operation is pending in it.
 
-        A batch is acknowledged, and forgotten by the daemon, when the next one is asked for.
+        Requesting the next batch acknowledges the previous one, and the daemon then drops it.
 
         Args:
-            session_id: The session. A client that has it open is cut off with SessionTakenOver.
-            incarnation: From `Registered`: collect only results of this life of the session. Empty: of the present one.
+            session_id: The session. A client that has it open is disconnected with SessionTakenOver.
+            incarnation: From `Registered`: collect only results of this incarnation. Empty: of the present one.
 
         Yields:
             Results in the order in which the operations ended, a batch at a time.
 
         Raises:
-            NotFound: The session does not exist, or was created again, also between two batches.
+            NotFound: The session does not exist or was created again, possibly between two batches.
             Unavailable: No connection for `give_up_after` seconds.
-            SessionTakenOver: Another client has opened the session meanwhile.
+            SessionTakenOver: Another client opened the session during the call.
         """
         collector = Collector(session_id, self._give_up_after, incarnation)
         while (collected := await self._answer(collector.next(self._stub()))) is not None:
@@ -380,28 +385,28 @@ class AsyncClient(SingleCalls):
 
         Args:
             partition: "orders-3" or ("orders", 3).
-            **marks: Such as `high_watermark=42`; `Marks` lists every keyword. Applied in a safe order.
+            **marks: For example `high_watermark=42`; `Marks` lists all keywords. They are applied in a safe order.
 
         Returns:
-            How many waits that ended.
+            The number of waits that the events ended.
 
         Raises:
             EventRefused: An event was refused; the others were applied. StaleEpoch for an old leader epoch.
-            InvalidRequest: The marks mean nothing, or do not go together.
-            LimitExceeded: A million events wait to be sent.
-            Unavailable: The connection broke, and the events may or may not have been applied; they are not sent again.
+            InvalidRequest: The marks contradict each other, or are incomplete.
+            LimitExceeded: A million events are queued in this client.
+            Unavailable: The connection broke. The events may or may not have been applied; they are not sent again.
         """
         receipt = await self._event_sender.send(events_of(partition, marks))
         return receipt.raise_for_refusals()
 
     async def advance_many(self, events: Sequence[Event]) -> AdvanceReceipt:
-        """Report many events, in order. Refused events are in the receipt; otherwise raises what `advance` raises.
+        """Report many events, in order. Refused events are listed in the receipt; other errors are those of `advance`.
 
         Args:
             events: Made by functions of `purgatory_client.events`.
 
         Returns:
-            What each event did.
+            The effect of each event.
         """
         return await self._event_sender.send(events)
 
@@ -418,19 +423,19 @@ class AsyncClient(SingleCalls):
         partition: Name | None = None,
         key: str | None = None,
     ) -> int:
-        """Cancel pending operations: by their ids, or all of a session, on a partition or on a key.
+        """Cancel pending operations: by id, or all of a session, on a partition or on a key.
 
         Args:
-            operation_ids: Ids of this client's session, or of `session_id`.
-            session_id: A session: all its operations, or those of `operation_ids`.
-            partition: All that wait on this partition.
-            key: All that wait on this key.
+            operation_ids: Operation ids in this client's session, or in `session_id`.
+            session_id: A session: all its operations, or those in `operation_ids`.
+            partition: All operations that wait on this partition.
+            key: All operations that wait on this key.
 
         Returns:
-            How many were cancelled.
+            The number of cancelled operations.
 
         Raises:
-            InvalidRequest: None of these was given, or more than one.
+            InvalidRequest: None of these was given, or an unsupported combination.
         """
         request = purgatory_service_pb2.CancelRequest()
         if operation_ids is not None or session_id is not None:
@@ -448,7 +453,7 @@ class AsyncClient(SingleCalls):
         response = await self._answer(self._stub().Cancel(request, timeout=CALL_TIMEOUT))
         return int(response.cancelled)
 
-    # Inside
+    # Internals
 
     async def _wait(self, entry: Entry) -> Result | ResultColumns:
         future = self._session.submit(entry)

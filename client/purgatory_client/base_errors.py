@@ -29,9 +29,9 @@ class InvalidRequest(PurgatoryClientError):
     """The request is invalid.
 
     Attributes:
-        field: The part at fault, as a path in the row form of the wire ("produce.partitions[0].required_offset"), or
+        field: The invalid part, as a path in the row form of the wire ("produce.partitions[0].required_offset"), or
             empty.
-        message: What is wrong with it.
+        message: Why it is invalid.
     """
 
     def __init__(self, field: str, message: str) -> None:

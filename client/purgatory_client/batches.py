@@ -1,11 +1,10 @@
-"""Batches of operations as columns: a function for each kind, and the `WaitBatch` that it makes.
+"""Batches of operations as columns: one function per kind of operation, and the `WaitBatch` that it returns.
 
-The methods of the clients with `_many` in their names take the same arguments and wait at once; a `WaitBatch` is for
-`submit_many` and `register`. A batch is sent in slices and answered as one `ResultColumns`.
+The client methods whose names end in `_many` take the same arguments and wait at once; a `WaitBatch` is for
+`submit_many` and `register`. A batch is sent in slices and answered with one `ResultColumns`.
 
-A column has a value for each operation or, where the name of the argument says it is of partitions (`offsets`,
-`leader_epochs`, ...), for each item: each partition or key of each operation, in order. One value stands for all, and
-None for the default.
+A column has a value for each operation, or for each item if its description says so. An item is one partition or key of
+one operation; items are in the order of the operations. A single value applies to all, and None selects the default.
 """
 
 import asyncio
@@ -30,13 +29,13 @@ _RANGES: Final = {
     "last_fetched_epoch": (INT32_MAX, -1),
     "stale_timeout_ms": (INT64_MAX, -1),
 }
-"""The highest and lowest value of columns that not every batch has, by their names on the wire. Others are booleans."""
+"""The highest and lowest value of optional columns, by their names on the wire. Other optional columns are boolean."""
 
 
 class WaitBatch:
-    """A batch of operations of one kind. Operation i has the id `operation_id + i`; the session gives it.
+    """A batch of operations of one kind. Operation i has the id `operation_id + i`; the session assigns `operation_id`.
 
-    Raises InvalidRequest when the lengths of its columns disagree, or a value does not fit the wire.
+    Raises InvalidRequest if the lengths of the columns disagree or a value does not fit the wire.
     """
 
     def __init__(
@@ -59,24 +58,24 @@ class WaitBatch:
         self.timeouts_ms = int_column(timeouts_ms, self.count, "timeout_ms", INT64_MAX, -INT64_MAX)
         self.longest_timeout_ms = max(self.timeouts_ms, default=None)
         self.starts = [0, *accumulate(self.item_counts)] if self.item_counts else []
-        """Where each operation's items start; empty: one item each."""
+        """The index of each operation's first item; empty if every operation has one item."""
         self.operation_columns: dict[str, Sequence[int]] = {}
-        """Columns that not every batch has, by their names on the wire; these have a value for each operation."""
+        """Optional columns with a value for each operation, by their names on the wire."""
         self.item_columns: dict[str, Sequence[int]] = {}
-        """And these have one for each item."""
+        """Optional columns with a value for each item."""
         self.operation_id = 0
         self.submitted_at = 0.0
         self.future: asyncio.Future[Any] | None = None
         self.remaining = self.count
         self.outcomes = [Outcome.PENDING.value] * self.count
-        """How each operation has ended so far."""
+        """The outcome of each operation; PENDING until it ends."""
         self._refusals: dict[int, PurgatoryClientError] = {}
         self._gathered = BatchResults(kind, self.count, self.item_total)
         if not names or not self.count:
             raise InvalidRequest("partitions" if kind != OperationKind.SIGNAL else "keys", "none; the batch is empty")
 
     def set_columns(self, columns: Mapping[str, Sequence[int] | None]) -> None:
-        """Set columns by their names on the wire. Raises InvalidRequest for one that does not fit."""
+        """Set columns by their names on the wire. Raises InvalidRequest for a column that does not fit."""
         for name, values in columns.items():
             is_of_items = name in ITEM_DEFAULTS
             count = self.item_total if is_of_items else self.count
@@ -89,20 +88,20 @@ class WaitBatch:
             (self.item_columns if is_of_items else self.operation_columns)[name] = column
 
     def pending_positions(self, start: int = 0) -> Sequence[int]:
-        """Positions from `start` on of operations that have not ended; a range where that is all of them."""
+        """Positions of pending operations, from `start` on; a range if all of them are pending."""
         if self.remaining == self.count:
             return range(start, self.count)
         outcomes = self.outcomes
         return [position for position in range(start, self.count) if outcomes[position] == Outcome.PENDING]
 
     def ids_of(self, positions: Sequence[int]) -> Sequence[int]:
-        """Operation ids, rising; a range where the positions are one."""
+        """Operation ids in increasing order; a range if the positions are a range."""
         if isinstance(positions, range):
             return range(self.operation_id + positions.start, self.operation_id + positions.stop)
         return [self.operation_id + position for position in positions]
 
     def items_of(self, positions: Sequence[int]) -> Sequence[int]:
-        """Where the items of these operations are in the item columns."""
+        """The indexes of these operations' items in the item columns."""
         starts = self.starts
         if not starts:
             return positions
@@ -117,10 +116,10 @@ class WaitBatch:
         return [self.names[index] for index in indexes * (len(items) // len(indexes))]
 
     def set_results(self, position: int, arrived: ResultsArrived, start: int, end: int) -> int:
-        """Take results `start` to `end` (exclusive) of a message for the operations from `position` on.
+        """Store results `start` to `end` (exclusive) of a message for the operations from `position` on.
 
-        Returns how many operations they ended: one that had ended keeps its result. After a cancel or a reconnect
-        a run may hold both kinds, so it is then taken one by one.
+        Returns the number of operations that this ended; an operation that had already ended keeps its result. After a
+        cancel or a reconnect, a run of results may contain both, and is then processed one result at a time.
         """
         count = end - start
         if self.outcomes[position : position + count].count(Outcome.PENDING.value) < count:
@@ -136,7 +135,9 @@ class WaitBatch:
         return count
 
     def set_refused(self, position: int, error: PurgatoryClientError) -> int:
-        """End an operation that the daemon has refused. Returns how many operations that ended: 0 if it had ended."""
+        """End an operation that the daemon refused. Returns the number of operations this ended: 0 if it had already
+        ended.
+        """
         if self.outcomes[position] != Outcome.PENDING:
             return 0
         self.outcomes[position] = Outcome.REFUSED.value
@@ -145,7 +146,7 @@ class WaitBatch:
         return 1
 
     def answer(self) -> ResultColumns:
-        """All results; only once no operation is pending."""
+        """All results. Call it only when no operation is pending."""
         assert not self.remaining, f"{self.remaining} operations of the batch from {self.operation_id} on are pending"
         answer, items = ResultColumns(self.kind, self._gathered.column), self.item_total
         answer.names = self.names
@@ -157,7 +158,7 @@ class WaitBatch:
 
 
 Entry: TypeAlias = Wait | WaitBatch
-"""What a session or an outbox keeps. Of a batch `operation_id` is that of its first operation."""
+"""A wait or batch, as a session or an outbox stores it. The `operation_id` of a batch is its first operation's."""
 
 
 def produce(
@@ -174,15 +175,16 @@ def produce(
     """Many produce waits.
 
     Args:
-        partitions: A dictionary of partitions, each once, that `indexes` point into.
+        partitions: The distinct partitions, which `indexes` refer to.
         offsets: For each item: the offset to reach.
-        indexes: For each item: the place of its partition in `partitions`. None: the first one for all.
-        timeouts_ms: For each operation: milliseconds, 0 for an answer at once. None: the daemon's default.
-        item_counts: For each operation: how many items are its own. None: one each.
+        indexes: For each item: the index of its partition in `partitions`. None: the first partition for all items.
+        timeouts_ms: For each operation: milliseconds; 0: answer at once. None: the daemon's default.
+        item_counts: For each operation: its number of items. None: one each.
         leader_epochs: For each item: the leader epoch of the append; -1: not checked.
-        local_error_codes: For each item: the Kafka error code of the local append; other than 0 it is the answer.
-        stale_timeouts_ms: For each operation: milliseconds for which one of the marks that it still waits for may be
-            stale; then it fails. -1: it waits on.
+        local_error_codes: For each item: the Kafka error code of the local append; a code other than 0 becomes its
+            result.
+        stale_timeouts_ms: For each operation: milliseconds for which a mark that it still waits for may be stale before
+            the operation fails. -1: it keeps waiting.
 
     Returns:
         The batch, for `submit_many` or `register`.
@@ -221,18 +223,19 @@ def fetch(
     """Many fetches.
 
     Args:
-        partitions: As for `produce`, like the other arguments that are not described here.
+        partitions: As for `produce`.
         offsets: For each item: the offset to read from.
         indexes: As for `produce`.
         timeouts_ms: As for `produce`.
         item_counts: As for `produce`.
         min_bytes: For each operation: bytes to wait for, over all its partitions; 1 by default.
         replica_ids: For each operation: the follower that fetches; -1: a consumer.
-        isolation_levels: For each operation: 1 to the high watermark (read_uncommitted), 2 to the last stable offset.
+        isolation_levels: For each operation: 1 reads to the high watermark (read_uncommitted), 2 to the last stable
+            offset.
         follower_reads: For each operation: whether a follower may serve it.
-        partition_max_bytes: For each item: bytes it counts at most; 1 MiB by default.
-        current_leader_epochs: For each item: the leader epoch the reader knows; -1: not checked.
-        last_fetched_epochs: For each item: the epoch of the last record the reader has; -1: not known.
+        partition_max_bytes: For each item: the maximum number of bytes to count; 1 MiB by default.
+        current_leader_epochs: For each item: the leader epoch that the reader knows; -1: not checked.
+        last_fetched_epochs: For each item: the epoch of the reader's last record; -1: unknown.
         throttled: For each item: whether it is over the follower's replication quota.
         stale_timeouts_ms: As for `produce`.
 
@@ -271,8 +274,8 @@ def delete_records(
     """Many delete-records waits.
 
     Args:
-        partitions: As for `produce`, like the other arguments that are not described here.
-        offsets: For each item: the offset that the low watermark is to reach; -1: the high watermark at registration.
+        partitions: As for `produce`.
+        offsets: For each item: the low watermark to reach; -1: the high watermark at registration.
         indexes: As for `produce`.
         timeouts_ms: As for `produce`.
         item_counts: As for `produce`.
@@ -303,10 +306,10 @@ def signal(
     """Many waits for signals.
 
     Args:
-        keys: A dictionary of keys, each once, that `indexes` point into.
-        indexes: For each item: the place of its key in `keys`. With neither these nor `item_counts`: one operation for
-            each key.
-        counts: For each item: how many signals it takes; 1 by default.
+        keys: The distinct keys, which `indexes` refer to.
+        indexes: For each item: the index of its key in `keys`. Without `indexes` and `item_counts`: one operation per
+            key.
+        counts: For each item: the number of signals it needs; 1 by default.
         timeouts_ms: As for `produce`.
         item_counts: As for `produce`.
         any: For each operation: whether one of its keys is enough.
@@ -339,7 +342,7 @@ def partition_columns(
     timeouts_ms: Sequence[int] | None,
     item_counts: Sequence[int] | None,
 ) -> WaitBatch:
-    """A batch of operations on partitions with only the columns that every kind has; arguments as for `produce`."""
+    """A batch of operations on partitions with only the columns common to all kinds; arguments as for `produce`."""
     names = [partition_name(name) for name in partitions]
     return WaitBatch(kind, names, indexes=indexes, offsets=offsets, timeouts_ms=timeouts_ms, item_counts=item_counts)
 

@@ -1,10 +1,11 @@
-"""`Client`, the blocking client, for programs without an event loop. Safe to share between threads.
+"""`Client`, the blocking client, for programs without an event loop. It may be shared between threads.
 
-Each method runs that of `AsyncClient` on a background event loop and waits for it: same arguments, results and errors.
+Each method runs the method of `AsyncClient` on a background event loop and waits for it: same arguments, results and
+errors.
 
-All blocking clients of a process share that loop: gRPC's asyncio layer wakes every loop of a process for every event,
-so a loop for each client would slow all of them. It runs in a daemon thread, so it never keeps a program from ending;
-clients that are still open then are closed first.
+All blocking clients of a process share that loop, because gRPC's asyncio layer wakes every loop of a process for every
+event, and one loop per client would slow all of them down. The loop runs in a daemon thread, which does not keep the
+program running; clients that are still open at the end are closed first.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ T = TypeVar("T")
 
 
 class BackgroundLoop:
-    """An event loop in a thread of its own. Made by `shared_loop`."""
+    """An event loop in its own thread. Made by `shared_loop`."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()

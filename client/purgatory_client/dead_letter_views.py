@@ -1,4 +1,4 @@
-"""Results that a callback did not take, as plain values (docs/webhooks.md)."""
+"""Dead letters, results that could not be delivered to their callbacks, as plain values (docs/webhooks.md)."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,7 +10,9 @@ from purgatory_client.results import Outcome
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A result that the daemon has given up delivering. `attempts` and `last_error` are those of the last time."""
+    """A result whose delivery the daemon has given up. `attempts` and `last_error` describe the last series of
+    attempts.
+    """
 
     webhook_id: str
     callback_url: str
@@ -23,7 +25,7 @@ class DeadLetter:
 
 
 class ResentLetters(NamedTuple):
-    """How many letters are being sent again, and which of the ids that were named are not dead letters (any more)."""
+    """The number of dead letters being sent again, and the given ids that are not (or no longer) dead letters."""
 
     resent: int
     unknown_ids: tuple[str, ...] = ()

@@ -1,8 +1,8 @@
-"""The keywords of `advance("orders-3", high_watermark=42, ...)`, and the events they mean, in an order that is safe.
+"""The keywords of `advance("orders-3", high_watermark=42, ...)`, and the events that they produce, in a safe order.
 
-The order: first what lets the partition accept the rest (storage online, leadership, truncation), then who counts
-(in-sync set), then how far each replica is (an open transaction first, so that no reader gets past it), then the marks
-that follow from it, and last what ends the partition.
+The order: first the events that let the partition accept the rest (storage online, leadership, truncation); then the
+in-sync set; then the progress of each replica (an open transaction first, so that no reader passes it); then the marks
+derived from it; and last the removal of the partition.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,30 +15,30 @@ from purgatory_client.waits import Name
 
 
 class Marks(TypedDict, total=False):
-    """The keywords of `advance`. What is not given does not change.
+    """The keywords of `advance`. Omitted values do not change.
 
     Attributes:
-        leader_epoch: The epoch of whoever reports; an older one than the partition's is refused.
-        storage: Its log directory: "failed" or "online".
-        is_leader: Whoever reports leads the partition now, or follows; needs `leader_epoch`.
+        leader_epoch: The leader epoch of the reporter. Refused if older than the partition's.
+        storage: The state of the log directory: "failed" or "online".
+        is_leader: Whether the reporter leads the partition now. Requires `leader_epoch`.
         leader_id: The leader's replica id.
-        replica_ids: With `is_leader`: all assigned replicas, the leader included.
+        replica_ids: With `is_leader`: all assigned replicas, including the leader.
         epoch_start_offset: With `is_leader`: the first offset of the epoch.
-        truncate_to: The log was cut to this log end offset.
+        truncate_to: The log end offset to which the log was truncated.
         in_sync_replicas: The in-sync set.
         proposed_in_sync_replicas: A set that is not confirmed yet.
-        min_in_sync_replicas: The smallest set that may acknowledge.
+        min_in_sync_replicas: The minimum size of the set for acknowledging a write.
         dead_replica: A replica whose broker is dead.
         live_replica: A replica that is neither dead nor fenced.
         fenced_replica: A replica that may not join the in-sync set.
-        log_end_offset: The leader's log has grown to it.
+        log_end_offset: The leader's new log end offset.
         byte_position: With `log_end_offset`: its position in the log, in bytes.
         segment_base_offset: With `log_end_offset`: the base offset of its segment.
         replica: A follower that has fetched: (id, log end offset) or (id, log end offset, log start offset).
-        high_watermark: All in-sync replicas have what is below it.
-        last_stable_offset: The start of the oldest open transaction; None: none is open.
+        high_watermark: All in-sync replicas have every record below this offset.
+        last_stable_offset: The start of the oldest open transaction; None: no transaction is open.
         log_start_offset: The first readable offset.
-        removed: The partition was deleted (True), or has "moved" elsewhere.
+        removed: True: the partition was deleted. "moved": it moved to another broker.
     """
 
     leader_epoch: int | None
@@ -65,7 +65,7 @@ class Marks(TypedDict, total=False):
 
 
 def events_of(name: Name, marks: Marks) -> list[Event]:
-    """The events that these marks mean. Raises InvalidRequest when they mean none or do not go together."""
+    """Convert marks to events. Raises InvalidRequest if no event results or the marks contradict each other."""
     found = list(_in_safe_order(name, marks))
     if not found:
         raise InvalidRequest("events", "nothing to advance; give at least one mark, such as high_watermark=42")

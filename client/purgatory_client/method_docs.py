@@ -1,5 +1,5 @@
-"""Docstrings and signatures of the methods that wait: each has those of the function that makes its wait, so that no
-argument is described twice. What it returns and raises is added here.
+"""Docstrings and signatures of the methods that wait. Each is derived from the function that makes its wait, so that
+every argument is described once; the sections Returns and Raises are added here.
 """
 
 import inspect
@@ -33,9 +33,7 @@ Returns:
 
 
 def described(method: T, build: Callable[..., Any], answer: type) -> T:
-    """The method under its name, with the arguments and their descriptions that the builder has; `answer`: what the
-    method returns.
-    """
+    """Give a method the name, signature and argument descriptions of `build`. `answer` is the method's return type."""
     is_one = answer is Result
     name = build.__name__ if is_one else f"{build.__name__}_many"
     signature = inspect.signature(build)

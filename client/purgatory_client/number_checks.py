@@ -1,7 +1,7 @@
-"""Numbers and columns from callers, checked to fit the wire.
+"""Checks that numbers and columns from callers fit the wire.
 
-A number that does not fit must be refused before it joins a batch: a batch that cannot be encoded would fail with all
-the other waits in it. On the wire a column has a value for each entry, one value for all, or none for the default.
+A number that does not fit must be refused before it joins a batch: a batch that cannot be encoded would fail together
+with all its other waits. On the wire a column has a value for each entry, one value for all, or none for the default.
 """
 
 import math
@@ -20,12 +20,12 @@ TIMEOUT_S_MAX: Final = INT32_MAX / 1_000
 
 
 def int32(value: int, field: str) -> int:
-    """`value`, if it fits 32 signed bits. Raises InvalidRequest, or TypeError for what is not an integer."""
+    """Return `value` if it fits 32 signed bits. Raises InvalidRequest, or TypeError if it is not an integer."""
     return _signed(value, field, 32)
 
 
 def int64(value: int, field: str) -> int:
-    """`value`, if it fits 64 signed bits. Raises like `int32`."""
+    """Return `value` if it fits 64 signed bits. Raises like `int32`."""
     return _signed(value, field, 64)
 
 
@@ -57,7 +57,7 @@ def check_length(column: Sequence[object], count: int, field: str) -> None:
 
 
 def take(column: Sequence[T], positions: Sequence[int]) -> Sequence[T]:
-    """The values at `positions`; a column with at most one value stays as it is."""
+    """The values at `positions`; a column with at most one value is returned unchanged."""
     if len(column) <= 1:
         return column
     if isinstance(positions, range):
@@ -66,21 +66,25 @@ def take(column: Sequence[T], positions: Sequence[int]) -> Sequence[T]:
 
 
 def squeeze(column: list[T]) -> list[T]:
-    """One value instead of many equal ones."""
+    """Shorten a column of equal values to one value."""
     if len(column) > 1 and column.count(column[0]) == len(column):
         return column[:1]
     return column
 
 
 def stale_ms(seconds: float | None) -> int | None:
-    """A stale timeout, as `milliseconds` has a timeout. None stays None: there is none."""
+    """A stale timeout in milliseconds, converted like `milliseconds`. None stays None: the wait does not fail when
+    stale.
+    """
     return milliseconds(seconds, "stale_timeout_ms")
 
 
 def milliseconds(seconds: float | None, field: str = "timeout_ms") -> int | None:
-    """A timeout as the wire has it, rounded up so that it is never early. None stays None: the daemon's default.
+    """A timeout in the wire's milliseconds, rounded up so that it is never early. None stays None: the daemon's
+    default.
 
-    Raises InvalidRequest for one that no daemon takes: negative, not a number, or over 2**31 - 1 ms (24.8 days).
+    Raises InvalidRequest for a timeout that no daemon accepts: negative, not a number, or over 2**31 - 1 ms (24.8
+    days).
     """
     if seconds is None:
         return None

@@ -1,9 +1,9 @@
-"""Names of partitions: "orders-3" as people write it, ("orders", 3) as code keeps it.
+"""Names of partitions: "orders-3" in text, ("orders", 3) in code.
 
-The partition number is what follows the last "-", so topics may contain dashes ("read-model-0" is partition 0 of
-"read-model"). Names that begin with "pg/" are of PostgreSQL servers, which have no partitions but may have dashes:
-"pg/main/replica-1" is partition 0 of all of it. Limits on length are the daemon's; only what is ambiguous or cannot be
-sent is refused here.
+The partition number follows the last "-", so topics may contain dashes ("read-model-0" is partition 0 of "read-model").
+Names that begin with "pg/" denote PostgreSQL servers, which have no partitions but may contain dashes:
+"pg/main/replica-1" is partition 0 of the topic "pg/main/replica-1". The daemon limits the length; only names that are
+ambiguous or cannot be sent are refused here.
 """
 
 from functools import lru_cache
@@ -15,7 +15,7 @@ PartitionName = tuple[str, int]
 """(topic, partition)."""
 
 WHOLE_PREFIX: Final = "pg/"
-"""What follows it is a name without a partition number."""
+"""Prefix of names without a partition number."""
 
 _PARTITION_MAX: Final = 2**31 - 1
 
@@ -29,7 +29,7 @@ def partition_name(name: str | PartitionName) -> PartitionName:
 
 
 def format_partition(topic: str, partition: int) -> str:
-    """As people write it. A topic under "pg/" has partition 0 only, which is not written."""
+    """The text form. A topic under "pg/" has only partition 0, which is omitted."""
     return topic if topic.startswith(WHOLE_PREFIX) and partition == 0 else f"{topic}-{partition}"
 
 

@@ -1,8 +1,8 @@
 """How waits end: `Result` for one operation, `ResultColumns` for many.
 
-A `Result` is a view of the columns it arrived in, and reads them when asked. So ten thousand waits that end together
-cost ten thousand small views, and no object for each partition until somebody asks for it. A result that is kept for
-long keeps its batch's columns in memory.
+A `Result` is a view of the columns it arrived in, and reads them on access. Ten thousand waits that end together
+therefore cost ten thousand small views, and objects for partitions are created only on demand. A result that is kept
+for a long time keeps its batch's columns in memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from purgatory_client.base_errors import PurgatoryClientError
 from purgatory_client.partition_names import format_partition
 
 MARK_STALE: Final = 1001
-"""Error code of a mark that a source could not see for longer than the wait for it would bear. It is not Kafka's."""
+"""Error code of a mark that was stale for longer than the wait allows. Not one of Kafka's codes."""
 
 
 class OperationKind(IntEnum):
@@ -29,7 +29,7 @@ class OperationKind(IntEnum):
 
 
 class Outcome(IntEnum):
-    """How an operation ended, with its number on the wire. PENDING (only in an unfinished batch): it has not."""
+    """How an operation ended, with its number on the wire. PENDING occurs only in an unfinished batch."""
 
     PENDING = 0
     SATISFIED = 1
@@ -45,7 +45,7 @@ OPERATION_COLUMNS: Final[dict[str, tuple[str, float]]] = {
     "waited_ms": ("waited_ms", 0),
     "lateness_ms": ("lateness_ms", 0),
 }
-"""Columns of `ResultColumns` with a value for each operation: their names on the wire, and what absence means there."""
+"""Columns of `ResultColumns` with a value for each operation: their names on the wire, and their defaults if absent."""
 
 ITEM_COLUMNS: Final[dict[str, tuple[str, float]]] = {
     "error_codes": ("error_code", 0),
@@ -57,7 +57,7 @@ ITEM_COLUMNS: Final[dict[str, tuple[str, float]]] = {
     "stale_ms": ("stale_ms", -1),
     "stale_reasons": ("stale_reason_index", 0),
 }
-"""The same with a value for each item."""
+"""Columns with a value for each item, in the same form."""
 
 FETCH_COLUMNS: Final[dict[str, tuple[str, float]]] = {
     **ITEM_COLUMNS,
@@ -67,21 +67,22 @@ FETCH_COLUMNS: Final[dict[str, tuple[str, float]]] = {
     "diverging_epochs": ("diverging_epoch", -1),
     "diverging_end_offsets": ("diverging_end_offset", -1),
 }
-"""The same of a fetch."""
+"""Additional item columns of fetches."""
 
 COLUMNS: Final = {**OPERATION_COLUMNS, **FETCH_COLUMNS, "item_indexes": ("item_index", 0)}
-"""All of them."""
+"""All columns."""
 
 
 @dataclass(slots=True, eq=False)
 class FetchedPartition:
-    """What can be read from a partition when its fetch ends.
+    """The readable data of a partition when its fetch ended.
 
     Attributes:
-        available_bytes: Bytes that can be read.
-        high_watermark: -1 where not known.
-        last_stable_offset: -1 where not known.
-        diverging_epoch: With the next one, where the reader's log diverges from the leader's. None: it does not.
+        available_bytes: The number of bytes that can be read.
+        high_watermark: -1 if unknown.
+        last_stable_offset: -1 if unknown.
+        diverging_epoch: With `diverging_end_offset`: where the reader's log diverges from the leader's. None: it does
+            not.
         diverging_end_offset: The offset to truncate to.
     """
 
@@ -94,21 +95,21 @@ class FetchedPartition:
 
 @dataclass(slots=True, eq=False)
 class PartitionResult:
-    """The result of one partition (or key of a signal) of an operation. Offsets are -1 where not known.
+    """The result of one partition (or key of a signal) of an operation. Offsets are -1 if unknown.
 
     Attributes:
         name: "orders-3", or the key.
         error_code: Kafka's error code; 0: reached, 7: not reached in time. Or `MARK_STALE` (1001).
-        required_offset: What was waited for.
-        reached_offset: How far it got.
+        required_offset: The offset that was waited for.
+        reached_offset: The offset that the mark had reached.
         log_start_offset: The partition's first readable offset.
-        estimated_remaining: Of expired waits: seconds until the offset would have been reached at the pace that its
-            mark had. None where the mark stood still.
-        pace_per_second: That pace, in offsets per second, or None.
-        fetched: Of fetches: what can be read.
-        stale_for: Of expired and stale waits: for how many seconds no source had seen the mark. None: one saw it, or
-            none feeds it.
-        stale_reason: Why, for people; empty where `stale_for` is None.
+        estimated_remaining: For expired waits: seconds until the offset would have been reached at the mark's pace.
+            None if the mark did not move.
+        pace_per_second: That pace in offsets per second, or None.
+        fetched: For fetches: the readable data.
+        stale_for: For expired and stale waits: seconds for which the mark had been stale. None: it was not, or it has
+            no source.
+        stale_reason: Why, as text for people; empty if `stale_for` is None.
     """
 
     name: str
@@ -130,20 +131,20 @@ class PartitionResult:
 
 
 class ResultColumns:
-    """The results of many operations of one kind, one list for each field. Iterating yields a `Result` for each.
+    """The results of many operations of one kind, one list per field. Iterating yields a `Result` for each operation.
 
-    `outcomes`, `waited_ms`, `lateness_ms` and `item_counts` have a value for each operation, the other lists one for
-    each item: each partition (or key) of each operation, in the order of the request. Offsets are -1 where not known,
-    estimates, paces and stale times -1 where absent. `read` makes a list when it is first asked for.
+    `outcomes`, `waited_ms`, `lateness_ms` and `item_counts` have a value for each operation, the other lists a value
+    for each item: each partition (or key) of each operation, in the order of the request. Offsets are -1 if unknown;
+    estimates, paces and stale times are -1 if absent. Each list is built on first access.
 
     Attributes:
         outcomes: Numbers of `Outcome`.
         waited_ms: Milliseconds from registration to end.
-        lateness_ms: Milliseconds from its deadline to the end of an expired operation.
-        item_counts: How many items each operation has; empty when all have one.
+        lateness_ms: For expired operations: milliseconds from the deadline to the end.
+        item_counts: The number of items of each operation; empty if every operation has one.
         names: The dictionary: (topic, partition) pairs, or keys of signals.
-        item_indexes: The place of each item's name in `names`.
-        refusals: By place, the error of each operation whose outcome is REFUSED.
+        item_indexes: The index of each item's name in `names`.
+        refusals: By position, the error of each operation whose outcome is REFUSED.
     """
 
     __slots__ = ("_read", "item_counts", "kind", "names", "refusals", *COLUMNS)
@@ -174,7 +175,7 @@ class ResultColumns:
         self._read = read
 
     def __getattr__(self, name: str) -> list[Any]:
-        """Make a list when it is first asked for, as most of them never are."""
+        """Build a list on first access, because most lists are never read."""
         if name not in COLUMNS and name not in ("names", "item_counts"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         column = self._read(name)
@@ -192,11 +193,11 @@ class ResultColumns:
 
     @property
     def satisfied(self) -> bool:
-        """True: every operation is satisfied."""
+        """Whether every operation is satisfied."""
         return self.outcomes.count(Outcome.SATISFIED) == len(self.outcomes)
 
     def count(self, outcome: Outcome) -> int:
-        """How many ended with this outcome."""
+        """The number of operations that ended with this outcome."""
         return self.outcomes.count(outcome)
 
     def name_of(self, item: int) -> str:
@@ -206,7 +207,7 @@ class ResultColumns:
 
 
 def already_satisfied() -> Result:
-    """The result of waiting for no partitions at all, such as for the end of an empty topic."""
+    """The result of waiting for no partitions, for example for the end of an empty topic."""
     values: dict[str, list[Any]] = {"outcomes": [Outcome.SATISFIED], "waited_ms": [0], "lateness_ms": [0]}
     values["item_counts"] = [0]
     return Result(ResultColumns(OperationKind.PRODUCE, lambda name: values.get(name, [])), 0, 0)
@@ -234,7 +235,7 @@ class Result:
 
     @property
     def satisfied(self) -> bool:
-        """True: the condition holds on every partition."""
+        """Whether the condition holds on every partition."""
         return self._columns.outcomes[self._position] == Outcome.SATISFIED
 
     @property
@@ -244,7 +245,7 @@ class Result:
 
     @property
     def lateness(self) -> float:
-        """Seconds from its deadline to the end of an expired operation; 0 for others."""
+        """For an expired operation: seconds from its deadline to its end. 0 for others."""
         return self._columns.lateness_ms[self._position] / 1_000
 
     @property
@@ -263,7 +264,7 @@ class Result:
 
         Raises:
             WaitError: WaitFailed, WaitExpired, WaitCancelled or WaitShutDown.
-            PurgatoryClientError: What an operation of a batch was refused with.
+            PurgatoryClientError: The daemon refused this operation of a batch; the error is the refusal.
         """
         if self.satisfied:
             return self
@@ -327,7 +328,7 @@ class WaitError(PurgatoryClientError):
 
 
 class WaitFailed(WaitError):
-    """The condition can no longer be met; the partitions' error codes say why."""
+    """The condition can no longer be met; the partitions' error codes give the reason."""
 
 
 class WaitStale(WaitFailed):
@@ -335,7 +336,7 @@ class WaitStale(WaitFailed):
 
 
 class WaitExpired(WaitError):
-    """The timeout passed first."""
+    """The wait timed out."""
 
 
 class WaitCancelled(WaitError):
@@ -343,7 +344,7 @@ class WaitCancelled(WaitError):
 
 
 class WaitShutDown(WaitError):
-    """The daemon shut down first."""
+    """The daemon shut down before the wait ended."""
 
 
 def _open_item(item: PartitionResult) -> str:
@@ -352,7 +353,7 @@ def _open_item(item: PartitionResult) -> str:
 
 
 def item_columns(kind: int) -> dict[str, tuple[str, float]]:
-    """The item columns that results of a kind have."""
+    """The item columns in the results of this kind."""
     return FETCH_COLUMNS if kind == OperationKind.FETCH else ITEM_COLUMNS
 
 

@@ -1,4 +1,4 @@
-"""Single calls to a daemon over one channel: what does not belong to a session of this client's."""
+"""Unary calls to a daemon over one channel: everything that is not part of this client's session."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class SingleCalls:
-    """The base of `AsyncClient`. All calls raise Unavailable, InvalidRequest and ClientClosed, too."""
+    """The base of `AsyncClient`. All calls may also raise Unavailable, InvalidRequest and ClientClosed."""
 
     def __init__(self, address: str, security: ChannelSecurity, give_up_after: float | None) -> None:
         self.address: Final = address
@@ -44,16 +44,16 @@ class SingleCalls:
             await channel.close()
 
     async def close_session(self, session_id: str) -> ClosedSession:
-        """End a session now, with all that is pending in it and all results that nobody has acknowledged.
+        """End a session now: cancel its pending operations and drop its unacknowledged results.
 
         Args:
-            session_id: The session. A client that has it open gets SessionClosed for what it waits for.
+            session_id: The session. If a client has it open, its waits raise SessionClosed.
 
         Returns:
-            What was cancelled and dropped.
+            The numbers of cancelled operations and dropped results.
 
         Raises:
-            NotFound: The daemon does not know the session (any more).
+            NotFound: The daemon does not know the session, or no longer.
             Unavailable: The daemon could not be reached.
         """
         request = purgatory_service_pb2.CloseSessionRequest(session_id=session_id)
@@ -61,19 +61,20 @@ class SingleCalls:
         return ClosedSession(closed.cancelled, closed.results_dropped)
 
     def attach_source(self, name: str, topic_prefixes: Iterable[str]) -> SourceLink:
-        """Tell the daemon how a source of marks fares, and hear what somebody waits on (docs/sources.md).
+        """Attach a source of marks to the daemon: report its health, and receive the partitions that are waited on
+        (docs/sources.md).
 
         Args:
-            name: What status and metrics call it, without secrets.
-            topic_prefixes: It feeds the partitions of all topics that start with one of these.
+            name: The source's name in status and metrics. Must not contain secrets.
+            topic_prefixes: The source feeds the partitions of all topics that start with one of these.
 
         Returns:
-            To be used in `async with`.
+            The link, for use in `async with`.
         """
         return SourceLink(self._stub, name, topic_prefixes)
 
     async def ends(self, topics: Collection[str], *, timeout: float = CALL_TIMEOUT) -> Positions:  # noqa: ASYNC109
-        """Where marks end that sources feed, by a look that begins after this call.
+        """Look up the current end of marks that sources feed. The lookup starts after this call.
 
         Args:
             topics: Without partition numbers: "kafka/billing/orders" (the ends of the topic, as marks of the group),
@@ -81,14 +82,14 @@ class SingleCalls:
             timeout: Seconds to wait for the sources.
 
         Raises:
-            Unavailable: A topic has no source now, or its source cannot see it.
+            Unavailable: A topic has no source at present, or its source cannot read it.
         """
         request = source_pb2.GetSourceEndsRequest(topics=topics)
         response = await self._answer(self._stub().GetSourceEnds(request, timeout=timeout))
         return Positions.of_ends(response.ends)
 
     async def with_epochs(self, offsets: ByPartition) -> Positions:
-        """Offsets with the leader epochs that the daemon knows of their partitions now."""
+        """Offsets together with the leader epochs that the daemon currently knows for their partitions."""
         epochs: dict[Name, int] = {}
         for name in offsets:
             with contextlib.suppress(NotFound):
@@ -96,7 +97,7 @@ class SingleCalls:
         return Positions(offsets, {name: epoch for name, epoch in epochs.items() if epoch >= 0})
 
     async def operation(self, session_id: str, operation_id: int) -> views.PendingOperation:
-        """One pending operation. Raises NotFound when it is not pending."""
+        """One pending operation. Raises NotFound if it is not pending."""
         request = purgatory_service_pb2.GetOperationRequest(session_id=session_id, operation_id=operation_id)
         response = await self._answer(self._stub().GetOperation(request, timeout=CALL_TIMEOUT))
         return views.pending_operation(response.operation)
@@ -110,7 +111,7 @@ class SingleCalls:
         key: str = "",
         page_size: int = 1_000,
     ) -> AsyncIterator[views.PendingOperation]:
-        """Iterate over the pending operations that fit all the filters, fetched `page_size` at a time."""
+        """Iterate over the pending operations that match all filters, fetching `page_size` at a time."""
         request = purgatory_service_pb2.ListOperationsRequest(
             session_id=session_id,
             kind=None if kind is None else kind.value,
@@ -137,12 +138,14 @@ class SingleCalls:
         partition: Name | None = None,
         key: str = "",
     ) -> views.RankedOperations:
-        """The first pending operations in an order, of all that fit the filters; the daemon ranks every one of them.
+        """The first pending operations in an order, among all that match the filters. The daemon ranks every one of
+        them.
 
         Args:
-            order: By the time that is left, or by the time waited so far.
-            limit: How many: 1 to 1,000.
-            search: Only operations that wait on a partition ("orders-3") or key whose name contains this, in any case.
+            order: By remaining time, or by the time waited until now.
+            limit: Maximum number of operations, 1 to 1,000.
+            search: Only operations that wait on a partition ("orders-3") or key whose name contains this text, ignoring
+                case.
             session_id: Only operations of this session.
             kind: Only this kind.
             partition: Only operations that wait on this partition.
@@ -161,13 +164,13 @@ class SingleCalls:
         return views.RankedOperations(list(map(views.pending_operation, response.operations)), response.matching)
 
     async def partition(self, partition: Name) -> views.Partition:
-        """One partition's marks, replicas and waits. Raises NotFound when the daemon does not know it."""
+        """The marks, replicas and waits of one partition. Raises NotFound if the daemon does not know it."""
         request = purgatory_service_pb2.GetPartitionRequest(topic_partition=topic_partition(partition))
         response = await self._answer(self._stub().GetPartition(request, timeout=CALL_TIMEOUT))
         return views.partition(response.partition)
 
     async def partitions(self, *, prefix: str = "", page_size: int = 1_000) -> AsyncIterator[views.Partition]:
-        """Iterate over the known partitions whose topic begins with `prefix`, fetched `page_size` at a time."""
+        """Iterate over the known partitions whose topic begins with `prefix`, fetching `page_size` at a time."""
         request = purgatory_service_pb2.ListPartitionsRequest(topic_prefix=prefix, page_size=page_size)
         while True:
             response = await self._answer(self._stub().ListPartitions(request, timeout=CALL_TIMEOUT))
@@ -181,16 +184,17 @@ class SingleCalls:
         """The daemon's version and counts.
 
         Args:
-            remaining_time: Also how much time is left of what is pending; the daemon scans every operation for it.
+            remaining_time: Also return the remaining time of pending operations, for which the daemon scans all of
+                them.
         """
         request = purgatory_service_pb2.GetStatusRequest(remaining_time=remaining_time)
         return views.status(await self._answer(self._stub().GetStatus(request, timeout=CALL_TIMEOUT)))
 
     async def hot_names(self, limit: int = 20) -> list[views.HotName]:
-        """The partitions and keys that most watches are on, the hottest first, of those that this caller may observe.
+        """The partitions and keys with the most watches, hottest first, among those that this caller may observe.
 
         Args:
-            limit: How many; at most 1,000.
+            limit: Maximum number of names, at most 1,000.
         """
         request = purgatory_service_pb2.ListHotNamesRequest(limit=limit)
         response = await self._answer(self._stub().ListHotNames(request, timeout=CALL_TIMEOUT))
@@ -199,15 +203,15 @@ class SingleCalls:
     async def tail(
         self, *, outcomes: Collection[Outcome] = (), kind: OperationKind | None = None
     ) -> AsyncIterator[views.EndedTogether]:
-        """Iterate over all operations as they end, to observe a daemon: not a way to receive one's results.
+        """Iterate over all operations as they end, to observe a daemon. This is not a way to receive your own results.
 
-        Includes this client's own operations and, of others, those on partitions and keys for which it has the role
-        admin. The first item arrives at once and is empty; from then on nothing is missed except what is left out and
-        counted. When the connection breaks it is opened again, for up to `give_up_after` seconds: another empty item
-        follows, and what ended in between is missing.
+        Includes this client's own operations, and those of others on partitions and keys for which it has the role
+        admin. The first item arrives at once and is empty; from then on, nothing is missed except the operations
+        counted as left out. If the connection breaks, it is reopened for up to `give_up_after` seconds: another empty
+        item follows, and operations that ended in between are missing.
 
         Args:
-            outcomes: Only these; none: all.
+            outcomes: Only these outcomes; none: all.
             kind: Only this kind.
         """
         request = purgatory_service_pb2.TailResultsRequest(
@@ -226,7 +230,9 @@ class SingleCalls:
                 call.cancel()
 
     async def dead_letters(self, *, page_size: int = 100) -> AsyncIterator[DeadLetter]:
-        """Iterate over the results that their callbacks did not take, oldest first, fetched `page_size` at a time."""
+        """Iterate over results that could not be delivered to their callbacks, oldest first, fetching `page_size` at
+        a time.
+        """
         request = webhook_pb2.ListDeadLettersRequest(page_size=page_size)
         while True:
             response = await self._answer(self._stub().ListDeadLetters(request, timeout=CALL_TIMEOUT))
@@ -237,10 +243,10 @@ class SingleCalls:
                 return
 
     async def resend_dead_letters(self, webhook_ids: Collection[str] | None = None) -> ResentLetters:
-        """Have dead letters sent to their callbacks again, now.
+        """Send dead letters to their callbacks again, now.
 
         Args:
-            webhook_ids: Which ones; None: all.
+            webhook_ids: The ids of the dead letters; None: all.
         """
         if webhook_ids is not None and not webhook_ids:
             return ResentLetters(0)
@@ -256,7 +262,7 @@ class SingleCalls:
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
         except asyncio.CancelledError:
-            # gRPC also raises this when the channel is closed under a call; then nobody has cancelled this task.
+            # gRPC also raises this when the channel is closed during a call; in that case this task was not cancelled.
             task = asyncio.current_task()
             if not self._closed or task is None or task.cancelling():
                 raise

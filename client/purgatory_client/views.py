@@ -1,6 +1,6 @@
-"""What the daemon says about itself: pending operations, partitions, its status. Plain values, made from wire messages.
+"""The daemon's state as plain values made from wire messages: pending operations, partitions, status.
 
-Offsets are -1 where not known, durations are seconds, times are aware datetimes in UTC.
+Offsets are -1 if unknown, durations are in seconds, times are aware datetimes in UTC.
 """
 
 from dataclasses import dataclass, field, fields
@@ -19,7 +19,7 @@ from purgatory_client.results import OperationKind, Outcome
 
 @dataclass(frozen=True, slots=True)
 class PendingItem:
-    """One partition ("orders-3") or key of a pending operation; error code 7: still waited for."""
+    """One partition ("orders-3") or key of a pending operation. Error code 7: not reached yet."""
 
     name: str
     error_code: int
@@ -43,7 +43,7 @@ class PendingOperation:
 
 
 class OperationOrder(IntEnum):
-    """Orders of a listing."""
+    """Sort orders of a listing."""
 
     LEAST_REMAINING = 1
     MOST_REMAINING = 2
@@ -52,7 +52,7 @@ class OperationOrder(IntEnum):
 
 
 class RankedOperations(NamedTuple):
-    """The first operations in an order, and how many match the filters in all."""
+    """The first operations in an order, and the total number that match the filters."""
 
     operations: list[PendingOperation]
     matching: int
@@ -72,11 +72,11 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A partition: its marks and replicas, and how many watches are on it.
+    """A partition: its marks and replicas, and the number of watches on it.
 
     Attributes:
-        stale_for: For how long no source has seen its mark, in seconds. None: one sees it, or none ever fed it.
-        stale_reason: Why, for people.
+        stale_for: Seconds for which its mark has been stale. None: it is not stale, or no source ever fed it.
+        stale_reason: Why, as text for people.
     """
 
     name: str
@@ -121,17 +121,17 @@ class SourceStatus:
     """A source of marks, as the daemon sees it (docs/sources.md).
 
     Attributes:
-        name: As it calls itself.
-        principal: Who runs it. Empty on a daemon without a policy.
+        name: The name under which it attached.
+        principal: The identity that runs it. Empty on a daemon without a policy.
         topic_prefixes: It feeds the partitions of all topics that start with one of these.
-        attached: How many streams it has. 0: it is gone.
+        attached: The number of its streams. 0: it is disconnected.
         state: "loading", "live", "behind", "held", "stale", "refused", "silent" or "detached".
-        reason: Why, for people.
-        state_for: For how long.
-        stale_for: For how long it has not seen the mark that it has not seen for the longest. None: it sees all.
-        stale_partitions: Known partitions that it feeds, and that no source sees.
-        lag: How far what it tells lies behind what it reads from.
-        restarts: How often the daemon has started it again. None: the daemon does not run it.
+        reason: Why, as text for people.
+        state_for: Seconds since the state changed.
+        stale_for: Seconds for which its longest stale mark has been stale. None: no mark is stale.
+        stale_partitions: The number of known partitions that it feeds and whose marks are stale.
+        lag: Seconds by which its reports lag behind the system it reads from.
+        restarts: How often the daemon has restarted it. None: the daemon does not run it.
     """
 
     name: str
@@ -149,13 +149,13 @@ class SourceStatus:
 
 @dataclass(frozen=True, slots=True)
 class RemainingTime:
-    """How much time pending operations have left, in seconds.
+    """The remaining time of pending operations, in seconds.
 
     Attributes:
-        soonest: The least; None: nothing is pending.
-        latest: The most; None: nothing is pending.
-        bounds: Upper bounds of a histogram, rising.
-        operations: How many operations each bucket of it has; one more than bounds, for those above the last.
+        soonest: The shortest remaining time; None: no operation is pending.
+        latest: The longest remaining time; None: no operation is pending.
+        bounds: Upper bounds of a histogram, increasing.
+        operations: The number of operations in each bucket; one bucket more than bounds, for those above the last.
     """
 
     soonest: float | None
@@ -184,7 +184,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class HotName:
-    """A partition ("orders-3") or a key that operations wait on, and how many watches are on it."""
+    """A partition ("orders-3") or key that operations wait on, and the number of watches on it."""
 
     name: str
     is_key: bool
@@ -198,14 +198,14 @@ class EndedOperation:
     Attributes:
         session_id: Empty for unary waits.
         operation_id: 0 for unary waits.
-        principal: Who registered it. Empty on a daemon without a policy.
-        kind: What it waited for.
+        principal: The identity that registered it. Empty on a daemon without a policy.
+        kind: The kind of operation.
         outcome: How it ended.
-        ended_time: When.
-        waited: From registration to end.
-        lateness: How long after its deadline an expired one ended.
-        items: The first ten of its partitions or keys.
-        items_left_out: How many it had besides those.
+        ended_time: When it ended.
+        waited: Seconds from registration to end.
+        lateness: For an expired operation: seconds from its deadline to its end.
+        items: Its first ten partitions or keys.
+        items_left_out: The number of further partitions or keys.
     """
 
     session_id: str
@@ -222,19 +222,21 @@ class EndedOperation:
 
 @dataclass(frozen=True, slots=True)
 class EndedTogether:
-    """What ended within a moment; `left_out` is how many more did, which were too many to tell."""
+    """Operations that ended at about the same time. `left_out` counts further ones that were dropped to limit the
+    load.
+    """
 
     operations: list[EndedOperation]
     left_out: int
 
 
 def hot_name(message: wire.HotName) -> HotName:
-    """From the wire."""
+    """Decode the message."""
     return HotName(_name(message), bool(message.key), message.watched)
 
 
 def ended(message: wire.TailResultsResponse) -> EndedTogether:
-    """From the wire."""
+    """Decode the message."""
     return EndedTogether([_ended_operation(one) for one in message.operations], message.left_out)
 
 
@@ -306,7 +308,7 @@ def _source(message: source_pb2.SourceStatus) -> SourceStatus:
 
 
 def _same(view: type[Any], message: Message, *without: str) -> dict[str, Any]:
-    """The fields that the view has from the message under the same names: all but those in `without`."""
+    """The fields that view and message have in common, except those in `without`."""
     return {one.name: getattr(message, one.name) for one in fields(view) if one.name not in without}
 
 

@@ -1,7 +1,7 @@
-"""Single waits: a function for each kind of operation, and the `Wait` that it makes.
+"""Single waits: one function for each kind of operation, and the `Wait` that it returns.
 
-The methods of the clients with the same names take the same arguments and wait at once; a `Wait` is for `submit` and
-`wait_once`. Arguments are checked only as far as needed to share a batch with others; all other rules are the daemon's.
+The client methods of the same names take the same arguments and wait at once; a `Wait` is for `submit` and `wait_once`.
+Arguments are checked only as far as necessary to share a batch with others; the daemon enforces all other rules.
 """
 
 import asyncio
@@ -30,17 +30,17 @@ ITEM_DEFAULTS: Final = {
     "last_fetched_epoch": -1,
     "throttled": False,
 }
-"""The columns with a value for each partition, by their names on the wire, and what absence means there."""
+"""The columns with a value for each partition, by their names on the wire, and their defaults if absent."""
 ISOLATION_LEVELS: Final[dict[str, int]] = {"read_uncommitted": 1, "read_committed": 2}
 
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """One operation, made by the functions of this module. `names` are its partitions (signals: keys), each with its
-    place in `offsets`.
+    """One operation, made by the functions of this module. `names` contains its partitions (signals: keys), in the same
+    order as `offsets`.
 
-    `operation_id` and `submitted_at` (monotonic seconds) are set by the session it is submitted to, and `future` is
-    what its caller awaits: its `Result`.
+    The session to which it is submitted sets `operation_id` and `submitted_at` (monotonic seconds). `future` receives
+    its `Result`.
     """
 
     kind: OperationKind
@@ -48,21 +48,21 @@ class Wait:
     offsets: list[int]
     timeout_ms: int | None
     operation_columns: dict[str, int]
-    """What only some operations have, by its name on the wire. All waits of one kind have the same here."""
+    """Optional values, by their names on the wire. All waits of one kind have the same names here."""
     item_columns: dict[str, list[int]]
-    """The same with a value for each name. An absent column has its default."""
+    """Optional columns with a value for each name. An absent column has its default."""
     stale_timeout_ms: int | None = None
-    """For how long one of its marks may be stale. None: it waits on."""
+    """Milliseconds for which one of its marks may be stale. None: the wait does not fail when stale."""
     operation_id: int = 0
     submitted_at: float = 0.0
     future: asyncio.Future[Any] | None = None
     count: ClassVar = 1
-    """How many operations it is: one, as against a batch."""
+    """The number of operations: always one, unlike a batch."""
     remaining: ClassVar = 1
 
     @property
     def weight(self) -> int:
-        """An upper estimate of its bytes on the wire."""
+        """An upper estimate of its size on the wire, in bytes."""
         return 32 + 80 * len(self.names)
 
 
@@ -77,12 +77,12 @@ def produce(
     """Wait until the high watermark of each partition has reached its offset.
 
     Args:
-        offsets: The offset each partition is to reach: last appended offset + 1.
+        offsets: The offset that each partition must reach: last appended offset + 1.
         timeout: Seconds, 0 to 2,147,483.647; 0: an answer at once, satisfied or expired. None: the daemon's default.
-        leader_epochs: The leader epoch of the append, by partition or one for all. A newer or older epoch of the
-            partition ends its wait with error 74 or 75. Absent: not checked.
-        local_error_codes: Kafka error codes of the local append, by partition or one for all; other than 0 they are
-            the partition's answer.
+        leader_epochs: The leader epoch of the append, by partition or one for all. If the partition has a newer or
+            older epoch, its wait ends with error 74 or 75. Absent: not checked.
+        local_error_codes: Kafka error codes of the local append, by partition or one for all. A code other than 0
+            becomes the partition's result.
         fail_when_stale: Fail with error 1001 once one of the marks still waited for has been stale for this many
             seconds, or was never reported in that time. None: keep waiting.
 
@@ -107,21 +107,22 @@ def processed(
     label: str = KAFKA,
     fail_when_stale: float | None = None,
 ) -> Wait:
-    """Wait until a consumer group of Kafka has processed records, told by a source (docs/sources.md).
+    """Wait until a Kafka consumer group has processed records, as reported by a source (docs/sources.md).
 
-    A group commits the offset that it will read next, so a record is processed when that is above the record's own
-    offset. Groups that commit before they process, as auto-commit may, promise no more than that it was read.
+    A group commits the offset that it will read next, so a record is processed once the committed offset is above the
+    record's own. For groups that commit before they process, as auto-commit may, this shows only that the record was
+    read.
 
     Args:
         group: The consumers' `group.id`.
-        records: By partition of the topic ("orders-3"), the offset of the last record to be processed.
+        records: By partition of the topic ("orders-3"): the offset of the last record to wait for.
         timeout: Seconds, 0 to 2,147,483.647; 0: an answer at once, satisfied or expired. None: the daemon's default.
-        label: Which cluster, where a source was given another label than kafka.
+        label: The cluster's label, if its source was configured with another one than kafka.
         fail_when_stale: Fail with error 1001 once one of the marks still waited for has been stale for this many
             seconds, or was never reported in that time. None: keep waiting.
 
     Returns:
-        The wait, for `submit` or `wait_once`. Its partitions are named as the source does: "kafka/billing/orders-3".
+        The wait, for `submit` or `wait_once`. Its partitions have the source's names: "kafka/billing/orders-3".
 
     Raises:
         InvalidRequest: An argument cannot be sent.
@@ -150,16 +151,16 @@ def fetch(
 
     Args:
         offsets: The offset to read from, by partition.
-        min_bytes: Bytes to wait for, over all partitions together. A fetch that runs out of time answers with what
-            there is.
+        min_bytes: Bytes to wait for, in total over all partitions. A fetch that times out returns the bytes available.
         timeout: Seconds, 0 to 2,147,483.647; 0: an answer at once, satisfied or expired. None: the daemon's default.
         replica_id: The follower that fetches, up to the log end. None: a consumer.
         isolation: How far a consumer reads: to the high watermark, or with "read_committed" to the last stable offset.
-        follower_reads: Whether a consumer may be served by a follower.
-        partition_max_bytes: Bytes that one partition counts at most, by partition or one for all; 1 MiB by default.
-        current_leader_epochs: The leader epoch the reader knows, by partition or one for all. Absent: not checked.
-        last_fetched_epochs: The epoch of the last record the reader has, by partition or one for all; where the logs
-            diverge the answer says from where on.
+        follower_reads: Whether a follower may serve a consumer.
+        partition_max_bytes: The maximum number of bytes counted per partition, by partition or one for all; 1 MiB by
+            default.
+        current_leader_epochs: The leader epoch that the reader knows, by partition or one for all. Absent: not checked.
+        last_fetched_epochs: The epoch of the reader's last record, by partition or one for all. If the logs diverge,
+            the result contains the offset from which they do.
         throttled: Partitions over the follower's replication quota: they add no bytes while it is out of sync.
         fail_when_stale: Fail with error 1001 once one of the marks still waited for has been stale for this many
             seconds, or was never reported in that time. None: keep waiting.
@@ -205,8 +206,8 @@ def delete_records(
     Args:
         offsets: The offset by partition; -1: the high watermark at registration.
         timeout: Seconds, 0 to 2,147,483.647; 0: an answer at once, satisfied or expired. None: the daemon's default.
-        local_error_codes: Kafka error codes of the local deletion, by partition or one for all; other than 0 they are
-            the partition's answer.
+        local_error_codes: Kafka error codes of the local deletion, by partition or one for all. A code other than 0
+            becomes the partition's result.
         fail_when_stale: Fail with error 1001 once one of the marks still waited for has been stale for this many
             seconds, or was never reported in that time. None: keep waiting.
 
@@ -233,10 +234,10 @@ def signal(
     """Wait until all keys have been signalled.
 
     Args:
-        keys: The keys, to be signalled once each; or a mapping of key to how many signals it takes.
+        keys: The keys, each needing one signal; or a mapping of key to the number of signals it needs.
         timeout: Seconds, 0 to 2,147,483.647; 0: an answer at once, satisfied or expired. None: the daemon's default.
         any: One key is enough.
-        from_now: Only signals after the registration count; otherwise all since the daemon first heard of the key.
+        from_now: Count only signals after the registration; otherwise all since the key was first used at the daemon.
 
     Returns:
         The wait, for `submit` or `wait_once`.
@@ -265,7 +266,7 @@ def _items(offsets: ByPartition, field: str, offset_field: str) -> tuple[list[Pa
 
 
 def _item_columns(names: list[PartitionName], **given: tuple[str, ByPartition | int | None]) -> dict[str, list[int]]:
-    """The columns that are given, each as (what an error calls it, a mapping or one number for all partitions)."""
+    """The given columns, each as (its name in errors, a mapping or one number for all partitions)."""
     columns: dict[str, list[int]] = {}
     for column, (field, values) in given.items():
         if values is None or values == {}:

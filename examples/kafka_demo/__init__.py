@@ -1,4 +1,4 @@
-"""`make kafka-demo`: a broker, a producer, a slow consumer group, and a daemon that one option makes follow them.
+"""`make kafka-demo`: a broker, a producer, a slow consumer group, and a daemon that follows them because of one option.
 
-`__main__` is the story; `traffic` writes and reads.
+`__main__` runs the demonstration; `traffic` contains the producer and the consumers.
 """

@@ -1,4 +1,4 @@
-"""The story, told as it happens."""
+"""Runs the demonstration, and narrates it as it happens."""
 
 import asyncio
 import sys
@@ -67,7 +67,7 @@ async def through_a_restart(client: AsyncClient, writer: Writer, cluster: KafkaC
 
 
 async def tell_status(client: AsyncClient) -> float:
-    """For how long the source has not seen some mark; 0: it sees all."""
+    """Print the state of the source. Returns for how many seconds a mark has been stale; 0: none is."""
     [source] = (await client.status()).sources
     stale_s = source.stale_for or 0.0
     clock = time.strftime("%H:%M:%S")

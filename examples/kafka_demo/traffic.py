@@ -1,4 +1,4 @@
-"""Somebody who writes to Kafka, and a consumer group that takes its time."""
+"""A producer that writes to Kafka, and a slow consumer group."""
 
 import sys
 import time
@@ -12,27 +12,27 @@ TOPIC: Final = "orders"
 GROUP: Final = "billing"
 PARTITIONS: Final = 2
 RECORD_S: Final = 0.2
-"""What the consumer needs for one record."""
+"""Seconds that the consumer takes per record."""
 FLUSH_S: Final = 60.0
 QUIET: Final = {"log_level": 0}
-"""librdkafka reports every attempt to connect, and here a broker goes down on purpose."""
+"""librdkafka logs every connection attempt, and this demonstration stops a broker on purpose."""
 
 
 def make_topic(bootstrap: str) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap})  # kept until they are made: it ends with its last reference
+    admin = AdminClient({"bootstrap.servers": bootstrap})  # kept until they exist: it closes with its last reference
     for created in admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)]).values():
         created.result(FLUSH_S)
 
 
 class Writer:
-    """Writes orders. Offsets are those that the broker has acknowledged."""
+    """Writes orders. Returned offsets have been acknowledged by the broker."""
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap: Final = bootstrap
         self._producer: Final = Producer({**QUIET, "bootstrap.servers": bootstrap, "acks": "all"})
 
     def write(self, count: int, partition: int) -> int:
-        """Writes so many records; returns the offset of the last."""
+        """Write `count` records; returns the offset of the last one."""
         offsets: list[int] = []
 
         def delivered(error: object, message: Message) -> None:
@@ -46,7 +46,7 @@ class Writer:
         return max(offsets)
 
     def write_and_abort(self, count: int, partition: int) -> None:
-        """The same in a transaction that is aborted: offsets that no consumer ever sees."""
+        """Write records in a transaction and abort it, which leaves offsets that no consumer sees."""
         producer = Producer({**QUIET, "bootstrap.servers": self._bootstrap, "transactional.id": "demo"})
         producer.init_transactions(FLUSH_S)
         producer.begin_transaction()
@@ -57,7 +57,7 @@ class Writer:
 
 
 def process_slowly(bootstrap: str) -> None:
-    """The consumer group, until it is killed: it commits each record once it is processed."""
+    """Run the consumer group until it is killed. It commits each record after processing it."""
     consumer = Consumer(
         {
             **QUIET,
@@ -76,7 +76,7 @@ def process_slowly(bootstrap: str) -> None:
         try:
             consumer.commit(message=message, asynchronous=False)
         except KafkaException:
-            continue  # the broker is away; the next commit covers this one
+            continue  # the broker is down; the next commit covers this record
 
 
 if __name__ == "__main__":

@@ -1,3 +1,3 @@
-"""`make postgres-demo`: a primary with two replicas, one of which lags; waits for one, any and all of them, and what
-is stale and for how long while one is down.
+"""`make postgres-demo`: a primary and two replicas, one of which lags. Waits for one, any and all of them, and shows
+which marks are stale, and for how long, while one replica is down.
 """

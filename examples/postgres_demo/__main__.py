@@ -1,4 +1,4 @@
-"""The story, told as it happens. Exit code 1 if a wait ends as it should not."""
+"""Runs the demonstration, and narrates it as it happens. Exit code 1 if a wait has an unexpected outcome."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ PATIENCE_S: Final = 60.0
 
 
 class Story:
-    """Says what happens, with the seconds since the beginning, and counts what was not as it should be."""
+    """Prints each step with the seconds since the beginning, and counts unexpected outcomes."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client: Final = client
@@ -35,7 +35,7 @@ class Story:
         print(f"{time.monotonic() - self._began:6.2f} s  {text}", flush=True)
 
     async def ends(self, what: str, wait: Awaitable[Result], should: Outcome = Outcome.SATISFIED) -> None:
-        """How a wait ended, and after how long."""
+        """Wait, and print the outcome and the time it took."""
         result = await wait
         self.say(f"  {what:<28} {result.outcome.name.lower()} after {result.waited * 1000:.0f} ms")
         if result.outcome is not should:
@@ -43,13 +43,13 @@ class Story:
             self.say(f"  {'':<28} should have been {should.name.lower()}")
 
     async def tell_stale(self) -> None:
-        """Which marks nobody can see now, for how long and why."""
+        """Print the stale marks, with duration and reason."""
         async for mark in self._client.partitions(prefix="pg/main/"):
             if mark.stale_for is not None:
                 self.say(f"  {mark.topic:<28} stale for {mark.stale_for:.1f} s: {mark.stale_reason}")
 
     async def until_seen(self) -> None:
-        """Until the source has told where all replicas are."""
+        """Wait until the source has reported the positions of all replicas."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 try:
@@ -61,13 +61,13 @@ class Story:
 
 
 def write(primary: LocalServer) -> int:
-    """Commits a row; returns where the log ends after it."""
+    """Commit a row; returns the end of the log after it."""
     primary.query("INSERT INTO orders VALUES (now())")
     return primary.position()
 
 
 async def tell(story: Story, client: AsyncClient, servers: LocalPostgres) -> None:
-    """The scenes, one after the other."""
+    """Run the scenes in order."""
     primary, lagging = servers.servers["p"], servers.servers["r2"]
     await story.until_seen()
     end = write(primary)
@@ -96,7 +96,7 @@ async def tell(story: Story, client: AsyncClient, servers: LocalPostgres) -> Non
 
 
 async def run(folder: Path) -> int:
-    """Returns how many waits ended as they should not."""
+    """Run everything; returns the number of waits with an unexpected outcome."""
     print("starting PostgreSQL: p is the primary, r1 and r2 are its replicas ...", flush=True)
     with LocalPostgres() as servers:
         primary = servers.primary()

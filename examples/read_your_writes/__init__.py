@@ -1,6 +1,6 @@
-"""`make read-your-writes`: a web shop whose writes go to Kafka and whose reads come from what a consumer made of them.
+"""`make read-your-writes`: a web shop that writes to Kafka and reads from the table that a consumer builds from it.
 
-`shop` is the web app, and the six lines that matter are in its `_caught_up`; `view` is the consumer that keeps the
-table up to date; `shoppers` write, read at once what they wrote, and count what was not there; `replica` is the same
-shop on PostgreSQL, which writes to a primary and reads from a replica.
+`shop` is the web app; its `_caught_up` contains the six essential lines. `view` is the consumer that maintains the
+table. `shoppers` write an order, read it at once, and count the reads that do not find it. `replica` is the same shop
+on PostgreSQL, which writes to a primary and reads from a replica.
 """

@@ -1,4 +1,4 @@
-"""Starts the whole scene, shops without the wait and with it, and prints how many orders were not there."""
+"""Starts everything, shops without the wait and with it, and prints how many orders were missing."""
 
 import argparse
 import asyncio
@@ -22,7 +22,7 @@ from examples.read_your_writes.view import GROUP, TOPIC, KafkaOrders, make_table
 
 @asynccontextmanager
 async def kafka_orders(folder: Path) -> AsyncIterator[tuple[Orders, str]]:
-    """Orders over Kafka, and the source that follows them."""
+    """Orders in Kafka, and the URI of the source that follows them."""
     table = folder / "orders.db"
     make_table(table)
     with KafkaCluster(folder / "kafka") as cluster:
@@ -40,7 +40,7 @@ async def kafka_orders(folder: Path) -> AsyncIterator[tuple[Orders, str]]:
 
 @asynccontextmanager
 async def postgres_orders(_folder: Path) -> AsyncIterator[tuple[Orders, str]]:
-    """Orders in PostgreSQL, and the source that follows the replica."""
+    """Orders in PostgreSQL, and the URI of the source that follows the replica."""
     with LocalPostgres() as servers:
         primary = servers.primary()
         replica = servers.replica(REPLICA, primary)
@@ -55,7 +55,7 @@ async def postgres_orders(_folder: Path) -> AsyncIterator[tuple[Orders, str]]:
 
 
 async def run(folder: Path, name: str, seconds: float) -> int:
-    """Prints the table of one store; returns how many stale reads there were in spite of the wait."""
+    """Print the table of one store; returns the number of stale reads despite the wait."""
     scene = {"kafka": kafka_orders, "postgres": postgres_orders}[name]
     async with (
         scene(folder) as (orders, source),
@@ -69,7 +69,7 @@ async def run(folder: Path, name: str, seconds: float) -> int:
             await listener.start()
             [(host, port, *_)] = site.addresses
             url = f"http://{host}:{port}"
-            await shop_for(1.0, url, waits=True)  # until everybody is there
+            await shop_for(1.0, url, waits=True)  # until all of them are connected
             without = await shop_for(seconds, url, waits=False)
             waiting = await shop_for(seconds, url, waits=True)
         finally:

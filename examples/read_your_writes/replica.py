@@ -1,4 +1,4 @@
-"""Orders that are written to a PostgreSQL primary, and read from a replica that is a little behind."""
+"""Orders that are written to a PostgreSQL primary, and read from a replica that lags slightly."""
 
 from typing import Final, Self
 
@@ -9,13 +9,13 @@ from examples.read_your_writes.shop import Orders
 
 REPLICA: Final = "r1"
 BEHIND: Final = "50ms"
-"""How long the replica leaves a commit lying: what a busy one does by itself."""
+"""The delay with which the replica applies a commit, to imitate a busy one."""
 
 Connection = psycopg.AsyncConnection[TupleRow]
 
 
 class PostgresOrders(Orders):
-    """Writes to one server, reads from the other."""
+    """Writes to one server and reads from the other."""
 
     def __init__(self, primary: Connection, replica: Connection) -> None:
         self._primary: Final = primary
@@ -23,7 +23,7 @@ class PostgresOrders(Orders):
 
     @classmethod
     async def connect(cls, primary: str, replica: str) -> Self:
-        """By what libpq takes."""
+        """Connect. Both arguments are connection strings for libpq."""
         return cls(
             await psycopg.AsyncConnection.connect(primary, autocommit=True),
             await psycopg.AsyncConnection.connect(replica, autocommit=True),

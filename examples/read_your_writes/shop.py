@@ -1,5 +1,5 @@
-"""The web app: `POST /orders/ID` writes, `GET /orders/ID` reads, and a header carries what was written from one to the
-other, through whatever browsers and services are in between.
+"""The web app: `POST /orders/ID` writes, `GET /orders/ID` reads. A header carries the position of the write to the
+read, through any browsers and services in between.
 """
 
 from abc import ABC, abstractmethod
@@ -13,11 +13,11 @@ WAIT_S_MAX: Final = 5.0
 
 
 class Orders(ABC):
-    """Where orders are written to, and where they are read from some time later."""
+    """Storage to which orders are written, and from which they can be read some time later."""
 
     @abstractmethod
     async def write(self, order_id: str) -> dict[str, int]:
-        """Stores an order. Returns which mark says that readers see it, and the offset that it has to reach."""
+        """Store an order. Returns the mark that shows when readers see it, and the offset that the mark must reach."""
 
     @abstractmethod
     async def read(self, order_id: str) -> bool:
@@ -25,7 +25,7 @@ class Orders(ABC):
 
 
 class Shop:
-    """The handlers."""
+    """The request handlers."""
 
     def __init__(self, orders: Orders, purgatory: AsyncClient) -> None:
         self._orders: Final = orders
@@ -47,7 +47,7 @@ class Shop:
         return web.Response(status=200 if found else 404)
 
     async def _caught_up(self, token: str | None) -> bool:
-        """Whether what the caller has written can be read: at once if it has written nothing."""
+        """Whether the caller's writes can be read yet. Returns at once without a token."""
         if token is None:
             return True
         result = await self._purgatory.wait_for(token, timeout=WAIT_S_MAX)

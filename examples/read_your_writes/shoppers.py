@@ -1,4 +1,4 @@
-"""Shoppers: each places an order, and looks at once whether it is there."""
+"""Shoppers: each places an order, and reads it back at once."""
 
 import asyncio
 import statistics
@@ -17,17 +17,17 @@ PAUSE_S: Final = 0.02
 
 @dataclass
 class Shopped:
-    """What the shoppers saw."""
+    """Counts of the shoppers' reads."""
 
     reads: int = 0
     stale: int = 0
-    """Orders that were not there."""
+    """Reads that did not find the order."""
     refused: int = 0
     """Reads that were answered with "not yet"."""
     read_ms: list[float] = field(default_factory=list)
 
     def row(self, name: str) -> str:
-        """As a row of the table."""
+        """One row of the table."""
         late = statistics.quantiles(self.read_ms, n=100)[98]
         return f"{name:<14}{self.reads:>8}{self.stale:>8}{statistics.median(self.read_ms):>10.1f}{late:>10.1f}"
 
@@ -36,7 +36,7 @@ HEADING: Final = f"{'':<14}{'reads':>8}{'stale':>8}{'p50 ms':>10}{'p99 ms':>10}"
 
 
 async def shop_for(seconds: float, url: str, *, waits: bool) -> Shopped:
-    """Writes and reads for so many seconds; `waits`: hands the token of the write to the read."""
+    """Write and read for a number of seconds. `waits`: whether the read sends the token of the write."""
     seen, until = Shopped(), time.monotonic() + seconds
     async with aiohttp.ClientSession(url) as session, asyncio.TaskGroup() as group:
         for _ in range(SHOPPERS):

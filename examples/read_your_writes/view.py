@@ -1,4 +1,4 @@
-"""Orders that are written to Kafka, and read from the SQLite table that a consumer makes of them."""
+"""Orders that are written to Kafka, and read from the SQLite table that a consumer builds from them."""
 
 import asyncio
 import sqlite3
@@ -18,11 +18,11 @@ TOPIC: Final = "orders"
 GROUP: Final = "orders-view"
 RECORDS_MAX: Final = 100
 SLOW_S: Final = 0.05
-"""What each batch of records takes: a consumer that has something to do."""
+"""Seconds that the consumer takes for each batch of records, to imitate real work."""
 
 
 class KafkaOrders(Orders):
-    """Writes records, reads rows."""
+    """Writes records and reads rows."""
 
     def __init__(self, bootstrap: str, table: Path) -> None:
         self._producer: Final = Producer(
@@ -64,21 +64,21 @@ class KafkaOrders(Orders):
 
 
 def make_topic(bootstrap: str) -> None:
-    """The topic, with two partitions."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})  # kept until it is made: it ends with its last reference
+    """Create the topic, with two partitions."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})  # kept until it exists: it closes with its last reference
     for created in admin.create_topics([NewTopic(TOPIC, 2, 1)]).values():
         created.result(60.0)
 
 
 def make_table(path: Path) -> None:
-    """An empty table, which one may write while others read."""
+    """Create an empty table that allows one writer and concurrent readers."""
     with sqlite3.connect(path) as database:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("CREATE TABLE orders (id TEXT PRIMARY KEY) WITHOUT ROWID")
 
 
 def keep_up_to_date(bootstrap: str, path: Path) -> None:
-    """The consumer, until it is killed: rows first, then the commit, so that what is committed can be read."""
+    """Run the consumer until it is killed. Rows are stored before the commit, so every committed record can be read."""
     database = sqlite3.connect(path, isolation_level=None)
     consumer = Consumer(
         {

@@ -37,7 +37,7 @@ class EventQueue:
 
 
 class WaitLedger:
-    """Counts the waits that began, by kind, and those that ended, by kind and outcome."""
+    """Counts started waits by kind, and ended waits by kind and outcome."""
 
     def __init__(self) -> None:
         self.started: Counter[str] = Counter()

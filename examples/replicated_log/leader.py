@@ -1,6 +1,6 @@
 """The leader: accepts appends, serves fetches, and has no timers or wait lists of its own.
 
-Each request that must wait becomes a delayed operation at the daemon, and whatever happens here is sent as an event:
+Each request that must wait becomes a delayed operation at the daemon, and every change is sent as an event:
 
     append with acks=all          LEADER_APPEND, then DelayedProduce for the offset after the record
     follower fetch                FOLLOWER_PROGRESS; at the log end a DelayedFetch with the replica's id

@@ -14,7 +14,7 @@ HTTP_TIMEOUT_S: Final = 10.0
 
 
 class Check(NamedTuple):
-    """A condition, and what was found."""
+    """A condition, and the observed values."""
 
     holds: bool
     text: str

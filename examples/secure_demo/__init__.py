@@ -1,4 +1,4 @@
-"""`make secure-demo`: a daemon with TLS, client certificates, tokens and a policy, and what each kind of caller sees.
+"""`make secure-demo`: a daemon with TLS, client certificates, tokens and a policy, and the access that each caller has.
 
-`setting` makes the files and starts the daemon, `calls` are the rows of the table; begin with those.
+`setting` makes the files and starts the daemon; `calls` contains the rows of the table. Start reading there.
 """

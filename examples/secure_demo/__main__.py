@@ -1,4 +1,4 @@
-"""Prints the table of calls; exit code 1 when one was allowed or refused that should not have been."""
+"""Prints the table of calls. Exit code 1 if a call was allowed or refused unexpectedly."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ from examples.secure_demo.setting import serving
 
 
 def table(rows: list[Row]) -> list[str]:
-    """The rows as lines, in columns."""
+    """Format the rows as lines with aligned columns."""
     head = ("caller", "shows", "asks for", "was", "saw")
     cells = [head, *((row.caller, row.shows, row.asks, row.was, row.saw) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
@@ -30,6 +30,6 @@ async def run(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # handshakes that fail are the point here, and gRPC logs each
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would log each handshake, and some must fail here
     with tempfile.TemporaryDirectory(prefix="secure-demo-") as name:
         sys.exit(asyncio.run(run(Path(name))))

@@ -1,4 +1,4 @@
-"""A certificate authority: it issues, dates and revokes certificates as it is told."""
+"""A certificate authority that issues, dates and revokes certificates."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ DAY: Final = timedelta(days=1)
 
 @dataclass(frozen=True)
 class Issued:
-    """A certificate with its key, both PEM."""
+    """A certificate and its key, both as PEM."""
 
     certificate_pem: bytes
     key_pem: bytes
     serial_number: int
 
     def write(self, folder: Path, name: str) -> tuple[Path, Path]:
-        """Writes name.crt and name.key, the key for its owner only; returns their paths."""
+        """Write name.crt and name.key, the key readable only by its owner; returns their paths."""
         certificate, key = folder / f"{name}.crt", folder / f"{name}.key"
         certificate.write_bytes(self.certificate_pem)
         key.touch(mode=0o600)
@@ -36,8 +36,8 @@ class Issued:
 
 
 class Authority:
-    """Signs certificates for servers and clients. Everything is valid from a day ago until 30 days from now, unless
-    told otherwise.
+    """Signs certificates for servers and clients. By default a certificate is valid from one day ago until 30 days
+    from now.
     """
 
     def __init__(self, name: str) -> None:
@@ -67,7 +67,7 @@ class Authority:
         valid_from: datetime | None = None,
         valid_until: datetime | None = None,
     ) -> Issued:
-        """A certificate for `hosts` (names or addresses) and `uris`; a client's needs neither."""
+        """A certificate for `hosts` (names or addresses) and `uris`; a client's certificate needs neither."""
         now = datetime.now(UTC)
         key = ec.generate_private_key(ec.SECP256R1())
         names: list[x509.GeneralName] = [_host(host) for host in hosts]
@@ -89,7 +89,7 @@ class Authority:
         return Issued(certificate.public_bytes(Encoding.PEM), key_pem, certificate.serial_number)
 
     def revocation_list(self, serial_numbers: Iterable[int], *, next_update: datetime | None = None) -> bytes:
-        """A list (PEM) that revokes these certificates."""
+        """A revocation list (PEM) that contains these certificates."""
         now = datetime.now(UTC)
         builder = (
             x509.CertificateRevocationListBuilder()

@@ -1,4 +1,4 @@
-"""The rows of the table: who calls, what it shows, what it asks for, and whether it should be allowed."""
+"""The rows of the table: the caller, its credentials, its request, and whether it should be allowed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from examples.secure_demo.setting import Scene
 
 SAW_LENGTH_MAX: Final = 96
 SESSION: Final = "billing-invoices"
-"""Billing's session, in which one operation waits all the time."""
+"""Billing's session, in which one operation is always pending."""
 
 Ask = Callable[[AsyncClient], Awaitable[str]]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One call and how it ended."""
+    """One call and its outcome."""
 
     caller: str
     shows: str
@@ -32,7 +32,7 @@ class Row:
 
 
 async def all_rows(scene: Scene) -> list[Row]:
-    """Makes every call, in an order that tells the story."""
+    """Make all calls, in an order that explains the policy."""
     async with scene.client(scene.tokens["billing"], name="billing") as billing:
         pending = batches.produce(["orders-0"], offsets=[1_000], timeouts_ms=[600_000])
         registered = await billing.register(SESSION, 1, pending)

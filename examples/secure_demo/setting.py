@@ -1,4 +1,6 @@
-"""The scene in a temporary folder: an authority, certificates, tokens, a policy, and the real daemon that uses them."""
+"""Sets the scene in a temporary folder: an authority, certificates, tokens, a policy, and the real daemon that uses
+them.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ keys = ["*"]
 
 @dataclass(frozen=True)
 class Scene:
-    """A serving daemon, and what its callers have in their hands."""
+    """A serving daemon, and the credentials of its callers."""
 
     address: str
     authority: Authority
@@ -45,7 +47,7 @@ class Scene:
     """The certificate that all services share; it has no grants of its own."""
     revoked: Issued
     foreign: Issued
-    """Of an authority that the daemon does not trust."""
+    """A certificate from an authority that the daemon does not trust."""
     tokens: dict[str, str]
 
     def client(self, token: str | None = None, certificate: Issued | None = None, **options: Any) -> AsyncClient:  # noqa: ANN401 - those of AsyncClient
@@ -63,7 +65,7 @@ class Scene:
 
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[Scene]:
-    """Makes everything in `folder`, and a daemon that serves until the end of the block."""
+    """Create all files in `folder`, and run a daemon until the end of the block."""
     authority = Authority("The demonstration's authority")
     revoked = authority.issue("stolen laptop")
     authority.issue("purgatory", hosts=("127.0.0.1", "localhost")).write(folder, "server")

@@ -1,3 +1,3 @@
-"""What to do with a Spark job that can be waited for: `nightly_batch` begins when its input is complete, `own_write`
-is a web handler that reads what its caller has written.
+"""Uses of a Spark job that other programs can wait for: `nightly_batch` starts when its input is complete, and
+`own_write` is a web handler that reads its caller's writes.
 """

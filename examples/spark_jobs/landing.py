@@ -1,4 +1,4 @@
-"""A folder in which files land, and are taken by a streaming query one after another."""
+"""A folder in which files land, to be processed one after another by a streaming query."""
 
 import json
 import os
@@ -11,7 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 
 class Landing:
-    """Files of JSON lines. The query takes one file a micro-batch, in order: mark n says that n files are processed."""
+    """Files of JSON lines. The query processes one file per micro-batch, in order: mark n means that n files are
+    processed.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -21,17 +23,17 @@ class Landing:
         self._changed_ms = 0
 
     def land(self, rows: Iterable[Mapping[str, object]]) -> int:
-        """Puts a file there; returns the mark that says that the query has processed it."""
+        """Put a file into the folder; returns the mark that shows that the query has processed it."""
         with self._lock:
             self._count += 1
             path = self._folder / f".{self._count:06d}"
             path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-            # Spark takes files by their time of change, in ms: two files of one ms could change places.
+            # Spark orders files by modification time in ms: two files of the same ms could be swapped.
             self._changed_ms = max(time.time_ns() // 1_000_000, self._changed_ms + 1)
             os.utime(path, ns=(self._changed_ms * 1_000_000,) * 2)
             path.rename(self._folder / f"{self._count:06d}.json")
             return self._count
 
     def stream(self, session: SparkSession, schema: str) -> DataFrame:
-        """The rows as they land."""
+        """The rows as a stream."""
         return session.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(str(self._folder))

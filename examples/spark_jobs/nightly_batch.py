@@ -1,10 +1,10 @@
 """A nightly batch that starts when the ingestion job has passed midnight.
 
-python -m examples.spark_jobs.nightly_batch      needs Java; starts a daemon and Spark of its own
+python -m examples.spark_jobs.nightly_batch      needs Java; starts its own daemon and Spark
 
-The ingestion job is a streaming query over files that land every six hours. The batch may not begin before the day's
-last file is in its table. No sleep until three in the morning, no polling of the table: one wait of six hours, which
-survives a restart of the daemon, because the daemon has a journal.
+The ingestion job is a streaming query over files that land every six hours. The batch must not start before the day's
+last file is in its table. Instead of sleeping until three in the morning or polling the table, it makes one wait of six
+hours, which survives a restart of the daemon because the daemon has a journal.
 """
 
 import asyncio
@@ -28,27 +28,31 @@ FILES_A_DAY: Final = 4
 ROWS_A_FILE: Final = 250
 JOB: Final = "ingestion"
 PASSED_MIDNIGHT: Final = {f"spark/{JOB}/source0-0": FILES_A_DAY}
-"""Over Kafka: the offset that `offsets_for_times` gives for midnight, for each partition of the topic."""
+"""With Kafka as the input: the offset that `offsets_for_times` returns for midnight, for each partition of the
+topic.
+"""
 WAIT_S: Final = 6 * 3600
 SEEN_S: Final = 30
 
 
 def start_ingestion(session: SparkSession, landing: Landing, folder: Path) -> StreamingQuery:
-    """The job, which runs all day and knows nothing of the batch."""
+    """Start the job, which runs all day and is independent of the batch."""
     events = landing.stream(session, "day int, amount long")
     writer = events.writeStream.format("parquet").queryName(JOB).option("path", str(folder / "events"))
     return writer.option("checkpointLocation", str(folder / "checkpoint")).start()
 
 
 def batch_of_the_day(session: SparkSession, folder: Path, day: int) -> tuple[int, int]:
-    """The batch: rows and their sum. It is right only once all of the day has been ingested."""
+    """The batch: number of rows and their sum. The result is correct only once the whole day has been ingested."""
     events = session.read.parquet(str(folder / "events")).where(F.col("day") == day)
     [found] = events.agg(F.count("*").alias("rows"), F.sum("amount").alias("amount")).collect()
     return found.rows, found.amount
 
 
 async def nightly(client: AsyncClient, session: SparkSession, folder: Path) -> tuple[int, int]:
-    """What cron starts at midnight. Raises RuntimeError if the day is not complete by six in the morning."""
+    """The program that cron starts at midnight. Raises RuntimeError if the day is not complete by six in the
+    morning.
+    """
     result = await client.produce(PASSED_MIDNIGHT, timeout=WAIT_S)
     if not result.satisfied:
         raise RuntimeError(f"the ingestion job has not passed midnight: {result}")
@@ -61,7 +65,7 @@ def land_hours(landing: Landing, day: int, files: int) -> None:
 
 
 async def run(session: SparkSession, folder: Path, tell: Callable[[str], None]) -> tuple[int, int]:
-    """The story; returns what the batch has found."""
+    """Run the demonstration; returns the result of the batch."""
     first, second = folder / "first", folder / "second"
     for daemon in (first, second):
         daemon.mkdir()

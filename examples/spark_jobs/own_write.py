@@ -1,12 +1,12 @@
-"""A web handler that reads its own write from a table that Spark maintains.
+"""A web handler that reads its caller's own write from a table that Spark maintains.
 
-python -m examples.spark_jobs.own_write      needs Java; starts a daemon and Spark of its own, and ends by itself
+python -m examples.spark_jobs.own_write      needs Java; starts its own daemon and Spark, and exits by itself
 
     POST /customers/ann               the body is an amount. 202: {"after": 7}, once the order has landed
-    GET  /customers/ann?after=7       200: {"total": 120}, which has that order in it; 503 if Spark is behind for 10 s
+    GET  /customers/ann?after=7       200: {"total": 120}, including that order; 503 if Spark is behind for 10 s
 
-Spark keeps a total for each customer, some hundred milliseconds behind. A caller that says what it has written waits
-for the batch that has it; one that says nothing gets what is there.
+Spark maintains a total per customer, some hundred milliseconds behind. A read with `after` waits for the batch that
+contains that write; a read without it returns the present total.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ ORDERS: Final = 5
 
 
 class TotalsTable:
-    """Totals by customer, in SQLite; Spark writes, the web reads."""
+    """Totals by customer, in SQLite. Spark writes, and the web handler reads."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -49,7 +49,9 @@ class TotalsTable:
         return sqlite3.connect(self._path, timeout=30)
 
     def write(self, changed: DataFrame, _: int) -> None:
-        """A micro-batch. They are totals, not differences: written twice, after a crash, they are the same."""
+        """Write a micro-batch. Rows are totals, not differences, so writing them again after a crash changes
+        nothing.
+        """
         rows = [(row.customer, row.total) for row in changed.collect()]
         with closing(self._connect()) as connection, connection:
             connection.executemany("INSERT OR REPLACE INTO totals VALUES (?, ?)", rows)
@@ -61,7 +63,7 @@ class TotalsTable:
 
 
 class TotalsHandler(BaseHTTPRequestHandler):
-    """One request, on a thread of its own."""
+    """One request, in its own thread."""
 
     landing: Landing
     table: TotalsTable
@@ -90,11 +92,11 @@ class TotalsHandler(BaseHTTPRequestHandler):
         self.wfile.write(octets)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class calls it so
-        """Print nothing for each request."""
+        """Suppress the log line for each request."""
 
 
 def start_totals(session: SparkSession, landing: Landing, table: TotalsTable, folder: Path) -> StreamingQuery:
-    """The job that maintains the table."""
+    """Start the job that maintains the table."""
     orders = landing.stream(session, "customer string, amount long")
     totals = orders.groupBy("customer").agg(F.sum("amount").alias("total"))
     writer = totals.writeStream.outputMode("update").queryName(JOB).foreachBatch(table.write)
@@ -103,7 +105,7 @@ def start_totals(session: SparkSession, landing: Landing, table: TotalsTable, fo
 
 @contextmanager
 def own_write_app(session: SparkSession, folder: Path, daemon: str) -> Iterator[str]:
-    """The job, its listener and the web server; yields the server's address."""
+    """Run the job, its listener and the web server; yields the server's address."""
     landing, table = Landing(folder / "landing"), TotalsTable(folder / "totals.db")
     listener = PurgatoryListener(daemon, state=folder / "lineages")
     session.streams.addListener(listener)
@@ -126,7 +128,7 @@ def own_write_app(session: SparkSession, folder: Path, daemon: str) -> Iterator[
 
 
 def shop(address: str, tell: Callable[[str], None]) -> list[int]:
-    """Writes some orders and reads the total after each; returns these totals."""
+    """Write some orders and read the total after each; returns these totals."""
     totals = []
     for number in range(1, ORDERS + 1):
         _, said = ask(address, "POST", "/customers/ann", "10")

@@ -1,5 +1,5 @@
-"""`make stream-demo`: a Spark job over Kafka that somebody waits for, then the purgatory itself as a Spark stream.
+"""`make stream-demo`: waits for a Spark job over Kafka, then the purgatory itself as a Spark stream.
 
-`__main__` is the story; `parse_job` is the job and what its time goes to; `same_answers` feeds a stream and a daemon
-with the same records; `connector` fetches Spark's connector for Kafka.
+`__main__` runs the demonstration; `parse_job` is the job and the parts of its latency; `same_answers` feeds a stream
+and a daemon with the same records; `connector` downloads Spark's connector for Kafka.
 """

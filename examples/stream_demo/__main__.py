@@ -1,4 +1,4 @@
-"""The story, told as it happens. `--input FILE`: a log whose lines are sent (default: one that is made)."""
+"""Runs the demonstration. `--input FILE`: a log whose lines are sent (default: a generated one)."""
 
 import argparse
 import asyncio
@@ -34,7 +34,7 @@ from examples.stream_demo.parse_job import (
 LINES_MADE: Final = 2_000
 LINES_WAITED_FOR: Final = 10
 REAL_DATA: Final = "PURGATORY_REAL_DATA"
-"""Names a folder of real logs, among them HDFS_2k.log."""
+"""Environment variable: a folder of real logs that contains HDFS_2k.log."""
 FLUSH_S: Final = 60.0
 
 
@@ -63,7 +63,7 @@ def make_topics(bootstrap: str) -> None:
 
 
 def wait_for_a_job(lines: list[bytes], bootstrap: str, daemon: str, folder: Path) -> None:
-    """A job over the lines, and somebody who writes one and waits until it was processed."""
+    """Run a job over the lines, while a client writes a line and waits until it is processed."""
     jars = ",".join(str(jar) for jar in connector_jars())
     os.environ["PYSPARK_SUBMIT_ARGS"] = shlex.join(["--jars", jars, "--driver-memory", "1g", "pyspark-shell"])
     session = spark_session("stream demo")

@@ -1,4 +1,6 @@
-"""Spark's connector for Kafka: four jars, by Maven into .build/spark-kafka-jars, or from $SPARK_KAFKA_JARS."""
+"""Spark's connector for Kafka: four jars, downloaded by Maven into .build/spark-kafka-jars, or from
+$SPARK_KAFKA_JARS.
+"""
 
 import os
 import shutil
@@ -14,9 +16,9 @@ JARS: Final = (
     ("org.apache.kafka", "kafka-clients", "3.9.2"),
     ("org.apache.commons", "commons-pool2", "2.13.1"),
 )
-"""There is no connector of Spark 4.3.0 yet; this one works with it."""
+"""Spark 4.3.0 has no released connector yet; this version works with it."""
 
-# Nothing that they depend on: Spark brings it, and the connector asks for a jar of tests that few mirrors have.
+# Without transitive dependencies: Spark provides them, and the connector requires a test jar that few mirrors have.
 _DEPENDENCY: Final = (
     "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version><exclusions><exclusion>"
     "<groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions></dependency>"
@@ -28,7 +30,7 @@ POM: Final = (
 
 
 def connector_jars() -> list[Path]:
-    """Paths for Spark's --jars, fetched when they are not there. Raises ClusterUnavailable."""
+    """Paths for Spark's --jars, downloaded if missing. Raises ClusterUnavailable."""
     given = os.environ.get("SPARK_KAFKA_JARS")
     folder = Path(given) if given else ROOT / ".build" / "spark-kafka-jars"
     wanted = [folder / f"{name}-{version}.jar" for _, name, version in JARS]

@@ -1,4 +1,4 @@
-"""A streaming job that takes lines of a log apart, and what the time goes to between a line and its answer."""
+"""A streaming job that parses lines of a log, and a breakdown of the latency between a line and its answer."""
 
 import statistics
 import time
@@ -31,13 +31,13 @@ PARTS: Final = (
 
 
 class LineWriter:
-    """Writes lines to the job's topic; their offsets are those that the broker has acknowledged."""
+    """Writes lines to the job's topic. Returned offsets have been acknowledged by the broker."""
 
     def __init__(self, bootstrap: str) -> None:
         self._producer: Final = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0, "log_level": 0})
 
     def write(self, lines: Sequence[bytes]) -> int:
-        """Returns the offset of the last."""
+        """Write the lines; returns the offset of the last one."""
         offsets: list[int] = []
 
         def delivered(error: object, message: Message) -> None:
@@ -54,7 +54,7 @@ class LineWriter:
 
 @dataclass
 class CalledBack:
-    """What Spark said of a micro-batch, and when."""
+    """The progress of a micro-batch as reported by Spark, and the time of the report."""
 
     batch: int
     end: int
@@ -63,14 +63,14 @@ class CalledBack:
 
 
 class TimedListener(PurgatoryListener):
-    """A listener that notes when Spark calls it."""
+    """A listener that records when Spark calls it."""
 
     def __init__(self, daemon: str, *, state: Path) -> None:
         super().__init__(daemon, state=state)
         self.calls: Final[list[CalledBack]] = []
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
-        """Notes the batches that had lines in them."""
+        """Record micro-batches that contained lines."""
         called_s, progress = time.time(), event.progress
         if progress.numInputRows:
             began_s = datetime.fromisoformat(progress.timestamp).timestamp()
@@ -80,7 +80,7 @@ class TimedListener(PurgatoryListener):
 
 
 def start_parsing(session: SparkSession, bootstrap: str, folder: Path) -> StreamingQuery:
-    """The job: level and component of each line, as Parquet."""
+    """Start the job: level and component of each line, as Parquet."""
     records = (
         session.readStream.format("kafka")
         .option("kafka.bootstrap.servers", bootstrap)
@@ -100,7 +100,7 @@ def start_parsing(session: SparkSession, bootstrap: str, folder: Path) -> Stream
 
 
 def timed_wait(client: Client, writer: LineWriter, listener: TimedListener, commits: Path, line: bytes) -> list[float]:
-    """Writes a line and waits until the job has processed it; returns the seconds of each of `PARTS`."""
+    """Write a line and wait until the job has processed it; returns the seconds of each of `PARTS`."""
     wrote_s = time.time()
     offset = writer.write([line])
     produced_s = time.time()
@@ -109,7 +109,7 @@ def timed_wait(client: Client, writer: LineWriter, listener: TimedListener, comm
     if not result.satisfied:
         raise RuntimeError(f"line {offset} was not processed within {WAIT_S:.0f} s")
     call = next(call for call in listener.calls if call.end > offset)
-    # Spark names the begin in whole milliseconds, and a batch may have begun while the line was on its way.
+    # Spark reports the start in whole milliseconds, and a batch may have begun while the line was being sent.
     began_s = max(produced_s, call.began_s)
     committed_s = (commits / str(call.batch)).stat().st_mtime
     moments = [wrote_s, produced_s, began_s, committed_s, call.called_s, answered_s]
@@ -117,5 +117,5 @@ def timed_wait(client: Client, writer: LineWriter, listener: TimedListener, comm
 
 
 def medians_ms(waits: Sequence[Sequence[float]]) -> list[float]:
-    """Of each part, over some waits."""
+    """The median of each part over several waits."""
     return [statistics.median(part) * 1000 for part in zip(*waits, strict=True)]

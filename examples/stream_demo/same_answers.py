@@ -1,4 +1,4 @@
-"""The same registrations and marks to the purgatory as a Spark stream, killed in between, and to the daemon."""
+"""Sends the same registrations and marks to the purgatory as a Spark stream, killed midway, and to the daemon."""
 
 import asyncio
 import json
@@ -22,19 +22,19 @@ MARKS_TOPIC: Final = "marks"
 PARTITION: Final = ("orders", 0)
 WAITS: Final = 600
 END: Final = 400
-"""Where the partition's mark ends: the waits for more expire."""
+"""The last value of the partition's mark. Waits for higher offsets expire."""
 STEP_MS: Final = 10
-"""From a wait to the next, and from a mark to the next: the last wait that is satisfied has waited for two seconds."""
+"""Interval between waits, and between marks. The last satisfied wait has then waited for two seconds."""
 TIMEOUT_MS: Final = 4_000
 BEGIN_MS: Final = 1_700_000_000_000
-"""The stream's time is that of its records."""
+"""The stream runs on the timestamps of its records."""
 PER_BATCH: Final = 100
 FIRST_OUTCOME_S: Final = 180.0
 FLUSH_S: Final = 60.0
 
 
 def write_records(bootstrap: str) -> None:
-    """Wait n is for offset n; meanwhile the mark rises, more slowly; then only time passes."""
+    """Wait n is for offset n. At the same time the mark rises, more slowly; then only time passes."""
     topic, partition = PARTITION
     where = {"topic": topic, "partition": partition}
     producer = Producer({"bootstrap.servers": bootstrap, "acks": "all"})
@@ -51,7 +51,7 @@ def write_records(bootstrap: str) -> None:
 
 
 async def answers_of_stream(bootstrap: str, folder: Path, tell: Callable[[str], None]) -> dict[int, str]:
-    """Runs the stream, kills it and its Java once it has written outcomes, and runs it again to its end."""
+    """Run the stream, kill it and its Java process once it has written outcomes, and run it again to its end."""
     results = folder / "results"
     first = start_stream(bootstrap, results)
     try:
@@ -82,7 +82,7 @@ def start_stream(bootstrap: str, results: Path) -> subprocess.Popen[bytes]:
     command += [word for side, topic in uris.items() for word in (f"--{side}", f"kafka://{bootstrap}/{topic}")]
     command += ["--format", "json", "--shards", "2", "--once", "--records-per-batch", str(PER_BATCH)]
     submit = shlex.join(["--jars", jars, "--driver-memory", "1g", "pyspark-shell"])
-    # A session of its own: Spark's Java is killed with it.
+    # A separate process session, so that Spark's Java process is killed too.
     environment = {**os.environ, "PYSPARK_SUBMIT_ARGS": submit}
     with log_of(results).open("ab") as log:
         return subprocess.Popen(
@@ -95,7 +95,7 @@ def log_of(results: Path) -> Path:
 
 
 def read_answers(results: Path) -> list[tuple[int, str]]:
-    """Operation and outcome, of the files that are whole."""
+    """Operation and outcome, from all complete files."""
     files = [str(path) for path in results.glob("outcomes/*/*.parquet") if not path.name.startswith("_")]
     if not files:
         return []
@@ -104,7 +104,7 @@ def read_answers(results: Path) -> list[tuple[int, str]]:
 
 
 async def answers_of_daemon(bootstrap: str, address: str) -> dict[int, str]:
-    """Reads the same topics, and asks a daemon: first all waits, then mark for mark."""
+    """Read the same topics and send them to a daemon: first all waits, then the marks in order."""
     waits, marks = [await asyncio.to_thread(read_records, bootstrap, topic) for topic in (WAITS_TOPIC, MARKS_TOPIC)]
     async with AsyncClient(address) as client:
         asked = {int(wait["operationId"]): asyncio.create_task(wait_of(client, wait)) for wait in waits}
@@ -115,7 +115,7 @@ async def answers_of_daemon(bootstrap: str, address: str) -> dict[int, str]:
 
 
 def read_records(bootstrap: str, topic: str) -> list[Any]:
-    """All that a topic has."""
+    """All records of a topic."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "demo"})
     beginning = TopicPartition(topic, 0, OFFSET_BEGINNING)
     consumer.assign([beginning])
@@ -130,7 +130,7 @@ def read_records(bootstrap: str, topic: str) -> list[Any]:
 
 
 def wait_of(client: AsyncClient, wait: Any) -> Coroutine[Any, Any, Result]:  # noqa: ANN401 - JSON
-    """The wait that a record of `WAITS_TOPIC` is."""
+    """The wait described by a record of `WAITS_TOPIC`."""
     (one,) = wait["produce"]["partitions"]
     return client.produce({name_of(one): one["requiredOffset"]}, timeout=wait["timeoutMs"] / 1000)
 

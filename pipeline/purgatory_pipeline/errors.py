@@ -1,16 +1,16 @@
-"""Errors of the input or the command line. Every message is one line with the remedy."""
+"""Errors in the input or the command line. Every message is one line with a remedy."""
 
 
 class PipelineError(Exception):
-    """The input or the command is invalid. The command line prints the message without a traceback and exits with 2."""
+    """The input or the command cannot be used. The command line prints it without a traceback and exits with 2."""
 
 
 class JavaMissing(PipelineError):
-    """Spark needs Java, and no recent enough version was found."""
+    """Spark needs Java, and no sufficiently new version was found."""
 
 
 class SettingInvalid(PipelineError):
-    """Not a Spark setting, or a setting in the wrong place."""
+    """Not a Spark setting, or one given in the wrong place."""
 
 
 class WindowInvalid(PipelineError):
@@ -18,11 +18,11 @@ class WindowInvalid(PipelineError):
 
 
 class ArchiveUnusable(PipelineError):
-    """The archive is missing, empty, damaged, of another schema version, or not an archive."""
+    """The archive is missing, empty, written by a newer version, or not an archive."""
 
 
 class PolicyInvalid(PipelineError):
-    """An unknown option of a policy or report, or a value out of range."""
+    """An unknown policy, or a value out of its range."""
 
 
 class PackingFailed(PipelineError):

@@ -1,10 +1,10 @@
-"""Functions for notebooks, and for programs with their own Spark session: DataFrames in, DataFrames out.
+"""For notebooks, and programs with their own Spark session: DataFrames in, DataFrames out.
 
     history = read(spark, "/var/lib/purgatory/archive", since="2026-11-20")
     report(spark, history).tables["advice"].select("topic", "kind", "sentence").show()
     replay(spark, "/var/lib/purgatory/archive", ["timeout_ms=800"]).groupBy("recorded", "replayed").count().show()
 
-Invalid input raises a `PipelineError` whose message contains the remedy.
+Unusable input raises a `PipelineError` whose message contains a remedy.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ from purgatory_pipeline.time_arguments import parse_window
 __all__ = ["TABLES", "Report", "ReportOptions", "read", "replay", "report"]
 
 REPORTED: Final = (schema.REGISTRATIONS, schema.OUTCOMES, schema.EVENTS)
-"""The tables that a report is made from."""
+"""The tables that a report needs."""
 
 
 def read(
@@ -41,11 +41,11 @@ def read(
 
     Returns:
         A DataFrame for each table: registrations, outcomes, events, calls, markers. Columns and units are those of
-        docs/archive.md. Each row comes once, even where files overlap. Files that cannot be used are left out;
-        `purgatory_pipeline.archive.accounting.account` says which.
+        docs/archive.md. Each row comes once, even where files overlap. Unusable files are skipped;
+        `purgatory_pipeline.archive.accounting.account` lists them.
 
     Raises:
-        ArchiveUnusable, WindowInvalid: The archive cannot be read, or the window is invalid.
+        ArchiveUnusable, WindowInvalid: Nothing can be read; the message gives the reason.
 
     """
     start, end = parse_window(since, until)
@@ -59,11 +59,11 @@ def report(spark: SparkSession, history: Mapping[str, DataFrame] | str, options:
 
     Args:
         spark: Any session.
-        history: What `read` returned, filtered as you like, or the place of an archive.
+        history: The result of `read`, filtered as you like, or the location of an archive.
         options: Window length, what counts as slow, timeouts to judge.
 
     Returns:
-        A `Report`. Its `tables` has a DataFrame for each of `TABLES` but `intake`: groups, topics, windows, backlog,
+        A `Report`. Its `tables` has a DataFrame for each of `TABLES` except `intake`: groups, topics, windows, backlog,
         hot_keys, slow_produces, stragglers, advice, timeouts, survival, anomalies. `TABLES[name].columns` describes
         each column and its unit: `_ms` are milliseconds, instants are UTC, shares and rates 0 to 1. Tables are not
         sorted, and most are computed when used; `release()` frees what Spark caches for them.
@@ -112,13 +112,13 @@ def replay(
 
         - `run_id`, `session_number`, `operation_id`: which operation
         - `kind`: produce, fetch, delete_records or signal; `topic`: of its first item (null: a signal); `item_count`
-        - `policy`: as it was asked for, or `as recorded`
+        - `policy`: as requested, or `as recorded`
         - `recorded`, `recorded_waited_ms`: recorded outcome and milliseconds waited; null: no outcome was recorded
         - `replayed`, `replayed_waited_ms`: the same in the replay
         - `verdict`: `equal`, `different`, `no outcome` (recorded) or `in doubt` (rows were lost before it ended)
 
     Raises:
-        PolicyInvalid, ArchiveUnusable: The policy or the archive cannot be replayed.
+        PolicyInvalid, ArchiveUnusable: The policies or the archive cannot be used; the message gives the reason.
 
     """
     policies = parse_policies(settings, slow_replicas, sweeps) or [UNCHANGED]

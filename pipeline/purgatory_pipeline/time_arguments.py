@@ -11,7 +11,7 @@ _SPAN: Final = re.compile(r"(\d+)(ms|s|m|h|d)?")
 
 
 def parse_window(since: str, until: str) -> tuple[datetime | None, datetime | None]:
-    """Both ends of a window, None where nothing was given. Raises `WindowInvalid`."""
+    """The start and end of a window; None for an empty text. Raises `WindowInvalid`."""
     start, end = parse_instant("--since", since), parse_instant("--until", until)
     if start is not None and end is not None and start >= end:
         raise WindowInvalid(f"--since {since} is not before --until {until}")
@@ -19,7 +19,7 @@ def parse_window(since: str, until: str) -> tuple[datetime | None, datetime | No
 
 
 def parse_instant(option: str, text: str) -> datetime | None:
-    """None for an empty text. Raises `WindowInvalid`."""
+    """Parses an instant; None for an empty text. Raises `WindowInvalid`."""
     if not text:
         return None
     try:

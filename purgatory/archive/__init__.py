@@ -1,1 +1,1 @@
-"""The archive's form, shared by the daemon that writes it and the pipeline that reads it."""
+"""The archive format, shared by the daemon that writes it and the pipeline that reads it."""

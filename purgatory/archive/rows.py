@@ -1,4 +1,4 @@
-"""Turns the records of a frame into Arrow record batches with the schema of their table."""
+"""Converts the records of a frame to Arrow record batches, one per table, with that table's schema."""
 
 import functools
 import sys
@@ -23,34 +23,34 @@ Numbers = npt.NDArray[np.int64]
 Columns = dict[str, pa.Array]
 
 LABELS: Final[dict[str, Sequence[str]]] = {"kind": KIND_LABELS, "outcome": OUTCOME_LABELS, "type": EVENT_LABELS}
-"""Columns that contain codes, and the label of each code."""
+"""Columns that contain codes, with the label of each code."""
 
 
 def make_rows(table: str, records: Sequence[Record], names: Sequence[PartitionName] = ()) -> pa.RecordBatch:
-    """The rows of records of one table, of which there is at least one; `names` are those of their frame."""
+    """Rows of one table from its records (at least one) and the names of their frame."""
     columns = MAKERS[table](table, records, names)
     schema = SCHEMAS[table]
     return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema.names)
 
 
 def rows_by_table(records: Iterable[Record], names: Sequence[PartitionName]) -> dict[str, pa.RecordBatch]:
-    """The rows of a frame's records, by table; tables without rows are left out."""
+    """Rows of all tables that occur in a frame's records."""
     return {table: make_rows(table, some, names) for table, some in records_by_table(records).items()}
 
 
 def records_by_table(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """Records by table, in order; tables without records are left out."""
+    """The records of each table that occurs, in their original order."""
     found: dict[str, list[Record]] = {table: [] for table in TABLES}
     for record in records:
         found[record.table].append(record)
     return {table: some for table, some in found.items() if some}
 
 
-# Arrow columns from arrays of numbers, and back.
+# Conversion between Arrow columns and arrays of numbers.
 
 
 def arrow(values: npt.NDArray[Any], mask: npt.NDArray[np.bool_] | None, arrow_type: pa.DataType) -> pa.Array:
-    """Wraps an array as a column without copying it; null where the mask is set."""
+    """An array as a column, without a copy; null where the mask is set."""
     rows = len(values)
     if values.dtype == np.bool_:
         values = np.packbits(values, bitorder="little")
@@ -59,13 +59,13 @@ def arrow(values: npt.NDArray[Any], mask: npt.NDArray[np.bool_] | None, arrow_ty
 
 
 def plain(column: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The reverse of `arrow`; values at nulls are undefined."""
+    """The values of a column as an array; undefined where the column is null. The inverse of `arrow`."""
     _, buffer = column.buffers()
     return np.frombuffer(buffer, dtype)[column.offset : column.offset + len(column)]
 
 
 def constant(value: Any, arrow_type: pa.DataType, rows: int) -> pa.Array:  # noqa: ANN401
-    """A column of equal values, or of nulls for None. Cached, because a few values account for most calls."""
+    """A column with the same value in each row; None: null. Cached, because few distinct values occur."""
     length = CONSTANT_ROWS
     while length < rows:
         length *= 2
@@ -80,26 +80,26 @@ def _constant(value: Any, arrow_type: pa.DataType, rows: int) -> pa.Array:  # no
 
 
 def repeated(values: Numbers, counts: Numbers, arrow_type: pa.DataType) -> pa.Array:
-    """Repeats each value by its count."""
+    """Each value repeated by its count."""
     if (values == values[0]).all():
         return constant(int(values[0]), arrow_type, int(counts.sum()))
     return arrow(np.repeat(values, counts), None, pa.int64()).cast(arrow_type)
 
 
 def dictionary_encoded(places: pa.Array, labels: Sequence[str]) -> pa.Array:
-    """A dictionary-encoded column. Indexes are not checked: each must be that of a label."""
+    """A dictionary-encoded column. The indices are not checked: each must be a valid index into `labels`."""
     return pa.DictionaryArray.from_arrays(places, pa.array(labels, pa.string()), safe=False)
 
 
 def null_below_zero(column: pa.Array) -> pa.Array:
-    """Replaces -1, which marks absent values in completions, by null."""
+    """The column with its negative values replaced by null; completions use -1 for an absent value."""
     values = plain(column, np.dtype(column.type.to_pandas_dtype()))
     absent = values < 0
     return constant(None, column.type, len(column)) if absent.all() else arrow(values, absent, column.type)
 
 
 def joined(parts: Sequence[Packed], counts: Sequence[int]) -> Numbers:
-    """Concatenates parts, each with its number of rows; values of a part that was not given are undefined."""
+    """One number for each row from parts with these row counts; undefined where a part was not given."""
     octets = [
         part if isinstance(part, bytes) else (part or 0).to_bytes(8, sys.byteorder, signed=True) * count
         for part, count in zip(parts, counts, strict=True)
@@ -108,7 +108,7 @@ def joined(parts: Sequence[Packed], counts: Sequence[int]) -> Numbers:
 
 
 def column_of(parts: Sequence[Packed], counts: Sequence[int], arrow_type: pa.DataType) -> pa.Array:
-    """Concatenates parts, each with its number of rows, to a column; null where a part was not given."""
+    """One column from parts with these row counts; null where a part was not given."""
     forms = set(map(type, parts))
     if forms == {type(None)}:
         return constant(None, arrow_type, sum(counts))
@@ -120,11 +120,11 @@ def column_of(parts: Sequence[Packed], counts: Sequence[int], arrow_type: pa.Dat
     return arrow(joined(parts, counts), mask, pa.int64()).cast(arrow_type)
 
 
-# Columns of a table.
+# Columns of each table.
 
 
 def call_columns(table: str, records: Sequence[Record], names: Sequence[PartitionName]) -> Columns:
-    """The columns of registrations, outcomes or events that records contain as numbers, names and stamps."""
+    """The columns of registrations, outcomes or events that come from the numbers, names and stamps of the records."""
     counts = [record.rows for record in records]
     columns = _shared_columns(table, records, counts)
     columns["topic"], columns["partition"] = _name_columns(records, names)
@@ -175,7 +175,7 @@ def event_columns(table: str, records: Sequence[Record], names: Sequence[Partiti
 
 
 def single_columns(table: str, records: Sequence[Record], names: Sequence[PartitionName]) -> Columns:
-    """The columns of calls or markers; each record is a row."""
+    """The columns of calls or markers; each record is one row."""
     del names
     rows = [
         {"run_id": run_id, "call_number": call_number, "time_ms": time_ms, "at": at_ms} | values
@@ -194,7 +194,7 @@ MAKERS: Final[dict[str, Callable[[str, Sequence[Record], Sequence[PartitionName]
 
 
 def _shared_columns(table: str, records: Sequence[Record], counts: Sequence[int]) -> Columns:
-    """The columns that are constant within a call: those that every table has, and the session's."""
+    """Columns whose value is the same for all rows of a call: the common columns, and its session and principal."""
     values: dict[str, Sequence[Any]] = {
         "run_id": [record.stamp.run_id for record in records],
         "call_number": [record.stamp.call_number for record in records],
@@ -220,12 +220,12 @@ def _shared_columns(table: str, records: Sequence[Record], counts: Sequence[int]
 
 
 def _items(records: Sequence[Record]) -> tuple[pa.Array, pa.Array | None]:
-    """The column `item` (the row's index within its operation), and each row's operation; None: one row each."""
+    """The column `item` (position within the operation) and the operation index of each row; None: one row each."""
     rows = sum(record.rows for record in records)
     counts = [record.operation_count for record in records]
     if sum(counts) == rows:
         return constant(0, pa.int32(), rows), None
-    # Operations without items have one row, whatever their item count.
+    # Operations without item data have one row, whatever their item count.
     parts = [1 if record.rows == record.operation_count else record.operations["item_count"] for record in records]
     row_counts = joined(parts, counts)
     own = np.repeat(np.arange(len(row_counts)), row_counts)
@@ -242,7 +242,7 @@ def _name_columns(records: Sequence[Record], names: Sequence[PartitionName]) -> 
     is_used = np.zeros(len(names) + 1, np.bool_)
     is_used[places] = True
     topics: dict[str, int] = {}
-    # NAMELESS is -1: these rows read the last entry, and the mask hides it.
+    # Rows without a name read the last entry, which the mask then hides.
     topic_of, partition_of = np.zeros((2, len(names) + 1), np.int32)
     for place in np.flatnonzero(is_used[:NAMELESS]).tolist():
         topic, partition = names[place]
@@ -253,11 +253,11 @@ def _name_columns(records: Sequence[Record], names: Sequence[PartitionName]) -> 
 
 
 def _name_places(record: Record) -> Numbers:
-    """For each row the index of its name among the frame's names, or NAMELESS."""
+    """For each row, the position of its name in the frame, or NAMELESS."""
     entries = np.frombuffer(record.names, INT64)
     if record.places is None:
         return entries
-    entries = np.append(entries, NAMELESS)  # the last entry: index -1 (NAMELESS) reads it
+    entries = np.append(entries, NAMELESS)  # last entry, so that index NAMELESS (-1) selects it
     if isinstance(record.places, int):
         return np.full(record.rows, entries[record.places])
     return entries[np.frombuffer(record.places, INT64)]

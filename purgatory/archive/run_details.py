@@ -1,4 +1,4 @@
-"""A run's settings, stored in its STARTED marker: enough to create an engine that gives the same answers."""
+"""Settings of a run, stored in its STARTED marker: enough to build an engine that behaves like the run's own."""
 
 from __future__ import annotations
 
@@ -24,28 +24,30 @@ LIMIT_NAMES: Final = (
     "timeout_ms_default",
     "topic_length_max",
 )
-"""Names of `EngineLimits`."""
+"""Names of the `EngineLimits` fields that are stored."""
 
 
 def wall_ms() -> int:
-    """Wall-clock milliseconds since 1970 in UTC. It may jump, even back, so no order is ever derived from it."""
+    """Wall-clock milliseconds since 1970 in UTC. It may jump, even backwards; never derive an order from it."""
     return int(time.time() * 1_000)
 
 
 def new_run_id() -> str:
-    """A unique run id; it starts with the time (UTC), so ids sort by time."""
+    """A unique run id. It begins with the time (UTC), so runs sort chronologically."""
     now = datetime.fromtimestamp(wall_ms() / 1_000, UTC)
     return f"{now:%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
 
 
 @dataclass(frozen=True)
 class RunDetails:
-    """Purgatory's version, the host, and the settings of the engine.
+    """Purgatory's version, host and process of a run, and the settings of its engine.
 
-    `limits` has the `EngineLimits` that differ from the defaults, by name. `expired_per_slice` is the limit passed to
-    `advance_clock` and `shut_down`. The engine was created at the marker's `time_ms`. `journal`: operations that are
-    pending at the end of the run stay pending in the daemon's next run. `continued`: this is such a next run, so it
-    started with marks, keys and operations that are not in its own rows.
+    - `limits`: the `EngineLimits` that differ from the defaults, by name.
+    - `expired_per_slice`: the limit passed to `advance_clock` and `shut_down`.
+    - `journal`: operations that are pending at the end of the run are still pending in the daemon's next run.
+    - `continued`: this is such a next run. It began with marks, keys and operations that its own rows do not contain.
+
+    The engine's initial clock is the marker's `time_ms`.
     """
 
     version: str
@@ -61,12 +63,16 @@ class RunDetails:
     pid: int = field(default_factory=os.getpid)
 
     def to_json(self) -> str:
-        """The marker's `detail`."""
+        """The details as text for the marker's `detail`."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, detail: str) -> RunDetails:
-        """Parses a marker's `detail`; unknown fields are ignored. Raises ValueError if it is not valid."""
+        """Parse a marker's `detail`; fields added by newer versions are ignored.
+
+        Raises:
+            ValueError: The text does not describe a run.
+        """
         values = json.loads(detail)
         if not isinstance(values, dict) or "version" not in values:
             raise ValueError(f"no details of a run: {detail[:80]!r}")
@@ -80,7 +86,7 @@ class RunDetails:
         return EngineLimits(**self.limits)
 
     def make_engine(self, now_ms: int) -> Engine:
-        """Creates an engine like the run's; `now_ms` is the `time_ms` of its STARTED marker."""
+        """An engine with the run's settings; `now_ms` is the STARTED marker's `time_ms`."""
         return Engine(
             self.engine_limits(),
             now_ms,

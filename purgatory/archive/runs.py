@@ -1,8 +1,9 @@
-"""Detects live and crashed runs.
+"""Detection of live and crashed runs.
 
-A live run keeps a small file under `_writing/` that records its progress, and removes it when it ends. On a local disk
-it holds a lock on this file, which the system releases when the process dies: a file that can be locked is that of a
-dead run. Object stores have no locks; there a run is dead if its file was not renewed for `SILENT_S`.
+A live run keeps a small file under `_writing/` that records how far its history is complete, and deletes it on exit. On
+a local disk it holds a lock on this file, which the kernel releases when the process ends: a file that can be locked
+belongs to a dead run. On object stores, which have no locks, a run counts as dead if its file has not been renewed for
+`SILENT_S`.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from purgatory.archive.run_details import wall_ms
 from purgatory.archive.vocabulary import CallStamp
 
 RENEW_S: Final = 30.0
-"""Interval at which a run renews its file."""
+"""Interval for renewing the file, in seconds."""
 
 SILENT_S: Final = 300.0
-"""Without locks, a run whose file is older than this is dead. The clocks of daemons must differ by less."""
+"""Without locks, a run is dead after this many seconds without renewal. Clock skew between hosts must stay below it."""
 
 
 @dataclass
@@ -41,26 +42,31 @@ class RunState:
     at_ms: int = 0
     renewed_ms: int = 0
     files: dict[str, int] = field(default_factory=dict)
-    """The number of the last complete file of each table."""
+    """For each table, the number of the last file that is in place."""
 
     @property
     def last_call(self) -> CallStamp:
-        """The last call whose rows are all in complete files."""
+        """The last call whose rows are all in place."""
         return CallStamp(self.run_id, self.call_number, self.time_ms, self.at_ms)
 
     def encoded(self) -> bytes:
-        """The file's content, padded to a fixed size so that it can be overwritten in place."""
+        """The content to write, padded to a fixed size so that it can be overwritten in place."""
         return json.dumps(asdict(self)).encode().ljust(1_024) + b"\n"
 
     @classmethod
     def decoded(cls, content: bytes) -> RunState:
-        """Parses a file's content. Raises ValueError or TypeError if it is not valid."""
+        """Parse a file's content.
+
+        Raises:
+            ValueError, TypeError: The content does not describe a run.
+        """
         return cls(**json.loads(content))
 
 
 class RunFile:
-    """The file of a live run, or of a dead run that this process has claimed. Methods raise OSError (or
-    ArrowException).
+    """File of a live run, or of a dead run that this process has claimed.
+
+    All methods raise OSError (or ArrowException) if the file cannot be accessed.
     """
 
     def __init__(
@@ -71,7 +77,7 @@ class RunFile:
         descriptor: int = -1,
         now_ms: Callable[[], int] = wall_ms,
     ) -> None:
-        """`descriptor` is that of the open, locked file; -1 if the file system has no locks."""
+        """`descriptor` belongs to the open, locked file; -1 if the filesystem has no locks."""
         self.state: Final = state
         self._filesystem: Final = filesystem
         self._path: Final = f"{root}/{running_path(state.run_id)}"
@@ -82,12 +88,12 @@ class RunFile:
     def create(
         cls, filesystem: fs.FileSystem, root: str, state: RunState, now_ms: Callable[[], int] = wall_ms
     ) -> RunFile:
-        """Creates the file of a new run."""
+        """Create the file of a run that is starting."""
         if filesystem.type_name != "local":
             run = cls(filesystem, root, state, -1, now_ms)
             run.renew()
             return run
-        # Lock before renaming: under its final name, an unlocked file would be taken for that of a dead run.
+        # The file is locked before it is renamed to its public name, so other processes never find it unlocked.
         path = Path(root, running_path(state.run_id))
         unnamed = path.with_name(path.name + ".new")
         unnamed.unlink(missing_ok=True)
@@ -99,7 +105,7 @@ class RunFile:
         return run
 
     def renew(self) -> None:
-        """Writes the current state to the file."""
+        """Write the state to the file."""
         self.state.renewed_ms = self._now_ms()
         if self._descriptor >= 0:
             os.pwrite(self._descriptor, self.state.encoded(), 0)
@@ -108,19 +114,19 @@ class RunFile:
             stream.write(self.state.encoded())
 
     def remove(self) -> None:
-        """Removes the file. Call it once the archive has the run's last marker."""
+        """Delete the file; call this only after the archive contains the end of the run."""
         self._filesystem.delete_file(self._path)
         self.release()
 
     def release(self) -> None:
-        """Releases the lock, as the end of the process does."""
+        """Release the lock, as the end of the process would."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 def remove_unfinished(filesystem: fs.FileSystem, root: str, run_id: str) -> int:
-    """Deletes the incomplete files of a run and returns their number."""
+    """Delete the incomplete files of a run and return how many there were."""
     count = 0
     for info in filesystem.get_file_info(fs.FileSelector(f"{root}/{WRITING}", allow_not_found=True)):
         if is_unfinished_of(info.base_name, run_id):
@@ -132,7 +138,10 @@ def remove_unfinished(filesystem: fs.FileSystem, root: str, run_id: str) -> int:
 def claim_dead_runs(
     filesystem: fs.FileSystem, root: str, own_run_id: str, now_ms: Callable[[], int] = wall_ms
 ) -> list[RunFile]:
-    """Claims all dead runs, so that no other process handles them. Lists one folder only, however large the archive."""
+    """Find dead runs and claim them, so that no other process gets them.
+
+    Lists one folder, however large the archive is.
+    """
     found: list[RunFile] = []
     for info in filesystem.get_file_info(fs.FileSelector(f"{root}/{WRITING}", allow_not_found=True)):
         run_id = info.base_name.removesuffix(RUNNING)
@@ -141,7 +150,7 @@ def claim_dead_runs(
         try:
             dead = _claim(filesystem, root, run_id, now_ms)
         except (OSError, pa.ArrowException, ValueError, TypeError):
-            continue  # alive, already removed, or not a run's file
+            continue  # the run is alive, its file is gone, or it is not a run file
         if dead is not None:
             found.append(dead)
     return found
@@ -158,7 +167,7 @@ def _claim(filesystem: fs.FileSystem, root: str, run_id: str, now_ms: Callable[[
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         state = RunState.decoded(os.pread(descriptor, 4_096, 0))
-        Path(path).stat()  # raises if another process claimed and removed the file after we opened it
+        Path(path).stat()  # fails if another process has claimed and removed the file since we opened it
     except BaseException:
         os.close(descriptor)
         raise

@@ -1,18 +1,18 @@
-"""The columns of the archive's five tables: type, source and encoding in files. Needs no Arrow.
+"""The columns of the archive's five tables: type, origin of the values, and encoding in files. Needs no Arrow.
 
-An archive is the ordered list of all calls to one or more engines and of their results, so replaying it on the same
-engine ends every operation in the same way. Rows are flat: a registration or an outcome has one row for each partition
-(or key) of its operation. Values of the whole operation are repeated in each row, and `item` is 0 in the first, so the
-number of operations is the number of rows with `item = 0`.
+An archive lists all calls made to one or more engines, in order, and all their results. An engine that receives the
+same calls therefore ends every operation in the same way. Rows are flat: a registration or an outcome has one row for
+each partition (or key) of its operation. Values of the operation as a whole are repeated in each row. `item` is 0 in
+the first row, so the number of operations is the number of rows with `item = 0`.
 
-Columns of all tables:
+Columns that all tables have:
 
-- `run_id`: one life of one daemon. Calls and sessions are numbered within it.
-- `call_number`: number of the engine call, from 1 within a run. Sort a run by it.
+- `run_id`: one lifetime of one daemon. Call numbers and session numbers are counted within it.
+- `call_number`: the engine call, increasing from 1 within a run; orders everything in the run.
 - `time_ms`: the engine's clock at that call, monotonic milliseconds.
-- `at`: the same instant as wall-clock time (UTC). Corrected every minute, so it may jump, even backwards.
+- `at`: the same instant as wall-clock time (UTC). Resynchronised every minute, so it may jump, even backwards.
 
-A value is null if it was not given (the wire's default applies) or if the kind does not have it.
+A column is null if the value was not given (the wire's default then applies), or if the kind does not have it.
 """
 
 from functools import partial
@@ -21,9 +21,9 @@ from typing import Final, NamedTuple
 from purgatory.archive.vocabulary import CALLS, EVENTS, MARKERS, OUTCOMES, REGISTRATIONS
 from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, INT32, INT64, ITEM, OPERATION
 
-# Types, besides those of operation columns.
+# Types, in addition to those of operation columns.
 WORD: Final = "word"
-"""Text with few distinct values: dictionary-encoded."""
+"""Text with many repeated values: dictionary-encoded."""
 TEXT: Final = "text"
 INSTANT: Final = "instant"
 FLOAT64: Final = "float64"
@@ -33,17 +33,17 @@ INT64_LIST: Final = "int64 list"
 # Encodings of numbers in files.
 PLAIN: Final = "plain"
 DELTA: Final = "delta"
-"""Written as differences: fewer bytes, and less work than building a dictionary."""
+"""Delta encoding: fewer bytes than dictionary encoding, and less work to write."""
 FEW_VALUES: Final = "few values"
-"""Dictionary-encoded; pyarrow falls back to plain values if there are too many."""
+"""Dictionary-encoded. pyarrow falls back to plain values if there are many distinct values."""
 
-# Sources of copied values, besides `OPERATION` and `ITEM` (the columns of `Completions`).
+# Levels: the object that values are copied from. `OPERATION` and `ITEM` are columns of `Completions`.
 EVENT: Final = "event"
-"""`EventBatch`."""
+"""Copied from `EventBatch`."""
 FETCHED: Final = "fetched"
-"""`FetchedPartition`."""
+"""Copied from `FetchedPartition`."""
 REPLICAS: Final = "replicas"
-"""`ReplicaSets`."""
+"""Copied from `ReplicaSets`."""
 
 
 class TableColumn(NamedTuple):
@@ -53,13 +53,13 @@ class TableColumn(NamedTuple):
     type_name: str
     encoding: str = PLAIN
     level: str = ""
-    """Source of copied values; OPERATION and ITEM are used for outcomes only."""
+    """The object that the values are copied from, if any; `OPERATION` and `ITEM` only in outcomes."""
     source: str = ""
-    """Name of the attribute at the source, if it differs."""
+    """Name of the attribute there, if it differs from the column's."""
     has_nulls: bool = True
-    """False if there is always a value, which halves the cost of writing."""
+    """False if every row has a value, which halves the work of writing."""
     has_statistics: bool = False
-    """Whether readers use its statistics to skip files and row groups."""
+    """Whether readers use the column's statistics to skip files and row groups."""
 
 
 _given: Final = partial(TableColumn, has_nulls=False)
@@ -71,9 +71,9 @@ _COMMON: Final = [
     _given("at", INSTANT, DELTA, has_statistics=True),
 ]
 _OPERATION: Final = [
-    TableColumn("session_number", INT64, FEW_VALUES),  # increases with every new session of the run; 0: unary waits
-    _given("session_id", WORD),  # as the client chose it; empty: unary waits
-    _given("principal", WORD),  # of the session; empty without authentication
+    TableColumn("session_number", INT64, FEW_VALUES),  # increases with each new session of the run; 0: unary waits
+    _given("session_id", WORD),  # chosen by the client; empty: unary waits
+    _given("principal", WORD),  # owner; empty: callers were not authenticated
     # Unique within a session number.
     _given("operation_id", INT64, DELTA, OPERATION, "operation_ids", has_statistics=True),
     _given("kind", WORD, PLAIN, OPERATION, "kinds"),  # codes.KIND_NAMES
@@ -88,8 +88,8 @@ TABLE_COLUMNS: Final[dict[str, list[TableColumn]]] = {
         *_COMMON,
         *_OPERATION,
         _given("timeout_ms", INT64, FEW_VALUES),  # the default is filled in
-        _given("refusal_code", INT32),  # ACCEPTED, or why it never waited
-        _given("item", INT32),  # index in the operation, from 0
+        _given("refusal_code", INT32),  # ACCEPTED, or why the operation was refused
+        _given("item", INT32),  # position in the operation, from 0
         _given("item_count", INT32),
         *_NAME,
         *(
@@ -102,7 +102,7 @@ TABLE_COLUMNS: Final[dict[str, list[TableColumn]]] = {
         *_OPERATION,
         _given("outcome", WORD, PLAIN, OPERATION, "outcomes"),  # codes.OUTCOME_NAMES
         _given("waited_ms", INT64, DELTA, OPERATION),
-        _given("lateness_ms", INT64, PLAIN, OPERATION),  # of expired operations; 0 otherwise
+        _given("lateness_ms", INT64, PLAIN, OPERATION),  # of an expiry; 0 otherwise
         _given("item", INT32),
         _given("item_count", INT32, PLAIN, OPERATION, "item_counts"),
         *_NAME,
@@ -120,8 +120,8 @@ TABLE_COLUMNS: Final[dict[str, list[TableColumn]]] = {
     ],
     EVENTS: [
         *_COMMON,
-        _given("row", INT32, DELTA),  # index in its call, from 0
-        _given("principal", WORD),  # of the sender; empty without authentication
+        _given("row", INT32, DELTA),  # position in its call, from 0
+        _given("principal", WORD),  # sender; empty: callers were not authenticated
         _given("type", WORD),  # codes.EVENT_NAMES
         *_NAME,
         TableColumn("offset", INT64, DELTA, EVENT, "offsets"),
@@ -136,15 +136,15 @@ TABLE_COLUMNS: Final[dict[str, list[TableColumn]]] = {
         TableColumn("proposed", INT32_LIST, PLAIN, REPLICAS),
         TableColumn("leader_id", INT32, PLAIN, REPLICAS),
         TableColumn("min_in_sync_replicas", INT32, PLAIN, REPLICAS),
-        _given("refusal_code", INT32),  # ACCEPTED, or why it changed nothing
-        _given("ended", INT32),  # operations that it ended
+        _given("refusal_code", INT32),  # ACCEPTED, or why the event was refused
+        _given("ended", INT32),  # number of operations that the event ended
     ],
     CALLS: [
         *_COMMON,
         _given("call", WORD),  # CALL_NAMES
         TableColumn("session_number", INT64, FEW_VALUES),  # cancel, cancel_session, fail_stale
         TableColumn("operation_ids", INT64_LIST),  # cancel: as requested; fail_stale: in the first row
-        *_NAME,  # cancel_partition; for cancel_key the key; fail_stale: a stale mark
+        *_NAME,  # cancel_partition: the partition; cancel_key: the key; fail_stale: a stale mark
         _given("ended", INT32),
     ],
     MARKERS: [
@@ -159,5 +159,5 @@ TABLE_COLUMNS: Final[dict[str, list[TableColumn]]] = {
 
 
 def copied_columns(table: str, level: str) -> list[tuple[str, str]]:
-    """The columns of a table that are copied from a source, each with the name of the attribute there."""
+    """The columns of a table that are copied from that level, each with the name of its source attribute."""
     return [(column.name, column.source or column.name) for column in TABLE_COLUMNS[table] if column.level == level]

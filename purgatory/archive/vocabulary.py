@@ -1,4 +1,4 @@
-"""Names of an archive's tables, calls and markers, and the stamp of a call. Needs no Arrow."""
+"""Names and codes used in an archive: tables, kinds of call and marker, and the stamp of a call. Needs no Arrow."""
 
 from typing import Final, NamedTuple
 
@@ -22,37 +22,38 @@ NO_PARTITION: Final = -1
 """`partition` of a signal; its `topic` is the key."""
 
 ACCEPTED: Final = 0
-"""`refusal_code` of an accepted row; other values are a google.rpc.Code."""
+"""`refusal_code` of an accepted row; any other value is a google.rpc.Code."""
 
-# Values of `call`: everything that changes an engine besides registrations, events and the clock.
+# Kinds of call in the table `calls`: every change to an engine except registrations, events and the clock.
 CANCEL: Final = "cancel"
 CANCEL_SESSION: Final = "cancel_session"
 CANCEL_PARTITION: Final = "cancel_partition"
 CANCEL_KEY: Final = "cancel_key"
 SHUT_DOWN: Final = "shut_down"
 FAIL_STALE: Final = "fail_stale"
-"""Operations that failed because their marks were stale: a row for each of these marks, with all ids in the first."""
+"""Operations failed because their marks were stale. One row per stale mark; the first row has the operation ids."""
 CALL_NAMES: Final = (CANCEL, CANCEL_SESSION, CANCEL_PARTITION, CANCEL_KEY, SHUT_DOWN, FAIL_STALE)
 
-# Values of `marker`.
+# Kinds of marker in the table `markers`.
 STARTED: Final = "started"
-"""A run starts; `detail` is a JSON object with the version and the engine's settings (`archive.run_details`)."""
+"""A run begins. `detail` is a JSON object: purgatory's version and the engine's settings (`archive.run_details`)."""
 ENDED: Final = "ended"
-"""A run was shut down; everything that was not dropped is stored."""
+"""A run was shut down; the archive contains all its rows except dropped ones."""
 DROPPED: Final = "dropped"
 """The disk was too slow: `rows` rows of `table` between the calls `call_number` and `last_call_number` are lost."""
 CRASHED: Final = "crashed"
-"""The run `run_id` did not end properly; its rows after `call_number` (the last one stored) are lost. Written by a
-later run, or by the run's own writer process if the daemon was killed."""
+"""Written by a later run, or by the run's own writer process after its daemon was killed: the run `run_id` did not end
+normally. Its rows after `call_number` (the last call kept) are lost.
+"""
 MARKER_NAMES: Final = (STARTED, ENDED, DROPPED, CRASHED)
 
 
 class CannotArchive(Exception):
-    """The archive cannot be written to. The message is one line with the place and the reason."""
+    """The archive cannot be written to. The message is one line that gives the location and the reason."""
 
 
 class CallStamp(NamedTuple):
-    """The engine call that rows belong to. `time_ms` is the engine's clock, `at_ms` wall-clock time (1970, UTC)."""
+    """Engine call that rows belong to. `time_ms` is the engine's clock, `at_ms` the wall clock (UTC, since 1970)."""
 
     run_id: str
     call_number: int
@@ -61,7 +62,7 @@ class CallStamp(NamedTuple):
 
 
 class Registrant(NamedTuple):
-    """The session that operations belong to."""
+    """The session that owns the operations."""
 
     session_number: int
     session_id: str

@@ -1,7 +1,7 @@
-"""The daemon's side of the archive writer: starts the process, sends it records, and restarts it when it dies.
+"""The daemon's side of the archive's writer process: starts it, sends it records, and restarts it when it dies.
 
-Everything runs on the event loop without blocking it: data that does not fit into the pipe stays in the transport's
-buffer. The caller limits its size by `rows_waiting`. Needs no Arrow.
+Everything runs on the event loop and nothing blocks it: data that does not fit into the pipe waits in the transport's
+buffer. The caller limits that buffer with `rows_waiting`. Needs no Arrow.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ from purgatory.engine.batches import PartitionName
 LOGGER: Final = logging.getLogger(__name__)
 
 PIPE_BYTES: Final = 1024 * 1024
-"""Enough for a whole frame. With a smaller pipe the loop wakes up again for each remaining part."""
+"""Pipe size, enough for a whole frame: each part that has to be written later wakes the event loop."""
 LINE_BYTES_MAX: Final = 1024 * 1024
 RETRY_S: Final = 1.0
 OPEN_S: Final = 15.0
-"""Timeout for opening the archive; the client of an object store would try for three minutes."""
+"""Timeout for opening an object store. The store's own client would retry for three minutes."""
 PROGRAM: Final = "purgatory.archive.writer_process"
 
 
@@ -40,31 +40,31 @@ class WriterLink:
     def __init__(self, config: WriterConfig, *, retry_s: float = RETRY_S) -> None:
         self.run_id: Final = config.run_id
         self.statistics = config.statistics
-        """The statistics last reported by the process."""
+        """The last statistics that the process reported."""
         self.rows_waiting = 0
-        """Rows that were sent and are neither converted to columns nor lost yet."""
+        """Rows that were sent and that no process has yet converted or lost."""
         self.errors = 0
-        """Errors of processes that have died, plus one for each death."""
+        """Errors of processes that have died, plus one for each death and each failed restart."""
         self.rows_lost: Final[Counter[str]] = Counter()
-        """Rows by table that such processes could not convert, or had not stored in complete files."""
+        """Rows that such processes could not convert or had not moved into place, by table."""
         self._config: Final = config
         self._retry_s: Final = retry_s
         self._process: asyncio.subprocess.Process
         self._frames: asyncio.WriteTransport
-        """Write end of the process's stdin."""
+        """Write end of the pipe to the process."""
         self._unplaced: Final[deque[Span]] = deque()
-        """Calls that were sent to this process and that it has not reported as stored."""
+        """Records sent to this process and not yet reported to be in place."""
         self._has_process: Final = asyncio.Event()
         self._is_closing = False
         self._task: asyncio.Task[None]
 
     @property
     def is_up(self) -> bool:
-        """Whether a process is running that accepts records."""
+        """Whether there is a process to send to."""
         return self._has_process.is_set()
 
     async def start(self) -> None:
-        """Starts the process, which opens the archive.
+        """Start the process, which opens the archive.
 
         Raises:
             CannotArchive: The archive cannot be written to, or its store did not answer within `OPEN_S`.
@@ -73,28 +73,24 @@ class WriterLink:
         self._task = asyncio.create_task(self._listen(), name="archive writer")
 
     def send(self, names: Sequence[PartitionName], records: Sequence[Record]) -> None:
-        """Sends the records of further calls, in order, with the names they refer to. Call it only while `is_up`."""
+        """Send the records of some calls, in order, with the names that they refer to. Only allowed while `is_up`."""
         span = Span(records)
         self.rows_waiting += span.rows.total()
         self._unplaced.append(span)
         self._frames.write(encode_frame((names, records)))
 
     async def close(self, timeout_s: float, send_rest: Callable[[], None]) -> bool:
-        """Sends the rest, closes the pipe, and waits until the process has ended.
-
-        Args:
-            timeout_s: After this time (seconds) the process is killed.
-            send_rest: Called once a process is running; sends the records that the caller still has.
+        """Send the remaining records once there is a process, close the pipe, and wait for the process to exit.
 
         Returns:
-            Whether everything was stored in time.
+            False if the end of the archive could not be written, or not within `timeout_s`.
         """
         try:
             async with asyncio.timeout(timeout_s):
                 await self._has_process.wait()
                 send_rest()
                 self._is_closing = True
-                self._frames.close()  # closes after the buffer has been written
+                self._frames.close()  # after its buffer has been written
                 await self._task
                 return await self._process.wait() == 0
         except TimeoutError:
@@ -145,9 +141,9 @@ class WriterLink:
         self._has_process.set()
 
     async def _read_line(self) -> dict[str, Any] | None:
-        """The next statistics from the process; lines for the log are logged. None: the process has ended."""
+        """The next line from the process; lines for the log are logged and skipped. None: the process has ended."""
         assert self._process.stdout is not None, "asked for a pipe"
-        while (text := await self._process.stdout.readline()).endswith(b"\n"):  # an incomplete line means the end, too
+        while (text := await self._process.stdout.readline()).endswith(b"\n"):  # a truncated line also means the end
             line: dict[str, Any] = json.loads(text)
             if "message" not in line:
                 return line
@@ -166,11 +162,12 @@ class WriterLink:
             await self._start_another()
 
     async def _start_another(self) -> None:
-        """Replaces a process that died; the new one continues the run. Records not stored by the old one are lost."""
-        if not self._frames.is_closing():  # the loop may have noticed the broken pipe before us
+        """Continue the run in a new process after the current one died. Records not yet in place are lost."""
+        if not self._frames.is_closing():  # the loop may already have noticed that the reader is gone
             self._frames.abort()
         self._has_process.clear()
-        # Before the next await, so that no record is sent in between.
+        # `is_up` is false from here on, so nothing is sent. All counters change before the next await, so that metrics
+        # never count a row twice or not at all.
         died = self.statistics
         self.rows_waiting = 0
         self.errors += died.errors + 1
@@ -181,9 +178,7 @@ class WriterLink:
             lost[0].extend(span)
         if lost:
             self.rows_lost.update(lost[0].rows)
-        self.statistics = replace(
-            died, rows_done=0, errors=0, rows_lost=no_rows()
-        )  # this object has added them to its own counts
+        self.statistics = replace(died, rows_done=0, errors=0, rows_lost=no_rows())  # counted above
         code = await self._process.wait()
         LOGGER.error("the archive's writer process died (exit code %d); another one goes on", code)
         while not await self._start_again():

@@ -1,10 +1,10 @@
-"""The archive's writer process. It makes rows and files, so that the daemon never loads pyarrow.
+"""The archive's writer process. The daemon starts it so that the daemon itself never loads pyarrow.
 
-The daemon starts it, sends frames to its stdin, and reads lines from its stdout (`writer_protocol`). The process ends
-at the end of its input, so it outlives a killed daemon until everything it received is stored.
+It reads frames from stdin and writes lines to stdout (`writer_protocol`). It ends at the end of its input, which is
+when the daemon ends for any reason. If the daemon is killed, the process first writes everything that it has received.
 
-All tables roll together, between two frames, so the complete files contain everything up to one call. If files cannot
-be written, the process retries; frames accumulate in the meantime.
+All tables roll together, between two frames, so the files in place contain everything up to one call. While files
+cannot be written, the process retries and frames accumulate in memory.
 """
 
 import contextlib
@@ -29,23 +29,28 @@ from purgatory.archive.writer_protocol import WriterConfig, WriterStatistics, de
 from purgatory.engine.batches import PartitionName
 
 LOGGER: Final = logging.getLogger("purgatory.archive.writer_process")
-"""Not `__name__`, which is `__main__` in this process: `main` sends the log of `purgatory.archive` to the daemon."""
+"""Not `__name__`, which is `__main__` in this process: log records sent to the daemon belong to `purgatory.archive`."""
 
 RETRY_S: Final = 1.0
 TRIES_AT_END: Final = 3
 NICENESS: Final = 5
-"""Niceness of the thread that makes rows and files: on a shared processor it gets a third of what another busy thread
-gets. The reading thread keeps its priority: frames that are still in the daemon are lost if the daemon is killed."""
+"""Niceness of the thread that builds rows and files: it gets a third of the time of another busy thread on the same
+processor. The reading thread keeps normal priority, so that received data survives a killed daemon.
+"""
 YOUNG_MAX: Final = 100_000
-"""Threshold of the garbage collector. High, because there are hardly any cycles here."""
+"""Net allocations before a garbage collection: almost no objects here are in reference cycles."""
 IDLE_S: Final = 0.2
-"""Interval of checks for due rolls while no frames arrive."""
+"""Interval, in seconds, for checking whether a roll is due when no frames arrive."""
 
 Report = Callable[[WriterStatistics], None]
 
 
 def open_history(config: WriterConfig, report: Report) -> "HistoryWriter":
-    """Starts or continues a run in its archive. Raises `CannotArchive` if it cannot be written to."""
+    """Begin a run in its archive, or continue one.
+
+    Raises:
+        CannotArchive: The archive cannot be written to.
+    """
     filesystem, root = open_archive(config.place)
     statistics, details = config.statistics, config.details
     last = CallStamp(config.run_id, statistics.call_number, statistics.time_ms, statistics.at_ms)
@@ -70,9 +75,9 @@ def open_history(config: WriterConfig, report: Report) -> "HistoryWriter":
 
 
 class HistoryWriter:
-    """Stores records in order and reports the progress.
+    """Stores the records it receives, in order, and reports its progress.
 
-    Setting `ending` announces the end of the input: from then on, failed writes are retried a few times only.
+    Set `ending` when no more frames will arrive: failed writes are then retried only `TRIES_AT_END` times.
     """
 
     def __init__(self, files: ArchiveWriter, run: RunFile, report: Report, *, retry_s: float = RETRY_S) -> None:
@@ -85,11 +90,11 @@ class HistoryWriter:
         self._last_call = run.state.last_call
         self._has_ended = False
         self._maintained_s = -RENEW_S
-        """When the run's file was last renewed and dead runs were searched for."""
+        """When it last renewed the run's file and looked for dead runs."""
         self._is_failing = False
 
     def keep(self, names: Sequence[PartitionName], records: Sequence[Record]) -> None:
-        """Stores a frame: the records of further calls, in order. Call `maintain` afterwards."""
+        """Store a frame: the records of some more calls, in order. Call `maintain` afterwards."""
         for table, some in records_by_table(records).items():
             if table == MARKERS:
                 some = [self._with_files(record) for record in some]  # noqa: PLW2901 - the last table: all files are begun
@@ -100,7 +105,8 @@ class HistoryWriter:
                 self._lose(table, some)
         for record in records:
             self.statistics.rows_done += record.rows
-            # A DROPPED marker has the number of the gap's first call, which may be lower than the last one.
+            # A DROPPED marker carries the number of the gap's first call, which may be lower than that of earlier
+            # records.
             if record.stamp.call_number >= self._last_call.call_number:
                 self._last_call = record.stamp
             if record.table == MARKERS:
@@ -108,22 +114,22 @@ class HistoryWriter:
         self._report(self.statistics)
 
     def _with_files(self, record: Record) -> Record:
-        """Adds the number of the run's files to an ENDED marker, so that a missing file is detected."""
+        """The marker; an ENDED marker also gets the number of files per table, so missing files can be detected."""
         if record.extra["marker"] != ENDED:
             return record
         return record._replace(extra={**record.extra, "detail": json.dumps({"files": self.statistics.file_numbers})})
 
     def _lose(self, table: str, records: Sequence[Record]) -> None:
-        """Records in the archive that these rows are lost: they cannot be converted, and a retry would not help."""
+        """Replace rows that cannot be built (not a disk error) by a DROPPED marker, and continue."""
         lost = Span(records)
         self.statistics.errors += 1
         self.statistics.rows_lost[table] += lost.rows[table]
         self._files.write(MARKERS, make_rows(MARKERS, lost.dropped_markers()))
 
     def maintain(self) -> None:
-        """Does what is due: rolls files, renews the run's file, and marks crashed runs.
+        """Do periodic work: roll files, renew the run's file, and mark crashed runs.
 
-        Blocks while a due file cannot be written.
+        Blocks while a file that is due cannot be written.
         """
         if self._files.is_due:
             self.roll()
@@ -136,9 +142,10 @@ class HistoryWriter:
                 self._note_failure(error)
 
     def end(self) -> None:
-        """Stores the rest. A run without an ENDED marker has crashed and is marked so.
+        """End the run. If no ENDED marker was received, the run is recorded as crashed.
 
-        Raises OSError (or ArrowException) if the end cannot be written.
+        Raises:
+            OSError (or ArrowException): The end cannot be written.
         """
         self.ending.set()
         try:
@@ -151,17 +158,18 @@ class HistoryWriter:
             self._run.release()
 
     def roll(self) -> None:
-        """Completes all files. Retries until it succeeds; at the end of the run only a few times."""
+        """Move everything received into place. Retries until it succeeds; after `ending`, only `TRIES_AT_END` times."""
         tries = 0
         while True:
             try:
-                # Report file numbers before the files exist: a successor must not use one twice.
+                # Report file numbers before the files exist: a successor process must not use a number twice.
                 self._report(self.statistics)
                 self._files.roll()
                 state, done = self._run.state, self.statistics
                 _, state.call_number, state.time_ms, state.at_ms = self._last_call
                 _, done.call_number, done.time_ms, done.at_ms = self._last_call
                 state.files = dict(done.file_numbers)
+                # Only after the files are in place: the run's file must never claim rows that readers cannot find.
                 self._run.renew()
                 break
             except CANNOT_WRITE as error:
@@ -176,21 +184,21 @@ class HistoryWriter:
         self._report(self.statistics)
 
     def _note_failure(self, error: Exception) -> None:
-        """Logs the first failure of the disk, and counts all of them."""
+        """Count a disk failure; log only the first of a series."""
         self.statistics.errors += 1
         if not self._is_failing:
             self._is_failing = True
             LOGGER.error("cannot write the archive; history waits in memory: %s", error)
 
     def _mark_crashed_runs(self) -> None:
-        """Writes CRASHED markers for dead runs and removes their incomplete files."""
+        """Record in the archive which runs crashed, and delete their incomplete files."""
         dead_runs = claim_dead_runs(self._files.filesystem, self._files.root, self._files.run_id)
         try:
             for dead in dead_runs:
                 leftovers = remove_unfinished(self._files.filesystem, self._files.root, dead.state.run_id)
                 self._write_crashed(dead.state, leftovers)
             if dead_runs:
-                self.roll()  # before removing the run's file, which is what makes a process write the marker
+                self.roll()  # the marker must be in place before the run's file is deleted
                 for dead in dead_runs:
                     dead.remove()
         finally:
@@ -211,29 +219,29 @@ class HistoryWriter:
 
 
 class LineOutput(logging.Handler):
-    """Writes lines to the daemon, which logs them. Lines are dropped once the daemon is gone."""
+    """Sends lines to the daemon, including log records, which the daemon writes to its log. Ignored once it is gone."""
 
     def __init__(self, stream: BinaryIO) -> None:
         super().__init__()
         self._stream: Final = stream
 
     def report(self, statistics: WriterStatistics) -> None:
-        """Reports the progress."""
+        """Send the statistics."""
         self.write({"statistics": vars(statistics)})
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Sends a record for the daemon's log, with its traceback if there is one."""
+        """Send a log record as one line; a traceback is part of the message."""
         self.write({"level": record.levelno, "message": self.format(record)})
 
     def write(self, line: dict[str, Any]) -> None:
-        """Writes one line."""
+        """Send one line."""
         with contextlib.suppress(OSError):
             self._stream.write(json.dumps(line).encode() + b"\n")
             self._stream.flush()
 
 
 def serve(frames: BinaryIO, output: LineOutput) -> bool:
-    """Stores all frames until the end of the input; returns whether the end could be written."""
+    """Store frames until the input ends. Returns whether the end of the run could be written."""
     first = read_frame(frames)
     if first is None:
         return False
@@ -248,11 +256,11 @@ def serve(frames: BinaryIO, output: LineOutput) -> bool:
 
 
 def keep_all(frames: BinaryIO, history: HistoryWriter, *, low_priority: bool) -> bool:
-    """Stores all frames and the end of the run; returns whether that could be written."""
+    """Store frames until there are no more, then end the run. Returns whether the end could be written."""
     waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
     def read_all() -> None:
-        # Read frames as soon as they arrive: those still in the daemon's memory are lost if it is killed.
+        # Read frames as soon as they arrive: data still in the daemon's memory is lost when the daemon is killed.
         while (frame := read_frame(frames)) is not None:
             waiting.put(frame)
         history.ending.set()
@@ -260,7 +268,7 @@ def keep_all(frames: BinaryIO, history: HistoryWriter, *, low_priority: bool) ->
 
     threading.Thread(target=read_all, name="archive-frames", daemon=True).start()
     if low_priority:
-        os.nice(NICENESS)  # of this thread, on Linux
+        os.nice(NICENESS)  # applies to this thread only, on Linux
     try:
         while True:
             history.maintain()
@@ -278,13 +286,13 @@ def keep_all(frames: BinaryIO, history: HistoryWriter, *, low_priority: bool) ->
 
 
 def main() -> int:
-    """Runs the process; exit code 0 if everything was stored, the end of the run included."""
-    # A terminal or service manager sends these signals to all processes; only the daemon may end this one.
+    """Run the process. Exit code 0: everything was stored and the end of the run is written."""
+    # Only the daemon decides when to end; these signals reach all processes of a terminal or a service.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     gc.set_threshold(YOUNG_MAX)
     output = LineOutput(os.fdopen(os.dup(sys.stdout.fileno()), "wb"))
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # clients of object stores log to stdout
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the object store's client logs to stdout
     logger = logging.getLogger("purgatory.archive")
     logger.setLevel(logging.DEBUG)
     logger.addHandler(output)
@@ -296,4 +304,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    os._exit(main())  # a normal exit would wait for the reading thread, which may be blocked
+    os._exit(main())  # skip the interpreter's shutdown, which would wait for the blocked reading thread

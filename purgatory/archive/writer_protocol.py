@@ -1,9 +1,9 @@
-"""The protocol between a daemon and its archive writer. Needs no Arrow.
+"""Protocol between the daemon and its archive's writer process. Needs no Arrow.
 
     frame    to the process: the length of a pickle, and the pickle: a `WriterConfig`, then (names, records)
     line     from the process: JSON, either its statistics or a line for the daemon's log
 
-Both ends belong to the same program, so there are no versions.
+Both ends always have the same version, so versions are not checked.
 """
 
 import pickle
@@ -24,51 +24,52 @@ def no_rows() -> dict[str, int]:
 
 @dataclass
 class WriterStatistics:
-    """Progress: counts of rows, and the last call up to which everything is stored."""
+    """Progress of the writer process: counts of rows and files, and the last call whose rows are all in place."""
 
     rows_done: int = 0
-    """Rows received by this process that are converted to columns, or lost."""
+    """Rows received by this process that it has converted to columns or lost."""
     errors: int = 0
-    """Failures of this process to write files or to convert rows."""
+    """Number of times that this process failed to write files or to build rows."""
     files: int = 0
     bytes: int = 0
     call_number: int = 0
-    """The last call whose rows are all in complete files; `time_ms` and `at_ms` are those of its stamp."""
+    """The last call whose rows are all in place; `time_ms` and `at_ms` belong to its stamp."""
     time_ms: int = 0
     at_ms: int = 0
     rows_kept: dict[str, int] = field(default_factory=no_rows)
-    """Rows in complete files, by table."""
+    """Rows in files that are in place, by table."""
     rows_lost: dict[str, int] = field(default_factory=no_rows)
-    """Rows that this process could not convert, by table."""
+    """Rows that this process could not build, by table."""
     file_numbers: dict[str, int] = field(default_factory=no_rows)
-    """The last number in use, by table."""
+    """The last file number assigned, by table."""
 
 
 class WriterConfig(NamedTuple):
-    """Configuration of a writer process: place, run, and when files roll."""
+    """Initial settings of a writer process: the archive's location, the run, and when its files roll."""
 
     place: str
     run_id: str
     details: RunDetails
     statistics: WriterStatistics
-    """Initial values: the instant at which the run's engine was created, or, when this process continues the run of one
-    that died, that process's last report."""
+    """Initial statistics. For a new run they hold the time at which its engine was created; for a process that
+    continues the run of one that died, the last statistics which that one reported.
+    """
     roll_s: float
     roll_bytes: int
     low_priority: bool
-    """Whether rows and files are made at a lower priority than the daemon's."""
+    """Whether building rows and files has a lower priority than the daemon's own work."""
     is_continued: bool = False
-    """Whether it continues the run of a writer process that died."""
+    """Whether the process continues the run of a writer process that died."""
 
 
 def encode_frame(content: Any) -> bytes:  # noqa: ANN401 - plain data
-    """Encodes one frame."""
+    """Encode one frame."""
     body = pickle.dumps(content, pickle.HIGHEST_PROTOCOL)
     return LENGTH.pack(len(body)) + body
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
-    """The body of the next frame; None at the end, also if the daemon died in the middle of a frame."""
+    """The body of the next frame; None at the end of the input, even if that is in the middle of a frame."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None
@@ -78,5 +79,5 @@ def read_frame(stream: BinaryIO) -> bytes | None:
 
 
 def decode_frame(body: bytes) -> Any:  # noqa: ANN401 - what was encoded
-    """The content of a frame. It is a pickle, so decode only frames from the daemon's own pipe."""
+    """Decode the body of a frame. Safe only for frames from the daemon itself, over a private pipe."""
     return pickle.loads(body)  # noqa: S301

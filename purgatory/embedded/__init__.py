@@ -1,13 +1,13 @@
-"""The purgatory inside a threaded program, with no daemon. All that a program needs of it is imported from here.
+"""The purgatory inside a threaded program, with no daemon. Import everything from this package.
 
-`EmbeddedPurgatory` has one lock and one thread, the reaper, which expires what is due. `try_complete` runs under the
+`EmbeddedPurgatory` has one lock and one thread, the reaper, which expires due operations. `try_complete` runs under the
 lock, so it is never concurrent with anything. The effects of an ended operation, `on_complete` and `on_expiration`, run
-outside it, on the thread whose call ended the operation (the reaper, if the timer did). So while one thread is inside
-an `on_complete`, another's check returns at once, and effects may call back in. Effects that are caused by effects are
-queued behind them on the same thread: no recursion.
+outside the lock, on the thread whose call ended the operation (the reaper, if the timer did). So while one thread is
+inside an `on_complete`, another thread's check returns immediately, and effects may call the purgatory. Effects caused
+by effects are queued behind them on the same thread, without recursion.
 
-Do not hold a lock that a `try_complete` takes while calling `check_and_complete`: change your state, release it, then
-check. docs/embedded.md has a worked example.
+Do not hold a lock that a `try_complete` takes while calling `check_and_complete`, because that can deadlock: change
+your state, release the lock, then check. docs/embedded.md has a worked example.
 """
 
 from purgatory.clock import Clock, SystemClock

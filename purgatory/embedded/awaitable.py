@@ -1,4 +1,4 @@
-"""The operation that programs subclass: the engine's, which coroutines may also await, whichever thread ends it."""
+"""The operation that programs subclass: a generic operation that coroutines can also await, from any thread's loop."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from purgatory.engine.generic.operation import GenericOperation
 
 
 class OperationType(ABCMeta):
-    """The class of operation classes: refuses one that is an asyncio future too, in words and in both builds.
+    """Metaclass of operations: rejects subclasses that are also asyncio futures, with the same error in both builds.
 
-    Compiled, Python itself would refuse it, by "multiple bases have instance lay-out conflict". Of ABCMeta, so that
-    operations may have abstract base classes.
+    In the compiled build, Python itself would raise "multiple bases have instance lay-out conflict". It derives from
+    ABCMeta so that operations may have abstract base classes.
     """
 
     def __new__(  # noqa: D102 - see the class
@@ -29,17 +29,17 @@ class OperationType(ABCMeta):
 
 
 class DelayedOperation(GenericOperation, metaclass=OperationType):
-    """One waiting request: subclass it, and give each subclass its `try_complete` and `on_complete`.
+    """One waiting request: subclass it and define `try_complete` and `on_complete`.
 
     `await operation` returns its outcome once its effects have run, on any event loop and from any number of tasks.
-    Cancelling such a task leaves the operation pending; call `EmbeddedPurgatory.cancel` if nobody else wants it.
+    Cancelling such a task leaves the operation pending; call `EmbeddedPurgatory.cancel` if no other task needs it.
 
     Args:
-        timeout_ms: milliseconds from registration to expiry; 0 or less: at once; None: it never expires. Never early.
+        timeout_ms: Milliseconds from registration to expiry, never less. 0 or less: immediately; None: it never
+            expires.
 
     Raises:
-        TypeError: `timeout_ms` is no whole number.
-
+        TypeError: `timeout_ms` is not an integer.
     """
 
     def __await__(self) -> Generator[Any, None, int]:
@@ -55,7 +55,7 @@ async def _outcome(operation: GenericOperation) -> int:
             answered.set_result(None)
 
     def wake_loop() -> None:
-        # A loop that was closed meanwhile has no task left that could be waiting for this.
+        # If the loop has been closed, no task is left that could be waiting for this.
         if not loop.is_closed():
             loop.call_soon_threadsafe(answer)
 

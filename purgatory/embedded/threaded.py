@@ -1,4 +1,4 @@
-"""`EmbeddedPurgatory`: the engine's generic purgatory under one lock, with a reaper, and effects outside the lock."""
+"""`EmbeddedPurgatory`: the generic purgatory under one lock, with a reaper thread, and effects outside the lock."""
 
 import logging
 import os
@@ -25,12 +25,12 @@ SLICE: Final = 1_000
 
 
 def log_error(operation: GenericOperation, error: Exception) -> None:
-    """The default `on_error`: log what a hook raised, with its traceback."""
+    """The default `on_error`: log the exception of a hook, with its traceback."""
     logger.error("a hook of %r raised", operation, exc_info=error)
 
 
 class _ThreadEffects(threading.local):
-    """The effects a thread has yet to run: ended operations, and failures of `try_complete` to report."""
+    """Effects that a thread has yet to run: ended operations, and failures of `try_complete` to report."""
 
     def __init__(self) -> None:
         self.waiting: deque[tuple[GenericOperation, Exception | None]] = deque()
@@ -40,23 +40,22 @@ class _ThreadEffects(threading.local):
 class EmbeddedPurgatory:
     """Pending operations of one process. Close it, or use it as a context manager.
 
-    Every method may be called from any thread, also from effects; from within a `try_complete` only `close` may. After
-    a fork the child gets UsedAfterFork from every call; the parent's operations stay the parent's.
+    Every method may be called from any thread, including from effects. Within a `try_complete`, only `close` may be
+    called. After a fork, every call in the child raises UsedAfterFork; the operations belong to the parent.
 
     Args:
-        name: for threads and messages.
-        on_error: `on_error(operation, exception)` is called, outside the lock, with what hooks raise; by default
-            that is logged.
-        clock: where time comes from; by default the machine's monotonic clock.
-        tick_ms: deadlines are rounded up to a multiple of it, in milliseconds.
-        wheel_size: buckets of each level of the timing wheel.
-        timer_enabled: False: nothing expires.
-        reaper_enabled: False: no thread; the program calls `advance_clock` itself.
-        pending_max: how many operations may be pending; None: any number.
+        name: For threads and messages.
+        on_error: Called as `on_error(operation, exception)`, outside the lock, for exceptions of hooks. By default they
+            are logged.
+        clock: The source of time; by default the machine's monotonic clock.
+        tick_ms: Deadlines are rounded up to a multiple of this, in milliseconds.
+        wheel_size: Buckets of each level of the timing wheel.
+        timer_enabled: If False, nothing expires.
+        reaper_enabled: If False, there is no reaper thread; the program calls `advance_clock` itself.
+        pending_max: Maximum number of pending operations; None means no limit.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong type or out of range; the message names it.
-
+        TypeError, ValueError: An argument has the wrong type or is out of range; the message names it.
     """
 
     def __init__(
@@ -123,7 +122,7 @@ class EmbeddedPurgatory:
 
     @property
     def num_delayed(self) -> int:
-        """Operations with a live timer entry."""
+        """Operations with a timer entry: all pending operations that can expire."""
         with self._lock:
             return self._core.num_delayed
 
@@ -135,7 +134,7 @@ class EmbeddedPurgatory:
 
     @property
     def key_count(self) -> int:
-        """Keys that somebody waits on."""
+        """Keys with at least one pending operation."""
         with self._lock:
             return self._core.key_count
 
@@ -145,39 +144,38 @@ class EmbeddedPurgatory:
             return self._core.is_registered(_checked(operation))
 
     def try_complete_else_watch(self, operation: GenericOperation, keys: Iterable[Hashable]) -> bool:
-        """Complete an operation now, or watch it until it can be completed or its time runs out.
+        """Complete an operation now, or watch it until it can be completed or times out.
 
-        When this raises, the operation is not watched, and but for OperationEnded it may be registered again.
+        If this raises, the operation is not watched, and except after OperationEnded it may be registered again.
 
         Args:
-            operation: a fresh one; each is registered once.
-            keys: one or more; `check_and_complete` with any of them tests the operation again.
+            operation: A new operation; each is registered once.
+            keys: One or more keys; `check_and_complete` with any of them evaluates the operation again.
 
         Returns:
-            True: this call completed it. False: it is watched, or was until somebody else ended it just now.
+            True if this call completed it. False if it is watched, or was ended by another thread during this call.
 
         Raises:
-            ValueError: there are no keys, or the operation is pending already, here or in another purgatory.
-            TypeError: an argument is of the wrong type, such as one string for `keys` or a key that can't be hashed.
-            OperationEnded: the operation has ended already. Register first, then let others force or cancel it.
+            ValueError: `keys` is empty, or the operation is already pending, in this or another purgatory.
+            TypeError: An argument has the wrong type, such as a single string for `keys` or an unhashable key.
+            OperationEnded: The operation has already ended. Register it before other threads may force or cancel it.
             PurgatoryFull: `pending_max` operations are pending.
-            PurgatoryClosed: after `close`.
-            BaseException: what `try_complete` raised, if it was no Exception (those go to `on_error`).
-
+            PurgatoryClosed: After `close`.
+            BaseException: Raised by `try_complete`, if it is not an Exception (those go to `on_error`).
         """
         return self._call(self._register, _checked(operation), keys)
 
     def check_and_complete(self, key: Hashable) -> int:
-        """Re-test the operations watched on a key, oldest first. Call it after every change that could end one.
+        """Evaluate the operations watched on a key, oldest first. Call it after every change that could complete one.
 
         Args:
-            key: any hashable; one that nobody waits on costs one lookup.
+            key: Any hashable; a key without operations costs one lookup.
 
         Returns:
-            How many operations this call completed, not counting those that effects completed in turn.
+            How many operations this call completed, not counting those completed in turn by effects.
 
         Raises:
-            BaseException: what a `try_complete` or an effect raised, if no Exception, when all have had their turn.
+            BaseException: Raised by a `try_complete` or an effect, if it is not an Exception; after all have run.
         """
         return self._call(self._core.check_and_complete, key)
 
@@ -185,32 +183,31 @@ class EmbeddedPurgatory:
         """End an operation as CANCELLED, registered or not; its `on_complete` runs.
 
         Returns:
-            True: this call ended it; one that was not registered can't be any more. False: it had ended, or it is
-            pending in another purgatory.
+            True if this call ended it; an unregistered operation can then no longer be registered. False if it had
+            ended, or is pending in another purgatory.
         """
         return self._call(self._core.cancel, _checked(operation))
 
     def cancel_for_key(self, key: Hashable) -> list[GenericOperation]:
-        """End every operation watched on a key as CANCELLED and return them, oldest first."""
+        """End all operations watched on a key as CANCELLED and return them, oldest first."""
         return self._call(self._core.cancel_for_key, key)
 
     def force_complete_for_key(self, key: Hashable) -> list[GenericOperation]:
-        """End every operation watched on a key as SATISFIED, whatever its condition says; return them, oldest first."""
+        """End all operations watched on a key as SATISFIED, whatever their conditions; return them, oldest first."""
         return self._call(self._core.force_complete_for_key, key)
 
     def wait(self, operation: GenericOperation, timeout_ms: SupportsIndex | None = None) -> bool:
-        """Block until an operation has ended and its effects have run; `operation.outcome` then says how.
+        """Block until an operation has ended and its effects have run; see `operation.outcome`.
 
         Args:
-            operation: registered or not.
-            timeout_ms: milliseconds at most, which leave the operation as it is; None: as long as it takes.
+            operation: Registered or not.
+            timeout_ms: Maximum time in milliseconds; it does not affect the operation. None: no limit.
 
         Returns:
-            False: the time ran out.
+            False if the time ran out.
 
         Raises:
-            ReentrantCall: within a hook, which would wait for the very thread that it holds up.
-
+            ReentrantCall: Called within a hook, which would wait for its own thread.
         """
         timeout_s = None
         if timeout_ms is not None:
@@ -230,7 +227,7 @@ class EmbeddedPurgatory:
         """Expire operations that are due, in order of deadline. The reaper does this by itself.
 
         Args:
-            limit: how many at most; what is left shows as `next_expiration_ms()` at or before now.
+            limit: Maximum number; if more are due, `next_expiration_ms()` is at or before now afterwards.
 
         Returns:
             How many expired.
@@ -239,24 +236,26 @@ class EmbeddedPurgatory:
         return self._call(self._advance, limit)
 
     def next_expiration_ms(self) -> int:
-        """When `advance_clock` has something to do, in milliseconds of this purgatory's clock; -1: never."""
+        """When to call `advance_clock` next, in milliseconds of this purgatory's clock; -1: never."""
         with self._lock:
             return self._core.next_expiration_ms()
 
     def close(self) -> int:
-        """Refuse registrations, end what is pending as SHUTTING_DOWN, and stop the reaper.
+        """Reject registrations, end all pending operations as SHUTTING_DOWN, and stop the reaper.
 
-        Idempotent, and allowed from within an effect. Waits 5 s at most for an effect that the reaper is running.
-        Within a `try_complete`, as from a signal handler that came upon one, registrations are refused at once and the
-        rest happens when that has returned.
+        Idempotent, and allowed within an effect. Waits at most 5 s for an effect that the reaper is running. Within a
+        `try_complete`, for example from a signal handler that interrupted it, registrations are rejected immediately
+        and the rest is done when `try_complete` has returned.
 
         Returns:
             How many operations were ended; 0 when called within a `try_complete`.
 
         Raises:
-            BaseException: what an effect raised, if it was no Exception, when all have run.
+            BaseException: Raised by an effect, if it is not an Exception; after all have run.
         """
         with self._lock:
+            # The lock is held, so a busy core means that this thread is within a hook: `_call` closes when that has
+            # returned.
             self._core.is_closed = True
             self._is_close_asked = self._core.is_busy
             if self._core.is_busy:
@@ -270,7 +269,7 @@ class EmbeddedPurgatory:
             ended += more
             try:
                 self._run_effects()
-            except BaseException as error:  # noqa: BLE001 - raised below, when everybody has been answered
+            except BaseException as error:  # noqa: BLE001 - raised below, after all operations have been answered
                 interrupt = chained(error, interrupt)
             if more == 0:
                 break
@@ -281,13 +280,13 @@ class EmbeddedPurgatory:
         return ended
 
     def after_fork_in_child(self) -> None:
-        """Refuse every call from now on; the operations are the parent's to answer, also those that ended."""
+        """Reject every call from now on. The parent answers the operations, including those that have ended."""
         self._lock = RefusedAfterFork(f"purgatory {self.name!r}", self._made_in)
         self._is_forked = True
         self._effects.waiting.clear()
 
     def _wait_ms(self) -> int:
-        """For the reaper: milliseconds until it must look again, 0 for at once, -1 for not until it is woken."""
+        """Milliseconds until the reaper must run again; 0: immediately; -1: not until it is woken."""
         with self._lock:
             next_ms = self._core.next_expiration_ms()
             if self._reaper is not None:
@@ -295,15 +294,17 @@ class EmbeddedPurgatory:
             return -1 if next_ms < 0 else max(0, next_ms - self._clock.now_ms())
 
     def _call(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
-        """Call something of the core's under the lock; afterwards, outside it, the effects of what ended inside."""
+        """Call a method of the core under the lock; then, outside it, run the effects of the operations that ended."""
         is_outermost = False
         try:
-            # `with`, not acquire and release: it leaves a signal no moment between these and the body.
+            # `with` instead of acquire and release: it leaves no gap in which a signal could be handled before the
+            # body.
             with self._lock:
                 try:
                     return function(*arguments, **keywords)
                 finally:
-                    # Within a hook this is the same thread's inner call: the outer one takes what ended.
+                    # Within a hook this is a nested call of the same thread: the outer one collects the ended
+                    # operations.
                     is_outermost = not self._core.is_busy
                     if is_outermost:
                         self._collect_effects()
@@ -316,7 +317,7 @@ class EmbeddedPurgatory:
                         self.close()
 
     def _register(self, operation: GenericOperation, keys: Iterable[Hashable]) -> bool:
-        # Rounded up, or it could expire early by a fraction of a millisecond.
+        # Rounded up, or an operation could expire early by a fraction of a millisecond.
         now_ms = max(self._core.now_ms, self._clock.ceiling_ms())
         completed = self._core.try_complete_else_watch(operation, keys, now_ms)
         if self._reaper is not None and not completed:
@@ -324,15 +325,16 @@ class EmbeddedPurgatory:
         return completed
 
     def _advance(self, limit: int) -> int:
+        # A registration rounds up, so the core's clock may be ahead of the machine's by less than a millisecond.
         return self._core.advance_clock(max(self._core.now_ms, self._clock.now_ms()), limit)
 
     def _force_complete(self, operation: GenericOperation) -> bool:
-        """What `GenericOperation.force_complete` does for operations registered here."""
+        """Implements `GenericOperation.force_complete` for operations registered here."""
         return self._call(self._core.force_complete, operation)
 
     def _collect_effects(self) -> None:
-        """Make the effects of what ended, and the failures, this thread's. The caller holds the lock."""
-        if self._is_forked:  # in the middle of a hook: what ended is the parent's to answer
+        """Move ended operations and failures of `try_complete` to this thread's queue. The caller holds the lock."""
+        if self._is_forked:  # forked within a hook: the parent answers the ended operations
             return
         waiting = self._effects.waiting
         while self._failures:
@@ -341,9 +343,10 @@ class EmbeddedPurgatory:
             waiting.append((operation, None))
 
     def _run_effects(self) -> None:
-        """Run this thread's effects, unless it is running them already: then these are behind those.
+        """Run this thread's effects, unless it is already running them: then these are queued behind those.
 
-        One that raises does not cost the others theirs: what is no Exception is raised when all have run.
+        If an effect raises, the others still run; a BaseException that is not an Exception is raised after all have
+        run.
         """
         mine = self._effects
         if mine.is_running or not mine.waiting:

@@ -1,7 +1,8 @@
-"""The engine: everything about waiting, and no clock, socket, thread, log or generated code.
+"""The engine: everything about waiting, with no clock, socket, thread, log or generated code.
 
-Time is an argument (`now_ms`), results are return values: the same calls give the same answers, always. All modules
-here but this one are compiled together by mypyc; the same files also run uncompiled, with the same behaviour.
+Time is an argument (`now_ms`) and results are return values, so the same calls always give the same results. All
+modules of this package except this one are compiled together by mypyc; the same files also run uncompiled, with the
+same behaviour.
 """
 
 from typing import Final
@@ -11,4 +12,4 @@ from purgatory.engine import codes
 __all__ = ["COMPILED"]
 
 COMPILED: Final = not codes.__file__.endswith(".py")
-"""True when the compiled engine is the one that runs."""
+"""Whether the compiled engine is running."""

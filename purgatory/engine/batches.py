@@ -1,13 +1,13 @@
-"""What goes into the engine: batches as columns, one list a field, and the receipts that answer them.
+"""The engine's input: batches as columns (one list per field), and the receipts returned for them.
 
-A batch is checked item by item; what is refused changes nothing and the rest is served. Columns are plain lists of
+A batch is checked item by item. Refused items change nothing, and the rest is processed. Columns are plain lists of
 ints, so that protobuf's packed columns need one copy and no object per operation.
 
-Operation-level columns have one value for each operation; item-level columns one for each partition (or key) of each
-operation, in order. Optional columns may be empty (the default for all), or hold one value (that value for all).
+Operation-level columns have one value per operation. Item-level columns have one value per partition (or key) of each
+operation, in order. Optional columns may be empty (use the default for all) or hold one value (used for all).
 
-Arguments stand in order of how often they are given: a compiled constructor looks for each by name until it has found
-all that were given.
+Constructor arguments are ordered by how often they are passed: a compiled constructor searches the keywords in this
+order until it has found all that were passed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ PartitionName = tuple[str, int]
 """(topic, partition): ("orders", 3) is orders-3."""
 
 AsGiven = Any
-"""A `PartitionName` that stays the object it is: compiled code unpacks a value typed as a tuple and makes a new one."""
+"""A `PartitionName` that keeps its identity: compiled code unpacks a value typed as a tuple and builds a new one."""
 
 NOTHING: Final[list[Any]] = []
-"""A column that was not given. All batches share it, so it must never change. Columns to append to must be given."""
+"""The value of omitted columns. All batches share it, so it must never change; pass your own lists to append to."""
 
 
 class OperationBatch:
@@ -72,7 +72,7 @@ class OperationBatch:
 
     @staticmethod
     def to_fill() -> OperationBatch:
-        """An empty batch whose columns are its own, to be appended to."""
+        """An empty batch with lists of its own in every column, for appending."""
         return OperationBatch(
             [], partitions=[], item_indexes=[], offsets=[], timeouts_ms=[], keys=[], item_counts=[],
             local_error_codes=[], leader_epochs=[], min_bytes=[], replica_ids=[], isolation_levels=[],
@@ -82,8 +82,7 @@ class OperationBatch:
 
 
 class Refusal:
-    """Why one item of a batch was refused: its index, a google.rpc.Code, the field at fault and a message with its
-    value.
+    """Why one item of a batch was refused: its index, a google.rpc.Code, the faulty field and a message with its value.
 
     `error_code` is Kafka's where one fits (events only), else 0. `field` is a path in the row form of the wire.
     """
@@ -97,7 +96,7 @@ class Refusal:
 
 
 class RegisterReceipt:
-    """What became of an `OperationBatch`."""
+    """The result of registering an `OperationBatch`."""
 
     def __init__(self) -> None:
         self.highest_operation_id = 0
@@ -107,10 +106,10 @@ class RegisterReceipt:
 
 
 class EventBatch:
-    """A batch of events. An event's item is a partition (or, for KEY_SIGNALLED, a key) of the dictionary.
+    """A batch of events. The item of an event is a partition (for KEY_SIGNALLED: a key) of the dictionary.
 
-    Lists of replicas travel in `replica_sets`: for event i (IN_SYNC_REPLICAS, LEADERSHIP) a `ReplicaSets`, or None.
-    `flags` hold LEADERSHIP's is_leader, PARTITION_REMOVED's moved, and REPLICA_STATE's dead (1) and fenced (2) bits.
+    `replica_sets` has a `ReplicaSets` for events with lists of replicas (IN_SYNC_REPLICAS, LEADERSHIP), else None.
+    `flags` holds LEADERSHIP's is_leader, PARTITION_REMOVED's moved, and REPLICA_STATE's dead (1) and fenced (2) bits.
     """
 
     def __init__(
@@ -144,9 +143,7 @@ class EventBatch:
 
 
 class ReplicaSets:
-    """The lists of an IN_SYNC_REPLICAS or LEADERSHIP event. Empty or -1: unchanged (for `proposed`: nothing
-    proposed).
-    """
+    """Lists of an IN_SYNC_REPLICAS or LEADERSHIP event. Empty or -1: unchanged (`proposed`: nothing proposed)."""
 
     def __init__(
         self,
@@ -165,8 +162,9 @@ class ReplicaSets:
 
 
 class EventsReceipt:
-    """What a slice of an `EventBatch` did. `next_index` is where the next slice starts; the batch is done at its
-    length.
+    """The result of one slice of an `EventBatch`.
+
+    `next_index` is where the next slice starts; the batch is done when it equals the batch's length.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""The engine's small vocabularies as plain integers: they live in packed arrays and travel on the wire unchanged.
+"""The engine's enumerations as plain integers: stored in packed arrays and sent on the wire unchanged.
 
-Error codes are Kafka's (each explained in docs/semantics.md). The values of kinds, outcomes and event types equal
-those of the enums in proto/purgatory/v1; a test holds them together.
+Error codes are Kafka's (each is explained in docs/semantics.md). The values of kinds, outcomes and event types equal
+those of the enums in proto/purgatory/v1; a test compares them.
 """
 
 from typing import Final
@@ -14,7 +14,7 @@ SIGNAL: Final = 4
 KIND_NAMES: Final = {PRODUCE: "produce", FETCH: "fetch", DELETE_RECORDS: "delete_records", SIGNAL: "signal"}
 KINDS: Final = tuple(KIND_NAMES)
 
-# Outcomes. PENDING is the only one with a successor.
+# Outcomes. All except PENDING are final.
 PENDING: Final = 0
 SATISFIED: Final = 1
 FAILED: Final = 2
@@ -80,7 +80,7 @@ UNKNOWN_LEADER_EPOCH: Final = 75
 OFFSET_NOT_AVAILABLE: Final = 78
 
 MARK_STALE: Final = 1001
-"""Not Kafka's: nobody could see the mark, and the wait was not to go on without."""
+"""Not one of Kafka's codes: the mark was stale for longer than the stale timeout of the wait."""
 
 # google.rpc.Code of refusals.
 INVALID_ARGUMENT: Final = 3
@@ -90,7 +90,7 @@ FAILED_PRECONDITION: Final = 9
 UNAVAILABLE: Final = 14
 
 UNKNOWN: Final = -1
-"""An offset, epoch, byte position or replica id that is not known or not given."""
+"""An offset, epoch, byte position or replica id that is unknown or was not passed."""
 
 OFFSET_MAX: Final = 2**61
 """Offsets, byte positions and counts at or above this are refused: packed arithmetic must not wrap."""

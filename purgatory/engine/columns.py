@@ -1,6 +1,6 @@
-"""Reads the columns of a batch: lengths are checked once, then each value is one look-up and makes no object.
+"""Reads the columns of a batch: lengths are checked once, then reading a value is one look-up and allocates nothing.
 
-A column holds one value for each row, or one value for all, or none for the default.
+A column has one value per row, one value for all rows, or none, which means the default.
 """
 
 from typing import Final
@@ -14,13 +14,13 @@ __all__ = ["OUT_OF_RANGE", "Column", "check_length", "value_at"]
 
 
 OUT_OF_RANGE: Final[i64] = -(2**62)
-"""What a `Column` holds in place of a value that is out of range."""
+"""Stored in a `Column` in place of a value that is out of range."""
 
 
 class Column:
-    """A column whose values were each looked at once, and are read as machine integers from then on.
+    """A column whose values are range-checked once and then read as machine integers.
 
-    Most columns of a batch hold nothing out of range, and `is_within` says so: then no row has to be checked again.
+    Most columns have no value out of range. Then `is_within` is True, and rows need no further checks.
     """
 
     def __init__(self, values: list[int], default: int, lowest: int, highest: int) -> None:
@@ -34,7 +34,7 @@ class Column:
             if lowest <= value <= highest:
                 read[place] = value
             else:
-                # The value itself may not fit into 64 bits; `given` keeps it for the message.
+                # The value itself may not fit into 64 bits; `_given` keeps it for the message.
                 read[place] = OUT_OF_RANGE
                 within = False
             place += 1
@@ -48,18 +48,18 @@ class Column:
         return self._values[row * self._step]
 
     def given(self, row: i64) -> int:
-        """The value of a row as it was given, in range or not."""
+        """The original value of a row, even if out of range."""
         return self._given[row * self._step]
 
 
 def check_length(field: str, length: int, rows: int) -> None:
-    """Raises InvalidBatch naming `field` when a column of `length` values fits neither rule for `rows` rows."""
+    """Raise InvalidBatch, naming `field`, if a column of `length` values does not fit `rows` rows."""
     if length > 1 and length != rows:
         raise InvalidBatch(field, f"has {length} values; it takes {rows} (one for each row), 1 (for all) or none")
 
 
 def value_at(values: list[int], row: int, default: int) -> int:
-    """The value of a row."""
+    """The value of a row, or the default if the column is empty."""
     length = len(values)
     if length > 1:
         return values[row]

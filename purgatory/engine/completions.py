@@ -1,4 +1,4 @@
-"""What comes out of the engine: ended operations as packed columns, one set for each owner."""
+"""The engine's output: ended operations as packed columns, one set per owner."""
 
 from typing import Final
 
@@ -8,34 +8,34 @@ from mypy_extensions import i64
 from purgatory.engine.batches import AsGiven, PartitionName
 
 ROOM: Final[i64] = 16
-"""The length of each column at first; it is doubled whenever it is full."""
+"""Initial length of each column; a full column is doubled."""
 
 ROOM_MAX: Final[i64] = 1_024
-"""The greatest first length, however many operations ended the last time."""
+"""Upper bound of the initial length, however many operations ended last time."""
 
 
 NOTHING_STALE: Final[dict[int, tuple[int, str]]] = {}
 """No mark was stale. All completions share it, so it must never change."""
 
 NOBODY: Final[AsGiven] = ("", -1)
-"""Fills the places of names that were not written."""
+"""Placeholder for names that have not been written."""
 
 
 def room_for(expected: i64) -> i64:
-    """How long columns are made where so many values are expected."""
+    """Initial length of columns for this number of expected values."""
     return ROOM if expected < ROOM else ROOM_MAX if expected > ROOM_MAX else expected
 
 
 class Completions:
-    """Ended operations of one owner, in the order they ended.
+    """Ended operations of one owner, in the order in which they ended.
 
-    Operation-level columns have one value for each operation, item-level ones one for each partition (or key) of it, in
-    the order of the request. Times are milliseconds, offsets -1 where not known. A column is an array of 64-bit numbers
-    that can be indexed, sliced and walked like a list, and read without a copy as a buffer.
+    Operation-level columns have one value per operation. Item-level columns have one per partition (or key) of an
+    operation, in the order of the request. Times are milliseconds; unknown offsets are -1. A column is an array of
+    64-bit numbers: it can be indexed, sliced and iterated like a list, and read as a buffer without a copy.
 
-    The columns are longer than what was written while it is being written, which costs less than to lengthen each by
-    one value at a time; `finish` cuts them. `expected` and `expected_items` are how many operations may end, and how
-    many items they may have, if that can be guessed.
+    While they are being written, columns are longer than their contents, because appending values one at a time costs
+    more; `finish` trims them. `expected` and `expected_items` are estimates of how many operations and items will be
+    added.
     """
 
     def __init__(self, owner_id: int, expected: i64 = ROOM, expected_items: i64 = ROOM) -> None:
@@ -43,7 +43,7 @@ class Completions:
         self.owner_id: Final = owner_id
         self._operations: i64 = 0
         self.items: i64 = 0
-        """How many items were written."""
+        """Number of items written."""
         self.operation_ids: vec[i64] = vec[i64]([0] * room)
         self.kinds: vec[i64] = vec[i64]([0] * room)
         self.outcomes: vec[i64] = vec[i64]([0] * room)
@@ -64,10 +64,10 @@ class Completions:
         """-1.0: absent."""
 
         self.fetched: Final[list[FetchedPartition]] = []
-        """One for each item of each fetch, in order; none for other kinds."""
+        """One per item of each fetch, in order; other kinds add none."""
         self.stale_marks = NOTHING_STALE
-        """By item: for how many milliseconds nobody had seen its mark when its operation ended, and why. Set by whoever
-        knows, which the engine does not.
+        """By item index: for how many milliseconds its mark was stale when the operation ended, and why. Filled in by
+        the caller; the engine does not know which marks are stale.
         """
 
     def __len__(self) -> int:
@@ -76,7 +76,7 @@ class Completions:
     def add_operation(
         self, operation_id: i64, kind: i64, outcome: i64, waited_ms: i64, lateness_ms: i64, item_count: i64
     ) -> None:
-        """The next operation."""
+        """Append an operation."""
         place = self._operations
         if place == i64(len(self.operation_ids)):
             self._double_operations()
@@ -98,7 +98,7 @@ class Completions:
         estimated_remaining_ms: i64,
         pace_per_second: float,
     ) -> None:
-        """The next item of the operation that is being written down."""
+        """Append an item of the operation that is being recorded."""
         place = self.items
         if place == i64(len(self.error_codes)):
             self._double_items()
@@ -129,7 +129,7 @@ class Completions:
         self.paces_per_second = extend(self.paces_per_second, self.paces_per_second)
 
     def finish(self) -> None:
-        """Cuts the columns to what was written; nothing may be added after it."""
+        """Trim the columns to their contents. Nothing may be added afterwards."""
         operations = self._operations
         if operations < i64(len(self.operation_ids)):
             self.operation_ids = self.operation_ids[:operations]
@@ -150,7 +150,7 @@ class Completions:
 
 
 class FetchedPartition:
-    """What a read of one partition would give when a fetch ends. Bytes; offsets -1 where not known or not given."""
+    """The result of reading one partition at the end of a fetch. Sizes in bytes; unknown or missing offsets are -1."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""The engine: one owner of all partitions, keys, pending operations and the timer that expires them.
+"""The engine: the single owner of all partitions, keys and pending operations, and of the timer that expires them.
 
-Calls in, results out; time is an argument. Every call is bounded by the batch it is given or by its `limit`. After each
-call that may end operations, `take_completions` says what has ended. The same calls always give the same answers.
+Time is an argument of every call. Every call is bounded by the size of its batch or by its `limit`. After a call that
+may end operations, `take_completions` returns the operations that ended. The same calls always give the same results.
 """
 
 from typing import Final
@@ -40,15 +40,15 @@ from purgatory.engine.waiting.wheel import MOVES_MAX
 __all__ = ["Engine"]
 
 EXPIRED_AT_A_TIME: Final = 16
-"""Operations taken out of the wheel together. They all end then, whatever work that is: each may have 2,000 items."""
+"""Operations taken out of the wheel at once. All of them then end, whatever that costs: each may have 2,000 items."""
 
 
 class Engine:
-    """Purgatory of all kinds of delayed operation. Times are monotonic milliseconds and must not go back.
+    """Purgatory of all kinds of delayed operation. Times are monotonic milliseconds and must not decrease.
 
-    `work_max` bounds a call: it stops at the operation with which it has done so many units of work. A unit is an
-    operation ended, each of its items, an item resolved, an evaluation, or a replica looked at for an event. So a plain
-    wait of one partition that an event ends is three.
+    `work_max` bounds a call: it stops after the operation that brings its work to this many units. One unit is an ended
+    operation, each of its items, a resolved item, an evaluation, or a replica examined for an event. So ending a plain
+    wait on one partition by an event is three units.
     """
 
     def __init__(
@@ -80,9 +80,10 @@ class Engine:
     # Owners.
 
     def add_owner(self, holdings: Holdings | None = None) -> Owner:
-        """A new owner, to register operations for: ids are unique and rise within one owner.
+        """Create an owner to register operations for. Operation ids are unique and ascending within one owner.
 
-        `holdings` are those of its account; without, it shares those of all that belongs to none, which have no limits.
+        `holdings` are those of its account. By default, the owner uses the shared holdings without an account, which
+        have no limits.
         """
         owners = self._pending.owners
         if holdings is None:
@@ -96,7 +97,7 @@ class Engine:
         return owner
 
     def remove_owner(self, owner: Owner, now_ms: int) -> None:
-        """Cancels all its pending operations, without completions. The owner must not be used afterwards."""
+        """Cancel all pending operations of an owner, without completions. The owner must not be used afterwards."""
         owner.closed = True
         owner.completions = None
         owner.ended_last = 0
@@ -110,11 +111,13 @@ class Engine:
     def register(
         self, owner: Owner, kind: int, batch: OperationBatch, now_ms: int, known_up_to: int = -1
     ) -> RegisterReceipt:
-        """Registers a batch of operations of one kind, item by item.
+        """Register a batch of operations of one kind, item by item.
 
-        An operation is accepted (and may have ended already), known already (its id is not above `known_up_to`; -1:
-        the highest of before), or refused with a reason. Raises InvalidBatch when the columns as a whole cannot be
-        read; nothing is applied then.
+        An operation is accepted (it may already have ended), already known (its id is not above `known_up_to`; -1: the
+        highest id before this batch), or refused with a reason.
+
+        Raises:
+            InvalidBatch: The columns do not fit together. Nothing has been changed.
         """
         assert not owner.closed, f"owner {owner.owner_id} was removed"
         self._pass_time(now_ms)
@@ -130,10 +133,14 @@ class Engine:
         maker: Holdings | None = None,
         is_full: bool = False,
     ) -> EventsReceipt:
-        """Applies events from `start` on until events and units of work together reach `limit`; see `next_index`.
+        """Apply events from `start` on until events and units of work together reach `limit`; see
+        `EventsReceipt.next_index`.
 
         The effects of one event are never split. Partitions that become known are counted in `maker`. With `is_full`,
-        events that would make a partition, key, replica or epoch are refused. Raises InvalidBatch as `register` does.
+        events that would create a partition, key, replica or epoch are refused.
+
+        Raises:
+            InvalidBatch: The columns do not fit together. Nothing has been changed.
         """
         self._pass_time(now_ms)
         if maker is None:
@@ -141,8 +148,9 @@ class Engine:
         return self._events.apply(batch, now_ms, start, limit, maker, is_full)
 
     def cancel(self, owner: Owner, operation_ids: list[int], now_ms: int, work_max: int = UNLIMITED) -> list[bool]:
-        """Cancels operations by id. For each: True when it was pending; False when it had ended or was never
-        registered. With `work_max` there may be fewer answers than ids: go on with those that follow.
+        """Cancel operations by id. For each: True if it was pending, False if it had ended or was never registered.
+
+        With `work_max`, the result may be shorter than the ids: call again with the remaining ones.
         """
         self._pass_time(now_ms)
         cancelled: list[bool] = []
@@ -164,8 +172,9 @@ class Engine:
         now_ms: int,
         work_max: int = UNLIMITED,
     ) -> list[bool]:
-        """Ends operations whose stale timeout is over as FAILED; those of their marks that are stale say MARK_STALE.
-        Answers as `cancel` does.
+        """End operations whose stale timeout is over as FAILED; their stale marks get the code MARK_STALE.
+
+        The result is that of `cancel`.
         """
         self._pass_time(now_ms)
         failed: list[bool] = []
@@ -180,16 +189,16 @@ class Engine:
         return failed
 
     def cancel_all(self, owner: Owner, now_ms: int, work_max: int = UNLIMITED, up_to_id: int = OPERATION_ID_MAX) -> int:
-        """Cancels what an owner has pending, the lowest ids first; returns how many. See `has_pending`."""
+        """Cancel the pending operations of an owner, lowest ids first. Returns how many. See `has_pending`."""
         self._pass_time(now_ms)
         return self._end_all(owner, CANCELLED, now_ms, UNLIMITED, work_max, up_to_id)
 
     def has_pending(self, owner: Owner, up_to_id: int) -> bool:
-        """Whether an operation of an owner is pending, of those with ids up to this one."""
+        """Whether the owner has a pending operation with an id up to `up_to_id`."""
         return owner.first_pending(up_to_id, self._pending.operations) >= 0
 
     def cancel_partition(self, name: PartitionName, now_ms: int, work_max: int = UNLIMITED) -> int:
-        """Cancels, and completes, what waits on a partition; returns how many. See `has_waits`."""
+        """Cancel the operations that wait on a partition, with completions. Returns how many. See `has_waits`."""
         self._pass_time(now_ms)
         before = self._pending.ended_total
         partition = self._partitions.get(name)
@@ -198,7 +207,7 @@ class Engine:
         return self._pending.ended_total - before
 
     def cancel_key(self, key: str, now_ms: int, work_max: int = UNLIMITED) -> int:
-        """The same for a signal key."""
+        """Cancel the operations that wait on a signal key, as `cancel_partition` does."""
         self._pass_time(now_ms)
         before = self._pending.ended_total
         signal_key = self._keys.get(key)
@@ -207,7 +216,7 @@ class Engine:
         return self._pending.ended_total - before
 
     def has_waits(self, name: PartitionName) -> bool:
-        """Whether anything waits on a partition, or on a key, (key, -1)."""
+        """Whether any operation waits on a partition, or on a key, (key, -1)."""
         if name[1] < 0:
             signal_key = self._keys.get(name[0])
             return signal_key is not None and signal_key.waits.live > 0
@@ -215,9 +224,7 @@ class Engine:
         return partition is not None and partition.watched() > 0
 
     def shut_down(self, now_ms: int, limit: int, owner: Owner | None = None, work_max: int = UNLIMITED) -> int:
-        """Ends up to `limit` pending operations, of one owner or of all, as SHUTTING_DOWN. Returns how many; 0: none is
-        left.
-        """
+        """End up to `limit` operations, of one owner or of all, as SHUTTING_DOWN. Returns how many; 0: none is left."""
         self._pass_time(now_ms)
         if owner is not None:
             return self._end_all(owner, SHUTTING_DOWN, now_ms, limit, work_max, OPERATION_ID_MAX)
@@ -244,9 +251,10 @@ class Engine:
         return ended
 
     def play(self, owner: Owner, tape: Tape, prompt: bool) -> Played:
-        """Plays a tape (see `tape`). With `prompt`, what is due expires at its own millisecond, before the next step.
+        """Play a tape (see `tape`). With `prompt`, due operations expire at their own millisecond, before each step.
 
-        Raises InvalidBatch as `register` and `apply` do; nothing is applied then.
+        Raises:
+            InvalidBatch: As for `register` and `apply`. Nothing has been changed.
         """
         assert not owner.closed, f"owner {owner.owner_id} was removed"
         player = TapePlayer(self._registration, self._events, self._inspection, owner, self._now_ms, prompt)
@@ -255,7 +263,7 @@ class Engine:
         return played
 
     def restore(self, owner: Owner, saved: SavedOperations, gone: bytes, now_ms: int) -> int:
-        """Lets operations that were saved wait on; returns how many (see `Snapshots.restore`)."""
+        """Restore saved operations, which continue to wait. Returns how many (see `Snapshots.restore`)."""
         assert not owner.closed, f"owner {owner.owner_id} was removed"
         self._pass_time(now_ms)
         return self.snapshots.restore(owner, saved, gone, now_ms)
@@ -263,9 +271,9 @@ class Engine:
     # Time.
 
     def advance_clock(self, now_ms: int, limit: int, work_max: int = UNLIMITED) -> int:
-        """Expires what is due, at most `limit` operations, in order of deadline; returns how many.
+        """Expire up to `limit` due operations, in order of deadline. Returns how many.
 
-        When `next_expiration_ms() <= now_ms` afterwards, there is more to do: call again.
+        If `next_expiration_ms() <= now_ms` afterwards, there is more to do: call again.
         """
         self._pass_time(now_ms)
         wheel = self._pending.wheel
@@ -284,12 +292,12 @@ class Engine:
         return expired
 
     def next_expiration_ms(self) -> int:
-        """When `advance_clock` has to be called next; -1: nothing is timed. It may lie in the past."""
+        """When to call `advance_clock` next; -1: nothing is timed. May be in the past."""
         return self._pending.wheel.next_expiration_ms()
 
     @property
     def has_stale_waits(self) -> bool:
-        """Whether an operation is pending that has a stale timeout: see `stale_waits`."""
+        """Whether a pending operation has a stale timeout: see `stale_waits`."""
         return len(self._pending.stale_timeouts_ms) > 0
 
     @property
@@ -298,7 +306,7 @@ class Engine:
         return self._partitions.unreported > 0
 
     def unreported(self, names: list[PartitionName]) -> list[PartitionName]:
-        """The known partitions among these that no event has mentioned yet."""
+        """The known partitions among `names` that no event has mentioned yet."""
         found: list[PartitionName] = []
         for name in names:
             partition = self._partitions.get(name)
@@ -313,11 +321,11 @@ class Engine:
     # Results and views.
 
     def take_completions(self) -> list[Completions]:
-        """What has ended since the last call: one `Completions` for each owner that has any."""
+        """The operations that ended since the last call: one `Completions` per owner that has any."""
         return self._pending.take_completions()
 
     def describe(self, owner: Owner, operation_id: int, now_ms: int) -> PendingView | None:
-        """A pending operation; None when it is not pending."""
+        """A view of a pending operation; None if it is not pending."""
         self._pass_time(now_ms)
         return self._inspection.describe(owner, operation_id)
 
@@ -331,59 +339,63 @@ class Engine:
         partition: PartitionName | None = None,
         key: str = "",
     ) -> tuple[list[PendingView], int]:
-        """Pending operations in order of slot from `start` on, at most `limit`, and where to continue (-1: at the end).
+        """Up to `limit` pending operations in slot order from slot `start` on, and where to continue (-1: at the end).
 
-        The filters go together. One call looks at a bounded number of slots, so a page may be short or empty.
+        Filters are combined. A call visits a bounded number of slots, so a page may be short or empty.
         """
         self._pass_time(now_ms)
         return self._inspection.list_pending(start, limit, owner_id, kind, partition, key)
 
     def count_remaining(self, start: int, limit: int, now_ms: int, times: RemainingTimes) -> int:
-        """Adds to `times` the time left of the pending operations in `limit` slots from `start` on; returns where to go
-        on (-1: that was all).
+        """Add the time left of the pending operations in `limit` slots from `start` on to `times`.
+
+        Returns where to continue (-1: at the end).
         """
         self._pass_time(now_ms)
         return self._inspection.count_remaining(start, limit, now_ms, times)
 
     def hottest(self, start: int, limit: int, above: int) -> tuple[list[tuple[int, PartitionName]], int]:
-        """Of `limit` places from `start` on, where partitions and then keys are: those with more than `above` watch
-        entries of pending operations, each with how many; and where to go on (-1: that was all). A key is (key, -1).
+        """The names with more than `above` watch entries of pending operations, each with its number of entries.
+
+        Visits `limit` indexes from `start` on, first those of partitions, then those of keys. A key is (key, -1). The
+        second value is where to continue (-1: at the end).
         """
         return self._inspection.hottest(start, limit, above)
 
     def rank_pending(self, start: int, limit: int, now_ms: int, ranking: PendingRanking) -> int:
-        """Adds to `ranking` the pending operations in at most `limit` slots from `start` on, or fewer where those have
-        more than `limit` items; returns where to go on (-1: that was all).
+        """Add the pending operations in up to `limit` slots from `start` on to `ranking`; stops after `limit` items.
+
+        Returns where to continue (-1: at the end).
         """
         self._pass_time(now_ms)
         return self._inspection.rank(start, limit, ranking)
 
     def ranked_view(self, ranked: RankedOperation, now_ms: int) -> PendingView | None:
-        """An operation of a ranking; None: it has ended."""
+        """A view of an operation of a ranking; None if it has ended."""
         return self.slot_view(ranked.slot, ranked.operation_id, now_ms)
 
     def slot_view(self, slot: int, operation_id: int, now_ms: int) -> PendingView | None:
-        """The pending operation of that id in a slot, from 0; None: the slot has none, or another one."""
+        """The pending operation with this id in a slot; None if the slot is free or holds another operation."""
         self._pass_time(now_ms)
         return self._inspection.view_of(slot, operation_id)
 
     def wheel_rings(self, counted_max: int) -> list[WheelRing]:
-        """The timing wheel as it stands, level by level; of each bucket up to `counted_max` operations are counted."""
+        """The state of the timing wheel, level by level. Up to `counted_max` operations per bucket are counted."""
         return self._inspection.wheel_rings(counted_max)
 
     @property
     def wheel_moves(self) -> int:
-        """How many operations have been taken out of buckets so far, because they fired or cascaded."""
+        """How many operations have been taken out of buckets in total, because they fired or cascaded."""
         return self._pending.wheel.moves_total
 
     def partition_view(self, name: PartitionName, now_ms: int) -> PartitionView | None:
-        """A known partition; None otherwise."""
+        """A view of a known partition; None if it is not known."""
         self._pass_time(now_ms)
         return self._inspection.partition_view(name)
 
     @property
     def partition_changes(self) -> int:
-        """Changes whenever a partition becomes known, or is no longer."""
+        """A counter that changes whenever a partition becomes known or is forgotten."""
         return self._partitions.changes
 
     def partition_names(self) -> list[PartitionName]:
@@ -401,11 +413,11 @@ class Engine:
 
     @property
     def pending_items(self) -> int:
-        """Partitions and keys of all pending operations."""
+        """Total partitions and keys of all pending operations."""
         return self._pending.item_count
 
     def memory_bytes(self) -> int:
-        """What the engine takes in memory, estimated from the sizes of its tables."""
+        """Estimated memory of the engine, from the sizes of its tables."""
         pending = self._pending
         held = pending.operations.size * OPERATION_BYTES + pending.items.size * ITEM_BYTES
         held += pending.pending_by_kind[FETCH] * FETCH_BYTES + self._wakeups.fetches.item_count * FETCH_ITEM_BYTES
@@ -413,7 +425,7 @@ class Engine:
         return held + self._partitions.bytes + self._keys.bytes + len(pending.owners) * OWNER_BYTES
 
     def memory_bytes_more(self, operations: int, items: int) -> int:
-        """What it would take besides if so many more operations, of so many items, were to wait."""
+        """Estimated additional memory if `operations` more operations with `items` items were pending."""
         pending = self._pending
         free_rows = pending.operations.size - pending.count
         free_items = pending.items.size - pending.item_count
@@ -421,17 +433,17 @@ class Engine:
 
     @property
     def partition_count(self) -> int:
-        """Known partitions."""
+        """Number of known partitions."""
         return len(self._partitions.by_name)
 
     @property
     def held_key_count(self) -> int:
-        """Signal keys that somebody waits for."""
+        """Number of signal keys with a pending operation."""
         return self.limits.signal_keys_max - self._keys.room()
 
     @property
     def signal_key_count(self) -> int:
-        """Known signal keys, idle ones included."""
+        """Number of known signal keys, including idle ones."""
         return len(self._keys.by_key)
 
     def check(self) -> None:

@@ -1,14 +1,14 @@
 """The engine's errors, in one tree.
 
     PurgatoryError
-    ├── InvalidBatch      a batch that cannot be read as a whole; nothing of it was applied
+    ├── InvalidBatch      a batch whose columns do not fit together; nothing of it was applied
     ├── PurgatoryClosed   a registration after shutdown began; the operation was not touched
     ├── PurgatoryFull     a registration over `pending_max`; the operation was not touched
     ├── OperationEnded    a registration of an operation that has ended: one operation, one registration
-    └── ReentrantCall     a `try_complete` called back into the purgatory that is asking it
+    └── ReentrantCall     a `try_complete` called its own purgatory
 
-What is wrong with one item of a batch is no exception but a `Refusal` in the receipt: the rest of the batch is served.
-Anything else that leaves the engine is a bug.
+An invalid item of a batch is not an exception but a `Refusal` in the receipt: the rest of the batch is processed.
+Any other exception from the engine is a bug.
 """
 
 from typing import Final
@@ -17,11 +17,11 @@ __all__ = ["InvalidBatch", "OperationEnded", "PurgatoryClosed", "PurgatoryError"
 
 
 class PurgatoryError(Exception):
-    """Base of all errors the engine raises on purpose."""
+    """Base class of the errors that the engine raises on purpose."""
 
 
 class InvalidBatch(PurgatoryError):
-    """A batch whose columns cannot be read together. `field` names the column, the message says what disagrees."""
+    """The columns of a batch do not fit together. `field` names the column; the message says how they disagree."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -38,8 +38,8 @@ class PurgatoryFull(PurgatoryError):
 
 
 class OperationEnded(PurgatoryError):
-    """An operation was registered that has ended: used before, or forced or cancelled by somebody. Not watched."""
+    """The registered operation has already ended: it was used before, or was forced or cancelled. It is not watched."""
 
 
 class ReentrantCall(PurgatoryError):
-    """A `try_complete` called the purgatory that is asking it. It must only look; `on_complete` may call back in."""
+    """A `try_complete` called the purgatory that is evaluating it. Only `on_complete` may call the purgatory."""

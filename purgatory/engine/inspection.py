@@ -24,10 +24,10 @@ from purgatory.engine.waiting.wheel import level_tick_ms
 __all__ = ["EngineInspection"]
 
 SLOTS_PER_RESULT: Final = 50
-"""A page visits at most so many slots for each result it may return, and a few thousand besides."""
+"""A page visits at most this many slots for each result that it may return, plus a few thousand."""
 
 ITEMS_PER_PAGE: Final = 1_000
-"""A page ends with the operation at which it has walked so many items: a listing must not hold up the waits."""
+"""A page ends after the operation that brings the visited items to this number: a listing must not delay the waits."""
 
 
 class EngineInspection:
@@ -40,13 +40,13 @@ class EngineInspection:
         self._items_walked: i64 = 0
 
     def find(self, owner: Owner, operation_id: int) -> i64:
-        """Slot of a pending operation; -1 when it is not pending (or cannot be an id)."""
+        """Slot of a pending operation; -1 if it is not pending (or the id is invalid)."""
         if not 1 <= operation_id <= int(owner.highest_operation_id):
             return -1
         return owner.find(operation_id, self.pending.operations)
 
     def describe(self, owner: Owner, operation_id: int) -> PendingView | None:
-        """A pending operation; None when it is not pending."""
+        """A view of a pending operation; None if it is not pending."""
         slot = self.find(owner, operation_id)
         return None if slot < 0 else self._view(slot)
 
@@ -71,7 +71,7 @@ class EngineInspection:
         return found, slot if slot < operations.size else -1
 
     def count_remaining(self, start: int, limit: int, now_ms: int, times: RemainingTimes) -> int:
-        """Adds `limit` slots to `times`; see `Engine.count_remaining`."""
+        """Add `limit` slots to `times`; see `Engine.count_remaining`."""
         operations, wheel = self.pending.operations, self.pending.wheel
         now: i64 = now_ms
         slot: i64 = start
@@ -93,7 +93,7 @@ class EngineInspection:
         return slot if slot < operations.size else -1
 
     def hottest(self, start: int, limit: int, above: int) -> tuple[list[tuple[int, PartitionName]], int]:
-        """Some of the names that are watched; see `Engine.hottest`."""
+        """Some of the watched names; see `Engine.hottest`."""
         partitions, keys = self.partitions.by_index, self.keys.by_index
         found: list[tuple[int, PartitionName]] = []
         place: i64 = start
@@ -116,7 +116,7 @@ class EngineInspection:
         return found, place if place < last else -1
 
     def rank(self, start: int, limit: int, ranking: PendingRanking) -> int:
-        """Adds `limit` slots to a ranking; see `Engine.rank_pending`."""
+        """Add `limit` slots to a ranking; see `Engine.rank_pending`."""
         operations, items, wheel = self.pending.operations, self.pending.items, self.pending.wheel
         owner_ids = ranking.owner_ids
         slot: i64 = start
@@ -146,14 +146,14 @@ class EngineInspection:
         return slot if slot < operations.size else -1
 
     def view_of(self, slot: i64, operation_id: i64) -> PendingView | None:
-        """The operation of that id in a slot; None when it has another one now."""
+        """A view of the operation with this id in a slot; None if the slot is free or holds another operation."""
         operations = self.pending.operations
         if slot >= operations.size or operations.kind[slot] == FREE or operations.operation_id[slot] != operation_id:
             return None
         return self._view(slot)
 
     def wheel_rings(self, counted_max: i64) -> list[WheelRing]:
-        """The levels of the wheel in use."""
+        """The levels of the wheel that are in use."""
         wheel = self.pending.wheel
         rings: list[WheelRing] = []
         level: i64 = 1
@@ -165,7 +165,7 @@ class EngineInspection:
         return rings
 
     def _names(self, slot: i64, partition: PartitionName | None, key: str) -> bool:
-        """Whether an operation names the partition and the key (each: if asked for)."""
+        """Whether an operation names the partition or key, if one was requested."""
         if partition is None and not key:
             return True
         kind = self.pending.kinds[i64(self.pending.operations.kind[slot])]
@@ -182,7 +182,7 @@ class EngineInspection:
         return False
 
     def _name_contains(self, slot: i64, text: str) -> bool:
-        """Whether a partition ("orders-3") or key that an operation names contains the text, which is in lower case."""
+        """Whether a name of the operation ("orders-3", or a key) contains `text`, which must be lower case."""
         kind = self.pending.kinds[i64(self.pending.operations.kind[slot])]
         item = i64(self.pending.operations.first_item[slot])
         while item >= 0:
@@ -226,7 +226,7 @@ class EngineInspection:
         return ItemView(described.name_of(target), error, items.required[item], reached, log_start)
 
     def partition_view(self, name: PartitionName) -> PartitionView | None:
-        """A known partition; None otherwise."""
+        """A view of a known partition; None if it is not known."""
         partition = self.partitions.get(name)
         if partition is None:
             return None
@@ -263,7 +263,7 @@ class EngineInspection:
         ]
 
     def counts(self, kind: int) -> KindCounts:
-        """Counters of one kind; what was registered is the sum of what ended and what is pending."""
+        """Counters of one kind. `registered` is computed as the sum of ended and pending operations."""
         pending = self.pending
         first = kind * OUTCOMES_MAX
         ended = list(pending.ended[first : first + OUTCOMES_MAX])

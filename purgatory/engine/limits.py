@@ -1,4 +1,4 @@
-"""The engine's limits: nothing in it grows without bound."""
+"""The engine's limits: all its state is bounded."""
 
 from typing import Final
 
@@ -6,7 +6,7 @@ __all__ = ["EngineLimits"]
 
 
 class EngineLimits:
-    """Upper bounds, each with its own refusal. Timeouts in milliseconds."""
+    """Upper bounds, each with its own refusal. Timeouts are in milliseconds."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""What the parts of an engine take in memory, in bytes: measured once, and kept true by a test.
+"""Memory of the parts of an engine, in bytes: measured once, and checked by a test.
 
-Tables are counted by the rows they have grown to, free ones included, as they do not shrink.
+Tables are counted by the rows that they have grown to, including free ones, because they do not shrink.
 """
 
 from typing import Final
@@ -10,14 +10,14 @@ from mypy_extensions import i64
 from purgatory.engine.batches import AsGiven
 
 OPERATION_BYTES: Final[i64] = 72
-"""A row with its timer and its place in the owner's index, and the room that growing arrays keep."""
+"""A row, its timer, its entry in the owner's index, and the spare capacity of growing arrays."""
 ITEM_BYTES: Final[i64] = 72
 """A row and its watch."""
 FETCH_BYTES: Final[i64] = 300
-"""What a fetch takes besides its row."""
+"""Bytes of a fetch in addition to its row."""
 FETCH_ITEM_BYTES: Final[i64] = 160
 STALE_TIMEOUT_BYTES: Final[i64] = 120
-"""What an operation takes besides that has a stale timeout."""
+"""Additional bytes of an operation with a stale timeout."""
 OWNER_BYTES: Final[i64] = 200
 PARTITION_BYTES: Final[i64] = 1_250
 REPLICA_BYTES: Final[i64] = 180
@@ -25,14 +25,14 @@ EPOCH_BYTES: Final[i64] = 80
 POSITION_BYTES: Final[i64] = 40
 KEY_BYTES: Final[i64] = 600
 NAME_BYTES: Final[i64] = 150
-"""A name as a tuple, besides the characters of its text."""
+"""A name as a tuple, without the characters of its text."""
 
 
 def text_bytes(text: str) -> int:
-    """What a name of that text takes."""
+    """Bytes of a name with this text."""
     return int(NAME_BYTES) + len(text) * (1 if text.isascii() else 4)
 
 
 def name_bytes(name: AsGiven) -> int:
-    """What the name of a partition, or that of a key as (key, -1), takes."""
+    """Bytes of a partition's name, or of a key's name as (key, -1)."""
     return text_bytes(name[0])

@@ -1,4 +1,4 @@
-"""What may name a partition or a signal key, and the places of names in a dictionary."""
+"""The rules for names of partitions and signal keys, and indexes of names in a dictionary."""
 
 from typing import Final
 
@@ -12,11 +12,11 @@ __all__ = ["cut", "key_fault", "partition_fault", "places_of"]
 PARTITION_MAX = 2**31 - 1
 
 CUT_LENGTH: Final = 80
-"""Characters of a name that a message quotes: messages are kept with the results, one for each refusal."""
+"""Characters of a name quoted in a message: messages are kept with the results, one per refusal."""
 
 
 def partition_fault(name: PartitionName, length_max: int) -> str:
-    """Why a (topic, partition) cannot be one, or an empty string."""
+    """Why a (topic, partition) is invalid, or an empty string."""
     topic, partition = name
     if not topic:
         return "the topic is missing"
@@ -28,7 +28,7 @@ def partition_fault(name: PartitionName, length_max: int) -> str:
 
 
 def key_fault(key: str, length_max: int) -> str:
-    """Why a key cannot be one, or an empty string."""
+    """Why a key is invalid, or an empty string."""
     if not key:
         return "the key is missing"
     if len(key) > length_max:
@@ -37,12 +37,15 @@ def key_fault(key: str, length_max: int) -> str:
 
 
 def cut(name: str) -> str:
-    """A name as messages quote it."""
+    """A name, shortened for messages."""
     return name if len(name) <= CUT_LENGTH else f"{name[:CUT_LENGTH]}..."
 
 
 def places_of(names: list[AsGiven], places: dict[AsGiven, int]) -> vec[i64]:
-    """The place of each name among all; new ones are entered. Neighbours are mostly the same object, so hashed once."""
+    """The index of each name in the dictionary `places`; new names are added.
+
+    Adjacent names are mostly the same object, so a run of them is hashed once.
+    """
     found = vec[i64]([0] * len(names))
     place: i64 = 0
     last: AsGiven = None

@@ -1,4 +1,4 @@
-"""What of all that is pending stands out: gathered slice by slice, for people who look."""
+"""Rankings over all pending operations, collected slice by slice, for display."""
 
 from typing import Final
 
@@ -7,13 +7,13 @@ from mypy_extensions import i64
 from purgatory.engine.batches import AsGiven, PartitionName
 
 NAMES_MAX: Final = 200_000
-"""Names that are told apart: some 30 MB."""
+"""Maximum number of distinct names, about 30 MB."""
 
 __all__ = ["PendingRanking", "RankedOperation", "WheelRing"]
 
 
 class RankedOperation:
-    """A pending operation when it was looked at; it may have ended since."""
+    """A pending operation at the time of the visit; it may have ended since."""
 
     def __init__(self, slot: int, operation_id: int) -> None:
         self.slot: Final = slot
@@ -21,7 +21,7 @@ class RankedOperation:
 
 
 class PendingRanking:
-    """The `size` operations that have waited longest and those that expire soonest, and how many wait on each name.
+    """The `size` operations that have waited longest, the `size` that expire soonest, and the waits on each name.
 
     Filled by `Engine.rank_pending`.
     """
@@ -54,11 +54,11 @@ class PendingRanking:
         self.search: Final = search.lower()
         self._sign: Final[i64] = -1 if descending else 1
         self.operations = 0
-        """Looked at."""
+        """Operations visited."""
         self.waits: Final[dict[PartitionName, int]] = {}
-        """By name; a signal's key is (key, -1)."""
+        """Number of waits by name; a signal's key is (key, -1)."""
         self.is_cut = False
-        """There are more names than `NAMES_MAX`: the waits on others were not counted."""
+        """There are more names than `NAMES_MAX`: waits on the others were not counted."""
         self._size: Final = size
         self._oldest: Final[list[tuple[int, int, int]]] = []
         self._soonest: Final[list[tuple[int, int, int]]] = []
@@ -66,7 +66,7 @@ class PendingRanking:
         self._soonest_max: i64 = 2**62
 
     def add(self, slot: i64, operation_id: i64, registered_ms: i64, deadline_ms: i64) -> None:
-        """One more operation."""
+        """Add an operation."""
         self.operations += 1
         registered, deadline = self._sign * registered_ms, self._sign * deadline_ms
         if registered < self._oldest_max:
@@ -75,7 +75,7 @@ class PendingRanking:
             self._soonest_max = self._keep(self._soonest, deadline, slot, operation_id, self._soonest_max)
 
     def add_wait(self, name: AsGiven) -> None:
-        """One more wait on a name."""
+        """Add a wait on a name."""
         waits = self.waits.get(name, 0)
         if waits == 0 and len(self.waits) >= NAMES_MAX:
             self.is_cut = True
@@ -83,15 +83,15 @@ class PendingRanking:
             self.waits[name] = waits + 1
 
     def longest_waiting(self) -> list[RankedOperation]:
-        """In the order of registration; with `descending` the last registered first."""
+        """In the order of registration; with `descending`, the last registered first."""
         return [RankedOperation(slot, operation_id) for _, slot, operation_id in sorted(self._oldest)[: self._size]]
 
     def soonest_expiring(self) -> list[RankedOperation]:
-        """In the order of their deadlines; with `descending` the last deadline first."""
+        """In the order of deadlines; with `descending`, the last deadline first."""
         return [RankedOperation(slot, operation_id) for _, slot, operation_id in sorted(self._soonest)[: self._size]]
 
     def _keep(self, rows: list[tuple[int, int, int]], value: i64, slot: i64, operation_id: i64, largest: i64) -> i64:
-        # Cut to size now and then only, so that a column of falling values costs a sort for each `size` of them.
+        # Trimmed only once the list is twice the size, so that a falling series costs one sort per `size` values.
         rows.append((value, slot, operation_id))
         if len(rows) < 2 * self._size:
             return largest
@@ -103,8 +103,8 @@ class PendingRanking:
 class WheelRing:
     """One level of the timing wheel: its buckets in order of index.
 
-    `clock_ms` is a multiple of `tick_ms`. `counts` has how many operations each bucket holds, at most `counted_max`:
-    more than that are not counted.
+    `clock_ms` is a multiple of `tick_ms`. `counts` has the number of operations in each bucket, counted up to
+    `counted_max`.
     """
 
     def __init__(self, level: int, tick_ms: int, clock_ms: int, counts: list[int], counted_max: int) -> None:

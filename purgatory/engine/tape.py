@@ -1,11 +1,11 @@
-"""Many calls in one: a tape of steps that an engine plays in order, without leaving compiled code between them.
+"""Many calls in one: a tape of steps that the engine plays in order, without leaving compiled code in between.
 
-A tape does exactly what the same calls would do one by one. It is for replaying a recorded history, where most calls
-hold a single operation and calling costs more than the operation. Results are collected as always, for
+A tape has exactly the effect of the same calls made one by one. It is for replaying a recorded history, where most
+calls have a single operation and the call itself costs more than the operation. Results are collected as usual, for
 `take_completions` after the tape.
 
-A step is a code, an instant and a count: so many of the next operations of a kind, of the next events, expirations, ids
-to end, or names to cancel. Each column is walked once, from its beginning to its end.
+A step is a code, a time and a count: how many of the next operations of a kind, events, expirations, ids to end, or
+names to cancel. Each column is read once, from beginning to end.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ __all__ = [
 
 # Codes of steps.
 APPLY: Final = 1
-"""The next `count` events."""
+"""Apply the next `count` events."""
 EXPIRE: Final = 2
-"""Up to `count` operations that are due."""
+"""Expire up to `count` operations that are due."""
 CANCEL: Final = 3
-"""The next `count` ids, as far as they are pending."""
+"""Cancel the operations with the next `count` ids, if they are pending."""
 SHUT_DOWN: Final = 4
-"""The same, but they end as SHUTTING_DOWN."""
+"""As CANCEL, but with the outcome SHUTTING_DOWN."""
 CANCEL_ALL_ON: Final = 5
-"""All that waits on the next `count` names."""
+"""Cancel all operations that wait on the next `count` names."""
 PASS: Final = 6
-"""Nothing but time."""
+"""Only advance the time."""
 FAIL_STALE: Final = 7
-"""As CANCEL, but they end as `Engine.fail_stale` ends them, by what the tape says is stale for each id."""
+"""As CANCEL, but ended as by `Engine.fail_stale`, with the stale marks that the tape has for each id."""
 REGISTER: Final = 16
-"""Plus the code of a kind: the next `count` operations of that kind. The last one, so that kinds may be added."""
+"""Plus the code of a kind: register the next `count` operations of that kind. Last, so that kinds may be added."""
 
 ALL: Final = 1_000_000_000
 
 
 class Tape:
-    """Steps in order, and the columns they take from. `operations` has the batch of each kind at its code, or None.
+    """Steps in order, and the columns that they consume. `operations` has the batch of each kind at its code, or None.
 
-    Operation ids rise over the whole tape, whatever the kind. A name whose partition is -1 is a signal's key. `stale`
-    has, by id, the marks that were stale when an operation ended as stale.
+    Operation ids are ascending over the whole tape, across kinds. A name whose partition is -1 is a signal's key.
+    `stale` maps ids to the marks that were stale when that operation ended as stale.
     """
 
     def __init__(
@@ -91,12 +91,12 @@ class Tape:
 
 
 class Played:
-    """What a tape did, besides its completions: what was refused, and expirations it asked for that were not due."""
+    """The effects of a tape other than completions: refusals, and requested expirations that were not due."""
 
     def __init__(self) -> None:
         self.refused_ids: Final[list[int]] = []
         self.refusals: Final[list[Refusal]] = []
-        """Of each of them; the index is its place in the batch of its kind."""
+        """The refusal of each of these ids; the index is the row in the batch of its kind."""
         self.events: Final = EventsReceipt()
         self.not_due = 0
 
@@ -104,7 +104,7 @@ class Played:
 class TapePlayer:
     """Plays tapes for one owner on an engine's parts; `now_ms` is the engine's clock.
 
-    With `prompt`, whatever is due expires before each step, at its own millisecond: a reaper that is never late.
+    With `prompt`, due operations expire before each step, at their own millisecond, like a reaper that is never late.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class TapePlayer:
         self._next_name = 0
 
     def play(self, tape: Tape) -> Played:
-        """Takes all steps. Raises InvalidBatch before the first one."""
+        """Play all steps. Raises InvalidBatch before the first step."""
         played = Played()
         kinds = [self._kind_columns(tape, kind) for kind in range(len(KINDS) + 1)]
         known = NamedPartitions(self._pending.partitions)
@@ -204,7 +204,7 @@ class TapePlayer:
             self._advance(ALL)
 
     def _expire(self, count: int, now_ms: i64) -> int:
-        """Expires so many; how many were not due."""
+        """Expire up to `count` operations. Returns how many of them were not due."""
         while count > 0:
             due_ms: i64 = self._pending.wheel.next_expiration_ms()
             if due_ms < 0 or due_ms > now_ms:
@@ -252,7 +252,7 @@ class TapePlayer:
 
 
 class KindColumns:
-    """The operations of one kind on a tape, and how far they have been taken."""
+    """The operations of one kind on a tape, and the position of the next one."""
 
     def __init__(self, kind: int, batch: OperationBatch, registration: Registration) -> None:
         named = NamedPartitions(registration.pending.partitions)

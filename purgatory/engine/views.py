@@ -1,4 +1,4 @@
-"""What the engine shows to someone who looks: snapshots, never the live state."""
+"""Views of the engine's state for inspection: copies, never the live state."""
 
 from typing import Final
 
@@ -21,7 +21,7 @@ class ItemView:
 
 
 class PendingView:
-    """A pending operation. Times are engine time in milliseconds; min_bytes is -1 unless it is a fetch."""
+    """A pending operation. Times are engine time in milliseconds; min_bytes is -1 except for a fetch."""
 
     def __init__(
         self,
@@ -43,8 +43,11 @@ class PendingView:
 
 
 class RemainingTimes:
-    """How much time is left of pending operations: for each of the rising `bounds_ms` how many have at most so much
-    (and more than the bound before), then how many have more than the last; the least and the most, -1: none was seen.
+    """A histogram of the time left of pending operations.
+
+    `operations[i]` counts those with at most `bounds_ms[i]` left and more than the bound before; the last entry counts
+    the rest. `soonest_ms` and `latest_ms` are the extremes; -1: no operation was counted. `bounds_ms` must be
+    ascending.
     """
 
     def __init__(self, bounds_ms: list[int]) -> None:
@@ -69,7 +72,7 @@ class ReplicaView:
 
 
 class PartitionView:
-    """A partition's marks, replicas and waits; -1 where not known."""
+    """A partition's marks, replicas and waits; -1 where unknown."""
 
     def __init__(
         self,
@@ -110,7 +113,7 @@ class PartitionView:
 
 
 class KindCounts:
-    """Counters of one kind. registered = satisfied + failed + expired + cancelled + shutting_down + pending, always."""
+    """Counters of one kind. Always: registered = satisfied + failed + expired + cancelled + shutting_down + pending."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Extensions: parts of the daemon that can be left out. Each folder can be deleted, with its line here.
+"""Extensions: optional parts of the daemon. A folder can be deleted together with its line in this file.
 
 `extension.py` of each folder implements `purgatory.extension.Extension`.
 """
@@ -19,6 +19,6 @@ ALL: Final[tuple[type[Extension], ...]] = (
     WebhooksExtension,
     PageExtension,
 )
-"""In the order in which they open. They close in reverse, after the host: webhooks deliver the last results, then the
-archive writes its last files, and the spans of both are sent.
+"""In the order in which they open. They close in reverse order, after the host: webhooks deliver the last results, then
+the archive writes its last files, then the tracing spans of both are sent.
 """

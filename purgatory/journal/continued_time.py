@@ -26,7 +26,7 @@ class ClockReading(NamedTuple):
     wall_ms: int
     boot_ms: int
     boot_id: str
-    """Identifies the boot, and thereby the machine; empty: unknown."""
+    """Identifies the boot and therefore the machine; empty: unknown."""
 
 
 ReadClocks = Callable[[], ClockReading]

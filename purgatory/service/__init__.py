@@ -1,1 +1,1 @@
-"""The asyncio daemon around the engine: the wire, sessions, time, metrics. Import its modules; nothing lives here."""
+"""The asyncio daemon around the engine: the wire, sessions, time, metrics. Import its modules; this file is empty."""

@@ -1,7 +1,8 @@
-"""An alarm that fires at the beginning of a millisecond of the machine's monotonic clock; the reaper sleeps by it.
+"""An alarm that fires at the beginning of a millisecond of the machine's monotonic clock. The reaper sleeps by it.
 
-uvloop's own timers count whole milliseconds from a moment that may lie up to one back, so they fire up to two late.
-Where the kernel has timerfd (Linux) that is used: it fires on time. Elsewhere the loop's timers have to do.
+uvloop's own timers count whole milliseconds from a time that may be up to one millisecond in the past, so they fire up
+to two milliseconds late. On kernels with timerfd (Linux), timerfd is used: it fires on time. Elsewhere, the loop's
+timers are used.
 """
 
 import asyncio
@@ -15,35 +16,35 @@ from purgatory.clock import NS_PER_MS
 
 NS_PER_S: Final = 1_000_000_000
 COUNT_BYTES: Final = 8
-"""A timerfd that has fired yields a counter of so many bytes."""
+"""Size of the counter that is read from a timerfd that has fired."""
 
 TFD_TIMER_ABSTIME: Final = 1
 """For `timerfd_settime`: the time is absolute, not from now."""
 
 OnAlarm = Callable[[float], None]
-"""Called with how many milliseconds late the alarm is."""
+"""Called with the lateness of the alarm in milliseconds."""
 
 
 class Alarm(Protocol):
-    """One alarm. It belongs to the loop that was running when it was made."""
+    """One alarm. It belongs to the event loop that was running when it was created."""
 
     def set(self, in_ms: int) -> None:
-        """Fires once, at the beginning of the millisecond `in_ms` (at least 1) after the current one.
+        """Fire once, at the beginning of the millisecond `in_ms` (at least 1) after the current one.
 
         Replaces an earlier setting.
         """
         ...
 
     def close(self) -> None:
-        """Cancels the alarm and frees what it holds."""
+        """Cancel the alarm and free its resources."""
         ...
 
 
 def make_alarm(on_alarm: OnAlarm) -> Alarm:
-    """The most precise alarm that this system has."""
+    """Create the most precise alarm that this system supports."""
     try:
         return KernelAlarm(on_alarm)
-    except (AttributeError, OSError):  # no such function here, or it is refused
+    except (AttributeError, OSError):  # the function is missing here, or calls to it are refused
         return LoopAlarm(on_alarm)
 
 
@@ -58,7 +59,7 @@ class _Setting(ctypes.Structure):
 
 
 class KernelAlarm:
-    """A Linux timerfd. Raises AttributeError or OSError where there is none."""
+    """A Linux timerfd. The constructor raises AttributeError or OSError where it is not available."""
 
     def __init__(self, on_alarm: OnAlarm) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -117,7 +118,7 @@ def _late_ms(at_ns: int) -> float:
 
 
 def _checked(result: int) -> int:
-    """The result of a libc function; raises OSError for a negative one."""
+    """Return the result of a libc function; raises OSError if it is negative."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

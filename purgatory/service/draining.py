@@ -1,4 +1,4 @@
-"""The end of a host: refuse what is new, end what is pending, and let clients fetch their last results."""
+"""Shutdown of a host: refuse new work, end pending operations, and let clients fetch their last results."""
 
 import asyncio
 import logging
@@ -15,17 +15,17 @@ LOGGER: Final = logging.getLogger(__name__)
 
 POLL_S: Final = 0.01
 UNACKNOWLEDGED_MS_MAX: Final = 1_000
-"""Results that were written this long ago and are still not acknowledged are not waited for any longer."""
+"""Results that were written at least this long ago without being acknowledged do not delay shutdown any longer."""
 
 
 async def drain(host: Host, grace_s: float) -> None:
-    """Refuses new work, ends everything pending as SHUTTING_DOWN, and delivers the results for at most `grace_s`."""
+    """Refuse new work, end all pending operations as SHUTTING_DOWN, and deliver the results for at most `grace_s`."""
     host.admission.draining = True
     host.fair_queue.refuse_waiting(lambda: unavailable(SHUTTING_DOWN_MESSAGE))
     deadline_s = asyncio.get_running_loop().time() + grace_s
     await _end_pending(host)
     host.source_links.shut_down()
-    # Streams are closed only when their results are out: a client that sees its stream end stops acknowledging.
+    # Close streams only after their results are sent: a client stops acknowledging when its stream ends.
     await _wait_until(lambda: _is_flushed(host), deadline_s)
     for stream in host.sessions.streams():
         stream.shut_down()
@@ -35,7 +35,7 @@ async def drain(host: Host, grace_s: float) -> None:
 
 
 async def _end_pending(host: Host) -> None:
-    """In slices, with the loop free in between. With a journal only unary waits end; the next daemon has the others."""
+    """End pending operations in slices. With a journal only unary waits end; the next daemon continues the others."""
     owners = host.unary_waits.owners() if host.journal.keeps else [None]
     ended = 0
     for owner in owners:
@@ -50,14 +50,14 @@ async def _end_pending(host: Host) -> None:
 
 
 async def _wait_until(condition: Callable[[], bool], deadline_s: float) -> None:
-    """Polls: this happens once in the life of a daemon, and a hot path would have to pay for a notification."""
+    """Poll: this happens once in the life of a daemon, while a notification would slow down a hot path."""
     loop = asyncio.get_running_loop()
     while not condition() and loop.time() < deadline_s:  # noqa: ASYNC110 - see above
         await asyncio.sleep(POLL_S)
 
 
 def _is_flushed(host: Host) -> bool:
-    """Whether each connected session has its results, as far as its client is still reading them."""
+    """Return whether each connected session has its results, as far as its client is still reading them."""
     now_ms = host.time.now_ms()
     for stream in host.sessions.streams():
         outbox = stream.session.outbox

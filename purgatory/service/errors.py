@@ -1,4 +1,4 @@
-"""Refused calls, and how they become gRPC statuses with google.rpc details.
+"""Errors that refuse calls, and their gRPC statuses with google.rpc details.
 
     RpcError            a gRPC status: code, message, details
       invalid_argument     BadRequest naming the field
@@ -6,10 +6,10 @@
       resource_exhausted   QuotaFailure naming the limit; RetryInfo, unless waiting alone makes no room
       unavailable          RetryInfo
       unauthenticated      ErrorInfo
-      permission_denied    ErrorInfo with the role and what it is needed for
+      permission_denied    ErrorInfo with the role and the name it is missing for
 
-A refused item of a batch is none of these but an engine `Refusal`, answered beside the other items. A batch that cannot
-be served at all is a `BatchRejected`: a status where the call is unary, a receipt where it is a stream.
+A refused item of a batch is not one of these but an engine `Refusal`, reported together with the other items. A batch
+that is refused as a whole raises `BatchRejected`: it becomes a status in a unary call, and a receipt in a stream.
 """
 
 from typing import Final
@@ -24,19 +24,19 @@ from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 
 RETRY_AFTER_MS: Final = 1_000
-"""How long a refused caller is asked to wait before it tries again, where nothing says when there will be room."""
+"""Retry delay in refusals that do not depend on a known time, milliseconds."""
 
 DOMAIN: Final = "purgatory"
-"""Of the reasons in ErrorInfo."""
+"""The domain in ErrorInfo."""
 
 ROLE_MISSING: Final = "needs the role "
 
 VALUE_LENGTH_MAX: Final = 80
-"""Values quoted in a message are cut to this length: messages travel in headers, which are small."""
+"""Values quoted in a message are cut to this length, because messages travel in headers, which are small."""
 
 
 class RpcError(Exception):
-    """A call ends with this gRPC status. `code` is a google.rpc.Code, `details` are google.rpc messages."""
+    """Ends a call with this gRPC status. `code` is a google.rpc.Code, `details` are google.rpc messages."""
 
     def __init__(self, code: int, message: str, *details: Message) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class RpcError(Exception):
         self.details: Final = details
 
     def to_grpc(self) -> grpc.Status:
-        """Code, details and trailing metadata as gRPC takes them."""
+        """Return code, details and trailing metadata in gRPC's form."""
         status = status_pb2.Status(code=self.code, message=self.message)
         for detail in self.details:
             status.details.add().Pack(detail)
@@ -65,12 +65,12 @@ class BatchRejected(Exception):
 
 
 def unreadable_batch(field: str, message: str) -> BatchRejected:
-    """A batch that cannot be read: `field` is a path in the batch."""
+    """The batch cannot be decoded. `field` is a path in the batch."""
     return BatchRejected(Refusal(0, codes.INVALID_ARGUMENT, field, message))
 
 
 def invalid_argument(field: str, description: str) -> RpcError:
-    """The caller's fault: `field` is a path in the request, `description` says what is wrong with which value."""
+    """The request is invalid. `field` is a path in the request; `description` states the fault and the value."""
     violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=description)
     return RpcError(
         code_pb2.INVALID_ARGUMENT,
@@ -80,7 +80,7 @@ def invalid_argument(field: str, description: str) -> RpcError:
 
 
 def not_found(resource_type: str, resource_name: str) -> RpcError:
-    """What was asked for does not exist, or no longer."""
+    """The requested object does not exist, or no longer does."""
     name = quoted(resource_name)
     return RpcError(
         code_pb2.NOT_FOUND,
@@ -90,8 +90,8 @@ def not_found(resource_type: str, resource_name: str) -> RpcError:
 
 
 def resource_exhausted(subject: str, description: str, retry_after_ms: int | None = RETRY_AFTER_MS) -> RpcError:
-    """A limit is reached; a later attempt may succeed, at the earliest after so long. None: no time makes room, but
-    something that somebody has to do.
+    """A limit is reached. A retry may succeed after `retry_after_ms` at the earliest; None: waiting alone does not
+    help, because someone has to act first.
     """
     violation = error_details_pb2.QuotaFailure.Violation(subject=subject, description=description)
     advice = [] if retry_after_ms is None else [_retry_info(retry_after_ms)]
@@ -104,24 +104,24 @@ def resource_exhausted(subject: str, description: str, retry_after_ms: int | Non
 
 
 def unavailable(description: str) -> RpcError:
-    """The daemon cannot serve this now, through no fault of the caller's."""
+    """The daemon cannot serve the request at the moment, and the caller is not at fault."""
     return RpcError(code_pb2.UNAVAILABLE, description, _retry_info())
 
 
 def unauthenticated(description: str) -> RpcError:
-    """The caller has not proven who it is."""
+    """The caller is not authenticated."""
     return RpcError(
         code_pb2.UNAUTHENTICATED, description, error_details_pb2.ErrorInfo(reason="UNAUTHENTICATED", domain=DOMAIN)
     )
 
 
 def role_missing(role: str, name: str) -> str:
-    """What an operation or event is told that names something its caller does not have the role on."""
+    """Return the message for an operation or event that names a topic or key on which the caller lacks the role."""
     return f"{ROLE_MISSING}{role} for {name}"
 
 
 def permission_denied(role: str, name: str) -> RpcError:
-    """The caller does not have the role on what it has named. Says the same whether or not there is such a thing."""
+    """The caller does not have the role on a name in its request. The error does not reveal whether the name exists."""
     return RpcError(
         code_pb2.PERMISSION_DENIED,
         role_missing(role, name),
@@ -130,8 +130,8 @@ def permission_denied(role: str, name: str) -> RpcError:
 
 
 def from_refusal(refusal: Refusal, path: str, retry_after_ms: int | None = RETRY_AFTER_MS) -> RpcError:
-    """An item's refusal as that of the whole call; `path` is where the item is in the request. `retry_after_ms`: see
-    `resource_exhausted`.
+    """Turn the refusal of an item into the refusal of the whole call. `path` locates the item in the request.
+    `retry_after_ms`: see `resource_exhausted`.
     """
     field = ".".join(part for part in (path, refusal.field) if part)
     if refusal.code == codes.RESOURCE_EXHAUSTED:
@@ -151,7 +151,7 @@ def from_refusal(refusal: Refusal, path: str, retry_after_ms: int | None = RETRY
 
 
 def quoted(value: object) -> str:
-    """The repr of `value`, cut to a length that fits a header."""
+    """Return the repr of `value`, cut to a length that fits into a header."""
     text = repr(value)
     return text if len(text) <= VALUE_LENGTH_MAX else f"{text[:VALUE_LENGTH_MAX]}... ({len(text)} characters)"
 

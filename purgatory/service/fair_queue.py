@@ -51,7 +51,7 @@ class CallerQueue:
         """Calls in flight."""
         self.start_us = start_us
         self.waiters: Final[tuple[deque[Waiter], ...]] = tuple(deque() for _ in WORK_NAMES)
-        """By kind of work, in order of arrival."""
+        """Waiters by kind of work, in order of arrival."""
 
     @property
     def waiting(self) -> int:

@@ -1,4 +1,6 @@
-"""A histogram that takes whole columns: the library's own would take one call for each of millions of operations."""
+"""A histogram that takes whole columns. The Prometheus library's own would need one call for each of millions of
+values.
+"""
 
 from bisect import bisect_left
 from collections import Counter
@@ -7,7 +9,7 @@ from typing import Final
 
 
 class Histogram:
-    """Counts of values in milliseconds by upper bound (inclusive); given out in seconds, as Prometheus has them."""
+    """Counts of values in milliseconds by inclusive upper bound; exported in seconds, as Prometheus expects."""
 
     def __init__(self, bounds_ms: Sequence[int]) -> None:
         assert list(bounds_ms) == sorted(set(bounds_ms)), f"bounds should rise: {bounds_ms}"
@@ -16,12 +18,12 @@ class Histogram:
         self._counts: Final = [0] * (len(bounds_ms) + 1)
 
     def observe(self, value_ms: float, times: int = 1) -> None:
-        """One value that occurred so many times."""
+        """Add one value that occurred `times` times."""
         self._counts[bisect_left(self.bounds_ms, value_ms)] += times
         self.sum_ms += value_ms * times
 
     def observe_all(self, values_ms: Iterable[int]) -> None:
-        """A column of values. The cost per value is that of counting it; only distinct values are sorted in."""
+        """Add a column of values. Each value costs one count; only distinct values are sorted into buckets."""
         for value_ms, times in Counter(values_ms).items():
             self.observe(value_ms, times)
 
@@ -34,7 +36,7 @@ class Histogram:
         return self.sum_ms / 1_000
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """(upper bound in seconds, how many values were at most that), the last one for '+Inf'."""
+        """Return (upper bound in seconds, number of values up to it) for each bound; the last bound is '+Inf'."""
         names = [str(bound_ms / 1_000) for bound_ms in self.bounds_ms] + ["+Inf"]
         total = 0
         rows: list[tuple[str, float]] = []

@@ -1,4 +1,4 @@
-"""Where settings come from: loaded from flags, environment and file, each value's source, and errors that name it.
+"""Loads settings from flags, environment and file, determines the source of each value, and explains invalid values.
 
 Nothing outside this file and `settings` reads the environment.
 """
@@ -14,18 +14,18 @@ from purgatory.service.settings import ENVIRONMENT_PREFIX, Settings, SettingsGro
 from purgatory.service.transport.watched_file import read_regular_file
 
 CLIENT_VARIABLES: Final = frozenset(("PURGATORY_TLS_CA", "PURGATORY_TLS_CERTIFICATE", "PURGATORY_TLS_KEY"))
-"""Of the command line, which may run where the daemon does, with the same environment."""
+"""Variables of the command line client, which may run with the daemon's environment."""
 
 Values = dict[str, Any]
-"""Values as they come from a source, nested: {"engine": {"tick_ms": 1}}."""
+"""Values of one source, nested: {"engine": {"tick_ms": 1}}."""
 
 
 class SettingsError(Exception):
-    """A setting that cannot be used. The message is one line and names the setting, the value and its source."""
+    """A setting is unusable. The message is one line and names the setting, the value and its source."""
 
 
 def setting_groups() -> dict[str, type[SettingsGroup]]:
-    """The groups by name, in the order of `Settings`."""
+    """Return the groups by name, in the order of `Settings`."""
     found: dict[str, type[SettingsGroup]] = {}
     for name, field in Settings.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, SettingsGroup):
@@ -34,7 +34,7 @@ def setting_groups() -> dict[str, type[SettingsGroup]]:
 
 
 def setting_names() -> list[str]:
-    """Every setting by its name in the file: 'config', 'ready_file', 'grpc.address', ..."""
+    """Return every setting by its name in the file: 'config', 'ready_file', 'grpc.address', ..."""
     known = setting_groups()
     names = [name for name in Settings.model_fields if name not in known]
     return names + [f"{group}.{field}" for group, model in known.items() for field in model.model_fields]
@@ -51,7 +51,7 @@ def flag_name(name: str) -> str:
 
 
 def load_settings(flags: Values) -> Settings:
-    """Settings from flags, environment and file. Raises `SettingsError` when one cannot be used."""
+    """Load the settings from flags, environment and file. Raises `SettingsError` if one is unusable."""
     path = flags.get("config") or os.environ.get(environment_name("config"))
     if path:
         _check_file(Path(path))
@@ -62,7 +62,7 @@ def load_settings(flags: Values) -> Settings:
 
 
 def source_of(name: str, flags: Values, settings: Settings) -> str:
-    """Where the value of a setting came from: its flag, its environment variable, the file, or 'default'."""
+    """Return the source of a setting's value: its flag, its environment variable, the file, or 'default'."""
     in_file = settings.config is not None and _contains(tomllib.loads(settings.config.read_text("utf-8")), name)
     return _flag_or_variable(name, flags) or (f"file {settings.config}" if in_file else "default")
 
@@ -74,14 +74,14 @@ def _flag_or_variable(name: str, flags: Values) -> str | None:
 
 
 def unknown_variables() -> list[str]:
-    """Environment variables that start like those of one of our groups but are no setting: most likely misspelt."""
+    """Return environment variables with the prefix of one of our groups that match no setting: most likely misspelt."""
     known = {environment_name(name) for name in setting_names()} | CLIENT_VARIABLES
     prefixes = tuple(f"{ENVIRONMENT_PREFIX}{group.upper()}_" for group in setting_groups())
     return sorted(name for name in os.environ if name.startswith(prefixes) and name not in known)
 
 
 def _check_file(path: Path) -> None:
-    """Raises `SettingsError` unless the file can be read and contains only settings."""
+    """Raise `SettingsError` unless the file can be read and contains only settings."""
     try:
         tables = tomllib.loads(read_regular_file(path).decode())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -101,11 +101,11 @@ def _contains(values: Values, name: str) -> bool:
 
 
 def _explained(fault: Values, flags: Values) -> str:
-    """An error of pydantic's as 'engine.tick_ms: should be ..., not 0 (environment PURGATORY_ENGINE_TICK_MS)'."""
+    """Format an error of pydantic as 'engine.tick_ms: should be ..., not 0 (environment PURGATORY_ENGINE_TICK_MS)'."""
     name = ".".join(str(step) for step in fault["loc"])
     message = str(fault["msg"]).removeprefix("Value error, ").removeprefix("Input ")
     if name not in setting_names():
         return f"{name}: {message}" if name else message
-    # What was given as a source may hold the very password for which it is refused.
+    # The value of a whole source may contain the very password that is refused here.
     given = "" if name == "source" else f", not {fault['input']!r}"
     return f"{name}: {message}{given} ({_flag_or_variable(name, flags) or 'file'})"

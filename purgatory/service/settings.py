@@ -24,7 +24,7 @@ ENVIRONMENT_PREFIX: Final = "PURGATORY_"
 DURATION_MS_MAX: Final = 2**31 - 1
 PORT_MAX: Final = 65_535
 MEMORY_BYTES_MIN: Final = 128 * 1024 * 1024
-"""The program itself takes more than half of that."""
+"""More than half of this is used by the program itself."""
 
 SHORT_FLAGS: Final = {"archive.uri": "--archive", "journal.dir": "--data-dir"}
 """Shorter names of flags."""
@@ -41,7 +41,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether "host:port" can be reached from this machine only. A name other than localhost counts as reachable."""
+    """Return whether only this machine can reach "host:port". Names other than localhost count as reachable."""
     host, _ = split_address(address)
     try:
         return ip_address(host).is_loopback
@@ -87,7 +87,7 @@ SOURCE_SCHEMES: Final = ("kafka", "postgres", "postgresql")
 
 
 def _source_uris(given: object) -> object:
-    """Of all forms: a line of several, a list, or tables with one each."""
+    """Normalize all forms: a line with several URIs, a list, or tables with one URI each."""
     if isinstance(given, str):
         return given.split()
     if isinstance(given, list | tuple):
@@ -109,15 +109,15 @@ def _checked_sources(uris: tuple[str, ...]) -> tuple[str, ...]:
 
 
 FilePath = Annotated[Path, BeforeValidator(_checked_path)]
-"""An empty path would be the working folder."""
+"""An empty path would mean the working directory."""
 
 Address = Annotated[str, AfterValidator(_checked_address)]
 Count = Annotated[int, Field(ge=1)]
 DurationMs = Annotated[int, Field(ge=1, le=DURATION_MS_MAX)]
 
 
-def setting(default: Any, description: str, **limits: Any) -> Any:  # noqa: ANN401 - as pydantic's own
-    """The declaration of a setting; `limits` are `ge`, `le` and `min_length`, as pydantic has them."""
+def setting(default: Any, description: str, **limits: Any) -> Any:  # noqa: ANN401 - as in pydantic
+    """Declare a setting. `limits` are `ge`, `le` and `min_length`, as in pydantic."""
     return Field(default, description=description, **limits)
 
 
@@ -420,7 +420,7 @@ class GcSettings(SettingsGroup):
 
 
 class HostSettings(NamedTuple):
-    """What the host and its sessions need of the settings."""
+    """The settings that the host and its sessions use."""
 
     limits: LimitsSettings = LimitsSettings()
     session: SessionSettings = SessionSettings()
@@ -428,7 +428,7 @@ class HostSettings(NamedTuple):
 
 
 class Settings(BaseSettings):
-    """All of the daemon's settings."""
+    """All settings of the daemon."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENVIRONMENT_PREFIX,
@@ -491,7 +491,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags (given to the constructor) before the environment before the file that either of them names."""
+        """Order the sources: flags (given to the constructor), the environment, the file that either of them names."""
         del dotenv_settings, file_secret_settings
         path = init_settings().get("config") or env_settings().get("config")
         if path is None:

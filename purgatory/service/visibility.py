@@ -14,7 +14,7 @@ from purgatory.service.host import Host
 from purgatory.service.loop_stalls import StallTimer
 
 SLOTS_PER_SLICE: Final = 10_000
-"""Slots ranked before other tasks run: a few milliseconds."""
+"""Slots ranked before other tasks run: a few milliseconds of work."""
 
 
 class RankingFilters(TypedDict, total=False):
@@ -28,9 +28,10 @@ class RankingFilters(TypedDict, total=False):
 
 
 def may_see(account: Account, owner: Account | None, view: PendingView) -> bool:
-    """Its own operations, and those that wait for nothing but what it has the role admin on.
+    """Return whether the account may see an operation: its own, or one that waits only for names on which it has the
+    role admin.
 
-    `owner` is whose operation it is; None: the call that waited for it has just ended.
+    `owner` is the owner of the operation; None: the call that waited for it has just ended.
     """
     if account is owner:
         return True
@@ -42,9 +43,9 @@ def may_see(account: Account, owner: Account | None, view: PendingView) -> bool:
 
 
 def rankable_owner_ids(host: Host, account: Account) -> set[int] | None:
-    """The owners whose operations an account may rank: its own, or with the role admin everywhere all (None).
+    """Return the owners whose operations an account may rank: its own, or with the role admin everywhere all (None).
 
-    A role on some names does not count: each operation would have to be read to know which names it waits for.
+    A role on some names does not count, because every operation would have to be read to find the names it waits for.
     """
     if account.grants.is_everywhere(ADMIN):
         return None
@@ -68,8 +69,8 @@ async def rank_pending(
 
     Args:
         host: The host whose operations are ranked.
-        account: Whoever asks.
-        size: How many operations to keep.
+        account: The account that requests the ranking.
+        size: Number of operations to keep.
         watched: Measures how long each slice holds the event loop.
         next_turn: Awaited between slices.
         owner_id: Only operations of this owner; -1: all.
@@ -96,7 +97,7 @@ async def rank_pending(
 def ranked_views(
     host: Host, account: Account, ranked: list[RankedOperation], now_ms: int
 ) -> Iterator[tuple[RankedOperation, PendingView, Account | None]]:
-    """The ranked operations that are still pending and that the account may see, each with its owner's account."""
+    """Return the ranked operations that are still pending and visible to the account, each with its owner's account."""
     for one in ranked:
         view = host.engine.ranked_view(one, now_ms)
         if view is not None:

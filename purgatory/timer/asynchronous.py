@@ -1,4 +1,4 @@
-"""`AsyncTimer`: a timer on an asyncio event loop, with one timer handle of the loop's for all its tasks."""
+"""`AsyncTimer`: a timer on an asyncio event loop that needs one timer handle of the loop for all its tasks."""
 
 import asyncio
 import contextvars
@@ -10,7 +10,7 @@ from purgatory.timer.tasks import OnTaskError, Timer, TimerClosed, TimerTask
 
 
 class _Call(TimerTask):
-    """A call of `call_later`, in the context that it was made in."""
+    """A call of `call_later`, in the context of its caller."""
 
     __slots__ = ("_context",)
 
@@ -25,8 +25,8 @@ class _Call(TimerTask):
 class AsyncTimer(Timer):
     """A timer whose tasks run on the running event loop: `call_later` that is never early and cancels in O(1).
 
-    Made within the loop; `add`, `call_later` and `cancel` may be called from any thread. What tasks raise goes to
-    `on_error`, by default to the loop's exception handler. The loop's other work goes on between slices of 1,000 tasks.
+    Create it within the loop. `add`, `call_later` and `cancel` may be called from any thread. Exceptions of tasks go to
+    `on_error`, by default the loop's exception handler. The loop's other work runs between slices of 1,000 tasks.
     """
 
     def __init__(
@@ -36,37 +36,36 @@ class AsyncTimer(Timer):
         self._thread_id: Final = threading.get_ident()
         self._handle: asyncio.TimerHandle | None = None
         self._armed_ms = -1
-        # Not the loop's own time: uvloop's is rounded down to milliseconds, so a delay could end a fraction early.
+        # Not the loop's own time: uvloop rounds it down to milliseconds, so a delay could end a fraction early.
         super().__init__(tick_ms=tick_ms, wheel_size=wheel_size, on_error=on_error or self._report_to_loop)
 
     def call_later(self, delay_ms: SupportsIndex, callback: Callable[..., object], *arguments: object) -> TimerTask:
         """Call `callback(*arguments)` on the loop after a delay, in a copy of the caller's context.
 
         Args:
-            delay_ms: milliseconds; 0 or less: at the loop's next turn.
-            callback: a plain function, as for the loop's own `call_later`.
-            arguments: what it is called with.
+            delay_ms: Milliseconds; 0 or less: in the next iteration of the loop.
+            callback: A plain function, as for the loop's own `call_later`.
+            arguments: Passed to the callback.
 
         Returns:
             The task; its `cancel()` is O(1) and leaves nothing in the loop.
 
         Raises:
-            TypeError: `delay_ms` is no whole number.
-            TimerClosed: after `close`.
-
+            TypeError: `delay_ms` is not an integer.
+            TimerClosed: After `close`.
         """
         task = _Call(delay_ms, lambda: callback(*arguments))
         self.add(task)
         return task
 
     def add(self, task: TimerTask) -> None:
-        """As for `Timer`; TimerClosed is also raised when the loop is closed."""
+        """As for `Timer`. Also raises TimerClosed if the loop is closed."""
         if self._loop.is_closed():
             raise TimerClosed("the timer's event loop is closed")
         super().add(task)
 
     def close(self) -> list[TimerTask]:
-        """Refuse tasks from now on, and return those that will never run, cancelled."""
+        """Reject tasks from now on. Cancels and returns the tasks that have not run."""
         left = super().close()
         self._changed()
         return left
@@ -78,7 +77,7 @@ class AsyncTimer(Timer):
             self._loop.call_soon_threadsafe(self._arm)
 
     def _arm(self) -> None:
-        """Have the loop come back when there is something to do; after a cancel that may be for nothing."""
+        """Schedule the next call with the loop; after a cancellation it may find nothing to do."""
         next_ms = -1 if self._is_closed else self.next_expiration_ms()
         if self._handle is not None:
             if 0 <= self._armed_ms <= next_ms:

@@ -1,4 +1,4 @@
-"""`SystemTimer`: a timer with a thread that sleeps until the next bucket, and an executor that runs the tasks."""
+"""`SystemTimer`: a timer with a thread that sleeps until the next bucket is due, and an executor that runs tasks."""
 
 import threading
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -18,13 +18,12 @@ class _Inside(threading.local):
 class SystemTimer(Timer):
     """A timer that runs its tasks by itself. Close it, or use it as a context manager.
 
-    Tasks with the same deadline are handed to the executor in the order in which they were added.
+    Tasks with the same deadline are submitted to the executor in the order in which they were added.
 
     Args:
-        name: for threads and messages.
-        executor: runs the tasks, and stays the caller's to shut down; by default one thread of the timer's own.
-        clock, tick_ms, wheel_size, on_error: as for `Timer`; `on_error` is called on the executor's thread.
-
+        name: For threads and messages.
+        executor: Runs the tasks; the caller shuts it down. By default the timer has one thread of its own.
+        clock, tick_ms, wheel_size, on_error: As for `Timer`; `on_error` is called on the executor's thread.
     """
 
     def __init__(
@@ -48,10 +47,10 @@ class SystemTimer(Timer):
         self._thread.start()
 
     def close(self) -> list[TimerTask]:
-        """Refuse tasks, stop the thread, and return those that will never run, cancelled.
+        """Reject tasks and stop the thread. Cancels and returns the tasks that have not run.
 
-        Tasks that were due already run, and this waits for them if the executor is the timer's own; called from within
-        a task, it does not wait.
+        Tasks that were due still run, and this call waits for them if the executor is the timer's own. It does not wait
+        if it is called from within a task.
         """
         left = super().close()
         self._thread.stop()
@@ -70,14 +69,14 @@ class SystemTimer(Timer):
     def _hand_over(self, task: TimerTask, turn: int) -> None:
         try:
             self._executor.submit(self._run_on_executor, task, turn)
-        except RuntimeError as error:  # it has been shut down
+        except RuntimeError as error:  # the executor has been shut down
             self._on_error(task, error)
 
     def _run_on_executor(self, task: TimerTask, turn: int) -> None:
         self._inside.task = True
         try:
             self._run(task, turn)
-        except BaseException as error:  # noqa: BLE001 - the executor would keep it in a future that nobody looks at
+        except BaseException as error:  # noqa: BLE001 - the executor would store it in a future that is never read
             logger.error("%s: %r raised", self.name, task, exc_info=error)
         finally:
             self._inside.task = False

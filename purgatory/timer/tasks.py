@@ -1,4 +1,4 @@
-"""`TimerTask` and `Timer`: tasks in the engine's timing wheel, under a lock. Its owner advances the clock."""
+"""`TimerTask` and `Timer`: tasks in the engine's timing wheel, under a lock. A timer's owner advances its clock."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ from purgatory.threads import RefusedAfterFork, refuse_after_fork
 logger = logging.getLogger(__name__)
 
 SLICE: Final = 1_000
-"""How many tasks one `advance_clock` takes out of the wheel at most, by default."""
+"""Default for the maximum number of tasks that one `advance_clock` takes out of the wheel."""
 DELAY_MS_MAX: Final = 2**DEADLINE_BITS
 
 IDLE: Final = 0
@@ -31,7 +31,7 @@ class TimerClosed(RuntimeError):
 
 
 class _Places:
-    """The one lock of all timers: a task may go from one timer to another, and both must agree on where it is."""
+    """The one lock of all timers: a task may move from one timer to another, and both must agree on where it is."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -45,18 +45,17 @@ refuse_after_fork(_places)
 
 
 class TimerTask:
-    """Something to run once, `delay_ms` after it was added to a timer. Give it a function, or override `run`.
+    """Something to run once, `delay_ms` after it was added to a timer. Pass a function, or override `run`.
 
-    It has one place: to add it again, to the same timer or another, takes it out of where it was. It may be added again
-    when it has run, or from within its `run`. The attributes named `timer_…` belong to the timer.
+    A task is in one place: adding it again, to the same timer or another, removes it from where it was. It may be added
+    again after it has run, or from within its `run`. Attributes named `timer_…` belong to the timer.
 
     Args:
-        delay_ms: milliseconds from `Timer.add`; 0 or less: at once.
-        function: what `run` calls.
+        delay_ms: Milliseconds from `Timer.add`; 0 or less: immediately.
+        function: Called by `run`.
 
     Raises:
-        TypeError: `delay_ms` is no whole number.
-
+        TypeError: `delay_ms` is not an integer.
     """
 
     __slots__ = ("__weakref__", "_function", "delay_ms", "timer_owner", "timer_slot", "timer_state", "timer_turn")
@@ -67,23 +66,23 @@ class TimerTask:
         self.timer_owner: Timer | None = None
         self.timer_slot = -1
         self.timer_state = IDLE
-        self.timer_turn = 0  # counts adds and cancels: a run that was handed over before the last of these is void
+        self.timer_turn = 0  # counts adds and cancels: a run submitted before the latest of these is void
 
     def run(self) -> None:
-        """Do it. An Exception goes to the timer's `on_error`."""
+        """Run the task. An Exception goes to the timer's `on_error`."""
         if self._function is None:
             raise NotImplementedError("give the task a function, or override run")
         self._function()
 
     def cancel(self) -> bool:
-        """Take it out of its timer. True: it will not run. False: it is running, has run, or was never added."""
+        """Remove it from its timer. True: it will not run. False: it is running, has run, or was never added."""
         with _places.lock:
             timer = self.timer_owner
             return timer is not None and timer.cancel(self)
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether it was cancelled, or left behind by a timer that closed, and not added again since."""
+        """Whether it was cancelled, by a call or by closing its timer, and has not been added again since."""
         return self.timer_state == CANCELLED
 
 
@@ -91,25 +90,24 @@ OnTaskError = Callable[[TimerTask, BaseException], object]
 
 
 def log_error(task: TimerTask, error: BaseException) -> None:
-    """The default `on_error`: log what a task raised, with its traceback."""
+    """The default `on_error`: log the exception of a task, with its traceback."""
     logger.error("%r raised", task, exc_info=error)
 
 
 class Timer:
-    """Tasks in a timing wheel. Whoever owns it calls `advance_clock`, which runs what is due on the calling thread.
+    """Tasks in a timing wheel. Its owner calls `advance_clock`, which runs due tasks on the calling thread.
 
-    Every method may be called from any thread and from within tasks. After a fork the child gets UsedAfterFork from
-    every call.
+    Every method may be called from any thread and from within tasks. After a fork, every call in the child raises
+    UsedAfterFork.
 
     Args:
-        clock: where time comes from; by default the machine's monotonic clock.
-        tick_ms: deadlines are rounded up to a multiple of it, in milliseconds.
-        wheel_size: buckets of each level of the wheel.
-        on_error: `on_error(task, exception)` is called with what tasks raise; by default that is logged.
+        clock: The source of time; by default the machine's monotonic clock.
+        tick_ms: Deadlines are rounded up to a multiple of this, in milliseconds.
+        wheel_size: Buckets of each level of the wheel.
+        on_error: Called as `on_error(task, exception)` for exceptions of tasks. By default they are logged.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong type or out of range; the message names it.
-
+        TypeError, ValueError: An argument has the wrong type or is out of range; the message names it.
     """
 
     def __init__(
@@ -145,17 +143,16 @@ class Timer:
 
     @property
     def size(self) -> int:
-        """Tasks that wait for their time."""
+        """Number of tasks that have not become due yet."""
         with self._lock:
             return self._wheel.count + len(self._due)
 
     def add(self, task: TimerTask) -> None:
-        """Have a task run `task.delay_ms` from now, whatever place it had before.
+        """Run a task `task.delay_ms` from now. A task that is already in a timer is moved.
 
         Raises:
-            TypeError: it is no TimerTask.
-            TimerClosed: after `close`.
-
+            TypeError: It is not a TimerTask.
+            TimerClosed: After `close`.
         """
         if not isinstance(task, TimerTask):
             raise TypeError(f"task: a TimerTask is expected, not {task!r}")
@@ -168,7 +165,7 @@ class Timer:
             self._changed()
 
     def cancel(self, task: TimerTask) -> bool:
-        """As `task.cancel()`, if the task is in this timer. O(1)."""
+        """Like `task.cancel()`, if the task is in this timer. O(1)."""
         with self._lock:
             if task.timer_owner is not self or task.timer_state not in {WAITING, DUE}:
                 return False
@@ -179,21 +176,21 @@ class Timer:
             return True
 
     def next_expiration_ms(self) -> int:
-        """When `advance_clock` has something to do, in milliseconds of this timer's clock; -1: never."""
+        """When to call `advance_clock` next, in milliseconds of this timer's clock; -1: never."""
         with self._lock:
             return self._next_expiration_ms()
 
     def advance_clock(self, limit: SupportsIndex = SLICE) -> int:
-        """Take tasks that are due out of the wheel and run them, in order of deadline. Unlike Kafka's it never waits.
+        """Take due tasks out of the wheel and run them, in order of deadline. Unlike Kafka's, it never waits.
 
         Args:
-            limit: how many at most; what is left shows as `next_expiration_ms()` at or before now.
+            limit: Maximum number; if more are due, `next_expiration_ms()` is at or before now afterwards.
 
         Returns:
             How many were taken out.
 
         Raises:
-            BaseException: what a task raised, if it was no Exception, when all have run.
+            BaseException: Raised by a task, if it is not an Exception; after all have run.
         """
         limit = in_range("limit", limit, 0, DELAY_MS_MAX)
         with self._lock:
@@ -211,7 +208,7 @@ class Timer:
         return len(due)
 
     def close(self) -> list[TimerTask]:
-        """Refuse tasks from now on, and return those that will never run, cancelled. Idempotent; allowed in a task."""
+        """Reject tasks from now on. Cancels and returns the tasks that have not run. Idempotent; allowed in a task."""
         with self._lock:
             self._is_closed = True
             left = [task for task in self._tasks if task is not None]
@@ -220,25 +217,25 @@ class Timer:
             return left
 
     def after_fork_in_child(self) -> None:
-        """Refuse every call from now on; the tasks are the parent's to run."""
+        """Reject every call from now on; the parent runs the tasks."""
         self._lock = RefusedAfterFork("a timer", self._made_in)
 
     def _changed(self) -> None:
-        """For timers with a thread or a loop: there may be something to do earlier than before. Under the lock."""
+        """Called under the lock when the next deadline may be earlier. For timers with a thread or a loop."""
 
     def _hand_over(self, task: TimerTask, turn: int) -> None:
-        """Have a task run that is due: here, at once."""
+        """Run a due task; here immediately, on the calling thread."""
         self._run(task, turn)
 
     def _run(self, task: TimerTask, turn: int) -> None:
-        """Run a task, unless it was cancelled or added again since it fell due."""
+        """Run a task, unless it was cancelled or added again since it became due."""
         with self._lock:
             if task.timer_turn != turn:
                 return
             task.timer_state = IDLE
         try:
             task.run()
-        except Exception as error:  # noqa: BLE001 - handed on
+        except Exception as error:  # noqa: BLE001 - passed to on_error
             self._on_error(task, error)
 
     def _put_in(self, task: TimerTask) -> None:
@@ -251,13 +248,13 @@ class Timer:
             self._wheel.ensure(slot + 1)
         task.timer_owner, task.timer_slot, task.timer_state = self, slot, WAITING
         task.timer_turn += 1
-        # From the end of the running millisecond, or it could run early by a fraction of one.
+        # From the end of the current millisecond, or it could run early by a fraction of one.
         deadline_ms = min(self._clock.ceiling_ms() + min(task.delay_ms, DELAY_MS_MAX), DELAY_MS_MAX)
         if task.delay_ms <= 0 or not self._wheel.add(slot, deadline_ms):
             self._due[slot] = None
 
     def take_out(self, task: TimerTask) -> None:
-        """For another timer that the task is added to. Under the lock."""
+        """Remove a task that is being added to another timer. Call under the lock."""
         slot = task.timer_slot
         self._wheel.remove(slot)
         self._due.pop(slot, None)

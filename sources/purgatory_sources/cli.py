@@ -70,7 +70,7 @@ Supervised = Annotated[bool, typer.Option("--supervised", hidden=True)]
 
 
 def _add_command(scheme: str, text: str) -> None:
-    """All connectors take the same options; what is particular to one is part of its address."""
+    """All connectors take the same options; settings of a single connector are part of its address."""
 
     def run(
         address: Where,

@@ -1,4 +1,4 @@
-"""What can go wrong with a source. Every message is one line that says what to do."""
+"""Errors of sources. Each message is one line that contains the remedy."""
 
 
 class SourceError(Exception):
@@ -6,16 +6,16 @@ class SourceError(Exception):
 
 
 class SourceRefused(SourceError):
-    """No retry can cure it: a setting is wrong, or a right is missing. The program ends."""
+    """An error that no retry can fix: an invalid setting or a missing right. The program exits."""
 
 
 class SourceUriInvalid(SourceRefused):
-    """A source's address cannot be used as it is."""
+    """The address of a source is invalid."""
 
 
 class ExtraMissing(SourceRefused):
-    """What the source reads with is not installed."""
+    """The client library of the source is not installed."""
 
 
 class SourceStale(SourceError):
-    """The source cannot see just now. Raised where somebody has asked for what only a look can answer."""
+    """The source cannot see its system at the moment. Raised by requests that need a current reading."""

@@ -90,7 +90,7 @@ async def until_stopped(work: Coroutine[object, object, None]) -> None:
 class Supervisor:
     """The daemon that started this process. Its first line on stdin is {"token": ...}.
 
-    End of file on stdin means that the daemon has ended, for whatever reason. This process then exits at once; it has
+    End of file on stdin means that the daemon has ended, for any reason. This process then exits at once; it has
     no state that a kill could damage.
     """
 

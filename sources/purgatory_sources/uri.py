@@ -1,7 +1,7 @@
 """Addresses of sources: "kafka://b1:9092,b2:9092?label=kafka&topics=orders" and "postgres://host:5432/?name=main".
 
-Secrets are not part of them, because everybody can read a command line: they stand in a file that `config=` names, or
-in the environment.
+Addresses contain no secrets, because other users can read a command line. Secrets are read from the file named by
+`config=`, or from the environment.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _SECRET: Final = ("password", "secret", "token", "passwd", "sasl.username", "key
 
 @dataclass(frozen=True, slots=True)
 class SourceUri:
-    """A source's address, taken apart.
+    """The parsed address of a source.
 
     Attributes:
         scheme: "kafka" or "postgres".
         hosts: As given, "host:port" or "host".
-        path: What follows them, without slashes: a database.
-        options: The query. An option that is given twice has its values joined by commas.
-        text: The whole, which holds no secret.
+        path: The path without slashes: a database.
+        options: The query. The values of a repeated option are joined by commas.
+        text: The whole address, which contains no secret.
     """
 
     scheme: str
@@ -40,7 +40,7 @@ class SourceUri:
 
     @classmethod
     def parse(cls, text: str) -> SourceUri:
-        """Raises SourceUriInvalid."""
+        """Parse an address. Raises SourceUriInvalid."""
         parts = urlsplit(text)
         scheme = "postgres" if parts.scheme == "postgresql" else parts.scheme
         if scheme not in SCHEMES:
@@ -64,11 +64,11 @@ class SourceUri:
         return cls(scheme, hosts, unquote(parts.path).strip("/"), options, text)
 
     def listed(self, option: str) -> tuple[str, ...]:
-        """The values of an option that may have several, separated by commas."""
+        """The values of an option that accepts several, separated by commas."""
         return tuple(one.strip() for one in self.options.get(option, "").split(",") if one.strip())
 
     def check_options(self, known: tuple[str, ...]) -> None:
-        """Raises SourceUriInvalid for an option that is none of these."""
+        """Raise SourceUriInvalid for an option that is not among these."""
         for option in self.options:
             if option not in known:
                 raise SourceUriInvalid(
@@ -76,10 +76,10 @@ class SourceUri:
                 )
 
     def config(self, environment_prefix: str) -> dict[str, str]:
-        """The settings of the file that `config` names, and over them those of the environment.
+        """The settings in the file named by `config`; environment variables take precedence.
 
-        The file has lines of `key = value`, quoted or not, as Kafka's own; or is TOML, if its name ends so. A variable
-        PREFIX_SASL_PASSWORD is the setting "sasl.password".
+        The file has lines of `key = value`, quoted or unquoted, like Kafka's own, or is TOML if its name ends in
+        ".toml". The variable PREFIX_SASL_PASSWORD is the setting "sasl.password".
 
         Args:
             environment_prefix: "PURGATORY_KAFKA_".
@@ -116,7 +116,7 @@ def _read_config(path: Path) -> dict[str, str]:
 
 
 def _flat(table: Mapping[str, Any], above: str = "") -> dict[str, str]:
-    """Tables within tables as dotted keys, which is what `sasl.password = "…"` becomes in TOML."""
+    """Flatten nested tables to dotted keys, because `sasl.password = "…"` is a nested table in TOML."""
     settings: dict[str, str] = {}
     for name, value in table.items():
         if isinstance(value, Mapping):
@@ -131,6 +131,6 @@ def _unquoted(value: str) -> str:
 
 
 def _shown(text: str) -> str:
-    """The address without whatever may be a secret in it."""
+    """The address without the parts that may contain a secret."""
     scheme, colon, rest = text.partition("://")
     return f"{scheme}{colon}{rest.partition('?')[0].rpartition('@')[2]}"

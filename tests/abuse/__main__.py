@@ -1,4 +1,4 @@
-"""`make abuse`: everything that must not hurt a real daemon, and a table of what it did.
+"""`make abuse`: runs every kind of abuse against a real daemon and prints a table of the results.
 
 Attacks and floods: an honest client waits 200 times per second before, during and after each. It shares the machine
 with the attacker, so for floods it is first measured while the same flood hits another, idle daemon; p99 under attack
@@ -38,11 +38,11 @@ class Options(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """How an attack is run and judged."""
+    """Settings for running and judging an attack."""
 
     seconds: float
     has_control: bool = False
-    """The attack hits another, idle daemon first."""
+    """Whether the attack hits another, idle daemon first."""
     is_flood: bool = False
     """As above, and the honest p99 is judged relative to that."""
     files: int = 0
@@ -77,7 +77,7 @@ ATTACKS: Final = {
     "silent-receivers": Settings(8),
 }
 FLOOD: Final = Settings(4, is_flood=True)
-"""The p99 of a flood is that of 800 honest waits."""
+"""Four seconds, so that the p99 of a flood is computed from 800 honest waits."""
 
 Run = Callable[[Options, Path], Result]
 

@@ -33,9 +33,9 @@ keys = ["attack*"]
 """
 WATCH_INTERVAL_S: Final = 0.05
 WARM_UP_S: Final = 1.0
-"""For the honest client's connections, and code that runs for the first time."""
+"""Time for the honest client to connect and for code to run for the first time."""
 SETTLE_S: Final = 6.0
-"""How long the honest client is watched after an attack."""
+"""How long the honest client is measured after an attack."""
 WINDOW_S: Final = 1.0
 STEP_S: Final = 0.25
 SATURATION_S: Final = 2.0
@@ -59,7 +59,7 @@ class Arena:
         policy.write_text(POLICY, "utf-8")
         self.token: Final = add_token(tokens, "attacker")
         access = ["--access-policy-file", str(policy), "--access-tokens-file", str(tokens)]
-        # `DaemonProcess` and `webhook_flags` set test values for these two; an attack meets the defaults.
+        # `DaemonProcess` and `webhook_flags` set test values for these two; an attack must meet the defaults.
         scrapes = ["--http-metrics-interval-ms", "1000"]
         hosts = " ".join(f"127.0.0.{number}:*" for number in range(1, 100))
         webhooks = webhook_flags(folder, hosts=hosts, retry_ms=5_000)
@@ -133,7 +133,7 @@ def attack(
     """Run one attack, first against `elsewhere` if given, and measure its effect on an honest client.
 
     `name` is one of `attacker.ATTACKS`, or "flood-" and a method, whose calls start at the rate `calls_per_second`.
-    Without `is_timed` it is over sooner, and latencies and recovery are not measured.
+    Without `is_timed` the run is shorter, and latencies and recovery are not measured.
 
     Raises:
         AssertionError: The daemon did not survive.
@@ -171,7 +171,7 @@ def attack(
 
 
 def latencies(waits: Waits, begin_s: float, end_s: float) -> tuple[float, float]:
-    """Return p50 and p99 of the waits that began in a span of time."""
+    """Return p50 and p99 of the waits that began in a time span."""
     found = [took for began, took in waits if begin_s <= began < end_s and not isinstance(took, str)]
     return percentile(found, 0.5), percentile(found, 0.99)
 

@@ -1,7 +1,7 @@
 """An attacker as a program: `python -m tests.abuse.attacker NAME ADDRESS HTTP SECONDS TOKEN CALLS_PER_SECOND`.
 
-Prints one line of JSON: the attacker's tally. The rate applies to floods only; with 0, a flood starts one call for each
-that ends, which measures how many the daemon serves.
+Prints one line of JSON: the attacker's tally. The rate applies to floods only. With rate 0, a flood starts a call for
+each one that ends, which measures the capacity of the daemon.
 """
 
 import asyncio

@@ -19,26 +19,26 @@ TOPIC: Final = "attack"
 CHANNELS: Final = 4
 MEGABYTE: Final = 1024 * 1024
 BELOW_LIMIT: Final = 4 * MEGABYTE - 1_024
-"""A message that no limit on one message refuses, with a budget of 512 MB."""
+"""Size of a message that no limit on single messages refuses, with a budget of 512 MB."""
 
 
 class Target(NamedTuple):
-    """What to attack, and for how long."""
+    """The daemon to attack, and the duration."""
 
     grpc: str
     """Address of gRPC, host:port."""
     http: str
     seconds: float
     token: str
-    """The attacker's; empty: none."""
+    """The attacker's token; empty: none."""
 
 
 Attack = Callable[[Target], Coroutine[Any, Any, Tally]]
-"""Returns the number of answers by status, and other counts."""
+"""Returns the number of responses by status, and other counts."""
 
 
 class Attacker:
-    """Channels to the daemon, and a count of the answers by status."""
+    """Channels to the daemon, and a count of the responses by status."""
 
     def __init__(self, address: str, token: str, channels: int = CHANNELS) -> None:
         options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
@@ -48,7 +48,7 @@ class Attacker:
         self.tally: Final[Tally] = Counter()
 
     async def call(self, method: str, request: Any, number: int = 0, **options: Any) -> Any:  # noqa: ANN401 - of any type
-        """One call; its status is counted."""
+        """Make one call and count its status."""
         stub = self.stubs[number % len(self.stubs)]
         try:
             answer = await getattr(stub, method)(request, metadata=self._metadata, timeout=30.0, **options)
@@ -64,7 +64,7 @@ class Attacker:
 
 
 def waits(ids: range, items: int = 1, timeout_ms: int = 5_000, topic: str = TOPIC) -> wire.RegisterBatch:
-    """A batch of produce waits for what never comes."""
+    """A batch of produce waits for an offset that is never reached."""
     columns = operation_pb2.OperationColumns(
         kind=operation_pb2.OPERATION_KIND_PRODUCE, operation_id=ids, timeout_ms=[timeout_ms], offset=[1 << 40],
         partitions=[operation_pb2.TopicPartition(topic=topic, partition=number) for number in range(items)],
@@ -76,7 +76,7 @@ def waits(ids: range, items: int = 1, timeout_ms: int = 5_000, topic: str = TOPI
 
 
 def marks(count: int, first: int = 0, topic: str = TOPIC) -> wire.AdvanceRequest:
-    """High watermarks of as many partitions."""
+    """High watermarks of `count` partitions."""
     columns = event_pb2.EventColumns(
         type=[event_pb2.EVENT_TYPE_HIGH_WATERMARK] * count, offset=[1], item_index=range(count),
         partitions=[operation_pb2.TopicPartition(topic=topic, partition=first + number) for number in range(count)],
@@ -121,7 +121,7 @@ async def burst(target: Target) -> Tally:
 
 
 async def idle_connections(target: Target) -> Tally:
-    """1,300 gRPC connections that send nothing but HTTP/2's preface."""
+    """1,300 gRPC connections that send only HTTP/2's preface."""
     return await connections_held(target.grpc, PREFACE + SETTINGS, 1_300, target.seconds)
 
 
@@ -152,7 +152,7 @@ async def unread_listings(target: Target) -> Tally:
 
 
 def unfinished(streams: int, length: int, firsts: Callable[[], list[tuple[str, bytes]]]) -> Attack:
-    """Messages of so many bytes, never finished; `firsts` as in `http2`."""
+    """Messages of `length` bytes that are never completed; `firsts` as in `http2`."""
 
     async def attack(target: Target) -> Tally:
         taken = await asyncio.to_thread(
@@ -170,7 +170,7 @@ def unfinished(streams: int, length: int, firsts: Callable[[], list[tuple[str, b
 
 
 def first_of_streams() -> list[tuple[str, bytes]]:
-    """Opens a session, or pushes an event: whole messages, after which others may take their time."""
+    """Complete messages that open a session or push an event; the daemon may wait long for the message after them."""
     opening = wire.SessionRequest(open=wire.OpenSession(session_id="unfinished-NUMBER"))
     return [("Session", opening.SerializeToString()), ("AdvanceStream", marks(1).SerializeToString())]
 
@@ -187,7 +187,7 @@ async def large_messages(target: Target) -> Tally:
 
 
 async def fat_names(target: Target) -> Tally:
-    """Refusals that would quote a name of 100 kB, thousands in a batch."""
+    """Thousands of refusals per batch, each of which would quote a name of 100 kB."""
     attacker = Attacker(target.grpc, target.token)
     batch = waits(range(1, 10_001), topic="f" * 100_000)
     requests = [wire.RegisterRequest(session_id=f"fat-{number}", batch=batch) for number in range(100)]
@@ -201,7 +201,7 @@ async def fat_names(target: Target) -> Tally:
 
 
 async def many_items(target: Target) -> Tally:
-    """Operations of 2,000 items, whose results nobody reads."""
+    """Operations of 2,000 items; their results are never read."""
     attacker = Attacker(target.grpc, target.token)
     deadline_s, turn = time.monotonic() + target.seconds, 0
     while time.monotonic() < deadline_s and turn < 400:
@@ -213,7 +213,7 @@ async def many_items(target: Target) -> Tally:
 
 
 async def fill_up(target: Target) -> Tally:
-    """Ten million operations, 100,000 partitions and 10,000 empty sessions."""
+    """Up to ten million operations, 100,000 partitions and 10,000 empty sessions."""
     attacker = Attacker(target.grpc, target.token)
     deadline_s = time.monotonic() + target.seconds
     for first in range(0, 100_000, 10_000):
@@ -232,12 +232,12 @@ async def fill_up(target: Target) -> Tally:
 
 
 async def half_open_http(target: Target) -> Tally:
-    """1,000 HTTP requests that are never finished."""
+    """1,000 HTTP requests that are never completed."""
     return await connections_held(target.http, b"GET /metrics HTTP/1.1\r\nHost: x\r\n", 1_000, target.seconds)
 
 
 async def connections_held(address: str, first: bytes, count: int, seconds: float) -> Tally:
-    """Opens connections, sends these bytes on each, and holds them."""
+    """Open connections, send these bytes on each, and keep them open."""
     host, _, port = address.rpartition(":")
     held, refused = [], 0
     for _ in range(count):
@@ -254,7 +254,7 @@ async def connections_held(address: str, first: bytes, count: int, seconds: floa
 
 
 async def metrics_readers(target: Target) -> Tally:
-    """/metrics on four keep-alive connections, without pause."""
+    """Request /metrics on four keep-alive connections without pause."""
     host, _, port = target.http.rpartition(":")
     deadline_s = time.monotonic() + target.seconds
 
@@ -272,7 +272,7 @@ async def metrics_readers(target: Target) -> Tally:
 
 
 async def compressed(target: Target) -> Tally:
-    """Messages that gzip makes a thousandth of their size, at once: a hundred in five seconds."""
+    """A hundred messages in five seconds that gzip compresses to a thousandth of their size."""
     attacker = Attacker(target.grpc, target.token)
     request = wire.RegisterRequest(session_id="z" * (31 * MEGABYTE))
     gzip, count = grpc.Compression.Gzip, round(100 / 5 * target.seconds)

@@ -1,4 +1,4 @@
-"""Callers that come and go at a daemon with a journal, for hours.
+"""Callers that connect and leave for hours, at a daemon with a journal.
 
 Every wait is accounted for, the callers leave nothing behind, and the daemon's memory and open files do not grow.
 """
@@ -24,21 +24,21 @@ SETTINGS: Final = (
     "--session-heartbeat-interval-ms", "1000",
     "--session-ttl-ms", "8000",
 )  # fmt: skip
-"""A session lives longer than this machine may stall between two connections of a caller."""
+"""The time to live exceeds the longest time that this machine may stall between two connections of a caller."""
 INTERVAL_S: Final = 10.0
 ADVANCE_S: Final = 0.02
 SETTLE_S: Final = 60.0
 WARM_S: Final = 600.0
-"""From then on memory may not grow."""
+"""Memory must not grow after this time."""
 SPAN_S: Final = 60.0
-"""Memory is the median of the samples of so long: one sample may have met the journal's checkpoint."""
+"""Memory is the median of the samples of this time span, because a single sample may include a journal checkpoint."""
 MEMORY_GROWTH_MAX: Final = 1.03
 FILES_GROWTH_MAX: Final = 1.25
-"""Of some 45, that go up and down by ten: sockets of callers who have left may wait for the garbage collector."""
+"""About 45 files are open, plus or minus ten: sockets of former callers may wait for the garbage collector."""
 
 
 class Sample(NamedTuple):
-    """What the daemon took at one time."""
+    """Resource use of the daemon at one time."""
 
     at_s: float
     memory_mb: float
@@ -46,8 +46,9 @@ class Sample(NamedTuple):
 
 
 class ChurnRun:
-    """One daemon, and twice `places` callers at a time. Each random choice comes from the seed; what meets is up to
-    the clock.
+    """One daemon, with twice `places` callers at a time.
+
+    All random choices come from the seed; the interleaving depends on the clock.
     """
 
     def __init__(self, folder: Path, seed: int, places: int = 2) -> None:
@@ -59,9 +60,10 @@ class ChurnRun:
         self._began_s = 0.0
 
     async def run(self, seconds: float, interval_s: float) -> None:
-        """Callers come for so many seconds; then the daemon must be as empty as before them, and stop with 0.
+        """Run callers for `seconds`. Then the daemon must have no state of them left, and exit with code 0.
 
-        Raises `Broken` when a wait was lost or ended twice, or something stays behind.
+        Raises:
+            Broken: A wait was lost or ended twice, or state was left behind.
         """
         journal = ["--data-dir", str(self._folder / "data")]
         daemon = DaemonProcess(self._folder / "daemon", [*SETTINGS, *journal])
@@ -78,18 +80,18 @@ class ChurnRun:
 
     @property
     def is_long_enough(self) -> bool:
-        """Whether growth says something: its two spans of time lie apart."""
+        """Whether growth is meaningful: the two time spans do not overlap."""
         return bool(self.samples) and self.samples[-1].at_s >= WARM_S + 2 * SPAN_S
 
     @property
     def memory_growth(self) -> float:
-        """Memory at the end beside that when the daemon was warm."""
+        """Memory at the end divided by memory when the daemon was warm."""
         warm, last = self._spans()
         return statistics.median(one.memory_mb for one in last) / statistics.median(one.memory_mb for one in warm)
 
     @property
     def files_growth(self) -> float:
-        """The same of open files."""
+        """Open files at the end divided by those when the daemon was warm."""
         warm, last = self._spans()
         return statistics.median(one.files for one in last) / statistics.median(one.files for one in warm)
 
@@ -99,7 +101,7 @@ class ChurnRun:
         return warm, [sample for sample in self.samples if sample.at_s > end_s - SPAN_S]
 
     async def _load(self, daemon: DaemonProcess, client: AsyncClient, seconds: float, interval_s: float) -> None:
-        """Callers come and go until time is up, and the last of them have left."""
+        """Run callers until the time is up and the last of them have left."""
         marks, ended = PushedMarks(), asyncio.Event()
         places: list[CallersPlace] = []
         for number in range(self._places):
@@ -119,7 +121,7 @@ class ChurnRun:
             advancing.cancel()
 
     async def _advance(self, client: AsyncClient, marks: PushedMarks) -> None:
-        """Pushes the marks that end the waits of sessions."""
+        """Push the marks that end the waits of sessions."""
         chance = random.Random(self._seed)
         while True:
             topic = chance.choice(TOPICS)
@@ -128,7 +130,7 @@ class ChurnRun:
             await asyncio.sleep(ADVANCE_S)
 
     async def _emptied(self, client: AsyncClient) -> None:
-        """Waits until the daemon holds nothing of the callers who have left; its counts must agree."""
+        """Wait until the daemon has no state of former callers left; its counts must agree."""
         deadline_s = time.monotonic() + SETTLE_S
         while left := left_behind(await client.status()):
             if time.monotonic() > deadline_s:
@@ -140,9 +142,10 @@ class ChurnRun:
 
 
 def left_behind(status: Status) -> dict[str, int]:
-    """What the daemon still holds when only the client that asks is left. Empty: nothing.
+    """State that the daemon still holds when only the observing client is left; empty: none.
 
-    Raises `Broken` when operations did not end once each.
+    Raises:
+        Broken: The counts of registered and ended operations differ.
     """
     for kind in status.kinds:
         ended = kind.satisfied + kind.failed + kind.expired + kind.cancelled + kind.shutting_down
@@ -157,7 +160,7 @@ def left_behind(status: Status) -> dict[str, int]:
 
 
 def churn(folder: Path, seed: int, seconds: float) -> Result:
-    """Run callers for `seconds`. Growth is judged only if the run is long enough to tell."""
+    """Run callers for `seconds`. Growth is judged only if the run is long enough."""
     run, result = ChurnRun(folder, seed), Result("churn")
     try:
         asyncio.run(run.run(seconds, INTERVAL_S))

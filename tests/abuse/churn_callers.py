@@ -1,4 +1,4 @@
-"""Callers that do not stay: each lives for some seconds, accounts for all it asked for, and leaves in its own way."""
+"""Short-lived callers: each lives for some seconds, accounts for all its waits, and leaves in its own way."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from purgatory_client.errors import ClientClosed
 from tests.crash.wire_caller import Broken, PushedMarks, WireCaller
 
 PATIENCE_S: Final = 60.0
-"""A wait that has not ended by then is lost: what ends it came long before."""
+"""A wait that has not ended after this time is lost: the event that ends it was pushed long before."""
 WAIT_S: Final = 45.0
 EXPIRES_S: Final = 0.05
 NEVER: Final = 2**40
@@ -24,7 +24,7 @@ BYTES_PER_RECORD: Final = 100
 
 
 class CallersPlace(ABC):
-    """Where one caller after another comes and goes. What became of their waits is counted in `tally`."""
+    """A place in which one caller follows another. The outcomes of their waits are counted in `tally`."""
 
     def __init__(self, address: str, number: int, seed: int, tally: Counter[str]) -> None:
         self._address: Final = address
@@ -33,18 +33,22 @@ class CallersPlace(ABC):
         self._tally: Final = tally
 
     async def serve_until(self, ended: asyncio.Event) -> None:
-        """Lets one caller follow another. Raises `Broken` when one of them lost something, or got it twice."""
+        """Run one caller after another.
+
+        Raises:
+            Broken: A caller lost a result, or got one twice.
+        """
         while not ended.is_set():
             await self._live()
             self._tally["callers"] += 1
 
     @abstractmethod
     async def _live(self) -> None:
-        """One caller's life."""
+        """The life of one caller."""
 
 
 class WireCallersPlace(CallersPlace):
-    """Callers at the level of the wire, whose connections break, and who are restarted in between."""
+    """Callers that use the protocol directly; their connections break, and they restart in between."""
 
     def __init__(self, address: str, number: int, seed: int, tally: Counter[str], marks: PushedMarks) -> None:
         super().__init__(address, number, seed, tally)
@@ -62,7 +66,7 @@ class WireCallersPlace(CallersPlace):
             self._tally["connections cut"] += 1
             if self._random.random() < 0.5:
                 caller.forget()
-        if self._random.random() < 0.3:  # never comes back: its session goes with all that is in it
+        if self._random.random() < 0.3:  # never returns: its session is removed with its contents
             self._tally["waits abandoned"] += len(caller.asked) - len(caller.outcomes)
         else:
             await self._finish(caller)
@@ -75,7 +79,7 @@ class WireCallersPlace(CallersPlace):
         self._tally["results sent again"] += caller.repeats
 
     async def _finish(self, caller: WireCaller) -> None:
-        """Registers nothing more, and stays until everything has ended."""
+        """Stop registering, and stay until everything has ended."""
         caller.is_quiet = True
         running = asyncio.create_task(caller.run(self._address))
         try:
@@ -83,7 +87,7 @@ class WireCallersPlace(CallersPlace):
                 while not caller.is_done and not running.done():  # noqa: ASYNC110 - it is another's class
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            caller.check_end()  # says what is missing
+            caller.check_end()  # reports the missing results
         finally:
             running.cancel()
             [error] = await asyncio.gather(running, return_exceptions=True)
@@ -93,7 +97,7 @@ class WireCallersPlace(CallersPlace):
 
 
 class ClientCallersPlace(CallersPlace):
-    """Programs that use the client: waits of each kind, satisfied, expired, cancelled, or cut off by closing."""
+    """Callers that use the client library: waits of each kind, satisfied, expired, cancelled, or aborted by closing."""
 
     def __init__(self, address: str, number: int, seed: int, tally: Counter[str]) -> None:
         super().__init__(address, number, seed, tally)
@@ -112,7 +116,7 @@ class ClientCallersPlace(CallersPlace):
             self._account(isinstance(seen, ClientClosed), "cut off by closing", seen)
 
     async def _round(self, client: AsyncClient) -> None:
-        """Waits of each kind, and what ends them, which may overtake them."""
+        """Start waits of each kind, and then push the events that end them, which may arrive first."""
         name, start, end = self._partition, self._offset, self._offset + STEP
         self._offset = end
         async with asyncio.timeout(PATIENCE_S):
@@ -128,11 +132,11 @@ class ClientCallersPlace(CallersPlace):
             await asyncio.sleep(self._random.uniform(0.0, 0.02))
             await client.advance(name, log_end_offset=end, byte_position=end * BYTES_PER_RECORD, high_watermark=end)
             await self._ended(appended, Outcome.SATISFIED)
-            # Not before: no records above the high watermark can be deleted, and the fetches would be out of range.
+            # Only now: records above the high watermark cannot be deleted, and the fetches would be out of range.
             deleted = [asyncio.create_task(client.delete_records({name: end}, timeout=WAIT_S))]
             await client.advance(name, log_start_offset=end)
             await self._ended(deleted, Outcome.SATISFIED)
-            while not signalled.done():  # one that overtakes the wait does not count for it
+            while not signalled.done():  # a signal that arrives before the wait does not count for it
                 await client.signal_key(name)
                 await asyncio.sleep(0.01)
             await self._ended([signalled], Outcome.SATISFIED)

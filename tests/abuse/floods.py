@@ -1,8 +1,8 @@
-"""What floods send: for each method of the service its n-th call.
+"""The calls of a flood: for each method of the service, its n-th call.
 
-Each is as costly as an ordinary call of its kind can be: batches of 500, pages of 1,000. Some methods need another one
-first, to have something to end; those calls take turns with their own. Sessions are `SESSIONS`, in turn. Parts of
-messages are encoded once: two encoded messages, one after the other, are one with the fields of both.
+Each call is as expensive as an ordinary call of its kind can be: batches of 500, pages of 1,000. Methods that need
+something to end alternate with calls that register it. The sessions are `SESSIONS`, in turn. Parts of messages are
+encoded only once: the concatenation of two encoded messages is one message with the fields of both.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ LISTED_SESSION: Final = "listed"
 
 
 async def prepare(target: Target) -> None:
-    """Partitions and operations of the attacker's own, so that there is something to list."""
+    """Create partitions and operations of the attacker's own, so that there is something to list."""
     attacker = Attacker(target.grpc, target.token, channels=1)
     await attacker.call("Advance", marks(LISTED))
     batch = waits(range(1, LISTED + 1), timeout_ms=3_600_000)
@@ -36,7 +36,7 @@ async def prepare(target: Target) -> None:
 
 @cache
 def encoded_batch(turn: int, timeout_ms: int) -> bytes:
-    """A registration without its session, whose ids are above those of the turn before."""
+    """A registration without its session; its ids are above those of the previous turn."""
     first = 1 + BATCH * turn
     batch = waits(range(first, first + BATCH), timeout_ms=timeout_ms)
     return wire.RegisterRequest(batch=batch).SerializeToString()
@@ -59,7 +59,7 @@ def encoded_partitions() -> bytes:
 
 
 def rising_marks(number: int) -> bytes:
-    """Marks that have moved since the call before."""
+    """Marks that are higher than those of the previous call."""
     moved = wire.AdvanceRequest(columns=event_pb2.EventColumns(offset=[number + 2]))
     return encoded_partitions() + moved.SerializeToString()
 
@@ -77,12 +77,12 @@ def session_batch(turn: int) -> bytes:
 
 
 def session(number: int) -> Call:
-    """Opens or takes over a session, registers a batch in it, and has nothing more to say."""
+    """Open or take over a session, register a batch in it, and close the sending side."""
     return "Session", (opened_session(number), session_batch(number // SESSIONS))
 
 
 def after_registration(method: str, request: Callable[[int], bytes], timeout_ms: int = 5_000) -> Callable[[int], Call]:
-    """Turns of a registration, and of a call that has to do with it; `request` is given the number of that."""
+    """Registrations that alternate with calls that depend on them; `request` receives the number of the pair."""
 
     def call(number: int) -> Call:
         pair = number // 2
@@ -97,7 +97,7 @@ def constant(method: str, request: bytes) -> Callable[[int], Call]:
 
 
 def acknowledged(pair: int) -> bytes:
-    """The results of the registration before this session's latest, which may be on its way."""
+    """Acknowledge all but the latest registration of the session, whose results may not have arrived yet."""
     return wire.AcknowledgeRequest(
         session_id=session_of(pair), sequence=max(0, pair // SESSIONS - 1) * BATCH
     ).SerializeToString()
@@ -127,7 +127,7 @@ def asked_partition(number: int) -> Call:
 
 @cache
 def attached_source(number: int) -> Call:
-    """A source of all that the attacker waits for, which cannot see any of it one by one, and leaves."""
+    """A source for the attacker's topic that reports each single mark as stale, and leaves."""
     hello = source_pb2.SourceHello(name=session_of(number), topic_prefixes=[TOPIC])
     stale = source_pb2.StaleMarks(topic_prefix=TOPIC, exact=True, partitions=range(LISTED))
     report = source_pb2.SourceReport(state=source_pb2.SOURCE_STATE_STALE, stale=[stale])
@@ -136,7 +136,7 @@ def attached_source(number: int) -> Call:
 
 
 def asked_ends(number: int) -> Call:
-    """Asks a source that is leaving, if there is one."""
+    """Ask a source that is leaving, if there is one."""
     request = source_pb2.GetSourceEndsRequest(topics=[TOPIC])
     return ("GetSourceEnds", (request.SerializeToString(),)) if number % 2 else attached_source(number // 2 % SESSIONS)
 
@@ -168,4 +168,4 @@ FLOODS: Final[dict[str, Callable[[int], Call]]] = {
     "TailResults": constant("TailResults", wire.TailResultsRequest().SerializeToString()),
     "GetStatus": constant("GetStatus", wire.GetStatusRequest(remaining_time=True).SerializeToString()),
 }
-"""By method: its n-th call."""
+"""For each method, its n-th call."""

@@ -1,7 +1,7 @@
-"""The client that judges a daemon under attack: 200 waits a second, each satisfied by an event of its own.
+"""The client that judges a daemon under attack: 200 waits per second, each satisfied by an event of its own.
 
-`python -m tests.abuse.honest ADDRESS` runs until its standard input closes, and prints a line of JSON: for each wait
-when it began (seconds on the monotonic clock, which all processes share) and how long it took, or what went wrong.
+`python -m tests.abuse.honest ADDRESS` runs until its standard input closes. Then it prints a line of JSON: for each
+wait its start (seconds on the monotonic clock, which all processes share) and its latency or error.
 """
 
 import asyncio
@@ -15,29 +15,29 @@ from purgatory_client import AsyncClient, Outcome
 WAITS_PER_SECOND: Final = 200
 PARTITIONS: Final = 10
 TIMEOUT_S: Final = 20.0
-"""A wait that is not satisfied by then is lost: its event was pushed at once."""
+"""A wait that is not satisfied by then is lost: its event was pushed immediately."""
 
 Seen = tuple[float, float | str]
 
 
 async def wait_once(client: AsyncClient, number: int, seen: list[Seen]) -> None:
-    """One wait, and the event that satisfies it."""
+    """Register one wait, and push the event that satisfies it."""
     partition, offset = f"honest-{number % PARTITIONS}", number // PARTITIONS + 1
     began_s = time.monotonic()
     try:
         wait = asyncio.ensure_future(client.produce({partition: offset}, timeout=TIMEOUT_S))
-        await asyncio.sleep(0)  # the wait goes out first
+        await asyncio.sleep(0)  # let the wait be sent first
         await client.advance(partition, high_watermark=offset)
         result = await wait
         assert result.outcome is Outcome.SATISFIED, f"the wait ended as {result.outcome.name}"
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is what an honest caller saw
+    except Exception as error:  # noqa: BLE001 - any error is a result of the honest caller
         seen.append((began_s, f"{type(error).__name__}: {error}"[:200]))
     else:
         seen.append((began_s, (time.monotonic() - began_s) * 1_000))
 
 
 async def judge(address: str) -> list[Seen]:
-    """Waits at a steady pace, whatever the answers take, until standard input closes."""
+    """Wait at a steady rate, whatever the latency, until standard input closes."""
     seen: list[Seen] = []
     loop = asyncio.get_running_loop()
     ended = loop.run_in_executor(None, sys.stdin.read)
@@ -57,7 +57,7 @@ async def judge(address: str) -> list[Seen]:
 
 
 def percentile(latencies_ms: list[float], share: float) -> float:
-    """The value below which `share` of the values lie."""
+    """The value below which this share of the values is."""
     return sorted(latencies_ms)[int(len(latencies_ms) * share)] if latencies_ms else 0.0
 
 

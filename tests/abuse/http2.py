@@ -1,4 +1,4 @@
-"""Callers on bare HTTP/2 connections, for what a client library is too polite to do."""
+"""Callers on bare HTTP/2 connections, for behaviour that client libraries do not allow."""
 
 import contextlib
 import socket
@@ -15,11 +15,11 @@ import h2.settings
 
 SERVICE: Final = "/purgatory.v1.PurgatoryService/"
 PREFIX_BYTES: Final = 5
-"""Of a gRPC message: compressed or not, and its length."""
+"""Prefix of a gRPC message: the compression flag and the length."""
 
 
 class RawConnection:
-    """One connection. What it reads it forgets, but for the windows that the server grants."""
+    """One connection. It reads and discards all data except flow-control windows and the ends of streams."""
 
     def __init__(self, address: str, token: str, *, initial_window: int | None = None) -> None:
         host, _, port = address.rpartition(":")
@@ -34,7 +34,7 @@ class RawConnection:
         self.flush()
 
     def call(self, method: str, **headers: str) -> int:
-        """Opens a stream for a call; returns its id."""
+        """Open a stream for a call and return its id."""
         stream = self.http2.get_next_available_stream_id()
         fields = [
             (":method", "POST"), (":scheme", "http"), (":path", SERVICE + method), (":authority", "purgatory"),
@@ -46,7 +46,7 @@ class RawConnection:
         return stream
 
     def send(self, stream: int, data: bytes) -> int:
-        """Sends as much as the server's windows allow; returns how much that was."""
+        """Send as much as the server's windows allow; return the number of bytes."""
         room = min(len(data), self.http2.local_flow_control_window(stream), self.http2.max_outbound_frame_size)
         if room > 0:
             self.http2.send_data(stream, data[:room])
@@ -56,7 +56,7 @@ class RawConnection:
         self._socket.sendall(self.http2.data_to_send())
 
     def read(self, timeout_s: float) -> None:
-        """Takes in what has arrived: windows grow, streams end."""
+        """Process received frames: windows grow, streams end."""
         self._socket.settimeout(timeout_s)
         with contextlib.suppress(TimeoutError):
             data = self._socket.recv(1 << 16)
@@ -72,18 +72,18 @@ class RawConnection:
 
 
 def message(length: int, body: bytes = b"", *, compressed: bool = False) -> bytes:
-    """A gRPC message that says it has `length` bytes, and what there is of it."""
+    """A gRPC message with a length field of `length` bytes, and as much of it as `body` has."""
     return bytes((compressed,)) + length.to_bytes(4, "big") + body
 
 
 def until(deadline_s: float) -> Iterator[None]:
-    """Goes round until then."""
+    """Iterate until the deadline."""
     while time.monotonic() < deadline_s:
         yield
 
 
 def rapid_reset(address: str, token: str, seconds: float) -> Counter[str]:
-    """Opens streams and resets each at once, on one connection; on another one when it is closed."""
+    """Open streams and reset each immediately, on one connection; reconnect when it is closed."""
     connection, done = RawConnection(address, token), Counter[str]()
     for _ in until(time.monotonic() + seconds):
         for _ in range(200):
@@ -104,9 +104,10 @@ def rapid_reset(address: str, token: str, seconds: float) -> Counter[str]:
 def unfinished_messages(
     address: str, token: str, seconds: float, *, length: int, streams: int, firsts: Sequence[tuple[str, bytes]]
 ) -> int:
-    """Sends all but the end of a large message on each of many streams; returns the bytes that the server took.
+    """Send everything except the end of a large message on each of many streams; return the bytes that the server
+    accepted.
 
-    `firsts`: methods, which take turns, each with the message that comes before the large one; b"": none.
+    `firsts`: methods, used in turn, each with the message to send before the large one; b"": none.
     """
     connections = [RawConnection(address, token) for _ in range(5)]
     open_streams = []
@@ -129,7 +130,7 @@ def unfinished_messages(
                     sent = connection.send(stream, filler[:rest])
                     left[id(connection), stream] -= sent
                     taken += sent
-        # A server that is short of memory reads no further, or closes: what it took until then is the answer.
+        # A server that is short of memory stops reading or closes the connection; the bytes until then are the result.
         with contextlib.suppress(OSError):
             for connection in connections:
                 connection.flush()
@@ -140,7 +141,7 @@ def unfinished_messages(
 
 
 def unread_answers(address: str, token: str, seconds: float, *, calls: int, method: str, request: bytes) -> int:
-    """Asks for large answers with a window of nothing, and never reads them."""
+    """Request large responses with a flow-control window of 0, and never read them."""
     connection = RawConnection(address, token, initial_window=0)
     for _ in range(calls):
         stream = connection.call(method)

@@ -27,7 +27,7 @@ HEALTHZ: Final = request("GET", "/healthz")
 
 
 def post(method: str, kind: str, body: bytes, token: str, **headers: str) -> bytes:
-    """A call by POST; with `kind` grpc-web or connect+, in an envelope that says that it is compressed."""
+    """A call with POST. If `kind` is grpc-web or connect+, it has an envelope whose flag marks it as compressed."""
     if kind.startswith(("grpc-web", "connect+")):
         body = struct.pack(">BI", 1, len(body)) + body
     given = {"content-type": f"application/{kind}", "authorization": f"Bearer {token}", **headers}
@@ -37,7 +37,7 @@ def post(method: str, kind: str, body: bytes, token: str, **headers: str) -> byt
 
 
 def call_all(http: str, requests: Iterable[bytes], deadline_s: float) -> Tally:
-    """Sends requests one after the other, each on a connection of its own, and reads the answers."""
+    """Send requests one after the other, each on a new connection, and read the responses."""
     tally: Tally = Counter()
     for sent in requests:
         if time.monotonic() > deadline_s:
@@ -46,13 +46,13 @@ def call_all(http: str, requests: Iterable[bytes], deadline_s: float) -> Tally:
             with RawConnection(http) as connection:
                 connection.send(sent)
                 tally[str(connection.answer("POST").status)] += 1
-        except (OSError, ValueError):  # closed before it was answered
+        except (OSError, ValueError):  # closed without a response
             tally["closed"] += 1
     return tally
 
 
 async def callers(http: str, seconds: float, count: int, requests: Callable[[int], Iterator[bytes]]) -> Tally:
-    """So many callers at once, each in a thread, with `requests` of its number."""
+    """Run `count` callers at once, each in a thread, with the `requests` of its number."""
     deadline_s = time.monotonic() + seconds
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(count))
@@ -62,7 +62,7 @@ async def callers(http: str, seconds: float, count: int, requests: Callable[[int
 
 @contextmanager
 def many_connections(http: str, count: int) -> Iterator[list[socket.socket]]:
-    """As many connections as can be had, not blocking."""
+    """Open as many non-blocking connections as possible, up to `count`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2 * count)), hard))
     with ExitStack() as connections:
@@ -75,7 +75,7 @@ def many_connections(http: str, count: int) -> Iterator[list[socket.socket]]:
 
 
 def send_all(connections: list[socket.socket], data: bytes, bytes_max: int, deadline_s: float) -> int:
-    """Sends the data again and again on all connections, as long as they take it; returns how many bytes."""
+    """Send the data repeatedly on all connections, as long as they accept it; return the number of bytes."""
     left, taken = dict.fromkeys(connections, bytes_max), 0
     while left and time.monotonic() < deadline_s:
         poll = select.poll()
@@ -99,7 +99,7 @@ def send_all(connections: list[socket.socket], data: bytes, bytes_max: int, dead
 
 
 async def pipelined_unread(target: Target) -> Tally:
-    """Ten connections, each with 16.8 MB of requests for a probe whose answers are never read; then all close."""
+    """Ten connections, each with 16.8 MB of probe requests whose responses are never read; then all close."""
 
     def attack() -> int:
         with many_connections(target.http, 10) as held:
@@ -112,7 +112,7 @@ async def pipelined_unread(target: Target) -> Tally:
 
 
 async def unread_pages(target: Target) -> Tally:
-    """2,000 connections ask for the page and its scripts, and read nothing."""
+    """2,000 connections request the page and its scripts, and read nothing."""
 
     def attack() -> int:
         with many_connections(target.http, 2_000) as held:
@@ -126,7 +126,7 @@ async def unread_pages(target: Target) -> Tally:
 
 
 async def gzip_members(target: Target) -> Tally:
-    """Four callers send 4 MB of empty gzip members: a quadratic effort for who concatenates them."""
+    """Four callers send 4 MB of empty gzip members, which take quadratic time if their outputs are concatenated."""
     members = gzip.compress(b"") * 199_000
     kinds = cycle([("json", "content_encoding"), ("grpc-web+proto", "grpc_encoding"),
                    ("connect+json", "connect_content_encoding")])  # fmt: skip
@@ -142,7 +142,7 @@ async def gzip_members(target: Target) -> Tally:
 
 
 async def gzip_bombs(target: Target) -> Tally:
-    """24 callers send what gzip makes a thousandth of its size, as protobuf, as JSON, and in an address."""
+    """24 callers send data that gzip compresses to a thousandth of its size, as protobuf, as JSON, and in a URL."""
     bomb = gzip.compress(b"{" + b" " * (4 * MEGABYTE - 10) + b"}")
     address = gzip.compress(b"{" + b" " * (MEGABYTE - 10) + b"}")
     quoted = "".join(f"%{byte:02x}" for byte in address)
@@ -152,7 +152,7 @@ async def gzip_bombs(target: Target) -> Tally:
 
 
 async def large_json(target: Target) -> Tally:
-    """24 callers send the largest batches that JSON may have, and four times as large ones."""
+    """24 callers send the largest batches allowed in JSON, and batches four times as large."""
     operation = {"operationId": "1", "timeoutMs": 1, "signal": {"keys": [{"key": "attack"}]}}
     text = json.dumps({"sessionId": "json", "batch": {"rows": {"operations": [operation] * 9_500}}}).encode()
     calls = [
@@ -163,7 +163,7 @@ async def large_json(target: Target) -> Tally:
 
 
 async def unfinished_bodies(target: Target) -> Tally:
-    """255 bodies of 4 MB, of which all but the last bytes are sent."""
+    """255 bodies of 4 MB; the last bytes of each are never sent."""
     length = 4 * MEGABYTE - 2_048
     head = post("Register", "proto", b"", target.token, content_length=str(length + 1_024))
 
@@ -187,7 +187,7 @@ async def tiny_chunks(target: Target) -> Tally:
 
 
 async def places(target: Target) -> Tally:
-    """1,500 connections that ask for a probe and are kept, while probes of others are counted."""
+    """1,500 connections request a probe and stay open, while probes on other connections are counted."""
     tally: Tally = Counter()
 
     def attack() -> None:

@@ -1,8 +1,8 @@
-"""Calls started at a rate, whatever becomes of them, over bare HTTP/2 connections.
+"""Starts calls at a given rate, whatever their responses, over bare HTTP/2 connections.
 
-A client library starts a few thousand calls a second, which is no flood. Here the headers of a method are encoded once,
-and of a call only the number of its stream is new. What the server says is obeyed: streams of a connection, windows.
-A call that these hold back starts as soon as they allow, and is counted as `due` before.
+A client library starts a few thousand calls per second, which is too slow for a flood. Here the headers of a method are
+encoded once, and only the stream number differs between calls. The server's limits on streams and windows are obeyed. A
+call that they delay starts as soon as they allow, but is counted as `due` from its scheduled time.
 """
 
 import selectors
@@ -19,12 +19,12 @@ import hpack
 from tests.abuse.http2 import SERVICE, message
 
 CONNECTIONS: Final = 10
-"""With as many streams each as the daemon allows."""
+"""Each has as many streams as the daemon allows."""
 IN_FLIGHT: Final = 16
-"""Calls of a flood that starts one for each that ends: enough that the daemon always has one to serve."""
+"""Calls in flight of a flood that starts one for each that ends: enough to keep the daemon busy."""
 UNSENT_BYTES_MAX: Final = 1 << 20
 WINDOW_BYTES: Final = 1 << 24
-"""Of each stream, and by how much that of the connection grows at a time."""
+"""Window of each stream, and the step by which the connection's window grows."""
 FRAME_BYTES_MAX: Final = 1 << 14
 FRAME_HEADER_BYTES: Final = 9
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
@@ -33,7 +33,7 @@ HEADER_TABLE_SIZE, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE = 1, 3, 4
 STATUS_NAMES: Final = {code.value[0]: code.name for code in grpc.StatusCode}
 
 Call = tuple[str, tuple[bytes, ...]]
-"""A method, and the messages that are sent on its stream before that is closed on this side."""
+"""A method, and the messages sent on its stream before the sending side is closed."""
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -42,7 +42,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 @cache
 def headers_of(method: str, token: str) -> bytes:
-    """The header block of a call: nothing of it goes into the table of the connection, so it is always the same."""
+    """The header block of a call. It does not use the connection's header table, so it is always the same."""
     fields = [
         (":method", "POST"), (":scheme", "http"), (":path", SERVICE + method), (":authority", "purgatory"),
         ("te", "trailers"), ("content-type", "application/grpc"), ("authorization", f"Bearer {token}"),
@@ -52,13 +52,13 @@ def headers_of(method: str, token: str) -> bytes:
 
 @cache
 def status_of(trailers: bytes) -> str:
-    """The name of the status in a header block; the server keeps no table either."""
+    """The name of the status in a header block; the server does not use a header table either."""
     fields = dict(hpack.Decoder().decode(trailers, raw=True))
     return STATUS_NAMES[int(fields[b"grpc-status"])]
 
 
 class FloodConnection:
-    """One connection, never blocking; `tally` counts how its calls ended."""
+    """One non-blocking connection; `tally` counts the results of its calls."""
 
     def __init__(self, address: str, token: str, tally: Counter[str]) -> None:
         host, _, port = address.rpartition(":")
@@ -69,12 +69,12 @@ class FloodConnection:
         self._open: Final[set[int]] = set()
         self._next_stream = 1
         self._streams_max = 0
-        """Not known yet."""
+        """Unknown until the server's settings arrive."""
         self._window, self._stream_window = 65_535, 65_535
         self._arrived = bytearray()
-        """What is no whole frame yet."""
+        """Received bytes of an incomplete frame."""
         self._granted = 65_535
-        """What the server may still send."""
+        """Number of bytes that the server may still send."""
         ours = HEADER_TABLE_SIZE.to_bytes(2, "big") + bytes(4)
         ours += INITIAL_WINDOW_SIZE.to_bytes(2, "big") + WINDOW_BYTES.to_bytes(4, "big")
         self._unsent = bytearray(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0, ours))
@@ -84,7 +84,7 @@ class FloodConnection:
         return len(self._open)
 
     def start(self, call: Call) -> bool:
-        """Starts a call, unless the server or the socket takes no more now."""
+        """Start a call, unless the server or the socket accepts no more at the moment."""
         method, bodies = call
         data = b"".join(message(len(body), body) for body in bodies)
         if len(self._open) >= self._streams_max or len(self._unsent) > UNSENT_BYTES_MAX:
@@ -111,7 +111,11 @@ class FloodConnection:
                 return
 
     def receive(self) -> None:
-        """Takes in what has arrived. Raises ConnectionError once the server has closed the connection."""
+        """Process received frames.
+
+        Raises:
+            ConnectionError: The server has closed the connection.
+        """
         try:
             data = self.socket.recv(1 << 18)
         except BlockingIOError:
@@ -131,7 +135,7 @@ class FloodConnection:
         del arrived[:at]
 
     def close(self) -> None:
-        """Closes it with all calls that are in flight."""
+        """Close the connection and abort all calls in flight."""
         self._tally["closed"] += len(self._open)
         self.socket.close()
 
@@ -175,11 +179,15 @@ class FloodConnection:
 def flood(
     address: str, token: str, make_call: Callable[[int], Call], seconds: float, calls_per_second: float | None
 ) -> Counter[str]:
-    """Starts calls at this rate for so long, and leaves without awaiting what is in flight; counts how calls ended, how
-    many were `started`, and how many were `due`.
+    """Start calls at this rate for `seconds`, and leave without waiting for calls in flight.
 
-    Without a rate it starts one for each that ends, with `IN_FLIGHT` in flight. Raises ConnectionError when the server
-    closes a connection.
+    Without a rate, a call starts for each one that ends, with `IN_FLIGHT` calls in flight.
+
+    Returns:
+        The results of calls by status, the number `started`, and the number `due`.
+
+    Raises:
+        ConnectionError: The server has closed a connection.
     """
     tally: Counter[str] = Counter()
     connections = [FloodConnection(address, token, tally) for _ in range(CONNECTIONS)]

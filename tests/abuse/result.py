@@ -24,18 +24,18 @@ Tally = Counter[str]
 
 @dataclass
 class Result:
-    """What an abuse did to the daemon and to an honest client. Latencies are p50 and p99 in milliseconds."""
+    """The effect of an abuse on the daemon and on an honest client. Latencies are p50 and p99 in milliseconds."""
 
     name: str
     tally: dict[str, int] = field(default_factory=dict)
-    """Answers by status, and what else the attacker counted."""
+    """Responses by status, and the attacker's other counts."""
     memory_before_mb: int = 0
     memory_peak_mb: int = 0
     files_peak: int = 0
     waits: int = 0
-    """Honest waits."""
+    """Number of honest waits."""
     failed_waits: list[str] = field(default_factory=list)
-    """The errors of honest waits that were not satisfied."""
+    """Errors of honest waits that were not satisfied."""
     alone_ms: tuple[float, float] = (0.0, 0.0)
     """Before the attack."""
     control_ms: tuple[float, float] = (0.0, 0.0)
@@ -44,9 +44,9 @@ class Result:
     """During the attack."""
     recovery_s: float = 0.0
     faults: list[str] = field(default_factory=list)
-    """Why the daemon failed; empty if it passed."""
+    """Reasons why the daemon failed; empty if it passed."""
     figures: str = ""
-    """Anything else worth a place in the table."""
+    """Other figures for the table."""
 
     @property
     def refused(self) -> int:
@@ -54,16 +54,16 @@ class Result:
 
     @property
     def ratio(self) -> float:
-        """p99 under attack, relative to the p99 with the attacker's work directed elsewhere."""
+        """p99 under attack, relative to the p99 while the attack hits another daemon."""
         return self.under_ms[1] / max(self.alone_ms[1], self.control_ms[1], 1.0)
 
     @property
     def bare_ratio(self) -> float:
-        """p99 under attack, relative to the p99 alone. It includes the processor time that the attacker takes."""
+        """p99 under attack, relative to the p99 without one. It includes the processor time used by the attacker."""
         return self.under_ms[1] / max(self.alone_ms[1], 1.0)
 
     def judge(self, *, is_flood: bool = False, is_http: bool = False) -> None:
-        """Compare an attack's figures with the limits, and record what exceeds them as faults."""
+        """Compare an attack's figures with the limits, and record violations as faults."""
         limits = {
             f"{len(self.failed_waits)} honest waits failed: {self.failed_waits[:1]}": bool(self.failed_waits),
             f"{self.tally.get('undelivered', 0)} honest webhooks not delivered": self.tally.get("undelivered", 0) > 0,

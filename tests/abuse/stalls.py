@@ -1,7 +1,7 @@
 """Single calls that could hold the event loop, each against its own daemon, and the longest stalls of each.
 
 A stall is the processor time that the daemon's loop thread spends without a break, as reported by its own metric
-`purgatory_longest_loop_hold_seconds`. They are figures and are not judged; `suite.test_slices` tests the slicing.
+`purgatory_longest_loop_hold_seconds`. The figures are not judged; `suite.test_slices` tests the slicing.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ def names(count: int) -> list[operation_pb2.TopicPartition]:
 async def register(
     stub: Stub, first_id: int, count: int, items: int, *, offset: int = 1_000, session: str = SESSION
 ) -> wire.Receipt:
-    """Operations that each name the same partitions."""
+    """Register operations that all name the same partitions."""
     columns = operation_pb2.OperationColumns(
         kind=PRODUCE,
         partitions=names(items),
@@ -51,7 +51,7 @@ async def register(
 
 
 async def fill(stub: Stub, operations: int, items: int = 1) -> None:
-    """So many pending operations, in as many batches as the limits ask for."""
+    """Register `operations` pending operations, in as many batches as the limits require."""
     per_batch = min(operations, 100_000, max(1, 400_000 // items))
     for first in range(1, operations + 1, per_batch):
         receipt = await register(stub, first, min(per_batch, operations + 1 - first), items)
@@ -65,7 +65,7 @@ async def advance(stub: Stub, events: Iterable[event_pb2.Event]) -> wire.Advance
 
 
 async def read_results(stub: Stub, count: int, *, columns: bool) -> None:
-    """Reads so many results of the session and acknowledges them, as a slow but honest reader does."""
+    """Read `count` results of the session and acknowledge them, as a slow but honest reader does."""
     call = stub.StreamResults(wire.StreamResultsRequest(session_id=SESSION, columns=columns))
     read = 0
     while read < count:
@@ -94,7 +94,7 @@ async def large_results(stub: Stub) -> None:
 
 
 async def decided_already(stub: Stub) -> None:
-    """Operations of 2,000 items that have all been reached when they come."""
+    """Operations of 2,000 items that are already satisfied when they are registered."""
     high = event_pb2.HighWatermark(offset=2_000)
     await advance(stub, [event_pb2.Event(topic_partition=name, high_watermark=high) for name in names(2_000)])
     for first in range(1, 1_000, 200):
@@ -103,7 +103,7 @@ async def decided_already(stub: Stub) -> None:
 
 
 async def replica_sets(stub: Stub) -> None:
-    """1,000 changes of an in-sync set of 999."""
+    """1,000 changes of an in-sync set of 999 replicas."""
     ids = list(range(1, 1_000))
     one = event_pb2.Event(
         topic_partition=names(1)[0], in_sync_replicas=event_pb2.InSyncReplicas(replica_ids=ids, leader_id=1)
@@ -133,7 +133,7 @@ async def used_names(stub: Stub) -> None:
 
 
 async def rows(stub: Stub) -> None:
-    """50,000 operations as rows, of kinds that alternate."""
+    """50,000 operations as rows, of alternating kinds."""
     produce = operation_pb2.Produce(partitions=[operation_pb2.ProducePartition(topic_partition=names(1)[0])])
     signal = operation_pb2.Signal(keys=[operation_pb2.SignalKey(key="k")])
     operations = [
@@ -155,7 +155,7 @@ async def refused(stub: Stub) -> None:
 
 
 async def list_partitions(stub: Stub) -> None:
-    """200 partitions of 1,000 replicas, and all pages of them."""
+    """List all pages of 200 partitions with 1,000 replicas each."""
     ids = list(range(1, 1_001))
     change = event_pb2.InSyncReplicas(replica_ids=ids, leader_id=1)
     for first in range(0, 200, 50):
@@ -167,7 +167,7 @@ async def list_partitions(stub: Stub) -> None:
 
 
 async def list_many_partitions(stub: Stub) -> None:
-    """90,000 partitions, and ten pages of them."""
+    """List ten pages of 90,000 partitions."""
     high = event_pb2.HighWatermark(offset=1)
     all_names = names(90_000)
     for first in range(0, 90_000, 30_000):
@@ -179,13 +179,13 @@ async def list_many_partitions(stub: Stub) -> None:
 
 
 async def list_operations(stub: Stub) -> None:
-    """Pages of operations with 2,000 items."""
+    """List pages of operations with 2,000 items each."""
     await fill(stub, 200, 2_000)
     await read_pages(stub.ListOperations, wire.ListOperationsRequest(page_size=1_000))
 
 
 async def cancel_large(stub: Stub) -> None:
-    """Cancels operations of 2,000 items: by id, by partition, and all of a session."""
+    """Cancel operations of 2,000 items: by id, by partition, and all of a session."""
     await fill(stub, 600, 2_000)
     await stub.Cancel(wire.CancelRequest(session_id=SESSION, operation_ids=range(1, 201)))
     await register(stub, 601, 100, 2_000, session="other")
@@ -194,13 +194,13 @@ async def cancel_large(stub: Stub) -> None:
 
 
 async def cancel_a_million(stub: Stub) -> None:
-    """Cancels a million operations of a session."""
+    """Cancel a million operations of a session."""
     await fill(stub, 1_000_000)
     await stub.Cancel(wire.CancelRequest(session_id=SESSION))
 
 
 async def close_a_million(stub: Stub) -> None:
-    """Closes a session with a million operations."""
+    """Close a session with a million operations."""
     await fill(stub, 1_000_000)
     await stub.CloseSession(wire.CloseSessionRequest(session_id=SESSION))
     pending = 1
@@ -210,7 +210,7 @@ async def close_a_million(stub: Stub) -> None:
 
 
 async def _end_at_once(stub: Stub, waits: int) -> None:
-    """One event that satisfies all waits of a partition: its effects are not cut into slices."""
+    """One event that satisfies all waits of a partition: its effects are not split into slices."""
     await fill(stub, waits)
     await advance(
         stub, [event_pb2.Event(topic_partition=names(1)[0], high_watermark=event_pb2.HighWatermark(offset=2_000))]
@@ -230,7 +230,7 @@ async def end_a_million(stub: Stub) -> None:
 
 
 async def count_remaining(stub: Stub) -> None:
-    """300 callers at once who ask how much time a million operations have left."""
+    """300 callers at once request the remaining time of a million operations."""
     await fill(stub, 1_000_000)
     await asyncio.gather(*[stub.GetStatus(wire.GetStatusRequest(remaining_time=True)) for _ in range(300)])
 

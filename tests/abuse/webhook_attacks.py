@@ -1,6 +1,6 @@
 """Webhook receivers that attack the daemon which calls them.
 
-During each attack an honest principal has a prompt receiver of its own, which must get all of its webhooks.
+During each attack, an honest principal has a prompt receiver of its own, which must receive all its webhooks.
 """
 
 import asyncio
@@ -15,19 +15,19 @@ from tests.abuse.attacks import TOPIC, Attack, Attacker, Target
 from tests.abuse.result import Tally
 
 HOSTS: Final = 70
-"""More than `webhooks.posts_max`. They are 127.0.0.2 and those after it."""
+"""More than `webhooks.posts_max`. They have the addresses from 127.0.0.2 on."""
 RESULTS: Final = 64
-"""Of each attacking session: as many as the daemon sends at a time."""
+"""Results of each attacking session: as many as the daemon sends at a time."""
 HONEST_PER_SECOND: Final = 20
 LAST_S: Final = 5.0
-"""How long the last honest webhooks may take."""
+"""Maximum delay of the last honest webhooks."""
 INTERIM: Final = b"HTTP/1.1 100 Continue\r\n\r\n" * 1_000
 INTERIM_COUNT_MAX: Final = 2_000
-"""Of such parts on one connection: 50 MB."""
+"""Maximum of these blocks on one connection: 50 MB."""
 
 
 def ended_waits(ids: range, topic: str) -> wire.RegisterBatch:
-    """Waits that expire at once: each is a webhook."""
+    """Waits that expire at once; each results in a webhook."""
     item = operation_pb2.ProducePartition(
         topic_partition=operation_pb2.TopicPartition(topic=topic, partition=0), required_offset=1 << 40
     )
@@ -39,10 +39,10 @@ def ended_waits(ids: range, topic: str) -> wire.RegisterBatch:
 
 
 class HonestWebhooks:
-    """An honest session with a callback, its receiver, and what that has received."""
+    """An honest session with a callback, its receiver, and the webhooks received."""
 
     def __init__(self, address: str) -> None:
-        self._caller: Final = Attacker(address, "", channels=1)  # who shows no credential is honest here
+        self._caller: Final = Attacker(address, "", channels=1)  # a caller without a credential counts as honest here
         self._url = ""
         self.sent = 0
         self.received: Final[set[bytes]] = set()
@@ -58,7 +58,7 @@ class HonestWebhooks:
         writer.close()
 
     async def send(self) -> None:
-        """One webhook."""
+        """Cause one webhook."""
         self.sent += 1
         batch = ended_waits(range(self.sent, self.sent + 1), "honest")
         request = wire.RegisterRequest(session_id="honest", batch=batch, callback_url=self._url)
@@ -72,7 +72,7 @@ class HonestWebhooks:
         return len(self.received) == self.sent
 
     async def run(self, attack: Attack, target: Target) -> Tally:
-        """One webhook before the attack, and some a second under it."""
+        """Send one webhook before the attack, and `HONEST_PER_SECOND` during it."""
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         async with server:
             self._url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
@@ -89,7 +89,7 @@ class HonestWebhooks:
 
 
 async def name_receivers(target: Target, ports: list[int]) -> Tally:
-    """A session with many webhooks for each receiver."""
+    """Create a session with many webhooks for each receiver."""
     attacker = Attacker(target.grpc, target.token)
     for place, port in enumerate(ports):
         url = f"http://127.0.0.{place + 2}:{port}/"
@@ -102,7 +102,7 @@ async def name_receivers(target: Target, ports: list[int]) -> Tally:
 
 
 async def silent(target: Target) -> Tally:
-    """70 receivers whose connections are accepted by the system, and never read."""
+    """70 receivers whose connections are accepted by the system and never read."""
     with contextlib.ExitStack() as opened:
         sockets = [
             opened.enter_context(socket.create_server((f"127.0.0.{place + 2}", 0), backlog=512))
@@ -114,7 +114,7 @@ async def silent(target: Target) -> Tally:
 
 
 async def endless(target: Target) -> Tally:
-    """Receivers that answer with interim responses without end, as fast as they are read."""
+    """Receivers that send interim responses endlessly, as fast as they are read."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, OSError):
@@ -135,7 +135,7 @@ async def endless(target: Target) -> Tally:
 
 
 def with_honest_webhooks(attack: Attack) -> Attack:
-    """Add honest webhooks to an attack; the tally says how many were `undelivered`."""
+    """Add honest webhooks to an attack; the tally has the number `undelivered`."""
     return lambda target: HonestWebhooks(target.grpc).run(attack, target)
 
 

@@ -22,7 +22,7 @@ from tests.service.serving import start_server
 
 ROLES = ("wait", "advance", "observe", "admin")
 NOBODY = "nobody"
-"""Who shows no credential."""
+"""A caller without a credential."""
 
 POLICY = (
     "\n".join(
@@ -43,7 +43,7 @@ topics = ["*"]
 keys = ["*"]
 """
 )
-"""A principal for each role, which has it on `mine-*` and `mine/*`, and one that may do everything."""
+"""A principal for each role, which has it on `mine-*` and `mine/*`, and one with all roles."""
 
 
 class Caller:
@@ -62,16 +62,16 @@ class Caller:
         await self.channel.close()
 
     async def call(self, rpc: str, request: Any) -> Any:  # noqa: ANN401 - any message
-        """A unary call."""
+        """Make a unary call."""
         return await getattr(self.stub, rpc)(request, metadata=self.metadata)
 
     def stream(self, rpc: str, *request: Any) -> Any:  # noqa: ANN401 - any call
-        """A streaming call."""
+        """Make a streaming call."""
         return getattr(self.stub, rpc)(*request, metadata=self.metadata)
 
 
 class Guarded:
-    """A served host, its access, and the tokens of its callers."""
+    """A served host, its access control, and the tokens of its callers."""
 
     def __init__(self, host: Host, access: Access, folder: Path, port: int) -> None:
         self.host = host
@@ -82,7 +82,7 @@ class Guarded:
         self.address = f"127.0.0.1:{port}"
 
     def caller(self, principal: str, token: str | None = None) -> Caller:
-        """A caller with a new token of its own, or with this one."""
+        """Return a caller with a new token, or with the given one."""
         if principal == NOBODY:
             return Caller(self.address, None, self.host)
         if token is None:
@@ -91,7 +91,7 @@ class Guarded:
         return Caller(self.address, f"Bearer {token}", self.host)
 
     def use_policy(self, text: str) -> None:
-        """Another policy, read at once."""
+        """Replace the policy, and read it at once."""
         self.policy_file.write_text(text, "utf-8")
         self.access.reload()
 
@@ -103,7 +103,7 @@ async def guarding(
     prepare: Callable[[Host], None] = lambda _host: None,
     **settings: Any,  # noqa: ANN401 - any of AccessSettings
 ) -> AsyncIterator[Guarded]:
-    """Serves a new host under a policy until the block ends. `prepare` comes before, when everything is allowed."""
+    """Serve a new host under a policy until the block ends. `prepare` runs before, while everything is allowed."""
     policy_file, tokens_file = folder / "policy.toml", folder / "tokens"
     policy_file.write_text(policy, "utf-8")
     tokens_file.write_text(HEAD, "utf-8")

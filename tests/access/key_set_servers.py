@@ -1,4 +1,4 @@
-"""HTTPS servers of key sets that answer as a test says: well, with a redirect, endlessly, or a byte at a time."""
+"""HTTPS servers of key sets that answer correctly, with a redirect, endlessly, or a byte at a time."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ Serve = Callable[[asyncio.StreamWriter], Coroutine[Any, Any, None]]
 """Answers one request, whose head has been read."""
 
 BYTES_MAX: Final = 64 * 1024 * 1024
-"""An endless answer ends by itself after this."""
+"""An endless answer is ended after this many bytes."""
 
 
 def response(status: str, body: bytes = b"", *headers: str) -> bytes:
@@ -31,7 +31,7 @@ def says(answer: bytes) -> Serve:
 
 
 def repeats(first: bytes, part: bytes) -> Serve:
-    """An answer that never ends, as fast as it is read."""
+    """Send an endless answer as fast as it is read."""
 
     async def serve(writer: asyncio.StreamWriter) -> None:
         writer.write(first)
@@ -43,7 +43,7 @@ def repeats(first: bytes, part: bytes) -> Serve:
 
 
 async def drips(writer: asyncio.StreamWriter) -> None:
-    """An answer of a byte every 50 ms: no single read takes long."""
+    """Send a byte every 50 ms, so that no single read takes long."""
     for byte in response("200 OK", b" " * 1_000):
         writer.write(bytes([byte]))
         await writer.drain()
@@ -63,7 +63,7 @@ def trusted_context(folder: Path) -> tuple[ssl.SSLContext, dict[str, str]]:
 
 @contextlib.asynccontextmanager
 async def serving_keys(context: ssl.SSLContext | None, serve: Serve) -> AsyncIterator[int]:
-    """Serves on a free port of loopback, and yields it. Without a context: plain HTTP."""
+    """Serve on a free port of loopback, and yield it. Without a context: plain HTTP."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
@@ -80,7 +80,7 @@ async def serving_keys(context: ssl.SSLContext | None, serve: Serve) -> AsyncIte
 
 @contextlib.contextmanager
 def serving_keys_in_a_thread(context: ssl.SSLContext | None, serve: Serve) -> Iterator[int]:
-    """The same beside a test that is not asynchronous."""
+    """Like `serving_keys`, for tests that are not asynchronous."""
     ports: list[int] = []
     started, ended = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""`purgatory token` and `purgatory policy`: what they print, write and return."""
+"""`purgatory token` and `purgatory policy`: output, files and exit codes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from tests.access.guarded import POLICY
 
 
 def test_a_token_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It alone is on stdout, so that it can be sent into a file; listing shows whose it is, but not it."""
+    """A new token is the only output on stdout, so that it can be redirected into a file; a listing has its principal,
+    but not the token.
+    """
     tokens = ["--tokens", str(tmp_path / "tokens")]
     assert run_token(["new", "ann", *tokens, "--expires", "90d"]) == 0
     shown = capsys.readouterr()
@@ -30,7 +32,7 @@ def test_a_token_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize("expires", ["90", "90s", "d", "-1d", "1.5h", ""])
 def test_times_that_are_none(tmp_path: Path, expires: str) -> None:
-    """They are refused as wrong usage, and nothing is written."""
+    """Invalid times are a usage error, and nothing is written."""
     with pytest.raises(SystemExit) as ended:
         run_token(["new", "ann", "--tokens", str(tmp_path / "tokens"), f"--expires={expires}"])
     assert ended.value.code == 2
@@ -38,7 +40,7 @@ def test_times_that_are_none(tmp_path: Path, expires: str) -> None:
 
 
 def test_a_bad_name_or_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A line on stderr, and exit code 1."""
+    """A bad name or file causes a line on stderr, and exit code 1."""
     assert run_token(["new", "a b", "--tokens", str(tmp_path / "tokens")]) == 1
     assert run_token(["list", "--tokens", str(tmp_path / "absent")]) == 1
     assert run_token(["new", "ann", "--tokens", str(tmp_path / "no" / "folder")]) == 1
@@ -48,7 +50,7 @@ def test_a_bad_name_or_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_policy_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What it lets whom do is answered as the daemon would: yes with 0, no with 1."""
+    """`policy check` answers as the daemon would decide: yes with exit code 0, no with 1."""
     path = tmp_path / "policy.toml"
     path.write_text(POLICY, "utf-8")
     assert run_policy(["check", str(path)]) == 0
@@ -67,7 +69,7 @@ def test_a_policy_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_broken_policy_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A line for each fault, with its place, and exit code 1."""
+    """A broken policy causes a line for each fault, with its place, and exit code 1."""
     path = tmp_path / "policy.toml"
     path.write_text('[[grant]]\nto = ["a"]\nroles = ["x"]\ntopics = ["t"]\n[[grant]]\nroles = ["wait"]\n', "utf-8")
     assert run_policy(["check", str(path)]) == 1

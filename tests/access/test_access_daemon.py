@@ -1,4 +1,4 @@
-"""The real daemon under a policy: certificates and tokens, restarts, history, and what must not be seen anywhere."""
+"""The real daemon under a policy: certificates and tokens, restarts, history, and secrecy of tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.transport.conftest import TlsFolder
 
 
 def access_flags(folder: Path, policy: str = POLICY) -> list[str]:
-    """A policy, and a file with those tokens that have been added to it, if any."""
+    """Flags for a policy and, if any tokens have been added, for their file."""
     (folder / "policy.toml").write_text(policy, "utf-8")
     with (folder / "tokens").open("a", encoding="utf-8") as tokens:
         tokens.write(HEAD)
@@ -41,8 +41,8 @@ def batch(*operations: operation_pb2.Operation) -> wire.RegisterBatch:
 async def test_a_certificate_names_the_principal(
     start_daemon: StartDaemon, tls_folder: TlsFolder, tmp_path: Path
 ) -> None:
-    """With mutual TLS the common name is the principal; a token that is shown as well counts in its place; and who is
-    loopback's principal does not matter to either.
+    """With mutual TLS the common name is the principal; a token overrides it, and the loopback principal affects
+    neither.
     """
     tls = tls_folder.flags(client_auth=True)
     flags = [*tls, *access_flags(tmp_path, f'loopback_principal = "root"\n{POLICY}')]
@@ -63,13 +63,15 @@ async def test_a_certificate_names_the_principal(
 
 
 async def test_a_sighup_reads_the_files_again(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """At once, changed or not; a policy that is broken by then is logged, and the daemon serves on by the old one."""
+    """SIGHUP makes the daemon read the files at once, changed or not; a broken policy is logged and the old one is
+    kept.
+    """
     daemon = start_daemon(*access_flags(tmp_path))
     token = add_token(tmp_path / "tokens", "observe")
     (tmp_path / "policy.toml").write_text("[[grant]", "utf-8")
     daemon.process.send_signal(signal.SIGHUP)
     async with asyncio.timeout(PATIENCE_S):
-        while "what was read before is kept" not in daemon.log:  # noqa: ASYNC110 - another process's log
+        while "what was read before is kept" not in daemon.log:  # noqa: ASYNC110 - the log of another process
             await asyncio.sleep(0.02)
     async with Caller(daemon.address, f"Bearer {token}") as caller:
         await caller.call("ListPartitions", wire.ListPartitionsRequest())
@@ -80,7 +82,7 @@ async def test_a_sighup_reads_the_files_again(start_daemon: StartDaemon, tmp_pat
 
 @pytest.mark.parametrize("fault", ["policy", "empty policy", "no policy", "tokens", "empty tokens", "keys"])
 def test_a_daemon_does_not_start_half_guarded(tmp_path: Path, fault: str) -> None:
-    """With files that cannot be used it ends with a line that names the place, and does not serve without them."""
+    """With unusable files the daemon exits, with a line that names the place, instead of serving without them."""
     flags = access_flags(tmp_path)
     if fault == "policy":
         (tmp_path / "policy.toml").write_text('[[grant]]\nto = ["a"]\nroles = ["wiat"]\ntopics = ["*"]', "utf-8")
@@ -114,7 +116,7 @@ async def registered(daemon: DaemonProcess, token: str) -> wire.Receipt:
 
 
 async def test_sessions_are_their_principals_after_a_crash(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """With a journal, a session that a killed daemon had is its principal's in the next one, and nobody else's."""
+    """With a journal, a session of a killed daemon belongs to the same principal in the next daemon, and no other."""
     flags = [*access_flags(tmp_path), "--data-dir", str(tmp_path / "data")]
     mine, theirs = (add_token(tmp_path / "tokens", name) for name in ("wait", "root"))
     daemon = start_daemon(*flags)
@@ -137,8 +139,8 @@ async def test_sessions_are_their_principals_after_a_crash(start_daemon: StartDa
 
 
 async def test_history_says_who(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """The archive has the principal of each registration, of calls of Wait and what became of them, and of events; and
-    of a registration that was refused what it named and why.
+    """The archive has the principal of registrations, of calls of Wait and their outcomes, and of events; for a refused
+    registration also the names and the reason.
     """
     flags = access_flags(tmp_path)
     token = add_token(tmp_path / "tokens", "wait")
@@ -167,12 +169,12 @@ async def test_history_says_who(start_daemon: StartDaemon, tmp_path: Path) -> No
 
 
 async def test_pages_beyond_loopback_need_the_role_observe(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """With a policy, on an address that is not known to be this machine's own: the metrics and the page are for who has
-    the role observe, probes for everybody; refusals are in the audit log. On loopback nobody is asked.
+    """With a policy, on an address that may not belong to this machine: metrics and page need the role observe, probes
+    need no role, and refusals are in the audit log. On loopback no access is checked.
     """
     tokens = {name: add_token(tmp_path / "tokens", name) for name in ("observe", "wait")}
     flags = access_flags(tmp_path)
-    # 127.1 is loopback to the system, but no loopback address to the daemon.
+    # 127.1 is loopback to the system, but not to the daemon.
     open_to_all, asking = start_daemon(*flags), start_daemon(*flags, "--http-address", "127.1:0", "--insecure")
     async with aiohttp.ClientSession() as session:
 
@@ -199,7 +201,7 @@ async def test_pages_beyond_loopback_need_the_role_observe(start_daemon: StartDa
 
 
 async def _known(caller: Caller) -> None:
-    """Returns once the daemon has read the caller's new token."""
+    """Return once the daemon has read the caller's new token."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
@@ -211,8 +213,8 @@ async def _known(caller: Caller) -> None:
 
 
 async def test_secrets_are_nowhere_to_be_seen(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """Neither a token that counts nor one that does not is in the log, the metrics or the printed settings, nor are
-    their hashes; and refusals are counted by reason.
+    """Neither valid nor invalid tokens, nor their hashes, are in the log, the metrics or the printed settings. Refusals
+    are counted by reason.
     """
     flags = [*access_flags(tmp_path), "--log-level", "debug", "--log-format", "json"]
     good = add_token(tmp_path / "tokens", "observe")

@@ -1,4 +1,4 @@
-"""The audit log: what it says, that it is bounded, and that names steer no terminal."""
+"""The audit log: its content, its bounds, and protection against control characters in names."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.service.serving import high_watermark, refused
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Any:  # noqa: ANN401 - a function
-    """The audit log so far, parsed."""
+    """Return the parsed lines of the audit log."""
     caplog.set_level(logging.INFO, AUDIT.name)
     return lambda: [json.loads(record.getMessage()) for record in caplog.records if record.name == AUDIT.name]
 
 
 async def test_a_line_says_who_what_and_why(tmp_path: Path, lines: Any) -> None:  # noqa: ANN401 - see above
-    """Refused events of a batch are one line with the first name and their number; so is an administrator's act. The
-    line has the principal, the call and the peer, and a name cannot write escape sequences.
+    """The refused events of a batch are one line with the first name and their number; an administrator's act is one
+    too. A line has the principal, the call and the peer, and names cannot write escape sequences.
     """
     async with guarding(tmp_path) as served, served.caller("advance") as pusher, served.caller("admin") as admin:
         before = len(lines())
@@ -44,7 +44,7 @@ async def test_a_line_says_who_what_and_why(tmp_path: Path, lines: Any) -> None:
 
 
 async def test_who_is_not_known_leaves_a_line(tmp_path: Path, lines: Any) -> None:  # noqa: ANN401 - see above
-    """With the peer and the reason."""
+    """A refused caller without a principal is logged with the peer and the reason."""
     async with guarding(tmp_path) as served, served.caller("nobody") as caller:
         with refused(grpc.StatusCode.UNAUTHENTICATED):
             await caller.call("Acknowledge", wire.AcknowledgeRequest())
@@ -55,8 +55,8 @@ async def test_who_is_not_known_leaves_a_line(tmp_path: Path, lines: Any) -> Non
 
 
 def test_a_flood_fills_no_disk(lines: Any) -> None:  # noqa: ANN401 - see above
-    """Each principal has so many lines at once and then some a second; the next line tells how many were left out,
-    nobody else loses any, and all are counted.
+    """Each principal has a burst and then a few lines per second. The next line has the number of lines left out, other
+    principals lose no lines, and all refusals are counted.
     """
     now_s = 0.0
     audit = Audit(lambda: now_s)
@@ -71,7 +71,7 @@ def test_a_flood_fills_no_disk(lines: Any) -> None:  # noqa: ANN401 - see above
 
 
 def test_many_principals_take_no_memory() -> None:
-    """However many are refused, the paces of a bounded number are kept."""
+    """However many principals are refused, only a bounded number of rate limiters is kept."""
     audit = Audit(lambda: 0.0)
     AUDIT.disabled = True
     try:
@@ -83,7 +83,7 @@ def test_many_principals_take_no_memory() -> None:
 
 
 def test_metrics_by_reason() -> None:
-    """Refusals and files that were read again are counted for Prometheus; no principal or name is a label."""
+    """Refusals and reloaded files are counted for Prometheus; no principal or name is a label."""
     audit = Audit()
     audit.refusals[NAME] += 3
     audit.reloads["policy", "refused"] += 1

@@ -1,6 +1,6 @@
-"""Every call, by principals of every role, on what is theirs and on what is not, as one table.
+"""Every call by principals with every role, on authorized and unauthorized names, as one table.
 
-What the table expects is written down here once more, apart from the rules of the daemon.
+The table states the expectations independently of the daemon's rules.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ NOT_FOUND = grpc.StatusCode.NOT_FOUND.name
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED.name
 
 CALLERS = (*ROLES, "root", "stranger", NOBODY)
-"""One for each role on some names, one with all of them on all names, one with none, and one without a token."""
+"""One caller for each role on some names, one with all roles on all names, one with none, and one without a token."""
 
 OTHER = "other"
-"""Whose sessions and operations are somebody else's for all of them."""
+"""A principal that owns sessions and operations, and is not one of the callers."""
 
 
 def populate(host: Host) -> None:
-    """Each principal has a session "s" with operation 1 on what is "mine", 2 on what is not, and 3 that has expired;
-    `OTHER` has also a session "theirs". Nobody else waits, and two partitions are known.
+    """Each principal has a session "s" with operation 1 on an authorized name, 2 on an unauthorized one, and 3, which
+    has expired; `OTHER` also has a session "theirs". No other operation is pending, and two partitions are known.
     """
     accounts = host.sessions.accounts
     for principal in (*CALLERS, OTHER):
@@ -60,8 +60,8 @@ Act = Callable[[Caller], Awaitable[str]]
 
 @dataclass(frozen=True)
 class Case:
-    """A call on something. Who has none of the roles in `door` is refused at once; who has one of those in `may` gets
-    what it asks for, and everybody else sees `otherwise`.
+    """A call on an object. Callers with none of the roles in `door` are refused at once, those with one of the roles in
+    `may` get the result, and all others get `otherwise`.
     """
 
     rpc: str
@@ -84,7 +84,7 @@ CASES: list[Case] = []
 
 
 def case(rpc: str, on: str, door: str, may: str, otherwise: str = DENIED) -> Callable[[Act], Act]:
-    """Adds a case; roles and callers are given as words of a text."""
+    """Add a case; roles and callers are given as words of a text."""
 
     def add(act: Act) -> Act:
         CASES.append(Case(rpc, on, act, frozenset(door.split()), frozenset(may.split()), otherwise))
@@ -94,7 +94,7 @@ def case(rpc: str, on: str, door: str, may: str, otherwise: str = DENIED) -> Cal
 
 
 def both(rpc: str, door: str, may: str, otherwise: str) -> Callable[[Callable[[Caller, str], Awaitable[str]]], None]:
-    """Two cases: on what is mine (a name's beginning), and on what is not, which only root may."""
+    """Add two cases: on an authorized name (or prefix), and on an unauthorized one, which only root may use."""
 
     def add(act: Callable[[Caller, str], Awaitable[str]]) -> None:
         case(rpc, "own name", door, f"{may} root", otherwise)(lambda caller: act(caller, "mine"))
@@ -104,7 +104,7 @@ def both(rpc: str, door: str, may: str, otherwise: str) -> Callable[[Callable[[C
 
 
 def item(refusals: object) -> str:
-    """What became of the one item of a batch."""
+    """Return the outcome of the only item of a batch."""
     told = list(refusals)  # type: ignore[call-overload]
     if not told:
         return OK
@@ -156,7 +156,7 @@ async def _session_foreign(caller: Caller) -> str:
     stream = caller.stream("Session")
     await stream.write(wire.SessionRequest(open=wire.OpenSession(session_id="theirs")))
     message = await asyncio.wait_for(stream.read(), PATIENCE_S)
-    # A new session of its own, whoever else has one of that id.
+    # A new session of its own, even if another principal has one with the same id.
     assert (message.opened.resumed, message.opened.highest_operation_id) == (False, 0)
     return OK
 
@@ -325,7 +325,7 @@ async def _list_partitions(caller: Caller) -> str:
 async def _list_hot_names(caller: Caller) -> str:
     answer = await caller.call("ListHotNames", wire.ListHotNamesRequest())
     found = {one.topic_partition.topic: one.watched for one in answer.names}
-    # Of each session one waits on each.
+    # One operation of each session waits on each.
     sessions = len(CALLERS) + 2
     assert found in ({"mine-1": sessions}, {"mine-1": sessions, "yours-1": sessions})
     return OK
@@ -383,7 +383,7 @@ async def _source_ends(caller: Caller, name: str) -> str:
     try:
         await caller.call("GetSourceEnds", source_pb2.GetSourceEndsRequest(topics=[f"{name}-1"]))
     except grpc.aio.AioRpcError as error:
-        if error.code() is not grpc.StatusCode.UNAVAILABLE:  # there is no source to ask
+        if error.code() is not grpc.StatusCode.UNAVAILABLE:  # no source is attached
             raise
     return OK
 
@@ -411,7 +411,7 @@ def test_every_call_has_a_rule_and_is_in_the_table() -> None:
 @pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rpc}, {case.on}")
 async def test_who_may(case: Case, caller: str, tmp_path: Path) -> None:
-    """Each call ends as the table says: served, refused as a whole, or with one refused item."""
+    """Each call ends as the table states: served, refused as a whole, or with one refused item."""
     async with guarding(tmp_path, prepare=populate) as served, served.caller(caller) as one:
         try:
             async with asyncio.timeout(PATIENCE_S):

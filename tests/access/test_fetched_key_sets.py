@@ -53,7 +53,7 @@ def tokens_from(port: int, scheme: str = "https") -> JsonWebTokens:
 
 
 async def test_keys_are_fetched(context: ssl.SSLContext) -> None:
-    """A set of a server whose certificate is of a known authority verifies tokens."""
+    """A set from a server whose certificate was issued by a known authority verifies tokens."""
     async with serving_keys(context, says(response("200 OK", key_set(EC)))) as port:
         tokens = tokens_from(port)
         assert await tokens.load()
@@ -62,7 +62,7 @@ async def test_keys_are_fetched(context: ssl.SSLContext) -> None:
 
 
 async def test_an_unknown_authority_is_refused(context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No key is taken from a server that cannot prove its name."""
+    """No key is accepted from a server that cannot prove its name."""
     monkeypatch.delenv("SSL_CERT_FILE")
     async with serving_keys(context, says(response("200 OK", key_set(EC)))) as port:
         with pytest.raises(KeySetError, match="CERTIFICATE_VERIFY_FAILED"):
@@ -72,7 +72,7 @@ async def test_an_unknown_authority_is_refused(context: ssl.SSLContext, monkeypa
 @pytest.mark.parametrize("status", ["301 Moved", "302 Found", "303 See Other", "307 Temporary", "308 Permanent"])
 @pytest.mark.parametrize("is_https", [True, False])
 async def test_redirects_are_not_followed(context: ssl.SSLContext, status: str, *, is_https: bool) -> None:
-    """Whoever is on the way could answer for an http URL: no key comes from there, nor from another https URL."""
+    """Redirects are refused, both to an http URL, which anyone on the path could answer, and to another https URL."""
     visited: list[int] = []
 
     async def serve_other(writer: asyncio.StreamWriter) -> None:
@@ -108,7 +108,7 @@ async def test_the_exchange_is_limited(
     serve: Serve,
     said: str,
 ) -> None:
-    """One deadline, one limit of bytes, small reads; the keys of before stay and still verify."""
+    """There is one deadline, one limit of bytes and small reads; the previous keys are kept and still verify tokens."""
     received: list[int] = []
     receive_data = h11.Connection.receive_data
 
@@ -139,8 +139,8 @@ UNUSABLE = {
 
 @pytest.mark.parametrize("why", UNUSABLE)
 async def test_a_set_without_a_usable_key_changes_nothing(tmp_path: Path, why: str) -> None:
-    """It would refuse every caller. It is refused itself, by a file at the start too; beside a usable key the unusable
-    one is left out.
+    """A set without a usable key is refused, also from a file at the start, since with it every caller would be
+    refused. If another key is usable, the unusable one is ignored.
     """
     path = tmp_path / "keys.json"
     path.write_bytes(key_set(EC))
@@ -158,7 +158,7 @@ async def test_a_set_without_a_usable_key_changes_nothing(tmp_path: Path, why: s
 
 
 async def test_the_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tunnel is asked of the proxy; a host that is excepted is connected to directly."""
+    """The proxy is asked for a tunnel; an excepted host is connected to directly."""
     asked: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -185,7 +185,7 @@ async def test_the_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow  # the start waits for the issuer's deadline
 def test_a_dripping_issuer_delays_neither_readiness_nor_the_end(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """The daemon serves once the deadline of the fetch is over, and ends on SIGTERM."""
+    """The daemon serves once the deadline of the fetch has passed, and ends on SIGTERM."""
     context, environment = trusted_context(tmp_path)
     (tmp_path / "policy.toml").write_text(POLICY, "utf-8")
     with serving_keys_in_a_thread(context, drips) as port:

@@ -1,4 +1,4 @@
-"""JSON web tokens: whose signature counts, for whom, and when."""
+"""JSON web tokens: accepted signatures, principals and expiry."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KEYS = {"RS256": RSA, "PS512": RSA, "ES256": EC, "EdDSA": OKP}
 
 
 def claims(**changed: Any) -> dict[str, Any]:  # noqa: ANN401 - any claim
-    """Good ones, but for those that are changed; None: left out."""
+    """Valid claims, with the given changes; None: the claim is omitted."""
     now_s = int(time.time())
     good = {"iss": ISSUER, "aud": AUDIENCE, "sub": "root", "exp": now_s + 600, "nbf": now_s, "iat": now_s}
     return {name: value for name, value in (good | changed).items() if value is not None}
@@ -68,16 +68,16 @@ async def tokens(tmp_path: Path) -> JsonWebTokens:
     return await verifier(write_keys(tmp_path / "keys.json", RSA, EC, OKP))
 
 
-@pytest.mark.filterwarnings("ignore:EdDSA is deprecated")  # yet issuers still write it
+@pytest.mark.filterwarnings("ignore:EdDSA is deprecated")  # deprecated, but issuers still send it
 @pytest.mark.parametrize("algorithm", KEYS)
 async def test_asymmetric_signatures_count(tokens: JsonWebTokens, algorithm: str) -> None:
-    """The subject is the principal, and a token counts until it expires and the clocks' leeway is over."""
+    """The subject is the principal, and a token is valid until its expiry plus the leeway for clocks."""
     content = claims()
     assert tokens.verify(signed(content, algorithm)) == ("root", content["exp"] + LEEWAY_S)
 
 
 async def test_another_claim_may_name_the_principal(tmp_path: Path) -> None:
-    """Whichever the settings say; without it the token is refused."""
+    """The setting selects the claim that names the principal; a token without this claim is refused."""
     tokens = await verifier(write_keys(tmp_path / "keys.json", EC), "client_id")
     assert tokens.verify(signed(claims(client_id="ci")))[0] == "ci"
     with pytest.raises(BadToken, match="client_id"):
@@ -85,7 +85,7 @@ async def test_another_claim_may_name_the_principal(tmp_path: Path) -> None:
 
 
 def signed_with_a_secret(secret: bytes) -> str:
-    """By hand: the library refuses to take a public key for a secret."""
+    """Signed without the library, which refuses a public key as a secret."""
     unfinished = unsigned({"alg": "HS256", "kid": "ec"}, claims()).rpartition(".")[0]
     return f"{unfinished}.{in_base64(hmac.digest(secret, unfinished.encode(), 'sha256'))}"
 
@@ -124,7 +124,7 @@ BAD = {
 
 @pytest.mark.parametrize("why", BAD)
 async def test_nothing_else_counts(tokens: JsonWebTokens, why: str) -> None:
-    """The words of a refusal hold nothing of the token."""
+    """Other tokens are refused, and the message contains no part of the token."""
     with pytest.raises(BadToken) as raised:
         tokens.verify(BAD[why])
     assert not [part for part in BAD[why].split(".") if len(part) > 8 and part in str(raised.value)]
@@ -138,8 +138,8 @@ PIECES = st.recursive(
 
 
 @given(header=PIECES, content=PIECES, signature=st.binary(max_size=70))
-async def test_any_three_parts(header: Any, content: Any, signature: bytes) -> None:  # noqa: ANN401 - any JSON
-    """Whatever a stranger sends is a bad token, and no other error."""
+async def test_any_three_parts(header: Any, content: Any, signature: bytes) -> None:  # noqa: ANN401 - any JSON value
+    """Any untrusted text is a bad token and causes no other error."""
     made = JsonWebTokens("unread", ISSUER, AUDIENCE, "sub")
     made.keys = KeySet([EC, RSA])
     with pytest.raises(BadToken):
@@ -147,7 +147,7 @@ async def test_any_three_parts(header: Any, content: Any, signature: bytes) -> N
 
 
 async def test_a_file_that_is_no_key_set(tmp_path: Path) -> None:
-    """It is refused with the reason, and what was read before stays."""
+    """A file that is not a key set is refused with the reason, and the previous keys are kept."""
     path = write_keys(tmp_path / "keys.json", EC)
     tokens = await verifier(path)
     for content in ("", "{}", "[]", '{"keys": []}', '{"keys": [{}]}', '{"keys": [7]}', '{"keys": [{"kty": "EC"}]}'):
@@ -161,8 +161,8 @@ async def test_a_file_that_is_no_key_set(tmp_path: Path) -> None:
 
 
 async def test_a_key_set_comes_over_https_only(tmp_path: Path) -> None:
-    """An issuer that cannot be reached does not keep the daemon from starting: until there are keys, its tokens are
-    answered with UNAVAILABLE, as they may be good ones.
+    """An unreachable issuer does not keep the daemon from starting: until there are keys, its tokens are answered with
+    UNAVAILABLE, because they may be valid.
     """
     async with guarding(
         tmp_path, jwt_keys="https://127.0.0.1:1/keys", jwt_issuer=ISSUER, jwt_audience=AUDIENCE
@@ -180,8 +180,8 @@ async def asks(served: Guarded, token: str) -> None:
 
 
 async def test_keys_are_rotated(tmp_path: Path) -> None:
-    """With new keys a token of the new one counts, and one of a withdrawn key no longer does, though it was verified
-    before and has not expired.
+    """After a rotation, tokens signed with the new key are accepted, and those signed with a withdrawn key are refused,
+    even if they were verified before and have not expired.
     """
     path = write_keys(tmp_path / "keys.json", EC)
     async with guarding(tmp_path, jwt_keys=str(path), jwt_issuer=ISSUER, jwt_audience=AUDIENCE) as served:
@@ -193,7 +193,7 @@ async def test_keys_are_rotated(tmp_path: Path) -> None:
         write_keys(path, RSA)
         served.access.reload()
         async with asyncio.timeout(PATIENCE_S):
-            while not served.audit.reloads["keys", "taken"]:  # noqa: ASYNC110 - it is a count, nothing to wait on
+            while not served.audit.reloads["keys", "taken"]:  # noqa: ASYNC110 - it polls a count
                 await asyncio.sleep(0.01)
         await asks(served, new)
         with refused(grpc.StatusCode.UNAUTHENTICATED):
@@ -201,9 +201,9 @@ async def test_keys_are_rotated(tmp_path: Path) -> None:
 
 
 async def test_an_unknown_key_has_the_keys_loaded_now_and_then(tmp_path: Path) -> None:
-    """A token that names one is refused, and the key set read again before its minute is over, so that the next call
-    is served; strangers with such tokens have it read no more than once in five seconds, and what names no key or a
-    known one does not at all.
+    """A token with an unknown key is refused and causes a reload before the minute is over, so that the next call is
+    served. Such tokens cause at most one reload in five seconds, and tokens with a known key or none cause no
+    reload.
     """
     now_s = 100.0
     path = write_keys(tmp_path / "keys.json", EC)
@@ -228,7 +228,7 @@ async def test_an_unknown_key_has_the_keys_loaded_now_and_then(tmp_path: Path) -
     write_keys(path, EC, RSA)
     assert await loads(new)
     async with asyncio.timeout(PATIENCE_S):
-        while not reloads["keys", "taken"]:  # noqa: ASYNC110 - it is a count, nothing to wait on
+        while not reloads["keys", "taken"]:  # noqa: ASYNC110 - it polls a count
             await asyncio.sleep(0.01)
     assert tokens.verify(new)[0] == "root"
     assert not await loads(unsigned({"alg": "ES256", "kid": "no such"}, claims()))
@@ -236,7 +236,7 @@ async def test_an_unknown_key_has_the_keys_loaded_now_and_then(tmp_path: Path) -
 
 
 async def test_principals_of_both_sorts_of_token_are_the_same(tmp_path: Path) -> None:
-    """A principal is a name: who proves it either way has the same sessions."""
+    """Tokens of both kinds that name the same principal have the same sessions."""
     path = write_keys(tmp_path / "keys.json", EC)
     async with guarding(tmp_path, jwt_keys=str(path), jwt_issuer=ISSUER, jwt_audience=AUDIENCE) as served:
         opaque = served.caller("root")

@@ -1,4 +1,4 @@
-"""The policy: what a file of it means, and what happens when it changes while the daemon serves."""
+"""The policy: how a file is interpreted, and the effect of changes while the daemon serves."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ WORDS = st.text("ab*", min_size=1, max_size=4).filter(lambda word: "*" not in wo
 
 @given(patterns=st.lists(WORDS, max_size=4), name=st.text("ab*", max_size=5))
 def test_names_against_an_oracle(patterns: list[str], name: str) -> None:
-    """A name is one of the set if it equals a pattern, or starts with one that ends with an asterisk."""
+    """A name is in the set if it equals a pattern, or starts with the part before a pattern's asterisk."""
     plain = {pattern for pattern in patterns if not pattern.endswith("*")}
     prefixes = [pattern[:-1] for pattern in patterns if pattern.endswith("*")]
     assert (name in Names(patterns)) == (name in plain or any(name.startswith(prefix) for prefix in prefixes))
 
 
 def test_grants_add_up(tmp_path: Path) -> None:
-    """All that name a principal, exactly or by a prefix, count together; a role on topics gives nothing on keys."""
+    """All grants to a principal, by name or prefix, are combined; a role on topics grants nothing on keys."""
     path = tmp_path / "policy.toml"
     path.write_text(
         """
@@ -76,7 +76,7 @@ keys = ["deploy/*"]
     ],
 )
 def test_a_faulty_policy_names_the_place(tmp_path: Path, text: str, said: str) -> None:
-    """Grants are counted from 1; nothing of a faulty file is used."""
+    """The message counts grants from 1, and no part of a faulty file is used."""
     path = tmp_path / "policy.toml"
     path.write_text(text)
     with pytest.raises(PolicyError, match=r"policy\.toml") as raised:
@@ -104,7 +104,7 @@ sessions_max = 5
     [("ann", 1), ("team-", 2), ("team-red", 2), ("team-blue-9", 3), ("team-blue-1", 4), ("team-blue-2*", 5)],
 )
 def test_the_nearest_shares_hold_as_a_whole(tmp_path: Path, principal: str, sessions_max: int) -> None:
-    """Those of the name, else those of its longest prefix; what they do not set is not taken from others."""
+    """The shares of the name apply, or else those of its longest prefix; missing values are not taken from others."""
     path = tmp_path / "policy.toml"
     path.write_text(POLICY + SHARES)
     shares = read_policy(path).shares_of(principal)
@@ -113,7 +113,9 @@ def test_the_nearest_shares_hold_as_a_whole(tmp_path: Path, principal: str, sess
 
 
 async def test_shares_change_with_the_policy(tmp_path: Path) -> None:
-    """Of a principal that calls already too: fewer calls of Wait, then as many as all may have, then fewer again."""
+    """New shares also apply to a principal that is already calling: fewer calls of Wait, then the default, then fewer
+    again.
+    """
     request = wire.WaitRequest(operation=produce(1, "mine-1", 9, timeout_ms=0))
     none = f"{POLICY}[principals.wait.shares]\nunary_waits_max = 0\n"
     async with guarding(tmp_path, none) as served, served.caller("wait") as caller:
@@ -126,7 +128,7 @@ async def test_shares_change_with_the_policy(tmp_path: Path) -> None:
 
 
 async def denied(served: Guarded, topic: str) -> bool:
-    """Whether the principal "advance" may not advance a topic."""
+    """Return whether the principal "advance" is refused to advance a topic."""
     async with served.caller("advance") as caller:
         rows = event_pb2.EventRows(events=[high_watermark(topic, 1)])
         answer = await caller.call("Advance", wire.AdvanceRequest(rows=rows))
@@ -134,8 +136,8 @@ async def denied(served: Guarded, topic: str) -> bool:
 
 
 async def test_a_broken_policy_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The one that was in force stays, whether the new one is broken, empty or gone; that is logged and counted, and a
-    good one is taken again.
+    """A broken, empty or missing file leaves the previous policy in force, which is logged and counted; a valid file is
+    loaded afterwards.
     """
     async with guarding(tmp_path) as served:
         assert not await denied(served, "mine-1")
@@ -146,7 +148,7 @@ async def test_a_broken_policy_changes_nothing(tmp_path: Path, caplog: pytest.Lo
         served.policy_file.unlink()
         served.access.reload()
         assert "what was read before is kept" in caplog.text
-        served.policy_file.write_text(POLICY)  # before a caller of the next line makes a token, and reads all again
+        served.policy_file.write_text(POLICY)  # before a caller of the next line creates a token and reloads everything
         assert not await denied(served, "mine-1")
         assert await denied(served, "yours-1")
         served.use_policy(POLICY.replace("mine-*", "yours-*"))
@@ -154,25 +156,27 @@ async def test_a_broken_policy_changes_nothing(tmp_path: Path, caplog: pytest.Lo
         assert not await denied(served, "yours-1")
 
 
-@pytest.mark.slow  # files are looked at once a second
+@pytest.mark.slow  # files are checked once a second
 async def test_a_changed_file_is_taken_once_it_is_whole(tmp_path: Path) -> None:
-    """Nobody has to ask for it: the file is looked at every second, and taken when it has stayed the same for two."""
+    """A file is loaded without a request: it is checked every second, and loaded once two checks have found it
+    unchanged.
+    """
     async with guarding(tmp_path) as served, served.caller("observe") as caller:
         asked = wire.GetPartitionRequest(topic_partition=operation_pb2.TopicPartition(topic="yours"))
         with refused(grpc.StatusCode.PERMISSION_DENIED):
             await caller.call("GetPartition", asked)
         served.policy_file.write_text(POLICY.replace("mine-*", "*"))
         async with asyncio.timeout(PATIENCE_S):
-            while served.audit.reloads["policy", "taken"] < 2:  # noqa: ASYNC110 - a count; the first was by `caller`
+            while served.audit.reloads["policy", "taken"] < 2:  # noqa: ASYNC110 - a count; 1 is from `caller`
                 await asyncio.sleep(0.02)
         with refused(grpc.StatusCode.NOT_FOUND):
             await caller.call("GetPartition", asked)
 
 
-@pytest.mark.slow  # a hundred policies, one after the other
+@pytest.mark.slow  # a hundred policies, one after another
 async def test_no_message_is_judged_by_half_a_policy(tmp_path: Path) -> None:
-    """While streams advance two topics in each batch, and register on them, the policy changes to and fro between one
-    that allows the first and one that allows the second: each message has exactly one refusal.
+    """Streams advance two topics in each batch, and register on them, while the policy alternates between one that
+    allows the first topic and one that allows the second: each message has exactly one refusal.
     """
     first, second = POLICY.replace("mine-*", "first"), POLICY.replace("mine-*", "second")
     async with guarding(tmp_path, first) as served, served.caller("advance") as pusher, served.caller("wait") as waiter:

@@ -1,4 +1,4 @@
-"""Files that settings name are regular files, or links to such."""
+"""Files named in settings must be regular files, or links to regular files."""
 
 import asyncio
 import os
@@ -48,7 +48,7 @@ def no_regular_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     path = tmp_path / "file"
     if request.param == "FIFO":
         os.mkfifo(path)
-        # If the FIFO is opened after all, the reader gets something, so that the test fails and does not hang.
+        # If the FIFO is opened after all, the reader gets data, so that the test fails instead of hanging.
         threading.Thread(target=path.write_text, args=("x",), daemon=True).start()
     elif request.param == "device":
         path.symlink_to("/dev/zero")
@@ -59,14 +59,14 @@ def no_regular_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("reader", READERS)
 def test_what_is_no_regular_file_is_refused(reader: str, no_regular_file: Path) -> None:
-    """With the reader's own error, and without waiting for a writer."""
+    """Anything but a regular file is refused with the reader's own error, without waiting for a writer."""
     read, error = READERS[reader]
     with pytest.raises(error, match="not a regular file"):
         read(no_regular_file)
 
 
 def test_links_to_a_regular_file_are_followed(tmp_path: Path) -> None:
-    """As in a volume that Kubernetes makes of a secret."""
+    """Links are followed, as in a volume that Kubernetes creates for a secret."""
     (tmp_path / "..2026").mkdir()
     (tmp_path / "..2026" / "key").write_bytes(b"content")
     (tmp_path / "..data").symlink_to("..2026")

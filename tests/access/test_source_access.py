@@ -1,4 +1,4 @@
-"""Sources under a policy: what is withdrawn counts for streams that are open, and who is told of them."""
+"""Sources under a policy: withdrawn roles apply to open streams, and sources are visible only with the right role."""
 
 import asyncio
 from pathlib import Path
@@ -16,7 +16,7 @@ REPORT = source_pb2.AttachSourceRequest(report=source_pb2.SourceReport(state=sou
 
 
 async def attach(caller: Caller) -> Any:  # noqa: ANN401 - a call
-    """A source of what is mine, which has been told what is waited on."""
+    """Attach a source that feeds `mine`, and read its first demand."""
     stream = caller.stream("AttachSource")
     hello = source_pb2.SourceHello(name="a source", topic_prefixes=["mine-"])
     await stream.write(source_pb2.AttachSourceRequest(hello=hello))
@@ -34,7 +34,7 @@ async def attach(caller: Caller) -> Any:  # noqa: ANN401 - a call
     ids=["narrower", "none"],
 )
 async def test_a_role_that_is_withdrawn_ends_the_stream(policy: str, tmp_path: Path) -> None:
-    """With the next report at the latest; the source counts as gone."""
+    """A withdrawn role ends the stream with the next report at the latest, and the source counts as detached."""
     async with guarding(tmp_path) as served, served.caller("advance") as caller:
         stream = await attach(caller)
         served.use_policy(policy)
@@ -46,7 +46,7 @@ async def test_a_role_that_is_withdrawn_ends_the_stream(policy: str, tmp_path: P
 
 
 async def test_status_tells_of_sources_to_those_who_may_observe_what_they_feed(tmp_path: Path) -> None:
-    """Whoever has the role observe on something that a source feeds sees it, and who runs it; others do not."""
+    """A source and its principal are visible only to callers with the role observe on something that it feeds."""
     async with guarding(tmp_path) as served, served.caller("advance") as caller:
         await attach(caller)
         for principal, sees in (("observe", True), ("root", True), ("wait", False), ("advance", False)):
@@ -56,7 +56,7 @@ async def test_status_tells_of_sources_to_those_who_may_observe_what_they_feed(t
 
 
 async def test_two_principals_with_one_name_are_two_sources(tmp_path: Path) -> None:
-    """Nobody stands in for another's source by its name."""
+    """Sources of two principals are different sources even if they have the same name."""
     async with guarding(tmp_path) as served, served.caller("advance") as caller, served.caller("root") as root:
         await attach(caller)
         await attach(root)

@@ -1,4 +1,4 @@
-"""Bearer tokens: who has one, whose it is, until when; and what is refused without telling more than that."""
+"""Bearer tokens: their principals and expiry, and refusals that reveal nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 
 
 async def asks(served: Guarded, authorization: str | None) -> Caller:
-    """One call of a caller that sends this."""
+    """Make one call with this authorization header."""
     caller = Caller(served.address, authorization)
     async with caller:
         await caller.call("GetStatus", STATUS)
@@ -30,7 +30,7 @@ async def asks(served: Guarded, authorization: str | None) -> Caller:
 
 
 async def test_a_token_is_kept_as_a_hash_only(tmp_path: Path) -> None:
-    """The file is its owner's alone, and has neither the token nor anything of it."""
+    """The file is accessible to its owner only, and contains neither the token nor any part of it."""
     token = add_token(tmp_path / "tokens", "ann")
     assert stat.S_IMODE((tmp_path / "tokens").stat().st_mode) == 0o600
     content = (tmp_path / "tokens").read_text()
@@ -44,7 +44,7 @@ async def test_a_token_is_kept_as_a_hash_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "a*", "#a", "a\nb", "x" * 257, "\x1b[31m"])
 def test_names_that_no_principal_can_have(tmp_path: Path, name: str) -> None:
-    """They are refused, and no file is made."""
+    """Invalid principal names are refused, and no file is created."""
     with pytest.raises(ValueError, match="a principal has"):
         add_token(tmp_path / "tokens", name)
     assert not (tmp_path / "tokens").exists()
@@ -63,7 +63,7 @@ def test_names_that_no_principal_can_have(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_a_file_of_tokens_is_read_line_by_line(tmp_path: Path, line: str) -> None:
-    """A line that is not one of a token is named by its number, not quoted; nothing is added to such a file."""
+    """An invalid line is reported by its number and not quoted; nothing is appended to such a file."""
     path = tmp_path / "tokens"
     path.write_text(f"# a comment\n\n{line}\n", "utf-8")
     with pytest.raises(TokensError, match=r"line 3 is not") as raised:
@@ -75,8 +75,8 @@ def test_a_file_of_tokens_is_read_line_by_line(tmp_path: Path, line: str) -> Non
 
 
 async def test_only_valid_tokens_are_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Unknown, expired and malformed ones are UNAUTHENTICATED, with words that hold nothing of what was sent; and
-    neither the log nor the metrics do.
+    """Unknown, expired and malformed tokens are UNAUTHENTICATED; the message, the log and the metrics contain no part
+    of them.
     """
     caplog.set_level(logging.DEBUG)
     async with guarding(tmp_path) as served:
@@ -111,8 +111,8 @@ async def test_only_valid_tokens_are_taken(tmp_path: Path, caplog: pytest.LogCap
 
 
 async def test_an_empty_file_revokes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A truncated file leaves the tokens in force, which is logged and counted; without the last token's line, but with
-    its comment, it has none.
+    """A truncated file leaves the tokens in force, which is logged and counted; a file whose last token was deleted,
+    but which still has its comment, revokes all of them.
     """
     async with guarding(tmp_path) as served:
         token = add_token(served.tokens_file, "root")
@@ -129,9 +129,9 @@ async def test_an_empty_file_revokes_nothing(tmp_path: Path, caplog: pytest.LogC
             await asks(served, f"Bearer {token}")
 
 
-@pytest.mark.slow  # silent streams are asked again every second or two
+@pytest.mark.slow  # silent streams are rechecked every second or two
 async def test_a_token_that_is_taken_away_ends_streams(tmp_path: Path) -> None:
-    """Once its line is gone, an open session stream ends at its next message, and one that says nothing soon after."""
+    """Once a token's line is deleted, an open session stream ends at its next message, and a silent one soon after."""
     async with guarding(tmp_path) as served:
         caller = served.caller("root")
         async with caller:
@@ -148,7 +148,7 @@ async def test_a_token_that_is_taken_away_ends_streams(tmp_path: Path) -> None:
 
 
 async def test_a_token_that_becomes_somebody_elses_ends_streams(tmp_path: Path) -> None:
-    """A stream serves the principal that opened it, and no other."""
+    """A stream serves only the principal that opened it."""
     async with guarding(tmp_path) as served:
         caller = served.caller("root")
         async with caller:
@@ -163,7 +163,9 @@ async def test_a_token_that_becomes_somebody_elses_ends_streams(tmp_path: Path) 
 
 @pytest.mark.parametrize("policy", ['loopback_principal = "root"', ""])
 async def test_who_shows_nothing_on_loopback(tmp_path: Path, policy: str) -> None:
-    """Is whom the policy says, and nobody if it says nothing; whoever shows a bad token is not let in by that."""
+    """On loopback a caller without a credential is the policy's loopback principal, or is refused if there is none; a
+    caller with an invalid token is always refused.
+    """
     grants = '[[grant]]\nto = ["root"]\nroles = ["observe"]\ntopics = ["*"]\n'
     async with guarding(tmp_path, f"{policy}\n{grants}") as served:
         if policy:

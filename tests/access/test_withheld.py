@@ -1,4 +1,4 @@
-"""What is withheld from the engine: the right operations and events of a batch, whatever its shape, and no more."""
+"""Withheld rows: exactly the unauthorized operations and events of a batch are withheld, in either shape."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def new_session(grants: Grants) -> tuple[Host, Any]:
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[int, dict[str, Any]]:
-    """A kind, and the columns of a batch: full, one value for all, or left out; now and then of a wrong length."""
+    """A kind, and the columns of a batch: full, one value for all, or left out; sometimes with a wrong length."""
     kind = draw(st.sampled_from([codes.PRODUCE, codes.SIGNAL]))
     dictionary = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4))
     rows = draw(st.integers(1, 5))
     counts = draw(st.sampled_from([[], [1], [2]]) | st.lists(st.integers(0, 3), min_size=rows, max_size=rows))
     full = [counts[0]] * rows if len(counts) == 1 else counts or [1] * rows
     items = max(0, sum(full) + draw(st.sampled_from([0, 0, 0, 0, 1, -1])))
-    place = st.integers(0, len(dictionary))  # the last is outside
+    place = st.integers(0, len(dictionary))  # the last is out of range
     places = draw(
         st.just([]) | st.lists(place, min_size=1, max_size=1) | st.lists(place, min_size=items, max_size=items)
     )
@@ -64,7 +64,7 @@ def batches(draw: st.DrawFn) -> tuple[int, dict[str, Any]]:
 
 
 def names_of(columns: dict[str, Any]) -> list[list[str]]:
-    """What each operation names, read as simply as can be. Only for batches that fit together."""
+    """Return the names of each operation, computed as simply as possible. Only for batches with consistent columns."""
     rows, places, counts = len(columns["operation_ids"]), columns["item_indexes"], columns["item_counts"]
     dictionary = columns.get("keys") or [name for name, _ in columns["partitions"]]
     full = counts * rows if len(counts) == 1 else counts or [1] * rows
@@ -83,8 +83,8 @@ def copied(columns: dict[str, Any]) -> OperationBatch:
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(batches())
 def test_operations_against_an_oracle(drawn: tuple[int, dict[str, Any]]) -> None:
-    """Nothing that names what the account may not name is ever registered. Of a batch that fits together every such
-    operation is refused with 7, and all others end as they would on a daemon without a policy.
+    """No operation with an unauthorized name is ever registered. In a consistent batch each of them is refused with
+    code 7, and all others end as they would on a daemon without a policy.
     """
     kind, columns = drawn
     host, session = new_session(GRANTS)
@@ -114,8 +114,8 @@ def test_operations_against_an_oracle(drawn: tuple[int, dict[str, Any]]) -> None
     topics=st.lists(st.sampled_from(NAMES), max_size=4),
 )
 def test_events_against_an_oracle(types: list[int], places: list[int], keys: list[str], topics: list[str]) -> None:
-    """Whatever the types and places of a batch: no event is left in it that names what the account may not advance,
-    unless its columns do not fit together, and then all of it is refused.
+    """For any types and places in a batch: no event on an unauthorized name is left in it, unless its columns are
+    inconsistent, and then the whole batch is refused.
     """
     account = Account("ann", Accounts(), GRANTS)
     batch = EventBatch(
@@ -137,7 +137,9 @@ def test_events_against_an_oracle(types: list[int], places: list[int], keys: lis
 
 
 async def test_a_withheld_operation_ends_once(tmp_path: Path) -> None:
-    """It has its result with the reason and uses its id up; sent again it is known, and those around it wait."""
+    """A withheld operation has a result with the reason and uses up its id. If it is sent again it is known, and the
+    other operations of the batch wait.
+    """
     async with guarding(tmp_path) as served, served.caller("wait") as caller:
         operations = [produce(n, name, 9) for n, name in enumerate(("mine-1", "yours-1", "mine-2"), 1)]
         rows = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=operations))
@@ -155,7 +157,7 @@ async def test_a_withheld_operation_ends_once(tmp_path: Path) -> None:
 
 
 async def test_the_details_of_a_refusal(tmp_path: Path) -> None:
-    """A status says what role is missing for what, as ErrorInfo too; nothing else than what the caller named."""
+    """The status, and its ErrorInfo, state the missing role and the name in the request, and nothing else."""
     async with guarding(tmp_path) as served, served.caller("wait") as caller:
         for rpc, request in {
             "Wait": wire.WaitRequest(operation=produce(0, "yours-1", 9)),
@@ -173,8 +175,8 @@ async def test_the_details_of_a_refusal(tmp_path: Path) -> None:
 
 
 async def test_hidden_and_absent_look_the_same(tmp_path: Path) -> None:
-    """Whether a topic, session or operation exists makes no difference to who may not see it: in each pair the first
-    is there and the second is not, and the answers differ in the name only.
+    """A caller that may not see a topic, session or operation cannot tell whether it exists: in each pair the first
+    exists and the second does not, and the answers differ only in the name.
     """
     async with (
         guarding(tmp_path) as served,
@@ -220,8 +222,8 @@ async def test_hidden_and_absent_look_the_same(tmp_path: Path) -> None:
 
 
 async def test_calls_of_wait_are_listed_for_their_callers(tmp_path: Path) -> None:
-    """A principal sees its own calls of Wait among the pending operations, an administrator those on its names with
-    whose they are, and nobody else any; and a call that ends leaves nothing behind.
+    """A principal sees its own calls of Wait among the pending operations, an administrator also those on its names
+    with their principals, and other callers none. A call that has ended leaves nothing behind.
     """
     async with (
         guarding(tmp_path) as served,
@@ -232,7 +234,7 @@ async def test_calls_of_wait_are_listed_for_their_callers(tmp_path: Path) -> Non
             for caller, topic in ((waiter, "mine-1"), (root, "mine-2"), (root, "yours-1"))
         ]
         async with asyncio.timeout(PATIENCE_S):
-            while served.host.engine.pending < len(calls):  # noqa: ASYNC110 - a count
+            while served.host.engine.pending < len(calls):  # noqa: ASYNC110 - it polls a count
                 await asyncio.sleep(0.01)
 
         async def listed(caller: Caller) -> list[tuple[str, str]]:

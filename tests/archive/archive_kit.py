@@ -1,4 +1,4 @@
-"""An archive without a daemon: listener, link and history writer put together, with any disk and any wall clock."""
+"""An archive without a daemon: listener, link and history writer, on any filesystem and with any wall clock."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ Serve = Callable[[BinaryIO, LineOutput], bool]
 
 
 class ThreadProcess:
-    """All that a writer process does, on a thread of this process, with real pipes."""
+    """Runs a writer process's work on a thread of this process, with real pipes."""
 
     def __init__(self, serve: Serve, stdin: int) -> None:
         self.stdout: Final = asyncio.StreamReader()
@@ -62,11 +62,11 @@ class ThreadProcess:
         return 0 if self._kept else 1
 
     def kill(self) -> None:
-        """A thread cannot be killed; it sees the end of its frames."""
+        """A thread cannot be killed; it sees the end of its input."""
 
 
 class ThreadLink(WriterLink):
-    """A link to such threads: each runs the next of `serves`, or what a real process runs when there is none left."""
+    """A link to such threads. Each runs the next of `serves`; when none is left, it runs the code of a real process."""
 
     def __init__(self, config: WriterConfig, *serves: Serve) -> None:
         super().__init__(config, retry_s=0.01)
@@ -79,7 +79,7 @@ class ThreadLink(WriterLink):
 
 
 def produces(first_id: int, count: int = 1, timeout_ms: int = 1_000) -> OperationRun:
-    """Waits for offset 10 of orders-0."""
+    """A run of waits for offset 10 of orders-0."""
     ids = list(range(first_id, first_id + count))
     return OperationRun(
         codes.PRODUCE, OperationBatch(ids, partitions=[("orders", 0)], offsets=[10], timeouts_ms=[timeout_ms])
@@ -92,7 +92,7 @@ def marks(offset: int, topic: str = "orders", partition: int = 0) -> EventBatch:
 
 
 class ArchivedHost:
-    """A host with an archive in a folder. It is kept from `start` on; `close` completes the archive."""
+    """A host with an archive in a folder. Records are written from `start` on; `close` completes the archive."""
 
     def __init__(
         self,
@@ -128,14 +128,14 @@ class ArchivedHost:
             self._output.report(statistics)
 
     def _serve(self, frames: BinaryIO, output: LineOutput) -> bool:
-        """What the process does, with this history writer."""
+        """Run the process's work with this history writer."""
         self._output = output
         assert read_frame(frames) is not None, "the configuration comes first"
         output.report(self.history.statistics)
         return keep_all(frames, self.history, low_priority=False)
 
     def keep_by_hand(self, calls: int) -> None:
-        """Calls up to this one are kept, and lie in their files, before the start."""
+        """Write the calls up to this one to files, before the start."""
         listener = self.listener
         kept = [record for record in listener._records if record.stamp.call_number <= calls]
         self.history.keep(list(listener._names), kept)
@@ -151,26 +151,26 @@ class ArchivedHost:
         return self.host.register(self.session, list(runs), [])
 
     def fill(self, *, calls: int = 1, each: int) -> None:
-        """Makes so many calls of so many registrations."""
+        """Make `calls` calls with `each` registrations."""
         for _ in range(calls):
             assert self.register(produces(self.session.owner.highest_operation_id + 1, each)).accepted
 
     async def start(self) -> None:
-        """Everything is kept from now on."""
+        """Start the writer, which writes everything recorded before and after."""
         await self.link.start()
 
     async def close(self) -> bool:
-        """Ends the run; whether everything could be kept."""
+        """End the run. Returns whether everything was written."""
         self.listener.mark(schema.ENDED, self.clock.now_ms())
         return await self.link.close(CLOSE_S, self.listener.send)
 
     async def start_and_close(self) -> None:
-        """All that has happened is kept."""
+        """Write everything recorded until now."""
         await self.start()
         assert await self.close()
 
     def rows(self, table: str) -> list[dict[str, Any]]:
-        """What lies in the archive."""
+        """The rows in the archive's files."""
         return rows_of(self.folder, table)
 
     def markers(self, marker: str) -> list[dict[str, Any]]:
@@ -178,6 +178,6 @@ class ArchivedHost:
         return [row for row in self.rows(schema.MARKERS) if row["marker"] == marker]
 
     def dropped(self) -> list[tuple[str, int, int, int]]:
-        """What the markers say is missing: table, rows, first and last call."""
+        """The gaps according to the markers: table, rows, first and last call."""
         columns = ("table", "rows", "call_number", "last_call_number")
         return [tuple(row[name] for name in columns) for row in self.markers(schema.DROPPED)]

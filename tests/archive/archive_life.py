@@ -1,7 +1,7 @@
-"""A host's life drawn from a seed, with its archive on: sessions come and go, waits of all kinds, events of all types.
+"""A random life of a host with an archive: sessions come and go, with waits of all kinds and events of all types.
 
-Some of what is asked is nonsense or comes twice, the clock jumps, the reaper is late: whatever a daemon lives through,
-but with no network and no clock of its own.
+Some requests are invalid or repeated, the clock jumps, and the reaper runs late. There is neither a network nor a real
+clock.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ COLUMN_CHOICES: Final[dict[str, tuple[int, ...]]] = {
     "from_now": (False, True),
     "stale_timeout_ms": (-1, -1, 0, 5, 50),
 }
-"""What a drawn operation may have in each column but its offset; some of it is refused."""
+"""Possible values of each column of a drawn operation, except its offset; some values are refused."""
 
 
 class Life:
-    """Lives through random steps, within narrow limits unless it is roomy.
+    """Performs random steps, with tight limits unless `roomy`.
 
     `end` shuts the host down and completes the archive.
     """
@@ -72,7 +72,7 @@ class Life:
         self.new_engine: Final[Callable[[int], Engine]] = lambda started_ms: Engine(
             limits, started_ms, **engine_choices
         )
-        """An engine like that of this life, from the time when it starts."""
+        """Creates an engine with the same settings, for the given start time."""
         started_ms = self.clock.now_ms()
         archive_settings = ArchiveSettings(uri=str(folder))
         self._link: Final = ThreadLink(
@@ -90,7 +90,7 @@ class Life:
         self._epochs: Final = dict.fromkeys(PARTITIONS, 0)
 
     def twin(self, host: Host, clock: ManualClock) -> Life:
-        """The same life with another host, drawing what this one will draw."""
+        """The same life with another host; it draws the same random choices as this one."""
         twin = copy.copy(self)
         changed = {"host": host, "clock": clock, "_random": random.Random(), "_marks": dict(self._marks)}
         twin.__dict__.update(changed, _epochs=dict(self._epochs))
@@ -98,7 +98,7 @@ class Life:
         return twin
 
     async def live(self, steps: int) -> None:
-        """Random steps."""
+        """Perform random steps."""
         deeds = [self._register] * 6 + [self._advance] * 5 + [self._pass_time] * 3
         for _ in range(steps):
             deed = self._random.choice([*deeds, self._cancel, self._fail_stale, self._wait_unary, self._drop_sessions])
@@ -108,13 +108,13 @@ class Life:
                 continue
 
     async def end(self) -> None:
-        """Shuts down, and completes the archive."""
+        """Shut down and complete the archive."""
         await drain(self.host, 0.0)
-        self._register_some(self._session())  # refused, and recorded as such
-        await self._link.start()  # until now all was held
+        self._register_some(self._session())  # refused and recorded as refused
+        await self._link.start()  # until now all records were held in memory
         await self._archive.close(self.clock.now_ms(), CLOSE_S)
 
-    # Deeds.
+    # Actions.
 
     def _session(self) -> Session:
         session, _ = self.host.sessions.open(self._random.choice("abc"), self.clock.now_ms())
@@ -133,7 +133,7 @@ class Life:
     def _run(self, operations: int) -> OperationRun:
         kind = self._random.choice(codes.KINDS)
         ids = list(range(self._last_id + 1, self._last_id + operations + 1))
-        if self._random.random() < 0.1:  # sent again, or nonsense
+        if self._random.random() < 0.1:  # sent again, or invalid
             ids = [max(0, operation_id - 4) for operation_id in ids]
         self._last_id = max(self._last_id, *ids)
         names = KEYS if kind == codes.SIGNAL else PARTITIONS
@@ -166,7 +166,7 @@ class Life:
         return self._marks[PARTITIONS[place % len(PARTITIONS)]] + self._random.randint(-5, 20)
 
     def _column(self, column: OperationColumn, operations: int, items: int) -> list[Any]:
-        """A value for each row, one for all, or none."""
+        """One value for each row, one for all rows, or none."""
         choices = COLUMN_CHOICES[column.name]
         rows = operations if column.level == OPERATION else items
         return self._random.choice(([], [choices[0]], self._random.choices(choices, k=rows)))
@@ -224,7 +224,7 @@ class Life:
             await self.host.cancel_key(self._random.choice(KEYS))
 
     async def _fail_stale(self) -> None:
-        """Some marks have been stale for some time, at this moment only."""
+        """Some marks have been stale for some time, but only at this moment."""
         now_ms, waits = self.host.time.now_ms(), self.host.engine.stale_waits
         stale_ms = {
             name: self._random.choice((0, 5, 50))
@@ -237,7 +237,7 @@ class Life:
             self.host.fail_stale(owner_id, ids, set(stale_ms), now_ms)
 
     async def _wait_unary(self) -> None:
-        """A unary wait whose caller goes away, at once or with the next turn of the loop."""
+        """A unary wait whose caller disconnects, immediately or in the next iteration of the loop."""
         with self.host.unary_wait(self.host.sessions.accounts.nobody) as (operation_id, _future):
             run = self._run(1)
             run.batch.operation_ids[0] = operation_id

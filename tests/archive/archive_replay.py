@@ -1,6 +1,6 @@
-"""Feeds an archive's calls to a fresh engine, in order and at their times, and collects the outcomes.
+"""Feeds an archive's calls to a new engine, in order and at their times, and collects the outcomes.
 
-Written from the archive's own description (purgatory.archive.schema), with lists and loops, one row at a time.
+Written from the archive's own description (purgatory.archive.schema) with lists and loops, one row at a time.
 """
 
 import itertools
@@ -29,7 +29,7 @@ EVENT_OF = {name: event_type for event_type, name in codes.EVENT_NAMES.items()}
 
 
 def read_table(folder: Path, table: str) -> pa.Table:
-    """All rows of a table, in the order of its calls."""
+    """All rows of a table, in the order of their calls."""
     paths = sorted((folder / table).rglob("*.parquet"))
     tables = [pq.ParquetFile(path).read() for path in paths]
     whole = pa.concat_tables(tables) if tables else schema.SCHEMAS[table].empty_table()
@@ -40,18 +40,18 @@ def read_table(folder: Path, table: str) -> pa.Table:
 
 
 def rows_of(folder: Path, table: str) -> list[Row]:
-    """The same as dictionaries. Calls are in order within a file, and files in the order of their names."""
+    """The rows as dictionaries. Calls are in order within a file, and files in the order of their names."""
     rows: list[Row] = read_table(folder, table).to_pylist()
     return sorted(rows, key=lambda row: (row["run_id"], row["call_number"]))
 
 
 def without(rows: Iterable[Row], *names: str) -> list[Row]:
-    """Rows without some columns."""
+    """The rows without some columns."""
     return [{name: value for name, value in row.items() if name not in names} for row in rows]
 
 
 class Replay:
-    """One run fed to a fresh engine; `outcomes` are the rows of what ended."""
+    """One run replayed on a new engine; `outcomes` are the rows of the operations that ended."""
 
     def __init__(self, folder: Path) -> None:
         self.outcomes: list[Row] = []
@@ -60,7 +60,7 @@ class Replay:
         self._engine: Engine = self._details.make_engine(started["time_ms"])
         self._owners: dict[int, Owner] = {}
         self._registrants: dict[int, Registrant] = {}
-        # The clock's calls have no row of their own: what they ended is there, and comes last among its equals.
+        # Clock calls have no rows of their own, only outcomes, which are sorted after other rows of the same call.
         tables = (schema.REGISTRATIONS, schema.EVENTS, schema.CALLS, schema.OUTCOMES)
         rows = [row | {"table": table} for table in tables for row in rows_of(folder, table)]
         rows.sort(key=lambda row: row["call_number"])
@@ -123,7 +123,7 @@ class Replay:
 
 
 def operations_of(rows: list[Row]) -> OperationBatch:
-    """A batch of the rows of its operations, each value written out."""
+    """A batch made of the rows of its operations, with every value given explicitly."""
     heads = [row for row in rows if row["item"] == 0]
     names: dict[PartitionName, int] = {}
     places = [names.setdefault((row["topic"], row["partition"]), len(names)) for row in rows]
@@ -147,7 +147,7 @@ def operations_of(rows: list[Row]) -> OperationBatch:
 
 
 def events_of(rows: list[Row]) -> EventBatch:
-    """A batch of the rows of its events that were accepted."""
+    """A batch made of the rows of its accepted events."""
     rows = [row for row in rows if row["refusal_code"] == schema.ACCEPTED]
     names = [(row["topic"], row["partition"]) for row in rows]
 

@@ -8,9 +8,10 @@ LOCAL: Final = fs.LocalFileSystem()
 
 
 class FailingDisk(fs.FileSystemHandler):
-    """Passes what an archive does on to a local filesystem, but raises OSError for what `fails` names.
+    """Forwards the archive's requests to a local filesystem, but raises OSError for the actions in `fails`.
 
-    "write": opening a file for writing; "move"; "delete". To those who ask it is not a local filesystem.
+    The actions are "write" (opening a file for writing), "move" and "delete". It does not report itself as a local
+    filesystem.
     """
 
     get_file_info = get_file_info_selector = staticmethod(LOCAL.get_file_info)
@@ -20,7 +21,7 @@ class FailingDisk(fs.FileSystemHandler):
         self.fails: set[str] = set()
 
     def filesystem(self) -> fs.FileSystem:
-        """As pyarrow takes it."""
+        """The filesystem as pyarrow expects it."""
         return fs.PyFileSystem(self)
 
     def _check(self, what: str) -> None:

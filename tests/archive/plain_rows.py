@@ -1,4 +1,4 @@
-"""The rows that purgatory.archive.schema describes, made with lists and loops: what `rows` must give."""
+"""The rows described by purgatory.archive.schema, built with lists and loops: the expected results of `rows`."""
 
 from typing import Any
 
@@ -20,9 +20,9 @@ OF_KIND = {
     codes.SIGNAL: {"offset", "any_key", "from_now"},
 }  # fmt: skip
 ALIKE = {"min_bytes", "follower_reads", "any_key", "from_now", "partition_max_bytes", "throttled", "flags"}
-"""Columns whose attribute in a batch has the same name; that of all others is a plural,"""
+"""Columns whose attribute in a batch has the same name. The attributes of all others are plurals,"""
 IRREGULAR = {"stale_timeout_ms": "stale_timeouts_ms"}
-"""or this."""
+"""or listed here."""
 OF_OPERATIONS = (
     "min_bytes", "replica_id", "isolation_level", "follower_reads", "any_key", "from_now", "stale_timeout_ms",
 )  # fmt: skip
@@ -36,12 +36,12 @@ OF_REPLICA_SETS = ("replicas", "in_sync", "proposed", "leader_id", "min_in_sync_
 
 
 def at(values: list[Any], row: int) -> Any:  # noqa: ANN401 - any column
-    """The value of a row of a column with a value for each, one for all, or none."""
+    """The value in a row of a column that has one value for each row, one for all rows, or none."""
     return values[row] if len(values) > 1 else values[0] if values else None
 
 
 def given(batch: object, names: tuple[str, ...], row: int) -> Row:
-    """What a row of a batch has in these columns."""
+    """The values that a row of a batch has in these columns."""
     sources = {name: name if name in ALIKE else f"{name}s" for name in names} | IRREGULAR
     return {name: at(getattr(batch, sources[name]), row) for name in names}
 
@@ -58,7 +58,7 @@ def plain_registrations(
 ) -> list[Row]:
     """Rows of a batch; ids from 1 to `known` were known before.
 
-    What was refused because its partitions cannot be told has one row without a name.
+    Refused operations whose items cannot be identified have one row without a name.
     """
     codes_by_index = {refusal.index: refusal.code for refusal in receipt.refusals}
     names = [(key, -1) for key in batch.keys] if kind == codes.SIGNAL else batch.partitions

@@ -1,4 +1,4 @@
-"""The real daemon with an archive: a life from start to end, a kill in the middle of work, a place of no use."""
+"""The real daemon with an archive: a normal life, kills during work, and unusable locations."""
 
 import json
 import os
@@ -25,11 +25,11 @@ from tests.service.serving import high_watermark, produce_columns
 from tests.service.test_daemon import fetch_page, sums_by_kind
 
 EACH = 50
-"""Waits that a caller registers and completes at a time."""
+"""Number of waits that a caller registers and completes at a time."""
 
 
 class ArchivedCaller:
-    """Registers and completes waits at a daemon, and knows which were accepted."""
+    """Registers and completes waits at a daemon, and remembers the accepted ones."""
 
     def __init__(self, daemon: DaemonProcess) -> None:
         self._channel = grpc.insecure_channel(daemon.address)
@@ -37,7 +37,7 @@ class ArchivedCaller:
         self.last_id = 0
 
     def work(self) -> None:
-        """Registers some waits and completes them."""
+        """Register some waits and complete them."""
         ids = range(self.last_id + 1, self.last_id + EACH + 1)
         self.last_id = ids[-1]
         batch = produce_columns(ids, offset=self.last_id)
@@ -61,7 +61,7 @@ def markers(folder: Path) -> list[tuple[str, str]]:
 
 
 def test_a_life_from_start_to_end(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """All that callers did is there, replays to the same outcomes, and stands between STARTED and ENDED."""
+    """All calls are recorded between STARTED and ENDED, and replaying them produces the same outcomes."""
     folder = tmp_path / "archive"
     daemon = start_daemon("--archive", str(folder), "--engine-tick-ms", "3", "--limits-partitions-max", "77")
     caller = ArchivedCaller(daemon)
@@ -81,13 +81,13 @@ def test_a_life_from_start_to_end(start_daemon: StartDaemon, tmp_path: Path) -> 
 
 
 def writer_of(daemon: DaemonProcess) -> int:
-    """The id of a daemon's writer process."""
+    """Process id of a daemon's writer process."""
     [writer_id] = children_of(daemon.process.pid)
     return writer_id
 
 
 def until(condition: Callable[[], bool], what: str, meanwhile: Callable[[], None] = lambda: time.sleep(0.01)) -> None:
-    """Waits for a condition, or does something meanwhile; fails when it does not hold in time."""
+    """Call `meanwhile` until the condition holds; fail if that takes too long."""
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline, f"never came to hold: {what}"
@@ -95,13 +95,13 @@ def until(condition: Callable[[], bool], what: str, meanwhile: Callable[[], None
 
 
 def crashed_in(folder: Path) -> Row:
-    """The only marker of a crash."""
+    """The only CRASHED marker."""
     [crashed] = [row for row in rows_of(folder, schema.MARKERS) if row["marker"] == schema.CRASHED]
     return crashed
 
 
 def assert_kept_up_to(folder: Path, crashed: Row) -> None:
-    """All calls up to that of the marker are there, in files that are whole."""
+    """All calls up to that of the marker are there, and all files are complete."""
     for table in schema.TABLES:
         for path in files_of(folder, table):
             assert pq.ParquetFile(path).read().num_rows > 0
@@ -112,24 +112,24 @@ def assert_kept_up_to(folder: Path, crashed: Row) -> None:
 
 
 def read_by(process_id: int) -> int:
-    """Bytes that a process has read so far."""
+    """Number of bytes read by a process."""
     return int(Path(f"/proc/{process_id}/io").read_text("ascii").split()[1])
 
 
 def work_until_sent(caller: ArchivedCaller, writer_id: int) -> None:
-    """Works once, and waits until the writer process has been sent some of it."""
+    """Work once, and wait until some of it has been sent to the writer process."""
     before = read_by(writer_id)
     caller.work()
     until(lambda: read_by(writer_id) > before + 8 * EACH, "the process has read the registrations")
 
 
 def test_a_daemon_that_is_killed_leaves_what_it_had_sent(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """Its writer process goes on until all that it was given is in its place, and says that the run has crashed."""
+    """Its writer process continues until all received rows are in place, and records that the run has crashed."""
     folder = tmp_path / "archive"
     daemon = start_daemon("--archive", str(folder))
     writer_id, caller = writer_of(daemon), ArchivedCaller(daemon)
     for number in (signal.SIGTERM, signal.SIGINT):
-        os.kill(writer_id, number)  # all processes of a service get these; the writer ends only with the daemon
+        os.kill(writer_id, number)  # every process of a service gets these; the writer ignores them
     work_until_sent(caller, writer_id)
     daemon.process.send_signal(signal.SIGKILL)
     daemon.process.wait(DEADLINE_S)
@@ -147,15 +147,15 @@ def test_a_daemon_that_is_killed_leaves_what_it_had_sent(start_daemon: StartDaem
 def test_after_a_kill_every_file_is_whole_and_only_the_last_interval_is_missing(
     start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """SIGKILL of all in the middle of work: what was rolled is there; the next start says where it ends."""
+    """After SIGKILL of both processes during work, rolled files are complete and the next start marks their end."""
     folder = tmp_path / "archive"
     daemon = start_daemon("--archive", str(folder), "--archive-roll-ms", "100")
     writer_id, caller = writer_of(daemon), ArchivedCaller(daemon)
     until(lambda: len(files_of(folder, schema.OUTCOMES)) >= 1, "a roll is done", caller.work)
     accepted = caller.last_id
-    twice = 4 * accepted  # registrations and outcomes; events come on top
+    twice = 4 * accepted  # registrations and outcomes, without the events
     until(lambda: archive_metric(daemon, "rows_total") > twice, "twice as much is kept", caller.work)
-    os.kill(daemon.process.pid, signal.SIGSTOP)  # or it would start another one
+    os.kill(daemon.process.pid, signal.SIGSTOP)  # otherwise it would start another writer
     os.kill(writer_id, signal.SIGKILL)
     daemon.process.send_signal(signal.SIGKILL)
     daemon.process.wait(DEADLINE_S)
@@ -173,7 +173,7 @@ def test_after_a_kill_every_file_is_whole_and_only_the_last_interval_is_missing(
 
 
 def test_another_writer_goes_on_where_one_was_killed(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """What the dead one had not put into its place is lost and said to be; nothing else is, and no caller notices."""
+    """Rows that the killed writer had not moved into place are lost and counted in a marker; all others are kept."""
     folder = tmp_path / "archive"
     daemon = start_daemon("--archive", str(folder))
     caller = ArchivedCaller(daemon)
@@ -197,19 +197,19 @@ def test_another_writer_goes_on_where_one_was_killed(start_daemon: StartDaemon, 
 
 
 def is_another(daemon: DaemonProcess, before: int, died: int) -> bool:
-    """Whether so many writers have died, and one that is not the one before has begun."""
+    """Whether `died` writers have died, and one other than `before` has started."""
     writers = children_of(daemon.process.pid)
     return archive_metric(daemon, "errors_total") >= died and bool(writers) and writers != [before]
 
 
 def archive_metric(daemon: DaemonProcess, name: str) -> float:
-    """The value of a metric of the archive, all tables together."""
+    """The value of a metric of the archive, summed over all tables."""
     return sum(sums_by_kind(fetch_page(daemon, "/metrics")[1], f"purgatory_archive_{name}").values())
 
 
 @pytest.mark.parametrize("place", ["{file}/below", "nonsense://x", "file://relative"])
 def test_a_place_that_is_of_no_use_ends_the_start_in_one_line(tmp_path: Path, place: str) -> None:
-    """Exit code 1, the place and the reason, and no traceback."""
+    """Exit code 1, the location and the reason, and no traceback."""
     file = tmp_path / "file"
     file.write_text("no folder")
     place = place.format(file=file)
@@ -234,7 +234,7 @@ def test_without_arrow_one_line_names_the_image_that_has_it(tmp_path: Path, monk
 
 
 def test_a_daemon_does_not_load_arrow(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """What rows and files are made with is in the memory of the writer process only."""
+    """The code that builds rows and files is loaded in the writer process only."""
     daemon = start_daemon("--archive", str(tmp_path / "archive"))
     loaded = {who: Path(f"/proc/{who}/maps").read_text("utf-8") for who in (daemon.process.pid, writer_of(daemon))}
     assert "libarrow" not in loaded[daemon.process.pid]

@@ -1,4 +1,4 @@
-"""All that goes into a host and comes out is in its archive: played by a fresh engine, it ends all the same way."""
+"""The archive contains all calls and results of a host: replayed on a new engine, every operation ends the same way."""
 
 from collections import Counter
 from pathlib import Path
@@ -29,7 +29,7 @@ async def lived(folder: Path, seed: int, steps: int = STEPS) -> None:
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=8)
 async def test_a_fresh_engine_ends_everything_the_same_way(seed: int) -> None:
-    """Row by row, the outcomes of a random life are those of its archive's calls on a fresh engine."""
+    """The outcomes of a random life are equal, row by row, to those of its archive's calls on a new engine."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         await lived(folder, seed)
@@ -38,9 +38,9 @@ async def test_a_fresh_engine_ends_everything_the_same_way(seed: int) -> None:
         assert without(replay.outcomes, "at") == without(kept, "at")
 
 
-@pytest.mark.slow  # thousands of operations, a row at a time
+@pytest.mark.slow  # thousands of operations, one row at a time
 async def test_herds_in_slices_end_in_the_same_order(tmp_path: Path) -> None:
-    """Thousands that expire at once, are satisfied by one batch, or end with the daemon: each slice is a call."""
+    """Thousands of operations expire, are satisfied by one batch, or end with the daemon, in one call per slice."""
     life = Life(tmp_path, seed=1, roomy=True)
     session, _ = life.host.sessions.open("herd", life.clock.now_ms())
     herd = EXPIRED_PER_SLICE * 2 + 500

@@ -1,4 +1,4 @@
-"""Files of the archive: where they lie, what they say of themselves, when they roll, and what a broken disk does."""
+"""Files of the archive: location, metadata, rolling, and behaviour when the disk fails."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def call_numbers(folder: Path) -> list[int]:
 
 
 def test_a_file_lies_by_date_and_hour_and_says_what_it_is(tmp_path: Path) -> None:
-    """One roll makes one file in its place, with the keys of the layout, and leaves nothing aside."""
+    """One roll puts one file in place, with the metadata keys of the layout, and leaves no other files."""
     writer = writer_to(tmp_path)
     writer.write(schema.CALLS, row(1))
     writer.write(schema.CALLS, row(2))
@@ -67,7 +67,7 @@ def test_a_file_lies_by_date_and_hour_and_says_what_it_is(tmp_path: Path) -> Non
 
 
 def test_it_rolls_when_the_oldest_file_is_old_enough(tmp_path: Path) -> None:
-    """Not before `roll_s`, and counted from the first row."""
+    """It rolls after `roll_s`, counted from the first row, and not earlier."""
     clock = ManualClock()
     writer = writer_to(tmp_path, clock)
     clock.jump(100_000)
@@ -83,7 +83,7 @@ def test_it_rolls_when_the_oldest_file_is_old_enough(tmp_path: Path) -> None:
 
 
 def test_many_small_batches_are_joined(tmp_path: Path) -> None:
-    """However many come before a row group is full, few wait; all their rows are there, in order."""
+    """However many batches arrive before a row group is full, few are kept apart; all rows are there, in order."""
     file = TableFile(schema.CALLS, RUN, 1, 0)
     for number in range(3 * BATCHES_WAITING_MAX):
         file.write(row(number))
@@ -95,7 +95,7 @@ def test_many_small_batches_are_joined(tmp_path: Path) -> None:
 
 
 def test_it_rolls_when_a_file_is_large_enough(tmp_path: Path) -> None:
-    """Once encoded rows come to `roll_bytes`, whatever the time."""
+    """It rolls when the encoded rows reach `roll_bytes`, whatever the time."""
     writer = writer_to(tmp_path, roll_bytes=1_000)
     writer.write(schema.CALLS, row(1).take(pa.array([0] * 140_000)))
     assert is_due(writer)
@@ -104,7 +104,7 @@ def test_it_rolls_when_a_file_is_large_enough(tmp_path: Path) -> None:
 
 
 def test_no_file_spans_two_hours(tmp_path: Path) -> None:
-    """Rows of one batch are parted where the hour changes, also when the clock went back."""
+    """The rows of a batch are split where the hour changes, also when the clock went back."""
     writer = writer_to(tmp_path)
     hours = [0, 0, 1, 1, 0]
     rows = [row(number, HALF_PAST_ONE_MS + hour * 3_600_000) for number, hour in enumerate(hours)]
@@ -120,7 +120,7 @@ def test_no_file_spans_two_hours(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", ["write", "move"])
 def test_what_a_broken_disk_refuses_is_kept_and_tried_again(tmp_path: Path, fault: str) -> None:
-    """While the disk fails nothing is half there; when it works again, every row is there once."""
+    """While the disk fails, no partial file is visible; when it works again, every row is there exactly once."""
     disk = FailingDisk()
     writer = ArchiveWriter(disk.filesystem(), str(tmp_path), RUN)
     writer.write(schema.CALLS, row(1))
@@ -140,7 +140,7 @@ def test_what_a_broken_disk_refuses_is_kept_and_tried_again(tmp_path: Path, faul
 
 
 def test_a_file_that_is_half_written_is_taken_away(tmp_path: Path) -> None:
-    """It takes the room that may be what is missing; where it cannot be deleted either, that is no other error."""
+    """It uses space that the disk may lack. If it cannot be deleted either, this is not reported as another error."""
     disk = FailingDisk()
     writer = ArchiveWriter(disk.filesystem(), str(tmp_path), RUN)
     writer.write(schema.CALLS, row(1))
@@ -154,7 +154,7 @@ def test_a_file_that_is_half_written_is_taken_away(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["kept/here", "file://{folder}/kept/here", "{folder}/kept/here"])
 def test_a_path_or_a_uri_is_a_place(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relative path, an absolute one and a URI lead to the same folder, which is made."""
+    """A relative path, an absolute one and a URI refer to the same folder, which is created."""
     monkeypatch.chdir(tmp_path)
     filesystem, root = open_archive(place.format(folder=tmp_path))
     assert isinstance(filesystem, fs.LocalFileSystem)
@@ -164,5 +164,5 @@ def test_a_path_or_a_uri_is_a_place(tmp_path: Path, place: str, monkeypatch: pyt
 
 
 def test_runs_have_names_of_their_own() -> None:
-    """Two runs of one second do not collide."""
+    """Two runs that start in the same second have different ids."""
     assert new_run_id() != new_run_id()

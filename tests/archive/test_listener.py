@@ -1,4 +1,4 @@
-"""A host's calls in its archive: their numbers, gaps, refusals, broken disks, crashes."""
+"""A host's calls in its archive: numbers, gaps, refusals, disk failures, crashes."""
 
 from collections import Counter
 from pathlib import Path
@@ -25,15 +25,15 @@ HOUR_MS = 3_600_000
 
 
 async def test_every_call_has_its_number_and_outcomes_that_of_the_call_that_ended_them(tmp_path: Path) -> None:
-    """Numbers rise from 1 without a gap, over all tables; expiries have the number of the clock's call."""
+    """Call numbers increase from 1 without a gap, over all tables; expiries have the number of the clock's call."""
     kept = ArchivedHost(tmp_path)
     kept.register(produces(1, 2), produces(3, 2, timeout_ms=50))
     kept.clock.jump(60)
     kept.host.reaper.turn()
-    kept.host.reaper.turn()  # nothing expires: no call
+    kept.host.reaper.turn()  # nothing expires: not a call
     kept.host.cancel(kept.session, [1, 2**64 - 1])
     await apply_events(kept.host, marks(10))
-    kept.register(produces(1))  # known already: no call
+    kept.register(produces(1))  # already known: not a call
     await kept.start_and_close()
     numbers = {table: [row["call_number"] for row in kept.rows(table)] for table in schema.TABLES}
     assert numbers == {
@@ -52,12 +52,12 @@ async def test_every_call_has_its_number_and_outcomes_that_of_the_call_that_ende
 
 @pytest.mark.parametrize("is_closed", [False, True])
 async def test_a_session_that_is_dropped_says_how_its_operations_ended(tmp_path: Path, is_closed: bool) -> None:
-    """When its time to live is over or it is closed, history has a cancel_session and its outcomes; other listeners
-    hear nothing of them, as without an archive.
+    """When its time to live ends or it is closed, the archive has a cancel_session and its outcomes. Other listeners
+    receive nothing, as without an archive.
     """
     kept, listener = ArchivedHost(tmp_path), RecordingListener()
     kept.host.listeners.append(listener)
-    for expected_number in (1, 2):  # the same id again is another session
+    for expected_number in (1, 2):  # opening the same id again creates another session
         assert kept.session.number == expected_number
         kept.register(produces(1, 3))
         kept.clock.jump(100)
@@ -76,7 +76,7 @@ async def test_a_session_that_is_dropped_says_how_its_operations_ended(tmp_path:
 
 
 async def test_ids_of_a_refused_batch_are_refused_in_history_too(tmp_path: Path) -> None:
-    """Sent again after a later batch was accepted: a refused row each; what is known already has none."""
+    """Sent again after a later batch was accepted: one refused row each, and none for operations already known."""
     kept = ArchivedHost(tmp_path)
     kept.session.refused_ids.add([1, 2], 0)
     kept.register(produces(3))
@@ -87,7 +87,7 @@ async def test_ids_of_a_refused_batch_are_refused_in_history_too(tmp_path: Path)
 
 
 async def test_unary_waits_are_session_number_0(tmp_path: Path) -> None:
-    """One that ends and one whose caller goes away; leaving after the end is no call."""
+    """One wait that ends, and one whose caller disconnects; disconnecting after the end is not a call."""
     kept = ArchivedHost(tmp_path)
     for ends in (True, False):
         with kept.host.unary_wait(kept.host.sessions.accounts.nobody) as (operation_id, _future):
@@ -105,7 +105,7 @@ async def test_unary_waits_are_session_number_0(tmp_path: Path) -> None:
 
 
 async def test_what_is_refused_before_the_engine_is_history_too(tmp_path: Path) -> None:
-    """While draining: a row with its code for each new operation, none for what was known."""
+    """While draining, each new operation has a row with the code; operations that were already known have none."""
     kept = ArchivedHost(tmp_path)
     kept.register(produces(1, 2))
     kept.host.admission.draining = True
@@ -116,10 +116,10 @@ async def test_what_is_refused_before_the_engine_is_history_too(tmp_path: Path) 
 
 
 async def test_what_does_not_fit_is_one_gap_with_a_marker(tmp_path: Path) -> None:
-    """Calls are dropped whole until half of the room is free; kept and dropped rows together are all there were."""
+    """Whole calls are dropped until half of the queue is free; kept and dropped rows add up to the total."""
     kept = ArchivedHost(tmp_path, rows_max=10)
-    kept.fill(calls=5, each=4)  # 8 rows fit, then nothing does
-    kept.keep_by_hand(1)  # 4 rows wait: half is free
+    kept.fill(calls=5, each=4)  # 8 rows fit, then no more
+    kept.keep_by_hand(1)  # 4 rows wait: half of the queue is free
     kept.register(produces(100, 2))
     await kept.start_and_close()
     assert [row["call_number"] for row in kept.rows(schema.REGISTRATIONS)] == [1] * 4 + [2] * 4 + [6] * 2
@@ -129,7 +129,7 @@ async def test_what_does_not_fit_is_one_gap_with_a_marker(tmp_path: Path) -> Non
 
 
 async def test_a_gap_takes_no_memory(tmp_path: Path) -> None:
-    """Of calls that are dropped nothing stays, however long it lasts: no names either."""
+    """Dropped calls use no memory, however long the gap lasts: neither rows nor names are kept."""
     kept = ArchivedHost(tmp_path, rows_max=4)
     kept.fill(each=4)
     for number in range(100):
@@ -141,10 +141,10 @@ async def test_a_gap_takes_no_memory(tmp_path: Path) -> None:
 
 
 async def test_a_gap_that_lasts_to_the_end_is_reported(tmp_path: Path) -> None:
-    """The end of the run reports what is being dropped just then, of every table."""
+    """At the end of the run, the gap in progress is reported, for every table."""
     kept = ArchivedHost(tmp_path, rows_max=4)
     kept.fill(calls=2, each=4)
-    await apply_events(kept.host, marks(10))  # ends all: 8 outcomes
+    await apply_events(kept.host, marks(10))  # ends all operations: 8 outcomes
     await kept.start_and_close()
     assert {table: rows for table, rows, _, _ in kept.dropped()} == {
         schema.REGISTRATIONS: 4,
@@ -155,7 +155,7 @@ async def test_a_gap_that_lasts_to_the_end_is_reported(tmp_path: Path) -> None:
 
 
 async def test_a_call_that_is_larger_than_the_room_is_kept_when_it_is_alone(tmp_path: Path) -> None:
-    """Otherwise it never would be."""
+    """Otherwise it could never be recorded."""
     kept = ArchivedHost(tmp_path, rows_max=2)
     kept.fill(each=5)
     await kept.start_and_close()
@@ -163,7 +163,7 @@ async def test_a_call_that_is_larger_than_the_room_is_kept_when_it_is_alone(tmp_
 
 
 async def test_strict_refuses_rather_than_drops(tmp_path: Path) -> None:
-    """Full: nothing is admitted, what ends is kept all the same; half empty: everything is admitted again."""
+    """With a full queue nothing is admitted, but ends are recorded. Once it is half empty, work is admitted again."""
     kept = ArchivedHost(tmp_path, rows_max=8, strict=True)
     assert kept.register(produces(1, 8)).accepted == 8
     answer = kept.register(produces(9, 2))
@@ -184,7 +184,7 @@ async def test_strict_refuses_rather_than_drops(tmp_path: Path) -> None:
 
 
 async def test_history_waits_for_a_disk_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It is said once, counted each time, and nothing that found room is lost; what found none has its marker."""
+    """A failure is logged once and counted each time. Rows that fit into the queue are kept; others have a marker."""
     caplog.set_level("INFO")
     disk = FailingDisk()
     kept = ArchivedHost(tmp_path, filesystem=disk.filesystem(), rows_max=10)
@@ -207,7 +207,7 @@ async def test_history_waits_for_a_disk_that_fails(tmp_path: Path, caplog: pytes
 
 
 async def test_an_end_that_cannot_be_written_is_a_crash(tmp_path: Path) -> None:
-    """The run gives up, without waiting forever; the next one says that it crashed, and where its history ends."""
+    """The run stops retrying after a while. The next run records that it crashed, and where its history ends."""
     disk = FailingDisk()
     kept = ArchivedHost(tmp_path, filesystem=disk.filesystem())
     kept.fill(each=4)
@@ -221,7 +221,7 @@ async def test_an_end_that_cannot_be_written_is_a_crash(tmp_path: Path) -> None:
 
 
 async def test_a_crashed_run_is_marked_by_the_next(tmp_path: Path) -> None:
-    """Its leftovers go, a marker says which call it has everything up to, and it is said once only."""
+    """Its incomplete files are deleted, and a single marker records the last call that is complete."""
     crashed = ArchivedHost(tmp_path, run_id="run-a")
     crashed.fill(calls=2, each=3)
     crashed.keep_by_hand(1)
@@ -240,7 +240,7 @@ async def test_a_crashed_run_is_marked_by_the_next(tmp_path: Path) -> None:
 
 
 async def test_files_part_at_the_hour_between_two_calls(tmp_path: Path) -> None:
-    """Wall-clock time is looked at once a minute; what is of the next hour lies in the next hour's folder."""
+    """The wall clock is read once a minute; rows of the next hour are in the next hour's folder."""
     kept = ArchivedHost(tmp_path, wall_ms=lambda: AT_MS + 3 * HOUR_MS if kept.clock.now_ms() > 1_000 else AT_MS)
     kept.fill(each=2)
     kept.clock.jump(59_999)
@@ -254,7 +254,7 @@ async def test_files_part_at_the_hour_between_two_calls(tmp_path: Path) -> None:
 
 
 async def test_rows_that_cannot_be_made_are_lost_and_reported(tmp_path: Path) -> None:
-    """A name that is no text spoils the rows made together with it, and nothing else."""
+    """A name that is not valid text loses the rows built together with it, and nothing else."""
     kept = ArchivedHost(tmp_path)
     kept.fill(each=2)
     batch = OperationBatch([7], partitions=[("\udc00", 0)])
@@ -273,12 +273,12 @@ async def test_rows_that_cannot_be_made_are_lost_and_reported(tmp_path: Path) ->
 
 
 async def test_a_call_that_was_interrupted_is_kept(tmp_path: Path) -> None:
-    """A call that the host never finished is kept with the next one, not out of order."""
+    """A call that the host never finished is recorded together with the next one, in order."""
     kept = ArchivedHost(tmp_path)
     kept.fill(each=1)
     batch = marks(1, "clicks", 7)
     kept.listener.applied(Applied("", batch, 0, kept.host.engine.apply(batch, 1_000), 1_000))
-    kept.listener._send_late()  # in the middle of the call: its names must stay
+    kept.listener._send_late()  # during the call: its names must be kept
     await apply_events(kept.host, marks(2))
     await kept.start_and_close()
     events = [(row["call_number"], row["topic"], row["partition"]) for row in kept.rows(schema.EVENTS)]
@@ -286,7 +286,7 @@ async def test_a_call_that_was_interrupted_is_kept(tmp_path: Path) -> None:
 
 
 async def test_runs_may_share_an_archive(tmp_path: Path) -> None:
-    """One that lives is not taken for dead by another that starts and ends meanwhile."""
+    """A live run is not taken for dead by another run that starts and ends at the same time."""
     first, second = (ArchivedHost(tmp_path, run_id=run_id) for run_id in ("run-a", "run-b"))
     for kept in (first, second):
         await kept.start()
@@ -299,7 +299,7 @@ async def test_runs_may_share_an_archive(tmp_path: Path) -> None:
 
 
 async def test_metrics_show_the_archive(tmp_path: Path) -> None:
-    """Rows kept and dropped by table, what waits, files, bytes and errors; nothing of it without an archive."""
+    """Rows kept and dropped by table, queued rows, files, bytes and errors; none of these without an archive."""
 
     def samples(host: Host) -> dict[str, float]:
         families = HostCollector(host, Metrics(), PauseWatch()).collect()
@@ -328,7 +328,7 @@ async def test_metrics_show_the_archive(tmp_path: Path) -> None:
 
 
 async def test_rows_that_cannot_be_packed_are_lost_and_reported(tmp_path: Path) -> None:
-    """A number that no column holds costs its call's rows, and neither the call nor what comes next."""
+    """A number that does not fit into a column loses the rows of its call, but neither the call nor later calls."""
     kept = ArchivedHost(tmp_path)
     batch = marks(2**70)
     receipt = EventsReceipt()

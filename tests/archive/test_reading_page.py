@@ -1,4 +1,4 @@
-"""What docs/archive.md shows for reading an archive works on an archive."""
+"""The examples in docs/archive.md for reading an archive work."""
 
 import asyncio
 import re
@@ -16,14 +16,14 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "archive.md"
 
 
 def examples() -> dict[str, str]:
-    """The page's Python, by the first word of the line before it."""
+    """The page's Python examples, by the first word of the line before each."""
     found = re.findall(r"\n(\w+)[^\n]*:\n\n```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     return dict(found)
 
 
 @pytest.mark.parametrize("tool", ["DuckDB", "pandas"])
 async def test_the_page_reads_an_archive(tmp_path: Path, tool: str) -> None:
-    """As shown, in the folder that holds `history`, it finds both outcomes, which are in two files."""
+    """Run in the folder that contains `history`, the example finds both outcomes, which are in two files."""
     pytest.importorskip(tool.lower())
     (tmp_path / "history").mkdir()
     kept = ArchivedHost(tmp_path / "history")
@@ -44,5 +44,5 @@ async def test_the_page_reads_an_archive(tmp_path: Path, tool: str) -> None:
 
 
 def test_the_page_shows_spark_too() -> None:
-    """The third way is there; the pipeline's own tests read archives with Spark."""
+    """The Spark example is there; the pipeline's own tests read archives with Spark."""
     assert "spark.read.parquet" in examples()["Spark"]

@@ -1,4 +1,4 @@
-"""Rows from engine calls: what a real engine was given and gave, against the same made with lists and loops."""
+"""Rows from engine calls: compared with rows built with lists and loops from the same calls of a real engine."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ def stamp(call_number: int = 1, time_ms: int = 5) -> CallStamp:
 
 
 def plain(rows: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Rows as dictionaries, their instants as milliseconds."""
+    """The rows as dictionaries, with timestamps as milliseconds."""
     assert rows.validate(full=True) is None
     return [row | {"at": (row["at"] - EPOCH) // timedelta(milliseconds=1)} for row in rows.to_pylist()]
 
@@ -69,20 +69,20 @@ def alone(make: Callable[..., list[Record]], *given: Any) -> list[dict[str, Any]
 
 
 class DrawnCalls:
-    """Batches drawn from a seed; some of what is in them is nonsense."""
+    """Batches drawn from a seed; some of their contents are invalid."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
     def column(self, choices: Sequence[Any], rows: int) -> list[Any]:
-        """A column: a value for each row, one for all, or none."""
+        """A column: one value for each row, one for all rows, or none."""
         return self._random.choices(choices, k=self._random.choice((0, 1, rows)))
 
     def rows(self) -> int:
         return self._random.choice((1, 2, 3, 6, 50))
 
     def operations(self, kind: int, first_id: int | None = None) -> OperationBatch:
-        """A batch that an engine can read: all its operations new, from `first_id` on, or some of them known."""
+        """A batch that an engine can read. Its operations start at `first_id`; without it, some are already known."""
         operations = self.rows()
         ids = sorted(self._random.choices(range(1, 31), k=operations))
         if self._random.random() < 0.5:
@@ -136,7 +136,7 @@ class DrawnCalls:
 
 @given(st.integers(0, 2**32), st.sampled_from(codes.KINDS))
 def test_registrations_are_rows_for_each_item(seed: int, kind: int) -> None:
-    """Accepted, refused and known operations, added together or one batch at a time, are the rows they should be."""
+    """Accepted, refused and known operations, added together or one batch at a time, produce the expected rows."""
     drawn = DrawnCalls(seed)
     engine = Engine(EngineLimits(pending_operations_max=60), 0)
     owner = engine.add_owner()
@@ -157,14 +157,14 @@ def test_registrations_are_rows_for_each_item(seed: int, kind: int) -> None:
 
 
 def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows by call: within one the order is free."""
+    """Rows sorted by call; within a call the order is not specified."""
     return sorted(
         rows, key=lambda row: (row["call_number"], row["operation_id"], row["item"], str(sorted(row.items())))
     )
 
 
 def test_accepted_operations_keep_their_order() -> None:
-    """Within a batch without faults the rows are in the order of the operations and of their items."""
+    """In a batch without errors, the rows are in the order of the operations and of their items."""
     batch = OperationBatch([5, 9], partitions=PARTITIONS, item_counts=[2, 1], item_indexes=[2, 0, 1], offsets=[7, 8, 9])
     engine = Engine(EngineLimits(), 0)
     receipt = engine.register(engine.add_owner(), codes.PRODUCE, batch, 0)
@@ -175,9 +175,9 @@ def test_accepted_operations_keep_their_order() -> None:
 
 
 @given(st.integers(0, 2**32))
-@example(1_625_375)  # nothing ends: all that is drawn is refused
+@example(1_625_375)  # all drawn operations are refused, so nothing ends
 def test_outcomes_are_rows_for_each_item(seed: int) -> None:
-    """What several calls ended of all kinds, added together or one by one, are the rows it should be."""
+    """Completions of several calls and all kinds, added together or one by one, produce the expected rows."""
     drawn = DrawnCalls(seed)
     engine = Engine(EngineLimits(), 0)
     owner = engine.add_owner()
@@ -200,7 +200,7 @@ def test_outcomes_are_rows_for_each_item(seed: int) -> None:
 
 @given(st.integers(0, 2**32), st.integers(1, 8))
 def test_events_are_rows_of_their_slices(seed: int, limit: int) -> None:
-    """Each slice of a batch of events, added together or alone, is the rows it should be; `row` counts in the slice."""
+    """Each slice of a batch of events, added together or alone, produces the expected rows; `row` counts per slice."""
     batch = DrawnCalls(seed).events()
     engine = Engine(EngineLimits(), 0)
     together = Frame()
@@ -217,7 +217,7 @@ def test_events_are_rows_of_their_slices(seed: int, limit: int) -> None:
 
 
 def test_a_batch_that_no_engine_could_read_has_bare_rows() -> None:
-    """Refused before it came to the engine, with columns that do not fit: a row for each operation, without names."""
+    """Refused before the engine, with columns of different lengths: one row for each operation, without a name."""
     receipt = RegisterReceipt()
     receipt.refusals.extend(Refusal(place, codes.UNAVAILABLE, "", "") for place in range(3))
     batch = OperationBatch([1, 2, 3], partitions=PARTITIONS, offsets=[1, 2], timeouts_ms=[5, 6])
@@ -228,7 +228,7 @@ def test_a_batch_that_no_engine_could_read_has_bare_rows() -> None:
 
 
 def test_an_operation_of_a_billion_items_has_one_row() -> None:
-    """A refused operation says how many items it asked for; no row is made for what did not arrive."""
+    """The row of a refused operation has its item count; items that did not arrive have no rows."""
     engine = Engine(EngineLimits(), 0)
     batch = OperationBatch([1, 2], partitions=PARTITIONS, item_counts=[2**31])
     receipt = engine.register(engine.add_owner(), codes.PRODUCE, batch, 0)
@@ -240,7 +240,7 @@ def test_an_operation_of_a_billion_items_has_one_row() -> None:
 
 
 def test_calls_and_markers_are_single_rows() -> None:
-    """What is not said is null."""
+    """Omitted values are null."""
     common = {"run_id": "run-a", "call_number": 3, "time_ms": 5, "at": 1_700_000_000_005}
     record = row_record(schema.CALLS, stamp(3), call=schema.CANCEL, session_number=2, operation_ids=[1, 9], ended=1)
     [call] = plain(make_rows(schema.CALLS, [record]))
@@ -255,7 +255,7 @@ def test_calls_and_markers_are_single_rows() -> None:
 
 
 def test_a_marker_of_a_gap_that_is_lost_itself_is_told_again() -> None:
-    """A writer that dies before it has placed what tells of the one before: the rows of both gaps are in one marker."""
+    """If a DROPPED marker is lost itself, the next marker counts the rows of both gaps."""
     lost = Span([row_record(schema.CALLS, stamp(3), call=schema.CANCEL), row_record(schema.CALLS, stamp(7))])
     again = Span(lost.dropped_markers())
     alone_again = [(record.extra["rows"], record.extra["last_call_number"]) for record in again.dropped_markers()]

@@ -1,4 +1,4 @@
-"""Runs that live, runs that are dead, and who says so."""
+"""Detection of live and dead runs."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def state_of(run_id: str) -> RunState:
 
 
 def test_a_run_on_a_local_disk_lives_as_long_as_its_lock(root: str) -> None:
-    """However long it is silent; when its process is gone it is dead at once, and can be claimed by one only."""
+    """The lock counts, not the time without renewal. Once the process is gone, exactly one other run can claim it."""
     local, clock = fs.LocalFileSystem(), ManualClock(START_MS)
     run = RunFile.create(local, root, state_of("run-a"), clock.now_ms)
     clock.jump(int(SILENT_S * 10_000))
@@ -45,7 +45,7 @@ def test_a_run_on_a_local_disk_lives_as_long_as_its_lock(root: str) -> None:
 
 
 def test_a_run_elsewhere_lives_as_long_as_it_says_so(root: str) -> None:
-    """Where there are no locks, silence decides."""
+    """It is dead after `SILENT_S` without renewal."""
     disk, clock = FailingDisk().filesystem(), ManualClock(START_MS)
     run = RunFile.create(disk, root, state_of("run-a"), clock.now_ms)
     clock.jump(int(SILENT_S * 900))
@@ -60,7 +60,7 @@ def test_a_run_elsewhere_lives_as_long_as_it_says_so(root: str) -> None:
 
 @pytest.mark.parametrize("local", [True, False])
 def test_a_run_that_ended_left_nothing(root: str, local: bool) -> None:
-    """Its file goes with it, and nobody takes it for dead."""
+    """Its file is removed, and it is not taken for dead."""
     filesystem = fs.LocalFileSystem() if local else FailingDisk().filesystem()
     RunFile.create(filesystem, root, state_of("run-a")).remove()
     assert list(Path(root, layout.WRITING).iterdir()) == []
@@ -68,7 +68,7 @@ def test_a_run_that_ended_left_nothing(root: str, local: bool) -> None:
 
 
 def test_a_run_does_not_claim_itself(root: str) -> None:
-    """Also where there are no locks."""
+    """Not even on a filesystem without locks."""
     disk, clock = FailingDisk().filesystem(), ManualClock(START_MS)
     RunFile.create(disk, root, state_of("run-a"), clock.now_ms)
     clock.jump(int(SILENT_S * 2_000))
@@ -76,7 +76,7 @@ def test_a_run_does_not_claim_itself(root: str) -> None:
 
 
 def test_only_leftovers_of_the_dead_run_are_removed(root: str) -> None:
-    """Files aside of other runs stay, whatever their names have in common."""
+    """Incomplete files of other runs are kept, however similar their names are."""
     aside = Path(root, layout.WRITING)
     RunFile.create(fs.LocalFileSystem(), root, state_of("run-a")).release()
     names = [Path(layout.unfinished_path("outcomes", run, 3)).name for run in ("run-a", "run-a2", "a", "run-b")]
@@ -88,7 +88,7 @@ def test_only_leftovers_of_the_dead_run_are_removed(root: str) -> None:
 
 
 def test_files_that_are_none_of_ours_are_passed_over(root: str) -> None:
-    """Garbage with the right ending is nobody's run."""
+    """Files with the right suffix and invalid content are ignored."""
     for name, content in (
         ("x.running", b"{}"),
         ("y.running", b"\xff"),
@@ -100,7 +100,7 @@ def test_files_that_are_none_of_ours_are_passed_over(root: str) -> None:
 
 
 def test_details_of_a_run_make_its_engine_again() -> None:
-    """The marker's detail makes an engine with the same settings; what a newer version adds does not matter."""
+    """The marker's detail creates an engine with the same settings; fields added by newer versions are ignored."""
     limits = {name: 5 + place for place, name in enumerate(LIMIT_NAMES)}
     limits["timeout_ms_max"] = 100
     details = RunDetails("1.2", tick_ms=3, wheel_size=4, strict_partitions=True, limits=limits, host="h", pid=1)
@@ -116,6 +116,6 @@ def test_details_of_a_run_make_its_engine_again() -> None:
 
 @pytest.mark.parametrize("detail", ["[]", "{}", "no json"])
 def test_details_that_are_none_are_refused(detail: str) -> None:
-    """ValueError, whatever it is."""
+    """ValueError for any invalid text."""
     with pytest.raises(ValueError, match=r"."):
         RunDetails.from_json(detail)

@@ -1,4 +1,4 @@
-"""An object store that stops answering: it delays neither the start of the daemon nor its end for long."""
+"""An object store that stops responding must not delay the start or the end of the daemon for long."""
 
 import threading
 from collections.abc import Iterator
@@ -24,13 +24,13 @@ PATIENCE_S: Final = 60.0
 
 
 class Store:
-    """As much of S3 as an archive that is only written to needs. Stops answering once `silent` is set."""
+    """The parts of S3 that writing an archive needs. Stops responding once `silent` is set."""
 
     def __init__(self) -> None:
         self.silent = threading.Event()
         self.ended = threading.Event()
         self.loses_objects = False
-        """Whether an object that was written is not found."""
+        """Whether objects that were written are reported as not found."""
         store = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -72,7 +72,7 @@ def store() -> Iterator[Store]:
 
 
 async def test_a_store_that_does_not_answer_at_the_start(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The archive is refused after a deadline, and its process has ended: the store's own client tries for minutes."""
+    """Opening fails after a deadline, and the process has ended; the store's own client would retry for minutes."""
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(writer_link, "OPEN_S", 0.5)
@@ -85,7 +85,7 @@ async def test_a_store_that_does_not_answer_at_the_start(store: Store, monkeypat
 
 @pytest.mark.slow  # the archive has five seconds for its last files
 def test_a_store_that_falls_silent_does_not_keep_the_daemon(store: Store, start_daemon: StartDaemon) -> None:
-    """The end of the history is lost, which is logged, and the daemon ends well within its store's minutes."""
+    """The end of the history is lost, which is logged. The daemon ends long before the store's client gives up."""
     daemon = start_daemon("--archive-uri", store.uri, "--shutdown-grace-ms", "100", environment=CREDENTIALS)
     store.silent.set()
     assert daemon.stop() == 0
@@ -94,7 +94,7 @@ def test_a_store_that_falls_silent_does_not_keep_the_daemon(store: Store, start_
 
 @pytest.mark.slow  # starts a daemon that loads the store's client
 def test_what_the_stores_client_prints_is_not_taken_for_the_protocol(store: Store, tmp_path: Path) -> None:
-    """Its client logs to standard output, by which the process reports: the daemon still ends with one line."""
+    """The client logs to standard output, also the channel to the daemon. Startup still fails with one line."""
     store.loses_objects = True
     ended = run_to_end(
         tmp_path,

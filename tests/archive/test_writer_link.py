@@ -1,5 +1,5 @@
-"""The writer process and the link to it: nothing waits for it, nothing changes its order, what is lost is reported, and
-only the daemon ends it.
+"""The writer process and the link to it: sending never blocks, order is kept, losses are reported, and only the daemon
+ends the process.
 """
 
 import io
@@ -21,13 +21,13 @@ from tests.service.serving import eventually
 
 
 class NotingProcess:
-    """A writer process in name only: it notes what comes, once it `may_read`, and dies after `dies_after` frames."""
+    """A fake writer process: records what it receives once `may_read` is set, and dies after `dies_after` frames."""
 
     def __init__(self, dies_after: int | None = None) -> None:
         self.may_read = threading.Event()
         self.config: WriterConfig | None = None
         self.rows: list[tuple[int, dict[str, Any]]] = []
-        """Calls that came: their numbers, and what they said."""
+        """Received calls: number and values."""
         self._dies_after = dies_after
 
     def serve(self, frames: BinaryIO, output: LineOutput) -> bool:
@@ -50,22 +50,22 @@ async def linked(*processes: NotingProcess) -> ThreadLink:
 
 
 def send(link: ThreadLink, number: int, size: int = 0) -> None:
-    """A call of this number, in a frame of at least this size."""
+    """Send a call with this number, in a frame of at least this size."""
     stamp = CallStamp(RUN, number, 5, 6)
     record = row_record(vocabulary.CALLS, stamp, call=vocabulary.CANCEL_KEY, topic="k" * size, ended=number)
     link.send((), [record])
 
 
 def nothing() -> None:
-    """All was sent already."""
+    """Everything was sent already."""
 
 
 async def test_a_full_pipe_is_not_waited_for() -> None:
-    """Far more than a pipe holds is sent at once; all of it arrives, in order, and what comes after it too."""
+    """Far more than a pipe holds is sent at once; everything arrives in order, including calls sent later."""
     process = NotingProcess()
     link = await linked(process)
     for number in range(1, 101):
-        send(link, number, size=50_000)  # nobody reads yet: if this waited, it would be for ever
+        send(link, number, size=50_000)  # nothing is read yet: if this blocked, it would block forever
     process.may_read.set()
     await eventually(lambda: len(process.rows) == 100, "all that waited has been read")
     for number in range(101, 111):
@@ -76,7 +76,7 @@ async def test_a_full_pipe_is_not_waited_for() -> None:
 
 
 async def test_another_process_goes_on_and_records_what_was_lost() -> None:
-    """What was sent and never placed has a marker; what comes later goes to the next one that can open the archive."""
+    """Calls that were sent and not placed have a marker; later calls go to the next process that opens the archive."""
 
     def dies_at_once(frames: BinaryIO, output: LineOutput) -> bool:
         output.write({"unusable": "no room"})
@@ -105,7 +105,7 @@ async def test_another_process_goes_on_and_records_what_was_lost() -> None:
 
 
 async def test_what_waited_for_a_process_that_died_is_recorded_as_lost() -> None:
-    """The pipe was full when it died: all calls that were sent have a marker or come to the next one, each once."""
+    """The pipe was full when the process died: each call is either counted in a marker or sent to the next process."""
     first, second = NotingProcess(dies_after=1), NotingProcess()
     second.may_read.set()
     link = await linked(first, second)
@@ -121,12 +121,12 @@ async def test_what_waited_for_a_process_that_died_is_recorded_as_lost() -> None
 
 
 async def test_an_end_that_takes_too_long_is_given_up() -> None:
-    """A process that does not end in time is killed, and the end is not said to be written."""
+    """A process that does not end in time is killed, and the end is reported as not written."""
     process = NotingProcess()
     link = await linked(process)
     send(link, 1)
     closing = link.close(0.01, nothing)
-    timer = threading.Timer(0.1, process.may_read.set)  # what stands in for the process cannot be killed
+    timer = threading.Timer(0.1, process.may_read.set)  # the thread in place of a process cannot be killed
     timer.start()
     assert not await closing
     timer.join()
@@ -135,7 +135,7 @@ async def test_an_end_that_takes_too_long_is_given_up() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness belongs to a process")
 @pytest.mark.parametrize("low_priority", [True, False])
 def test_rows_and_files_are_made_at_the_priority_asked_for(tmp_path: Path, low_priority: bool) -> None:
-    """On Linux a thread has a niceness of its own; where nothing may be dropped it is that of the daemon."""
+    """On Linux, niceness belongs to a thread. With `strict`, the writer has the daemon's own niceness."""
     config = NOWHERE._replace(place=str(tmp_path), low_priority=low_priority)
     niceness: list[int] = []
 
@@ -152,7 +152,7 @@ def test_rows_and_files_are_made_at_the_priority_asked_for(tmp_path: Path, low_p
 
 @pytest.mark.parametrize("kept", [0, 3, 9, 20, -1])
 def test_a_frame_that_was_cut_is_the_end(kept: int) -> None:
-    """A daemon that dies while it writes leaves half a frame: what was whole is read."""
+    """A daemon that dies while writing leaves a partial frame: the complete frames before it are read."""
     whole = encode_frame(["first", {"a": 1}])
     second = encode_frame(["second"])
     stream = io.BytesIO(whole + second[: kept if kept >= 0 else len(second) - 1])

@@ -1,4 +1,4 @@
-"""The guard: what counts as worse, and what is never compared."""
+"""The regression check: which changes count as worse, and which rows are never compared."""
 
 import dataclasses
 
@@ -15,13 +15,13 @@ BYTES = Row("guard/memory", "engine", None, 100.0, "B", None, 1, 100.0, 100.0, "
 
 @pytest.mark.parametrize(("value", "said"), [(1_149.0, SAME), (1_151.0, WORSE), (851.0, SAME), (849.0, BETTER)])
 def test_instructions(value: float, said: str) -> None:
-    """Over 15 % more instructions are worse."""
+    """An instruction count is worse if it is over 15 % higher."""
     [verdict] = compared([COUNTED], [dataclasses.replace(COUNTED, value=value)])
     assert (verdict.said, verdict.before, verdict.now) == (said, 1_000.0, value)
 
 
 def test_instructions_of_another_toolchain() -> None:
-    """Another compiler or Python makes other instructions: that is said, and nothing fails."""
+    """Counts of another compiler or Python version are reported as not compared, and nothing fails."""
     [verdict] = compared([COUNTED], [dataclasses.replace(COUNTED, value=9_000.0, machine="valgrind, cc 13")])
     assert verdict.said == NOT_COMPARED
     assert "cc 13" in verdict.why
@@ -31,33 +31,33 @@ def test_instructions_of_another_toolchain() -> None:
     ("ratio", "best", "said"), [(1.5, 1.8, SAME), (1.5, 1.69, WORSE), (2.2, 3.0, SAME), (2.4, 3.0, BETTER)]
 )
 def test_ratios(ratio: float, best: float, said: str) -> None:
-    """A ratio is worse when even the best of its pairs is over 15 % below."""
+    """A ratio is worse if even the best of its pairs is over 15 % lower."""
     [verdict] = compared([RATIO], [dataclasses.replace(RATIO, ratio=ratio, max=best)])
     assert verdict.said == said
 
 
 @pytest.mark.parametrize(("value", "said"), [(114.0, SAME), (116.0, WORSE)])
 def test_bytes(value: float, said: str) -> None:
-    """Memory is no time, so its value is compared."""
+    """Memory does not depend on the machine's speed, so its value is compared."""
     [verdict] = compared([BYTES], [dataclasses.replace(BYTES, value=value)])
     assert verdict.said == said
 
 
 def test_absolute_rates_are_never_compared() -> None:
-    """However slow the machine is."""
+    """Absolute rates are never compared, no matter how slow the machine is."""
     rate = dataclasses.replace(RATIO, peer=None, ratio=None)
     [verdict] = compared([rate], [dataclasses.replace(rate, value=1.0)])
     assert verdict.said == NOT_COMPARED
 
 
 def test_the_absolute_value_beside_a_ratio_is_not_compared() -> None:
-    """A machine half as fast with the same ratio is the same."""
+    """On a machine that is half as fast, the same ratio counts as unchanged."""
     [verdict] = compared([RATIO], [dataclasses.replace(RATIO, value=1.0)])
     assert verdict.said == SAME
 
 
 def test_what_is_missing_or_new_is_named() -> None:
-    """A row that was not measured here is not compared, one without a baseline is new, and both are shown."""
+    """A row not measured here is not compared, a row without a baseline is new, and both are shown."""
     verdicts = compared([COUNTED], [BYTES])
     assert [(verdict.name, verdict.said) for verdict in verdicts] == [
         ("instructions/x", NOT_COMPARED),
@@ -67,7 +67,7 @@ def test_what_is_missing_or_new_is_named() -> None:
 
 
 def test_rows_of_one_name_beside_two_peers_are_told_apart() -> None:
-    """Each is compared with its own."""
+    """Rows with the same name and different peers are compared separately."""
     other = dataclasses.replace(RATIO, peer="heapq", ratio=9.0, max=9.0)
     verdicts = compared([RATIO, other], [dataclasses.replace(other, ratio=1.0, max=1.0), RATIO])
     assert [verdict.said for verdict in verdicts] == [SAME, WORSE]

@@ -39,12 +39,12 @@ def test_the_ratio_is_the_median_over_pairs() -> None:
     [(10, 5, "ops/s", 2.0), (10, 5, "us", 0.5), (5, 10, "B", 2.0), (0.0, 1.0, "ms", 1_000.0), (-1.0, 1.0, "ms", 1e3)],
 )
 def test_a_ratio_above_one_is_better_in_every_unit(ours: float, theirs: float, unit: str, expected: float) -> None:
-    """For rates more is better, for everything else less; values below the resolution count as the resolution."""
+    """For rates more is better, for all other units less; values below the resolution count as the resolution."""
     assert ratio(ours, theirs, unit) == pytest.approx(expected)
 
 
 def test_rows_survive_a_round_trip(tmp_path: Path) -> None:
-    """Rows are read as they were written; the table shows the target and whether it was reached."""
+    """Rows are read back unchanged; the table shows the target and whether it was reached."""
     name, path = "engine/register-complete/pending=10", tmp_path / "rows.json"
     rows = [Row(name, "engine", "kafka", 1.0, "ops/s", reached, 3, 1.0, 9.0, "here") for reached in (2.5, 1.5)]
     write_rows(rows, path)

@@ -1,4 +1,4 @@
-"""A history that is written again on the days that follow is an archive like any other."""
+"""A history repeated on the following days is an archive like any other."""
 
 import json
 from datetime import timedelta
@@ -16,11 +16,11 @@ from tests.pipeline.archive.histories import START, small_history
 
 @pytest.fixture
 def archives(tmp_path: Path) -> tuple[ArchiveCatalog, ArchiveCatalog]:
-    """A small history of one run, and the same three times."""
+    """A small history of one run, and the same history repeated three times."""
     once, thrice = tmp_path / "once", tmp_path / "thrice"
     history = small_history()
     for row in history.rows[schema.OUTCOMES]:
-        row.update(required_offset=1, reached_offset=1, log_start_offset=0)  # the daemon's code demands them
+        row.update(required_offset=1, reached_offset=1, log_start_offset=0)  # the daemon's code requires them
     history.write(once)
     plan = {"operations": 2, "runs": 1, "duration_ms": 3_600_000}
     (once / "_truth").mkdir()
@@ -31,7 +31,7 @@ def archives(tmp_path: Path) -> tuple[ArchiveCatalog, ArchiveCatalog]:
 
 
 def test_each_run_is_there_on_each_day(archives: tuple[ArchiveCatalog, ArchiveCatalog]) -> None:
-    """Three runs of other names, each with all rows, a day after the one before; nothing is set aside."""
+    """Three runs with new names, each with all rows and a day after the previous one; nothing is set aside."""
     once, thrice = archives
     assert thrice.set_aside == ()
     assert thrice.leftovers == 0
@@ -47,7 +47,7 @@ def test_each_run_is_there_on_each_day(archives: tuple[ArchiveCatalog, ArchiveCa
 
 
 def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
-    """A folder with files in it is refused before anything is read."""
+    """A folder that contains files is refused before anything is read."""
     (tmp_path / "there").touch()
     with pytest.raises(FileExistsError, match="has files in it"):
         multiply(tmp_path / "nowhere", tmp_path, 2)

@@ -1,4 +1,4 @@
-"""One small run of each benchmark suite, to notice a suite that hangs or fails."""
+"""One small run of each benchmark suite, to detect a suite that hangs or fails."""
 
 import threading
 
@@ -32,10 +32,10 @@ def no_jvm(_peer: str) -> None:
     raise JvmMissing("JVM peers are not part of the smoke run")
 
 
-@pytest.mark.slow  # daemons and peers are started
+@pytest.mark.slow  # starts daemons and peers
 @pytest.mark.parametrize("suite", SUITES)
 def test_each_suite_runs_to_its_end(monkeypatch: pytest.MonkeyPatch, suite: str) -> None:
-    """Each suite produces rows and does not break off."""
+    """Each suite completes and produces rows."""
     monkeypatch.setattr("bench.measure.lab.jvm_worker", no_jvm)
     monkeypatch.setattr("bench.__main__.SUITES", {suite: SUITES[suite]})
     measured: list[tuple[list[Row], list[str]]] = []

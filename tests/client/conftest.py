@@ -1,4 +1,4 @@
-"""Fixtures of the client's tests: one daemon for the tests of a module, and a client that leaves it clean."""
+"""Fixtures of the client tests: one daemon per test module, and a client that cleans it up."""
 
 from collections.abc import AsyncIterator, Iterator
 
@@ -10,7 +10,7 @@ from tests.daemon_process import DaemonProcess
 
 @pytest.fixture(scope="module")
 def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    """A daemon for the tests that do not harm it."""
+    """A daemon for tests that do not damage it."""
     process = DaemonProcess(tmp_path_factory.mktemp("daemon"))
     yield process
     process.kill()
@@ -18,7 +18,7 @@ def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonPr
 
 @pytest.fixture
 async def client(shared_daemon: DaemonProcess) -> AsyncIterator[AsyncClient]:
-    """A client of the shared daemon, which has no partition when the test begins."""
+    """A client of the shared daemon, which knows no partitions when the test begins."""
     async with AsyncClient(shared_daemon.address, name="test") as client:
         for name in [one.name async for one in client.partitions()]:
             await client.advance(name, removed=True)

@@ -1,4 +1,4 @@
-"""What callers pass: names of partitions, keys, numbers and columns of them; what is refused, and how."""
+"""Arguments from callers: partition names, keys, numbers and columns; which are refused, and how."""
 
 import inspect
 import re
@@ -17,13 +17,13 @@ from purgatory_client.results import OperationKind
     [(None, None), (0, 0), (5, 5_000), (0.0001, 1), (0.0015, 2), (2**31 / 1_000 - 0.001, 2**31 - 1)],
 )
 def test_timeouts_round_up(seconds: float | None, expected: int | None) -> None:
-    """A timeout never gets shorter on its way; none stays none."""
+    """A timeout never becomes shorter by conversion; None stays None."""
     assert milliseconds(seconds) == expected
 
 
 @pytest.mark.parametrize("seconds", [-0.001, 2**31 / 1_000, float("nan"), float("inf"), 1e300])
 def test_impossible_timeouts_are_refused(seconds: float) -> None:
-    """What is no timeout is refused with its field."""
+    """An invalid timeout is refused with the name of its field."""
     with pytest.raises(InvalidRequest) as refused:
         milliseconds(seconds)
     assert refused.value.field == "timeout_ms"
@@ -42,7 +42,7 @@ def test_numbers_that_do_not_fit_are_refused_with_field_and_value() -> None:
 
 
 def test_take_and_squeeze() -> None:
-    """Columns of one value or none stand for all; equal values become one."""
+    """A column of one value or none applies to all entries; equal values become one."""
     assert take([7], [0, 5]) == [7]
     assert take([], range(3)) == []
     assert take([1, 2, 3, 4], range(1, 3)) == [2, 3]
@@ -69,14 +69,14 @@ def batch(**columns: list[int]) -> WaitBatch:
     ],
 )
 def test_columns_that_disagree_are_refused(columns: dict[str, list[int]], field: str) -> None:
-    """A batch whose columns do not fit together is refused as a whole, naming the column."""
+    """A batch whose columns disagree is refused as a whole, and the error names the column."""
     with pytest.raises(InvalidRequest) as refused:
         batch(**columns)
     assert re.fullmatch(field, refused.value.field), refused.value
 
 
 def test_positions_and_items_of_a_batch() -> None:
-    """Operations with several items keep their items together, in slices and in picks."""
+    """Operations with several items keep their items together, in slices and in selections."""
     several = batch(item_counts=[2, 1], indexes=[0, 1, 1])
     assert (several.count, several.item_total, several.starts) == (2, 3, [0, 2, 3])
     assert several.items_of(range(2)) == range(3)
@@ -99,7 +99,7 @@ def test_positions_and_items_of_a_batch() -> None:
     ],
 )
 def test_names_are_split_at_the_last_dash(name: str | tuple[str, int], parsed: tuple[str, int]) -> None:
-    """The partition number is what follows the last dash; a pair stays as it is."""
+    """The partition number follows the last dash; a pair is not changed."""
     assert partition_name(name) == parsed
 
 
@@ -107,7 +107,7 @@ def test_names_are_split_at_the_last_dash(name: str | tuple[str, int], parsed: t
     "name", ["orders", "orders-", "-3", "orders-x", "orders--", "orders-3x", "", "orders-٣", "a-1.0"]
 )
 def test_what_is_no_name_is_refused_with_what_to_write(name: str) -> None:
-    """Anything else is refused; the message shows the name and an example."""
+    """An invalid name is refused; the message shows the name and an example."""
     with pytest.raises(InvalidRequest, match="orders-3") as refused:
         partition_name(name)
     assert repr(name) in str(refused.value)
@@ -116,13 +116,13 @@ def test_what_is_no_name_is_refused_with_what_to_write(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["orders-2147483648", ("orders", -1), ("orders", 2**31)])
 def test_partition_numbers_that_do_not_fit_are_refused(name: str | tuple[str, int]) -> None:
-    """A partition number has to fit 31 bits."""
+    """A partition number must fit in 31 bits."""
     with pytest.raises(InvalidRequest, match="2147483647"):
         partition_name(name)
 
 
 def test_text_that_cannot_be_sent_is_refused() -> None:
-    """A lone surrogate is no UTF-8; it is refused here, before it spoils a batch."""
+    """A lone surrogate cannot be encoded as UTF-8; it is refused before it would fail a whole batch."""
     with pytest.raises(InvalidRequest, match="not valid text"):
         partition_name("bad\ud800-1")
     with pytest.raises(InvalidRequest, match="not valid text"):
@@ -132,7 +132,7 @@ def test_text_that_cannot_be_sent_is_refused() -> None:
 @pytest.mark.parametrize("client", [AsyncClient, Client])
 @pytest.mark.parametrize("name", ["produce", "fetch", "delete_records", "signal"])
 def test_methods_that_wait_have_the_arguments_of_their_functions(client: type, name: str) -> None:
-    """And say what these are, what they return and what they raise."""
+    """The methods have the parameters of their functions, and document arguments, results and errors."""
     for method, function in ((name, getattr(waits, name)), (f"{name}_many", getattr(batches, name))):
         signature = inspect.signature(getattr(client, method))
         assert list(signature.parameters)[1:] == list(inspect.signature(function).parameters)

@@ -1,4 +1,4 @@
-"""The blocking client against the real daemon: the same calls without an event loop, from threads, and at the end."""
+"""The blocking client against the real daemon: the same calls without an event loop, from threads, and at exit."""
 
 import inspect
 import subprocess
@@ -32,7 +32,7 @@ def test_the_same_calls_without_await(shared_daemon: DaemonProcess) -> None:
 
 
 def test_one_client_serves_many_threads(shared_daemon: DaemonProcess) -> None:
-    """Threads that wait with one client each get their own result."""
+    """Threads that share one client each get their own result."""
     with Client(shared_daemon.address) as client, ThreadPoolExecutor(20) as pool:
         waits = [pool.submit(client.produce, {f"threads-{i}": 1}, timeout=30) for i in range(20)]
         for i in range(20):
@@ -41,7 +41,7 @@ def test_one_client_serves_many_threads(shared_daemon: DaemonProcess) -> None:
 
 
 def test_closing_ends_the_waits_of_other_threads(shared_daemon: DaemonProcess) -> None:
-    """A thread that waits gets ClientClosed when another one closes the client."""
+    """A waiting thread gets ClientClosed when another thread closes the client."""
     client = Client(shared_daemon.address)
     caught: list[BaseException] = []
 
@@ -63,7 +63,7 @@ def test_closing_ends_the_waits_of_other_threads(shared_daemon: DaemonProcess) -
 def test_every_public_method_has_its_blocking_form() -> None:
     """The blocking client has each public method of the asyncio client, with the same parameters.
 
-    All but the one for sources, which hear from the daemon while they tell it.
+    The exception is `attach_source`, whose link sends and receives at the same time.
     """
     for name, method in inspect.getmembers(AsyncClient, inspect.isfunction):
         if name.startswith("_") or name == "attach_source":
@@ -72,7 +72,7 @@ def test_every_public_method_has_its_blocking_form() -> None:
 
 
 def test_a_program_that_forgets_to_close_still_ends(shared_daemon: DaemonProcess) -> None:
-    """An interpreter that ends with an open client ends cleanly: exit code 0, and its waits are cancelled."""
+    """An interpreter that exits with an open client exits cleanly: exit code 0, and its waits are cancelled."""
     program = (
         "import sys, threading\n"
         "from purgatory_client import Client\n"
@@ -96,7 +96,7 @@ def test_a_program_that_forgets_to_close_still_ends(shared_daemon: DaemonProcess
 
 
 def test_a_client_from_before_a_fork_says_so(shared_daemon: DaemonProcess) -> None:
-    """A client that was carried over a fork raises instead of hanging."""
+    """A client that was carried across a fork raises instead of hanging."""
     with Client(shared_daemon.address) as client:
         client._pid += 1
         with pytest.raises(errors.ClientClosed, match="fork"):
@@ -162,12 +162,12 @@ in_child(works)
 
 @pytest.mark.slow
 def test_clients_after_a_fork(shared_daemon: DaemonProcess) -> None:
-    """In a child that was forked while a client was connected every call raises ClientClosed at once. In others a new
-    client works.
+    """In a child that was forked while a client was connected, every call raises ClientClosed at once. In other
+    children a new client works.
     """
     ended = subprocess.run(
         [sys.executable, "-c", FORKING, shared_daemon.address],
-        env={**environment(), "GRPC_ENABLE_FORK_SUPPORT": "false"},  # as docs/client.md says
+        env={**environment(), "GRPC_ENABLE_FORK_SUPPORT": "false"},  # as docs/client.md recommends
         capture_output=True,
         text=True,
         timeout=60,

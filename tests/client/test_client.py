@@ -1,4 +1,4 @@
-"""The asyncio client against the real daemon: every outcome, every form, every way to look."""
+"""The asyncio client against the real daemon: all outcomes, all forms of waits, and inspection."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ LONG = 60.0
 
 
 async def test_produce_is_satisfied_by_the_high_watermark(client: AsyncClient) -> None:
-    """A produce waits for its offset on every partition, and says what was reached."""
+    """A produce wait ends when its offset is reached on every partition, and reports the offsets reached."""
     wanted: dict[str | tuple[str, int], int] = {"orders-3": 42, ("orders", 4): 7}
     waiting = asyncio.create_task(client.produce(wanted, timeout=LONG))
     await until_pending(client, 1)
@@ -35,7 +35,7 @@ async def test_produce_is_satisfied_by_the_high_watermark(client: AsyncClient) -
 
 
 async def test_a_wait_expires_with_what_was_reached_and_an_estimate(client: AsyncClient) -> None:
-    """An expired wait says how far it came, how fast, and when it would have been there."""
+    """An expired wait reports the offset reached, the pace, and the estimated remaining time."""
     await client.advance("orders-3", high_watermark=10)
     waiting = asyncio.create_task(client.produce({"orders-3": 1_000}, timeout=0.3))
     await until_pending(client, 1)
@@ -55,7 +55,7 @@ async def test_a_wait_expires_with_what_was_reached_and_an_estimate(client: Asyn
 
 
 async def test_a_timeout_of_nothing_is_answered_at_once(client: AsyncClient) -> None:
-    """Satisfied or expired, over a session, in columns and by the unary call; nothing is left pending."""
+    """With a timeout of 0 waits are satisfied or expire at once: in a session, in columns and by the unary call."""
     await client.advance("zero-0", high_watermark=5)
     missed = await client.produce({"zero-0": 6}, timeout=0)
     for result in (missed, await client.wait_once(waits.produce({"zero-0": 6}, timeout=0))):
@@ -69,7 +69,7 @@ async def test_a_timeout_of_nothing_is_answered_at_once(client: AsyncClient) -> 
 
 
 async def test_a_wait_fails_when_its_partition_goes(client: AsyncClient) -> None:
-    """A removed partition fails its waits with 3, a failed storage with 56, a lost leadership with 6."""
+    """A removed partition fails its waits with error 3, failed storage with 56, lost leadership with 6."""
     for marks, code in (
         ({"removed": True}, 3),
         ({"storage": "failed"}, 56),
@@ -87,7 +87,7 @@ async def test_a_wait_fails_when_its_partition_goes(client: AsyncClient) -> None
 
 
 async def test_a_fetch_gathers_bytes(client: AsyncClient) -> None:
-    """A fetch ends when enough bytes are readable over its partitions, and says what a read would give."""
+    """A fetch ends when enough bytes are readable over its partitions, and reports what a read would return."""
     waiting = asyncio.create_task(client.fetch({"logs-0": 0, "logs-1": 0}, min_bytes=150, timeout=LONG))
     await until_pending(client, 1)
     await client.advance("logs-0", log_end_offset=10, byte_position=100, high_watermark=10)
@@ -114,7 +114,7 @@ async def test_delete_records_waits_for_the_low_watermark(client: AsyncClient) -
 
 
 async def test_signals_are_counted(client: AsyncClient) -> None:
-    """A signal wait ends when all keys (or any) have been signalled often enough; earlier signals count if wanted."""
+    """A signal wait ends when all keys (or any) have enough signals; earlier signals count unless `from_now` is set."""
     await client.signal_key("early")
     assert (await client.signal(["early"], timeout=LONG)).satisfied
     both = asyncio.create_task(client.signal({"a": 2, "b": 1}, timeout=LONG))
@@ -146,7 +146,7 @@ async def test_cancelling_the_task_cancels_at_the_daemon(client: AsyncClient) ->
 
 
 async def test_an_operator_cancels(client: AsyncClient) -> None:
-    """Operations are cancelled by id, by session, by partition and by key; each answers with its own outcome."""
+    """Operations are cancelled by id, by session, by partition and by key; each returns its own outcome."""
     first = asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG))
     await until_pending(client, 1)
     second = asyncio.create_task(client.produce({"orders-4": 42}, timeout=LONG))
@@ -167,7 +167,7 @@ async def test_an_operator_cancels(client: AsyncClient) -> None:
 
 
 async def test_a_daemon_that_shuts_down_says_so(daemon: DaemonProcess) -> None:
-    """SIGTERM ends what is pending with its own outcome."""
+    """SIGTERM ends pending waits with the outcome SHUTTING_DOWN."""
     async with AsyncClient(daemon.address) as client:
         waiting = [asyncio.create_task(client.produce({"orders-3": 42 + i}, timeout=LONG)) for i in range(100)]
         await until_pending(client, 100)
@@ -180,7 +180,7 @@ async def test_a_daemon_that_shuts_down_says_so(daemon: DaemonProcess) -> None:
 
 
 async def test_columns_are_answered_in_operation_order(client: AsyncClient) -> None:
-    """The `_many` form takes columns and gives columns, in the order of the operations."""
+    """The `_many` form takes and returns columns, in the order of the operations."""
     await client.advance("orders-3", high_watermark=10)
     answer = await client.produce_many(
         partitions=["orders-3", "orders-4"], indexes=[0, 1, 0], offsets=[10, 7, 11], timeouts_ms=[50]
@@ -206,7 +206,7 @@ async def test_columns_with_several_items_each(client: AsyncClient) -> None:
 
 
 async def test_columns_of_the_other_kinds(client: AsyncClient) -> None:
-    """Fetches, delete-records and signals have their columns too."""
+    """Fetches, delete-records and signals also have a column form."""
     await client.advance("logs-0", log_end_offset=100, high_watermark=100, log_start_offset=20)
     await client.signal_key("k")
     fetched = await client.fetch_many(["logs-0"], offsets=[30, 100], min_bytes=[1], timeouts_ms=[50])
@@ -219,7 +219,7 @@ async def test_columns_of_the_other_kinds(client: AsyncClient) -> None:
 
 
 async def test_a_refused_wait_raises_with_its_field(client: AsyncClient) -> None:
-    """What the daemon refuses raises a typed error that names the field; its neighbours in the batch are served."""
+    """A refused wait raises a typed error that names the field; the other waits in its batch are served."""
     await client.advance("orders-3", high_watermark=10)
     good, bad = await asyncio.gather(
         client.produce({"orders-3": 1}, timeout=5), client.produce({"orders-3": -5}, timeout=5), return_exceptions=True
@@ -237,7 +237,7 @@ async def test_a_refused_wait_raises_with_its_field(client: AsyncClient) -> None
 
 
 async def test_the_unary_wait_answers_like_the_session(client: AsyncClient) -> None:
-    """`wait_once` is one call with no session: same results, same errors, and cancelling it cancels the operation."""
+    """`wait_once` is one call without a session: same results, same errors, and cancelling it cancels the operation."""
     await client.advance("orders-3", high_watermark=10)
     assert (await client.wait_once(waits.produce({"orders-3": 10}, timeout=5))).satisfied
     expired = await client.wait_once(waits.fetch({"orders-3": 10}, min_bytes=5, timeout=0.05))
@@ -255,7 +255,9 @@ async def test_the_unary_wait_answers_like_the_session(client: AsyncClient) -> N
 
 
 async def test_closing_ends_a_unary_wait_with_its_own_error(shared_daemon: DaemonProcess) -> None:
-    """A `wait_once` whose client is closed raises ClientClosed, as other waits do; its own cancelling stays that."""
+    """A `wait_once` raises ClientClosed when its client is closed, as other waits do, and CancelledError when
+    cancelled.
+    """
     async with AsyncClient(shared_daemon.address) as direct:
         client = AsyncClient(shared_daemon.address)
         waiting = [asyncio.create_task(client.wait_once(waits.signal(["never"], timeout=LONG))) for _ in range(2)]
@@ -270,7 +272,7 @@ async def test_closing_ends_a_unary_wait_with_its_own_error(shared_daemon: Daemo
 
 
 async def test_refused_events(client: AsyncClient) -> None:
-    """A stale epoch raises from `advance` and is listed by `advance_many`; what was right is applied."""
+    """A stale epoch raises from `advance` and is listed by `advance_many`; valid events are applied."""
     await client.advance("orders-3", high_watermark=5, leader_epoch=7)
     with pytest.raises(errors.StaleEpoch, match="leader_epoch") as stale:
         await client.advance("orders-3", high_watermark=6, leader_epoch=6)
@@ -290,7 +292,9 @@ async def test_refused_events(client: AsyncClient) -> None:
 
 
 async def test_events_of_many_callers_share_messages_in_order(client: AsyncClient) -> None:
-    """Events given while a message is in flight share the next; each caller gets the receipt of its own events."""
+    """Events submitted while a message is in flight share the next one; each caller gets the receipt for its own
+    events.
+    """
     waiting = [asyncio.create_task(client.produce({f"p-{i}": 1}, timeout=LONG)) for i in range(200)]
     await until_pending(client, 200)
     receipts = await asyncio.gather(*(client.advance(f"p-{i}", high_watermark=1) for i in range(200)))
@@ -302,7 +306,7 @@ async def test_events_of_many_callers_share_messages_in_order(client: AsyncClien
 
 
 async def test_more_events_than_a_message_takes(client: AsyncClient) -> None:
-    """A long list of events goes out as several messages and is answered as one."""
+    """A long list of events is sent in several messages and gets one receipt."""
     batch = [events.high_watermark(f"p-{i % 7}", i + 1) for i in range(25_000)]
     receipt = await client.advance_many(batch)
     assert len(receipt.ended) == 25_000
@@ -311,7 +315,7 @@ async def test_more_events_than_a_message_takes(client: AsyncClient) -> None:
 
 
 async def test_looking(client: AsyncClient) -> None:
-    """Pending operations, partitions and the daemon's counts are shown as plain values, page by page."""
+    """Pending operations, partitions and the daemon's counts are returned as plain values, page by page."""
     waiting = [asyncio.create_task(client.produce({f"p-{i}": 9}, timeout=LONG)) for i in range(5)]
     waiting.append(asyncio.create_task(client.signal(["job"], timeout=LONG)))
     await until_pending(client, 6)
@@ -336,7 +340,7 @@ async def test_looking(client: AsyncClient) -> None:
 
 
 async def test_closing_cancels_what_is_pending(shared_daemon: DaemonProcess, client: AsyncClient) -> None:
-    """Closing cancels at the daemon and raises ClientClosed where somebody waits; afterwards every call raises it."""
+    """Closing cancels pending operations at the daemon; their callers, and all later calls, raise ClientClosed."""
     other = AsyncClient(shared_daemon.address)
     waiting = asyncio.create_task(other.produce({"orders-3": 42}, timeout=LONG))
     await until_pending(client, 1)
@@ -352,7 +356,7 @@ async def test_closing_cancels_what_is_pending(shared_daemon: DaemonProcess, cli
 
 
 async def test_closing_may_let_waits_finish(client: AsyncClient, shared_daemon: DaemonProcess) -> None:
-    """With `finish` a client closes when the last wait has ended."""
+    """With `finish` a client closes after its last wait has ended."""
     other = AsyncClient(shared_daemon.address)
     waiting = asyncio.create_task(other.produce({"orders-3": 42}, timeout=LONG))
     await until_pending(client, 1)
@@ -370,7 +374,7 @@ async def test_closing_may_let_waits_finish(client: AsyncClient, shared_daemon: 
 async def test_the_limit_on_pending_operations(
     start_daemon: StartDaemon, flags: list[str], pending_max: int, says: str
 ) -> None:
-    """More pending operations than client or daemon may have raise LimitExceeded, and those admitted go on."""
+    """Exceeding the limit of client or daemon raises LimitExceeded, and admitted operations continue."""
     async with AsyncClient(start_daemon(*flags).address, pending_max=pending_max) as client:
         waiting = [asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG)) for _ in range(2)]
         await until_pending(client, 2)
@@ -381,7 +385,7 @@ async def test_the_limit_on_pending_operations(
 
 
 async def test_results_of_a_session_that_was_created_again(client: AsyncClient) -> None:
-    """Whoever collects or registers with an earlier incarnation raises NotFound, and acknowledges nothing."""
+    """Collecting or registering with an earlier incarnation raises NotFound, and acknowledges nothing."""
     await client.advance("orders-3", high_watermark=9)
 
     async def register(count: int, incarnation: str = "") -> Registered:

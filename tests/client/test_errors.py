@@ -1,4 +1,4 @@
-"""The error tree: one file, and every status and refusal becomes one of it."""
+"""The error tree: one module, and every status and refusal maps to one of its errors."""
 
 import inspect
 
@@ -27,14 +27,14 @@ from purgatory_client.cli.exit_codes import Exit, exit_of_error
     ],
 )
 def test_codes_become_errors(code: grpc.StatusCode, kind: type[errors.PurgatoryClientError]) -> None:
-    """Each code of a status or refusal has its error, with field and message in its text."""
+    """Each code of a status or refusal has its error, whose text contains field and message."""
     error = from_code(code.value[0], "timeout_ms", "is wrong")
     assert type(error) is kind
     assert str(error) == "timeout_ms: is wrong"
 
 
 def test_the_drawn_tree_is_the_real_one() -> None:
-    """Every class of the file stands in the tree of its docstring, under its parent."""
+    """Every class of the module is drawn in the tree of its docstring, below its parent."""
     assert errors.__doc__ is not None
     drawn = [line for line in errors.__doc__.splitlines() if "─" in line or line.strip() == "PurgatoryClientError"]
     found: dict[str, str] = {}
@@ -53,7 +53,7 @@ def test_the_drawn_tree_is_the_real_one() -> None:
 
 
 def test_every_error_has_an_exit_code() -> None:
-    """No error of the client leaves the command line without a code of its own or the general one."""
+    """Every error of the client has its own exit code or the general one."""
     assert exit_of_error(errors.Unavailable("x")) is Exit.UNAVAILABLE
     assert exit_of_error(errors.LimitExceeded("x")) is Exit.REFUSED
     assert exit_of_error(errors.NotFound("x")) is Exit.NOT_FOUND

@@ -1,4 +1,4 @@
-"""Events on the wire: columns where they can, rows where they must, in the order that is safe."""
+"""Events on the wire: columns if possible, otherwise rows, in a safe order."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ COLUMN_FORM: list[Callable[[], Event]] = [
 
 
 def test_columns_when_every_event_has_them() -> None:
-    """Dictionaries of partitions and keys, one value a column for each event."""
+    """Columns contain dictionaries of partitions and keys, and one value per event."""
     columns = advance_request([make() for make in COLUMN_FORM]).columns
     assert [(one.topic, one.partition) for one in columns.partitions] == [("p", 1), ("p", 2), ("p", 3)]
     assert list(columns.keys) == ["key"]
@@ -38,13 +38,13 @@ def test_columns_when_every_event_has_them() -> None:
 
 
 def test_columns_that_say_nothing_are_left_out() -> None:
-    """A batch of one kind of event sends only what it has."""
+    """Columns without values are omitted."""
     columns = advance_request([events.high_watermark("p-1", 5), events.high_watermark("p-1", 6)]).columns
     assert [field.name for field, _ in columns.ListFields()] == ["partitions", "type", "offset"]
 
 
 def test_rows_when_one_event_needs_them() -> None:
-    """One event without a column form makes the whole message rows, and no event loses anything by it."""
+    """One event without a column form turns the whole message into rows, without losing values."""
     rows = advance_request([*(make() for make in COLUMN_FORM), events.removed("p-1", moved=True)]).rows.events
     assert [row.WhichOneof("event") for row in rows] == [
         "leader_append",
@@ -72,7 +72,7 @@ def test_rows_when_one_event_needs_them() -> None:
 
 
 def test_marks_become_events_in_a_safe_order() -> None:
-    """Whatever order the keywords have, storage and leadership come first and removal last."""
+    """In any order of the keywords, storage and leadership are sent first and removal last."""
     marks: Marks = {
         "removed": "moved",
         "high_watermark": 9,
@@ -103,6 +103,6 @@ def test_marks_become_events_in_a_safe_order() -> None:
     ],
 )
 def test_marks_that_mean_nothing_are_refused(marks: Marks, says: str) -> None:
-    """What cannot be encoded is refused before it is sent."""
+    """Marks that cannot be encoded are refused before they are sent."""
     with pytest.raises(InvalidRequest, match=says):
         events_of("p-1", marks)

@@ -1,4 +1,4 @@
-"""Positions as tokens: a text that another program can wait for."""
+"""Positions as tokens: text that another program can wait for."""
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ OFFSETS = st.dictionaries(NAMES | st.just("pg/main/all"), st.integers(0, 2**63 -
 
 @given(OFFSETS, st.integers(0, 2**31 - 1))
 def test_a_token_can_be_read_back(offsets: dict[tuple[str, int] | str, int], epoch: int) -> None:
-    """With all offsets and those epochs that are known; and it needs no quoting in a header or a shell."""
+    """A token contains all offsets and the known epochs, and needs no quoting in a header or a shell."""
     epochs = {name: epoch for place, name in enumerate(offsets) if place % 2}
     before = Positions(offsets, epochs)
     token = before.token
@@ -23,7 +23,7 @@ def test_a_token_can_be_read_back(offsets: dict[tuple[str, int] | str, int], epo
 
 
 def test_a_wait_for_positions_checks_their_epochs() -> None:
-    """Where they are known; where not, there is no check."""
+    """A wait checks the epochs that are known, and no others."""
     wait = Positions({"a-0": 5, "a-1": 6}, {"a-1": 3}).wait(timeout=2)
     assert (wait.names, wait.offsets, wait.timeout_ms) == ([("a", 0), ("a", 1)], [5, 6], 2_000)
     assert wait.item_columns == {"leader_epoch": [-1, 3]}
@@ -40,13 +40,13 @@ def test_a_wait_for_positions_checks_their_epochs() -> None:
     ],
 )
 def test_what_is_no_token_is_refused(token: str) -> None:
-    """Another form, other characters, no message, too long."""
+    """A token of another form, with invalid characters, without a message, or too long is refused."""
     with pytest.raises(InvalidRequest):
         Positions.of_token(token)
 
 
 def test_positions_are_checked_at_once() -> None:
-    """Not only when somebody waits for them."""
+    """Positions are checked when they are created, not only when they are used."""
     with pytest.raises(InvalidRequest, match="a-1"):
         Positions({"a-0": 1}, {"a-1": 0})
     with pytest.raises(InvalidRequest):
@@ -56,7 +56,7 @@ def test_positions_are_checked_at_once() -> None:
 
 
 def test_positions_may_be_empty() -> None:
-    """Empty topics have no ends: the token says so, and there is no wait to make of it."""
+    """Empty topics have no end positions: the token represents that, and no wait can be made from it."""
     empty = Positions.of_token(Positions({}).token)
     assert (empty.token, empty.offsets) == ("at1.", {})
     with pytest.raises(InvalidRequest, match="none"):

@@ -1,4 +1,4 @@
-"""Calls whose stream is refused before anything of it was processed, as by a proxy at its limit (RFC 9113, 8.7)."""
+"""Calls whose stream is refused before any processing, as by a proxy at its limit (RFC 9113, 8.7)."""
 
 import asyncio
 from collections import Counter
@@ -18,7 +18,9 @@ EMPTY_MESSAGE = bytes(5)
 
 
 class RefusingServer:
-    """Refuses the first streams, and answers later ones with an empty message or, with `code`, resets them too."""
+    """A server that refuses the first streams. It answers later ones with an empty message or, with `code`, resets
+    them.
+    """
 
     def __init__(self, refused: int, code: h2.errors.ErrorCodes = h2.errors.ErrorCodes.REFUSED_STREAM) -> None:
         self._refused = refused
@@ -61,7 +63,9 @@ class RefusingServer:
 
 @pytest.mark.parametrize("code", [h2.errors.ErrorCodes.REFUSED_STREAM, h2.errors.ErrorCodes.CANCEL])
 async def test_calls_that_were_not_processed_are_sent_again(code: h2.errors.ErrorCodes) -> None:
-    """Several refusals in a row reach no caller: neither of a stream, nor of a call that the daemon could not start."""
+    """Several refusals in a row are hidden from callers, for a refused stream and for a call that the daemon reset
+    unread.
+    """
     served = RefusingServer(4, code)
     async with served.client() as client:
         assert (await client.close_session("any")).cancelled == 0

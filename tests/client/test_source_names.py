@@ -1,4 +1,4 @@
-"""Names and positions as sources keep them: kafka/GROUP/TOPIC-P, pg/NAME/SERVER, 0/16B3748."""
+"""Names and positions used by sources: kafka/GROUP/TOPIC-P, pg/NAME/SERVER, 0/16B3748."""
 
 import pytest
 from hypothesis import given
@@ -20,7 +20,7 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=3
 
 
 def test_names_of_topics_and_groups() -> None:
-    """A group stands between label and topic; the label is kafka unless there are several clusters."""
+    """The group is between label and topic; the label is kafka unless there are several clusters."""
     assert kafka_topic("orders") == "kafka/orders"
     assert kafka_group("billing", "orders") == "kafka/billing/orders"
     assert kafka_group("billing", "orders", "east") == "east/billing/orders"
@@ -37,13 +37,13 @@ def test_a_record_is_processed_at_the_next_offset() -> None:
 
 
 def test_a_slash_in_a_group_is_escaped() -> None:
-    """So that a name cannot be read in two ways; and so are percent signs and control characters."""
+    """Slashes in a group are escaped, so that a name is unambiguous; so are percent signs and control characters."""
     assert kafka_group("a/b %\n", "orders") == "kafka/a%2Fb %25%0A/orders"
 
 
 @given(NAMES)
 def test_an_escaped_group_can_be_read_back(group: str) -> None:
-    """Whatever it is called; and it is one part of the name."""
+    """Any group id survives a round trip, and is a single part of the name."""
     escaped = escaped_group(group)
     assert "/" not in escaped
     assert unescaped_group(escaped) == group
@@ -51,7 +51,7 @@ def test_an_escaped_group_can_be_read_back(group: str) -> None:
 
 @pytest.mark.parametrize(("label", "topic"), [("", "orders"), ("a/b", "orders"), ("kafka", ""), ("kafka", "a/b")])
 def test_what_cannot_be_part_of_a_name_is_refused(label: str, topic: str) -> None:
-    """An empty part, or one with a slash."""
+    """A part that is empty or contains a slash is refused."""
     with pytest.raises(InvalidRequest):
         kafka_topic(topic, label)
     with pytest.raises(InvalidRequest):
@@ -59,14 +59,14 @@ def test_what_cannot_be_part_of_a_name_is_refused(label: str, topic: str) -> Non
 
 
 def test_a_group_needs_an_id() -> None:
-    """None at all would be the name of a topic."""
+    """An empty group id is refused: the result would be the name of a topic."""
     with pytest.raises(InvalidRequest, match="group"):
         kafka_group("", "orders")
 
 
 @pytest.mark.parametrize("name", ["pg/main/all", "pg/main/replica-1", "pg/main/10.0.0.7:5432"])
 def test_servers_have_no_partitions(name: str) -> None:
-    """All of the name is the topic, dashes and all, in both directions."""
+    """The whole name of a server is the topic, including dashes, in both directions."""
     assert partition_name(name) == (name, 0)
     assert format_partition(name, 0) == name
 
@@ -75,26 +75,26 @@ def test_servers_have_no_partitions(name: str) -> None:
     ("text", "offset"), [("0/16B3748", 0x16B3748), ("1/0", 2**32), ("ffffffff/FFFFFFFF", 2**64 - 1)]
 )
 def test_log_sequence_numbers_are_offsets(text: str, offset: int) -> None:
-    """The two halves of a number of 64 bits."""
+    """An offset combines the two halves of a 64-bit number."""
     assert offset_of_lsn(text) == offset
     assert lsn_of_offset(offset) == text.upper()
 
 
 @given(st.integers(0, 2**64 - 1))
 def test_an_offset_can_be_read_back(offset: int) -> None:
-    """From what the servers would write."""
+    """An offset survives a round trip through the servers' text form."""
     assert offset_of_lsn(lsn_of_offset(offset)) == offset
 
 
 @pytest.mark.parametrize("text", ["", "16B3748", "0/", "/0", "0/123456789", "0/g", "-1/0", "0/1 "])
 def test_what_is_no_log_sequence_number_is_refused(text: str) -> None:
-    """And the message shows one."""
+    """The message for an invalid number shows a valid one."""
     with pytest.raises(InvalidRequest, match="0/16B3748"):
         offset_of_lsn(text)
 
 
 def test_the_command_line_takes_log_sequence_numbers() -> None:
-    """Where an offset is expected; what looks like one and is none is refused."""
+    """The command line accepts log sequence numbers as offsets, and refuses malformed ones."""
     assert partition_offsets(["pg/main/all@0/16B3748", "kafka/billing/orders-3@43"]) == {
         "pg/main/all": 0x16B3748, "kafka/billing/orders-3": 43,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Waiting for what only a look at the daemon can tell."""
+"""Waits for conditions that only an inspection of the daemon shows."""
 
 from purgatory_client import AsyncClient
 
@@ -6,7 +6,7 @@ from tests.service.serving import eventually
 
 
 async def until_pending(client: AsyncClient, count: int) -> None:
-    """Returns when so many operations are pending at the daemon."""
+    """Return when `count` operations are pending at the daemon."""
 
     async def reached() -> bool:
         return sum(kind.pending for kind in (await client.status()).kinds) == count

@@ -1,3 +1,3 @@
-"""Crash test (`make crash`): a real daemon with a journal under load is killed repeatedly, and the records of its
-callers are checked.
+"""Crash test (`make crash`): a real daemon with a journal is killed repeatedly under load, and its callers' records
+are checked.
 """

@@ -15,7 +15,7 @@ from tests.crash.power_cut import Power
 ASYNC_SHARE: Final = 4
 POWER_SHARE: Final = 10
 ROOM_SHARE: Final = 20
-"""One async kill, power cut, or kill on each limited disk for this many kills in sync mode."""
+"""One async kill, power cut, or kill on each limited disk per this number of kills in sync mode."""
 
 
 def run(title: str, kills: int, life: CrashRun) -> None:
@@ -30,7 +30,7 @@ def run(title: str, kills: int, life: CrashRun) -> None:
 
 
 def main() -> None:
-    """Runs each kind of crash test in turn. A broken rule raises."""
+    """Run each kind of crash test in turn. A broken rule raises."""
     parser = argparse.ArgumentParser("python -m tests.crash", description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=random.randrange(2**31))

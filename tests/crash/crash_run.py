@@ -1,7 +1,7 @@
-"""One crash test: daemons one after the other on one folder, callers and an advancer that outlive them.
+"""One crash test: daemons run one after another on one folder, with callers and an advancer that outlive them.
 
-Callers are of two kinds: at the level of the wire, in this process (`caller`), and a process of its own with the client
-library and an outbox, which is killed too.
+There are two kinds of callers: one at the level of the wire protocol in this process (`caller`), and a separate process
+with the client library and an outbox, which is killed too.
 """
 
 import asyncio
@@ -45,10 +45,10 @@ class CrashTally(NamedTuple):
 
 
 class CrashRun:
-    """Kills `kills` daemons, then lets the last one run until everything has ended. Raises `Broken`.
+    """Kills `kills` daemons, then lets the last one run until all operations have ended. Raises `Broken`.
 
     With a `room` the journal is stored there, and each daemon that does not die at a crash point runs out of space.
-    With `power`, unsynced data is lost at each kill, and the next wall clock is up to an hour off.
+    With `power`, unsynced data is lost at each kill, and the next wall clock is off by up to an hour.
     """
 
     def __init__(
@@ -118,14 +118,14 @@ class CrashRun:
         )
 
     def _crash_point(self, number: int) -> str:
-        """Every third daemon dies at a crash point of the journal, in turn; the others are killed from outside."""
+        """Every third daemon dies at a crash point of the journal, in rotation; the others are killed from outside."""
         if number % 3:
             return "never"
         point = POINTS[number // 3 % len(POINTS)]
         return f"{point}:{self._random.randint(1, 20)}"
 
     def _start(self, crash_at: str) -> DaemonProcess | None:
-        """None if it died at its crash point before it served."""
+        """Start a daemon. None if it died at its crash point before it served."""
         environment = {VARIABLE: crash_at}
         if self._power is not None:
             self._power.fail(self._data)
@@ -140,7 +140,7 @@ class CrashRun:
             raise
 
     async def _live(self, daemon: DaemonProcess) -> None:
-        """Returns when it is time to kill the daemon, or when it died at its crash point."""
+        """Return when it is time to kill the daemon, or when it has died at its crash point."""
         if self._room is None:
             self._outbox.live(daemon)
         else:
@@ -166,7 +166,7 @@ class CrashRun:
         await self._until_all_rise(lambda caller: caller.accepted_batches, daemon, "to be served again")
 
     async def _until_all_rise(self, count: Callable[[WireCaller], int], daemon: DaemonProcess, what: str) -> None:
-        """Waits until this count has risen for each caller or the daemon is dead. Raises `Broken` after SETTLE_S."""
+        """Wait until this count has risen for each caller or the daemon is dead. Raises `Broken` after SETTLE_S."""
         before = {caller: count(caller) for caller in self._callers}
         deadline_s = time.monotonic() + SETTLE_S
         while not all(count(caller) > before[caller] for caller in before) and daemon.process.poll() is None:
@@ -176,13 +176,13 @@ class CrashRun:
             await asyncio.sleep(0.02)
 
     def _check_tasks(self) -> None:
-        """Raises the error of a caller or of the advancer, if one has failed."""
+        """Raise the error of a caller or of the advancer, if one has failed."""
         for task in self._tasks.values():
             if task.done():
                 task.result()
 
     async def _advance(self) -> None:
-        """Push marks until cancelled. Marks that were answered must never fall."""
+        """Push marks until cancelled. Acknowledged marks must never fall."""
         while True:
             async with grpc.aio.insecure_channel(self._address) as channel:
                 stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
@@ -210,7 +210,7 @@ class CrashRun:
         marks.answered[topic] = max(marks.answered[topic], offset)
 
     async def _settle(self) -> None:
-        """Stop registering while marks keep rising, so that everything must end."""
+        """Stop registering while marks keep rising, so that all operations must end."""
         for caller in self._callers:
             caller.is_quiet = True
         deadline_s = time.monotonic() + SETTLE_S

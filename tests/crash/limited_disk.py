@@ -1,4 +1,4 @@
-"""Disks that fill up: a file system of a few megabytes, and a limit on the size of files where none may be mounted."""
+"""Disks that fill up: a file system of a few megabytes, or a limit on file sizes if mounting is not permitted."""
 
 import resource
 import shutil
@@ -30,7 +30,7 @@ class LimitedDisk(Protocol):
 
 
 class SmallFileSystem:
-    """A `LimitedDisk` on a file system of its own, which a file fills."""
+    """A `LimitedDisk` on its own file system, which is filled with one file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -50,7 +50,7 @@ class SmallFileSystem:
 
 
 class FileSizeLimit:
-    """A `LimitedDisk` in any folder: the system lets the process write no file any more."""
+    """A `LimitedDisk` in any folder: the operating system prevents the process from growing any file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -74,7 +74,7 @@ class FileSizeLimit:
 
 @contextmanager
 def small_file_system(folder: Path) -> Iterator[LimitedDisk]:
-    """A file system that is mounted on a new folder. Raises `NotPossibleHere` where that is not allowed."""
+    """A file system mounted on a new folder. Raises `NotPossibleHere` if mounting is not permitted."""
     mount, unmount = shutil.which("mount"), shutil.which("umount")
     if mount is None or unmount is None:
         raise NotPossibleHere("mount is not installed")
@@ -91,7 +91,9 @@ def small_file_system(folder: Path) -> Iterator[LimitedDisk]:
 
 @contextmanager
 def file_size_limit(folder: Path) -> Iterator[LimitedDisk]:
-    """A folder in which a process can be kept from writing. Raises `NotPossibleHere` where the system cannot."""
+    """A folder in which a process can be prevented from writing. Raises `NotPossibleHere` if the system cannot do
+    that.
+    """
     if not hasattr(resource, "prlimit"):
         raise NotPossibleHere("limits of another process cannot be set here")
     folder.mkdir(parents=True)
@@ -99,8 +101,8 @@ def file_size_limit(folder: Path) -> Iterator[LimitedDisk]:
 
 
 def fold_log(data: Path) -> None:
-    """Checkpoint and truncate the log of a stopped daemon. In a long log the next daemon could write without needing
-    new space, although the disk is full.
+    """Checkpoint and truncate the log of a stopped daemon. With a long log the next daemon could write without
+    needing new space, although the disk is full.
     """
     with closing(sqlite3.connect(data / "journal.db")) as database:
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

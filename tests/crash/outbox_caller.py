@@ -1,4 +1,4 @@
-"""The caller with an outbox as a process of its own, killed now and then while daemons come and go."""
+"""The caller with an outbox as a separate process, killed from time to time while daemons are replaced."""
 
 import random
 import subprocess
@@ -23,7 +23,7 @@ class OutboxCaller:
         self._process: subprocess.Popen[str] | None = None
 
     def live(self, daemon: DaemonProcess) -> None:
-        """Leaves the process running, or kills it and starts another."""
+        """Leave the process running, or kill it and start another."""
         if self._process is not None and self._random.random() < KILLED:
             self.kill()
             self.kills += 1
@@ -35,7 +35,7 @@ class OutboxCaller:
             raise Broken(f"the caller with an outbox ended with {self._process.returncode}: {error}")
 
     def finish(self, daemon: DaemonProcess) -> None:
-        """Starts a last process that collects every result left."""
+        """Start a last process that collects all remaining results."""
         self.kill()
         self._killed.finish(daemon)
 
@@ -46,5 +46,5 @@ class OutboxCaller:
                 process.kill()
 
     def check(self) -> set[str]:
-        """Checks that each wait ended once, and was not delivered again after it was confirmed. Returns their names."""
+        """Check that each wait ended once, and was not delivered again after it was confirmed. Returns their names."""
         return self._killed.check()

@@ -1,5 +1,5 @@
-"""Power cuts: unsynced data is lost, and the wall clock is changed. A library loaded into the daemon copies every file
-that it syncs.
+"""Power cuts: unsynced data is lost, and the wall clock is changed. A library loaded into the daemon copies every
+file that it syncs.
 """
 
 import shutil

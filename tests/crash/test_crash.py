@@ -1,4 +1,4 @@
-"""A small form of `make crash`."""
+"""A small version of `make crash`."""
 
 import asyncio
 import signal
@@ -20,7 +20,7 @@ CUTS = 2
 
 
 def test_daemon_dies_at_the_point_that_its_environment_names(tmp_path: Path) -> None:
-    """The hook that the tests below rely on: the daemon dies at its first commit."""
+    """The hook that the other tests rely on works: the daemon dies at its first commit."""
     listen = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--data-dir", str(tmp_path / "data")]
     assert run_to_end(tmp_path, listen, {VARIABLE: "before-commit:1"}).returncode == -signal.SIGKILL
 
@@ -28,7 +28,7 @@ def test_daemon_dies_at_the_point_that_its_environment_names(tmp_path: Path) -> 
 @pytest.mark.slow  # five daemons
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_no_kill_loses_repeats_or_hastens_anything(tmp_path: Path, mode: str) -> None:
-    """Daemons are killed, some at points of the journal: every acknowledged wait ends once, and not too early."""
+    """After kills, some of them at points of the journal, every acknowledged wait ends once, and not too early."""
     tally = asyncio.run(CrashRun(tmp_path, 1, mode).run(KILLS))
     assert tally.operations > KILLS
     assert tally.outbox_waits > KILLS
@@ -51,7 +51,7 @@ def test_no_power_cut_loses_anything(tmp_path: Path) -> None:
 def test_a_disk_that_fills_up_loses_nothing(
     tmp_path: Path, room_in: Callable[[Path], AbstractContextManager[LimitedDisk]]
 ) -> None:
-    """While the disk is full every caller is refused; with space again all continue. Kills occur in both states."""
+    """On a full disk every caller is refused; with space again all continue. Daemons are killed in both states."""
     try:
         with room_in(tmp_path / "disk") as room:
             tally = asyncio.run(CrashRun(tmp_path, 3, room=room).run(KILLS_WHILE_FULL))

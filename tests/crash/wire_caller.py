@@ -1,8 +1,8 @@
-"""A caller on the wire protocol that records registrations and results across connections and daemons, and raises as
-soon as a rule is broken: nothing acknowledged is lost, nothing ends twice, nothing ends too early.
+"""A caller at the wire level that records registrations and results across connections and daemons. It raises as soon
+as a rule is broken: no acknowledged operation is lost, none ends twice, none ends too early.
 
-In async mode a crash loses what the daemon has not written. The caller then does what the client library does: it
-repeats registrations without a result and drops a second result.
+In async mode a crash loses unwritten data of the daemon. The caller then behaves like the client library: it repeats
+registrations without a result and drops a second result.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ class WireCaller:
         self._random: Final = random.Random(seed)
         self._next_id = 1
         self.is_quiet = False
-        """Registers nothing more."""
+        """Whether to stop registering."""
 
     @property
     def is_done(self) -> bool:
@@ -86,11 +86,11 @@ class WireCaller:
         return len(self.outcomes) == len(self.asked)
 
     def forget(self) -> None:
-        """The caller dies and is started again from its log: it knows only what it had acknowledged."""
+        """Simulate a restart of the caller from its log: only acknowledged results are known."""
         self.last_sequence = self._acknowledged
 
     async def run(self, address: str) -> None:
-        """Connects again and again until it is cancelled."""
+        """Connect repeatedly until cancelled."""
         while True:
             async with grpc.aio.insecure_channel(address) as channel:
                 stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
@@ -99,7 +99,7 @@ class WireCaller:
             await asyncio.sleep(RECONNECT_S)
 
     async def _connection(self, call: Any) -> None:  # noqa: ANN401 - grpc's own
-        self._acknowledged = self.last_sequence  # logged first, as below: opening a session acknowledges too
+        self._acknowledged = self.last_sequence  # logged first, as below: opening a session also acknowledges
         opening = wire.OpenSession(
             session_id=self.name, last_sequence=self.last_sequence, columns=False, incarnation=self.incarnation
         )
@@ -185,7 +185,9 @@ class WireCaller:
                 self._take_result(message.results.first_sequence + place, row)
 
     def _take_receipt(self, receipt: wire.Receipt) -> None:
-        """A refused batch was never asked for: a result of it would break the rule."""
+        """The operations of a refused batch count as never registered: a result for one of them would break the
+        rule.
+        """
         ids = self._unanswered.pop(receipt.batch_id)
         if not receipt.HasField("batch_refusal"):
             self.accepted_batches += 1
@@ -225,7 +227,9 @@ class WireCaller:
             raise Broken(f"{self.name}: {number} ended as {outcome}")
 
     def check_end(self) -> None:
-        """At the very end: all has ended; in sync mode what was cancelled was cancelled, and no number is missing."""
+        """At the end all operations have ended; in sync mode, cancelled ones have the outcome cancelled, and no
+        number is missing.
+        """
         missing = [number for number in self.asked if number not in self.outcomes]
         if missing:
             raise Broken(f"{self.name}: {len(missing)} never ended, such as {missing[0]}: {self.asked[missing[0]]}")

@@ -15,7 +15,7 @@ PRINTED_MAX = 10
 
 
 def reports_of(seeds: Sequence[int], jobs: int) -> Iterator[DayReport]:
-    """The days of these seeds, in order; `jobs` at a time, each in a process of its own."""
+    """Yield the reports of these seeds in order; `jobs` run at a time, each in its own process."""
     if jobs == 1:
         yield from map(simulate_seed, seeds)
         return

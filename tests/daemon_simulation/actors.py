@@ -1,4 +1,4 @@
-"""Who does what on a simulated day: clients that wait, advancers that push, an operator that cancels."""
+"""The actors of a simulated day: clients that wait, advancers that push events, an operator that cancels."""
 
 import asyncio
 import functools
@@ -30,7 +30,7 @@ class NotingClient(AsyncClient):
 
 
 class Day:
-    """The clock of a simulated day, in milliseconds since it began."""
+    """The clock of a simulated day, in milliseconds since its start."""
 
     def __init__(self) -> None:
         self._began_s = asyncio.get_running_loop().time()
@@ -40,7 +40,7 @@ class Day:
 
 
 class ClientActor:
-    """A program that waits, through a connection of its own."""
+    """A program that waits, over its own connection."""
 
     def __init__(self, number: int, plan: Plan, proxy: FaultyProxy, ledger: CallLog) -> None:
         self.number: Final = number
@@ -61,7 +61,7 @@ class ClientActor:
         self.clients.append(client)
 
     async def live(self, day: Day, steps: list[Step]) -> None:
-        """Makes all calls of the day, each in a task of its own."""
+        """Make all calls of the day, each in its own task."""
         for step in steps:
             await day.until(step.at_ms)
             if isinstance(step.what, Close):
@@ -71,7 +71,7 @@ class ClientActor:
                 self._call(step.what)
 
     async def close(self) -> None:
-        """Closes the current client, which ends its calls."""
+        """Close the current client, which ends its calls."""
         client = self.client
         for call in self._ledger.calls:
             if call.client == self.number and not call.ended:
@@ -113,7 +113,9 @@ class ClientActor:
 
 
 def _ask(asked: Any, operation: PlannedWait) -> Any:  # noqa: ANN401 - a client's call or a Wait
-    """Asks for an operation as a program would. `asked`: a client or the module `waits`, which have the same names."""
+    """Make a call as a program would. `asked`: a client or the module `waits`, which have functions of the same
+    names.
+    """
     timeout = None if operation.timeout_ms is None else operation.timeout_ms / 1_000
     if operation.kind == codes.SIGNAL:
         counts = {str(key): count for key, count in operation.items}
@@ -128,7 +130,7 @@ def _ask(asked: Any, operation: PlannedWait) -> Any:  # noqa: ANN401 - a client'
 
 
 def _many(client: AsyncClient, batch: Batch) -> Awaitable[ResultColumns]:
-    """The call for many operations of one kind, in columns."""
+    """The call for many operations of one kind, as columns."""
     all_of = batch.operations
     kind = OperationKind(all_of[0].kind)
     items = [item for operation in all_of for item in operation.items]
@@ -162,7 +164,7 @@ def _many(client: AsyncClient, batch: Batch) -> Awaitable[ResultColumns]:
 
 
 class Advancer:
-    """A program that pushes events, through a connection of its own."""
+    """A program that pushes events, over its own connection."""
 
     def __init__(self, number: int, proxy: FaultyProxy, ledger: CallLog) -> None:
         self._number = number
@@ -172,7 +174,7 @@ class Advancer:
         ledger.acknowledged_pushes[number] = []
 
     async def live(self, day: Day, pushes: list[Push]) -> None:
-        """Makes all pushes of the day, each without waiting for the one before."""
+        """Make all pushes of the day, without waiting for the previous ones."""
         tasks = []
         for push in pushes:
             await day.until(push.at_ms)
@@ -191,7 +193,7 @@ class Advancer:
 
 
 def tally_key(advancer: int) -> str:
-    """The key on which an advancer signals the numbers of its pushes."""
+    """The key with which an advancer signals the numbers of its pushes."""
     return f"tally-{advancer}"
 
 
@@ -216,7 +218,7 @@ def event_of(event: EventPlan) -> Event:
 async def operate(
     day: Day, cancels: list[OperatorCancel], actors: list[ClientActor], address: Callable[[], str]
 ) -> None:
-    """An operator with a good connection cancels things."""
+    """An operator with a reliable connection cancels operations."""
     for cancel in cancels:
         await day.until(cancel.at_ms)
         async with AsyncClient(address()) as client:
@@ -228,11 +230,13 @@ async def operate(
                 else:
                     await client.cancel(partition=cancel.target)
             except (NotFound, Unavailable):
-                continue  # the session has not been opened, or the daemon is away
+                continue  # the session has not been opened yet, or the daemon is down
 
 
 async def pass_by(day: Day, passers: list[Passer], address: Callable[[], str], ledger: CallLog) -> None:
-    """Opens one session after the other and leaves each at once. Only a daemon that ends may refuse to open one."""
+    """Open one session after another and leave each at once. Only a daemon that is shutting down may refuse to open
+    one.
+    """
     for passer in passers:
         await day.until(passer.at_ms)
         async with grpc.aio.insecure_channel(address()) as channel:

@@ -1,7 +1,7 @@
-"""Verdict on a day: compares the results of callers with the oracle's, independently of engine and client.
+"""The verdict on a day: compares the results of callers with the oracle's, independently of engine and client.
 
-Each operation has exactly one outcome at its caller, the one that the daemon must have reached by the model, with its
-codes, and not earlier than that; none expires before its deadline, and none is forgotten.
+Each operation has exactly one outcome at its caller: the one that the daemon must have reached according to the model,
+with the same codes, and not earlier. No operation expires before its deadline, and none is lost.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from tests.daemon_simulation.model import ExpectedEnd, Run
 from tests.daemon_simulation.plan import Batch, Plan, PlannedWait
 
 CLOCK_MS = 1.0
-"""The daemon counts whole milliseconds and rounds up when it registers: a time it reports may be this much ahead."""
+"""The daemon counts whole milliseconds and rounds up on registration, so its times may be ahead by this much."""
 
 
 class Seen:
@@ -66,7 +66,7 @@ def seen_of(call: SimulatedCall) -> Iterator[Seen]:
 
 
 class Checker:
-    """Judges one day. No `complaints`: all was well."""
+    """Judges one day, which passes if there are no `complaints`."""
 
     def __init__(self, plan: Plan, ledger: CallLog, runs: list[Run]) -> None:
         self._plan = plan
@@ -82,10 +82,10 @@ class Checker:
                     self._ends[end.session_id, end.ended.operation_id].append(end)
         self.complaints: list[str] = list(ledger.complaints)
         self.outcomes: Counter[str] = Counter()
-        """How operations ended at their callers."""
+        """The number of operations by outcome at their callers."""
 
     def check(self) -> None:
-        """Checks every rule but those about the daemon's own end state."""
+        """Check all rules except those about the daemon's own final state."""
         for call in self._ledger.calls:
             if not call.ended:
                 self._complain(f"never ended: {list(seen_of(call))}")
@@ -122,7 +122,9 @@ class Checker:
             self._complain(f"an error without a reason: {seen!r}")
 
     def _may_be_unavailable(self, seen: Seen) -> bool:
-        """A daemon that ends takes no new work; a client may give up; a unary call breaks with its connection."""
+        """A daemon that is shutting down accepts no work; a client may give up; a unary call fails with its
+        connection.
+        """
         ends = self._plan.ends_with_drain or bool(self._plan.restarts)
         return ends or self._plan.give_up_after is not None or (seen.operation.once and seen.call.faults > 0)
 
@@ -141,7 +143,7 @@ class Checker:
                 self._complain(f"expired {waited_ms:.3f} ms after it was submitted: {seen!r}")
 
     def _candidates(self, seen: Seen) -> list[ExpectedEnd]:
-        """The ends that the daemon reached: several if it dropped the session and the operation came again."""
+        """The possible ends at the daemon: several if it dropped the session and the operation was registered again."""
         if not seen.operation.once:
             return self._ends[seen.call.session_id, seen.operation_id]
         names = tuple((name, -1) if isinstance(name, str) else name for name, _ in seen.operation.items)
@@ -164,16 +166,16 @@ class Checker:
             and self._is_within(seen.call, end)
         )
 
-    # The rest.
+    # Other rules.
 
     def _check_drained(self) -> None:
-        """Every caller that waited over a living connection at a drain has its answer."""
+        """Every caller that waited over a working connection at a drain has an answer."""
         for call in self._ledger.drained:
             if isinstance(call.error, ClientClosed | Unavailable):
                 self._complain(f"drained without an answer: {list(seen_of(call))}")
 
     def _check_pushes(self) -> None:
-        """An acknowledged push has been applied once, any other at most once."""
+        """An acknowledged push was applied once, any other at most once."""
         for advancer, attempted in self._ledger.attempted_pushes.items():
             applied = sum((run.signals.get(tally_key(advancer), Counter()) for run in self._runs), Counter[int]())
             for number in attempted:

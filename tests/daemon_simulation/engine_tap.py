@@ -1,7 +1,7 @@
-"""Records the calls that the engine gets, in order: the one place where "before" and "after" are exact.
+"""Records the calls to the engine in order: only here is the order of events exactly defined.
 
-`EngineTap` stands between the host and a real engine. It notes the arguments of each call that may change something,
-and none of the answers: whether those were right is what the checker works out by itself.
+`EngineTap` is between the host and a real engine. It records the arguments of each call that may change something, and
+no results: the checker computes the expected ones itself.
 """
 
 from collections.abc import Callable
@@ -83,7 +83,9 @@ Entry = OwnerAdded | EngineCall
 
 
 class EngineTap:
-    """An engine as far as its host can tell. Owners are numbered as they come, because the engine re-uses its ids."""
+    """Behaves like an engine towards its host. Owners are numbered in order of creation, because the engine reuses
+    its ids.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -91,9 +93,9 @@ class EngineTap:
         self._owners: list[Owner] = []
         self.entries: list[Entry] = []
         self.session_ids: dict[int, str] = {}
-        """Of the owners that have registered something. The owner of unary waits has none."""
+        """Session ids of the owners that have registered operations. The owner of unary waits has none."""
         self.incarnations: dict[int, str] = {}
-        """Incarnations of the same owners' sessions."""
+        """Incarnations of these sessions."""
         self.session_of: Callable[[int], Session | None] = lambda _: None
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the engine has

@@ -1,4 +1,4 @@
-"""A TCP proxy that does to connections what networks do: drop, cut inside a message, hold back, swallow, half-close."""
+"""A TCP proxy that imitates network faults: it drops, cuts inside a message, delays, swallows and half-closes."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ NOBODY = "127.0.0.1:1"
 
 
 class _Pipe:
-    """One accepted connection and the one behind it."""
+    """An accepted connection and the corresponding connection to the target."""
 
     def __init__(self, near: asyncio.StreamWriter, far: asyncio.StreamWriter) -> None:
         self.near = near
@@ -22,19 +22,19 @@ class _Pipe:
 
 
 class FaultyProxy:
-    """Listens on a free port of 127.0.0.1 and passes bytes on to `target`: the daemon's address, or what says where the
-    daemon is now.
+    """Listens on a free port of 127.0.0.1 and forwards bytes to `target`: the daemon's address, or a function that
+    returns the present one.
     """
 
     def __init__(self, target: str | Callable[[], str]) -> None:
         self.target = target
         self.address = ""
         self.accepted = 0
-        """Number of accepted connections."""
+        """The number of accepted connections."""
         self.faults = 0
-        """Number of faults."""
+        """The number of faults."""
         self.silent = False
-        """True: bytes are taken and thrown away, and connections stay open."""
+        """Whether bytes are read and discarded while connections stay open."""
         self._refusing = False
         self._passing = asyncio.Event()
         self._passing.set()
@@ -59,7 +59,7 @@ class FaultyProxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def inflict(self, kind: str, amount: int) -> None:
-        """One fault, from its begin to its end. `amount`: bytes for "cut", else milliseconds."""
+        """Cause one fault and wait for its end. `amount`: bytes for "cut", otherwise milliseconds."""
         self.faults += 1
         if kind == "drop":
             self.drop_all()
@@ -84,7 +84,7 @@ class FaultyProxy:
             self._half_close(far=kind == "half_close_up")
 
     def heal(self) -> None:
-        """The end of all faults; what was held back is passed on."""
+        """End all faults and forward the delayed bytes."""
         swallowed, self.silent = self.silent, False
         self._refusing = False
         self._bytes_left = -1
@@ -93,7 +93,7 @@ class FaultyProxy:
             self.drop_all()
 
     def drop_all(self) -> int:
-        """Reset every connection; returns how many there were."""
+        """Reset all connections; returns their number."""
         pipes, self._pipes = self._pipes, set()
         for pipe in pipes:
             pipe.abort()
@@ -140,7 +140,7 @@ class FaultyProxy:
                 sink.write(data)
                 await sink.drain()
         except (OSError, RuntimeError):
-            pass  # dropped, or half-closed: that is what this proxy is for
+            pass  # dropped or half-closed, which is the purpose of this proxy
         finally:
             pipe.abort()
             self._pipes.discard(pipe)

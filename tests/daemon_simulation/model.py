@@ -1,7 +1,7 @@
-"""How every operation must have ended, by the calls that the engine got: the tap's entries, replayed on the oracle.
+"""The expected end of every operation, computed by replaying the tap's record of engine calls on the oracle.
 
-The oracle (tests/engine/oracle) is lists and loops, written from docs/semantics.md alone; it shares no code with the
-engine.
+The oracle (tests/engine/oracle) consists of lists and loops, was written from docs/semantics.md alone, and shares no
+code with the engine.
 """
 
 from collections import Counter
@@ -18,13 +18,13 @@ TIMEOUT_MS_DEFAULT = 30_000
 
 @dataclass(frozen=True)
 class ExpectedEnd:
-    """How an operation must have ended. `session_id` is None for unary waits."""
+    """The expected end of an operation. `session_id` is None for unary waits."""
 
     session_id: str | None
     ended: plain.Ended
     ended_ms: int
     told: bool
-    """False: it ended with its session, so no result is sent."""
+    """False: it ended together with its session, so no result is sent."""
 
     @property
     def registered_ms(self) -> int:
@@ -41,17 +41,17 @@ class ExpectedEnd:
 
 @dataclass
 class Run:
-    """The expected outcome of one daemon's life."""
+    """The expected results of one daemon's life."""
 
     ends: list[ExpectedEnd] = field(default_factory=list)
     counts: dict[int, plain.Counts] = field(default_factory=dict)
-    """By kind."""
+    """Counts by kind."""
     signals: dict[str, Counter[int]] = field(default_factory=dict)
     """Number of signals by key and count."""
 
 
 def run_of(entries: Sequence[tap.Entry], session_ids: dict[int, str]) -> Run:
-    """Replays a daemon's life. `session_ids` has those of its owners; the owner of unary waits has none."""
+    """Replay a daemon's life. `session_ids` contains the sessions of its owners; the owner of unary waits has none."""
     oracle, run = Oracle(), Run()
     for entry in entries:
         if isinstance(entry, tap.OwnerAdded):
@@ -73,7 +73,7 @@ def run_of(entries: Sequence[tap.Entry], session_ids: dict[int, str]) -> Run:
 
 
 def replay(oracle: Oracle, entry: tap.EngineCall) -> None:
-    """Makes one of the engine's calls on the oracle."""
+    """Make one of the engine's calls on the oracle."""
     if isinstance(entry, tap.BatchRegistered):
         oracle.register(entry.owner, operations_of(entry.kind, entry.batch), entry.now_ms)
     elif isinstance(entry, tap.Applied):
@@ -95,7 +95,7 @@ def replay(oracle: Oracle, entry: tap.EngineCall) -> None:
 
 
 def value_at(column: Sequence[int], place: int, default: int) -> int:
-    """A column has a value for each, one for all, or none for the default."""
+    """The value of a column at a position: a column has a value for each, one for all, or none for the default."""
     return column[place if len(column) > 1 else 0] if column else default
 
 

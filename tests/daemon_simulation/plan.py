@@ -1,7 +1,7 @@
 """The plan of a simulated day, drawn from the seed before anything runs.
 
-The same seed always does the same things at the same times. Their exact interleaving is not reproducible, because
-sockets are real. Sizes and the mix differ from seed to seed (swarm testing), so that rare things are common in some.
+The same seed always plans the same actions at the same times. Their exact interleaving is not reproducible, because
+sockets are real. Sizes and the mix differ between seeds (swarm testing), so that rare actions are frequent in some.
 """
 
 import random
@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 from purgatory.engine import codes
 
 LOGS = tuple(("log", number) for number in range(4))
-"""Marks only rise; produce waits and fetches."""
+"""Partitions whose marks only rise, for produce waits and fetches."""
 VOLATILE = tuple(("volatile", number) for number in range(2))
-"""Removed, moved, led elsewhere, storage lost: produce waits and fetches."""
+"""Partitions that are removed, moved, led elsewhere or lose their storage, for produce waits and fetches."""
 TRIMMED = tuple(("trimmed", number) for number in range(2))
-"""High watermark always at `TOP`, log start rises: delete-records waits."""
+"""Partitions whose high watermark is always `TOP` and whose log start rises, for delete-records waits."""
 KEYS = ("build", "deploy", "index", "report")
 
 TOP = 1_000_000
-"""Marks at the end of the day."""
+"""The value of all marks at the end of the day."""
 OFFSETS_A_DAY = 400
 SESSIONS_SPARE = 4
-"""More sessions than the clients need: one for the passer-by, and some that have not been left yet."""
+"""Sessions beyond those of the clients: one for the passer-by, and some that have not been left yet."""
 PASSER_INTERVAL_MS = 4
 NEVER = 10**9
 """An offset or count that is never reached: such waits expire."""
@@ -31,7 +31,7 @@ FAULTS = ("drop", "cut", "hold", "swallow", "refuse", "half_close_up", "half_clo
 
 @dataclass(frozen=True)
 class PlannedWait:
-    """One wait as a caller wants it. `items`: names with offsets (fetch offsets, counts)."""
+    """One wait to request. `items`: names with offsets (fetch offsets, counts)."""
 
     kind: int
     items: tuple[tuple[tuple[str, int] | str, int], ...]
@@ -56,7 +56,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Close:
-    """The client is closed, and replaced by another."""
+    """Close the client and replace it with a new one."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Step:
 
 @dataclass(frozen=True)
 class EventPlan:
-    """One event. `flag`: leads (leadership), moved (removal)."""
+    """One event. `flag`: is leader (leadership), moved (removal)."""
 
     type: int
     name: tuple[str, int] | str
@@ -80,7 +80,7 @@ class EventPlan:
 
 @dataclass(frozen=True)
 class Push:
-    """A batch of events. Its number is signalled too, on the advancer's own key, to identify it."""
+    """A batch of events. The advancer also signals the batch's number on its own key, to identify it."""
 
     at_ms: int
     number: int
@@ -89,7 +89,7 @@ class Push:
 
 @dataclass(frozen=True)
 class PlannedFault:
-    """Something happens to an actor's connection. `amount`: milliseconds it lasts, or bytes still let through."""
+    """A fault of an actor's connection. `amount`: its duration in milliseconds, or the bytes still forwarded."""
 
     at_ms: int
     actor: int
@@ -99,7 +99,7 @@ class PlannedFault:
 
 @dataclass(frozen=True)
 class OperatorCancel:
-    """An operator cancels: all on a partition, all on a key, or a client's whole session."""
+    """An operator cancels all operations on a partition, on a key, or in a client's session."""
 
     at_ms: int
     target: tuple[str, int] | str | int
@@ -107,7 +107,7 @@ class OperatorCancel:
 
 @dataclass(frozen=True)
 class Restart:
-    """The daemon ends (with a drain, or as if killed) and another one takes its place."""
+    """The daemon ends (drained, or as if killed) and is replaced by a new one."""
 
     at_ms: int
     graceful: bool
@@ -116,7 +116,7 @@ class Restart:
 
 @dataclass(frozen=True)
 class Passer:
-    """Someone opens a session under a new id, and leaves without having registered anything."""
+    """A client opens a session with a new id, and leaves without registering anything."""
 
     at_ms: int
     session_id: str
@@ -124,7 +124,7 @@ class Passer:
 
 @dataclass
 class Plan:
-    """One day. Actors 0 to `clients` - 1 are clients; advancers have the numbers after."""
+    """One day. Actors 0 to `clients` - 1 are clients; the following numbers are advancers."""
 
     seed: int
     clients: int = 0
@@ -155,7 +155,7 @@ class Plan:
         )
 
     def describe(self) -> str:
-        """One line with the settings and the number of everything."""
+        """One line with the settings and the number of each kind of step."""
         counts = {name: len(value) for name, value in vars(self).items() if isinstance(value, list)}
         said = vars(self) | counts | {"steps": self.operations, "pushes": sum(map(len, self.pushes))}
         return ", ".join(f"{name}={value}" for name, value in said.items())
@@ -214,7 +214,7 @@ class Drawing:
             elif dice < 0.12:
                 steps.append(Step(at_ms, self._batch(rng.choice(kinds), volatile, cancelled)))
             else:
-                # Several at the same instant, so that the client has something to gather.
+                # Several at the same instant, so that the client can combine them.
                 for _ in range(rng.choice((1, 1, 4))):
                     operation = self._operation(rng.choice(kinds), volatile, cancelled, once)
                     steps.append(Step(at_ms, operation))
@@ -341,7 +341,7 @@ def draw_plan(seed: int) -> Plan:
 
 
 def waking_events() -> list[EventPlan]:
-    """Events at the end of the day, by which everything reachable is reached."""
+    """Events at the end of the day that raise all marks to their final values."""
     events = []
     for name in VOLATILE:
         events.append(EventPlan(codes.STORAGE_ONLINE, name))

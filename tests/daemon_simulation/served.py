@@ -1,4 +1,4 @@
-"""The daemon of a simulated day: a real host and gRPC server on a free port; it can end and be replaced by another."""
+"""The daemon of a simulated day: a real host and gRPC server on a free port, which can be replaced by a new one."""
 
 from typing import Final, cast
 
@@ -19,14 +19,14 @@ DRAIN_S: Final = 10.0
 
 
 class DayClock:
-    """The machine's clock, which can be moved forward when the day is over, past the sessions' time to live."""
+    """The machine's clock, which can be moved past the sessions' time to live after the day."""
 
     def __init__(self) -> None:
         self._clock = SystemClock()
         self.ahead_ms = 0
 
     def now_ms(self) -> int:
-        """Milliseconds; the same as `call_log.now_ms` until the day is over."""
+        """Milliseconds; equal to `call_log.now_ms` until the day is over."""
         return self._clock.now_ms() + self.ahead_ms
 
     def ceiling_ms(self) -> int:
@@ -34,7 +34,7 @@ class DayClock:
 
 
 class Served:
-    """One daemon after the other. `taps` has one for each, in order."""
+    """One daemon after another. `taps` contains one tap for each, in order."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -51,7 +51,7 @@ class Served:
         return self._host
 
     async def start(self) -> None:
-        """Starts a new daemon, which knows nothing of earlier ones."""
+        """Start a new daemon, which has no state from earlier ones."""
         plan = self._plan
         tap = EngineTap(Engine(EngineLimits(), self.clock.now_ms()))
         settings = HostSettings(
@@ -73,11 +73,11 @@ class Served:
         self.address = f"127.0.0.1:{port}"
 
     async def drain(self) -> None:
-        """Ends the daemon as SIGTERM does. Call `stop` after it."""
+        """End the daemon as SIGTERM does. Call `stop` after it."""
         await drain(self.host, DRAIN_S)
 
     async def stop(self) -> None:
-        """Stops the daemon, which loses everything it knew. Without `drain` first this is like a kill."""
+        """Stop the daemon, which loses its state. Without a preceding `drain` this corresponds to a kill."""
         self.address = NOBODY
         assert self._server is not None
         await self._server.stop(0)

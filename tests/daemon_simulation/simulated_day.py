@@ -1,4 +1,4 @@
-"""Carries out one day: everything real in one process and one event loop, over loopback and broken connections."""
+"""Runs one day: real components in one process and one event loop, over loopback and faulty connections."""
 
 import asyncio
 import logging
@@ -25,16 +25,16 @@ from tests.daemon_simulation.served import Served
 from tests.engine import plain
 
 PATIENCE_S = 60.0
-"""Timeout for things that must happen, generous for a busy machine."""
+"""Timeout for events that must happen, in seconds; generous for a busy machine."""
 POLL_S = 0.01
 WAKE_AGAIN_S = 0.2
 SETTLED_MS = 50
-"""A connection that has carried a message this long after the last fault is alive."""
+"""A connection that has carried a message this long after the last fault counts as working."""
 
 
 @dataclass
 class DayReport:
-    """The outcome of a day. Without complaints, it passed."""
+    """The outcome of a day, which passes without complaints."""
 
     plan: Plan
     complaints: list[str]
@@ -45,13 +45,13 @@ class DayReport:
 
 
 OF_AN_EARLIER_LOOP: Final = "RuntimeError: Event loop is closed"
-"""gRPC has one queue for all loops of a process. It logs this for a call that an earlier day in this process, on
-another type of loop, left unanswered at its end.
+"""gRPC has one queue for all loops of a process. It logs this error for a call that an earlier day in this process
+left unanswered on another type of loop.
 """
 
 
 class LogWatch(logging.Handler):
-    """Every logged error is a complaint: nothing may fail inside."""
+    """Turns every logged error into a complaint: no internal error may occur."""
 
     def __init__(self, complaints: list[str]) -> None:
         super().__init__(logging.ERROR)
@@ -72,7 +72,7 @@ class SimulatedDay:
         self.actors: list[ClientActor] = []
         self.advancers: list[Advancer] = []
         self.healed_ms = 0.0
-        """When the last fault was over."""
+        """The time at which the last fault ended."""
 
     async def run(self) -> DayReport:
         loop = asyncio.get_running_loop()
@@ -97,7 +97,7 @@ class SimulatedDay:
 
     def _on_loop_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         del loop
-        # gRPC polls for all event loops of a process at once: something of the day before may come in late.
+        # gRPC polls for all event loops of a process at once: a message of the previous day may arrive late.
         if isinstance(context.get("exception"), RuntimeError) and "PollerCompletionQueue" in str(
             context.get("message")
         ):
@@ -136,13 +136,15 @@ class SimulatedDay:
             await asyncio.sleep(restart.away_ms / 1_000)
             await self.served.start()
 
-    # Its end.
+    # The end of the day.
 
     def _pending_calls(self) -> list[asyncio.Task[None]]:
         return [task for actor in self.actors for task in actor.calls if not task.done()]
 
     async def _end_healed(self) -> None:
-        """With all connections repaired and everything reachable reached: every wait ends, and the daemon is empty."""
+        """With all connections repaired and all marks at their final values, every wait ends, and the daemon becomes
+        empty.
+        """
         served = self.served
         async with AsyncClient(served.address) as waker:
             events = [event_of(event) for event in waking_events()]
@@ -173,7 +175,7 @@ class SimulatedDay:
         return all(session is None or not session.outbox.unacknowledged for session in sessions)
 
     async def _end_with_drain(self) -> None:
-        """Drains the daemon while waits are pending: every caller with a working connection gets an answer."""
+        """Drain the daemon while waits are pending: every caller with a working connection gets an answer."""
         await self._eventually(self._all_connected, lambda: "clients do not come back")
         self.ledger.drained = [call for call in self.ledger.calls if self._is_known(call)]
         await self.served.drain()
@@ -184,7 +186,7 @@ class SimulatedDay:
         )
 
     def _all_connected(self) -> bool:
-        """Whether every client with pending waits has a stream on which both sides received something lately."""
+        """Whether every client with pending waits has a stream on which both sides recently received a message."""
         streams = {
             stream.session.session_id: stream
             for stream in self.served.host.sessions.streams()
@@ -199,7 +201,7 @@ class SimulatedDay:
         return True
 
     def _is_known(self, call: SimulatedCall) -> bool:
-        """Whether the daemon has operations of the call pending, in a session with a stream."""
+        """Whether the daemon has pending operations of the call in a session with a stream."""
         session = self.served.host.sessions.find(call.session_id) if call.session_id else None
         if call.ended or call.cancelled or session is None or session.stream is None:
             return False
@@ -212,7 +214,7 @@ class SimulatedDay:
         return any(self.served.host.engine.describe(session.owner, one, now) is not None for one in ids)
 
     async def _close_all(self) -> None:
-        """Closes all clients; sessions end with their time to live, and nothing of them stays."""
+        """Close all clients. Their sessions end after the time to live, and leave nothing behind."""
         for advancer in self.advancers:
             await advancer.client.close()
         for actor in self.actors:
@@ -272,11 +274,11 @@ class SimulatedDay:
 
 
 def simulate_seed(seed: int) -> DayReport:
-    """The day of a seed, from plan to verdict, on an event loop of its own."""
+    """Run the day of a seed, from plan to verdict, on its own event loop."""
     plan = draw_plan(seed)
     factory = uvloop.new_event_loop if plan.uvloop else None
     with asyncio.Runner(loop_factory=factory) as runner:
         try:
             return runner.run(SimulatedDay(plan).run())
-        except Exception:  # noqa: BLE001 - whatever it is, it is what this day has shown
+        except Exception:  # noqa: BLE001 - any error is a finding of this day
             return DayReport(plan, [traceback.format_exc()], Counter(), 0, 0, 0)

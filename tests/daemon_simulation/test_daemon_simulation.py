@@ -15,13 +15,15 @@ from tests.daemon_simulation.plan import FAULTS, Batch, Plan, PlannedWait, draw_
 from tests.daemon_simulation.simulated_day import simulate_seed
 
 SEEDS = (3, 7, 20, 25)
-"""Between them: every kind of operation and fault, both event loops, a restart, lost sessions, a drain."""
+"""Together these seeds cover every kind of operation and fault, both event loops, a restart, lost sessions and a
+drain.
+"""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_simulated_day(seed: int) -> None:
-    """Each wait ends once, as it must, and the daemon is empty; replay with python -m tests.daemon_simulation."""
+    """Each wait ends once as expected, and the daemon becomes empty. Replay with python -m tests.daemon_simulation."""
     report = simulate_seed(seed)
     assert not report.complaints, "\n".join(
         [f"replay with: python -m tests.daemon_simulation --seed {seed}", *report.complaints[:10]]
@@ -29,7 +31,7 @@ def test_a_simulated_day(seed: int) -> None:
 
 
 def test_the_seeds_of_the_suite_try_everything() -> None:
-    """Together, the seeds of `make test` cover everything that `SEEDS` claims."""
+    """Together, the seeds of `make test` cover everything listed at `SEEDS`."""
     plans = [draw_plan(seed) for seed in SEEDS]
     operations = [
         one
@@ -65,7 +67,7 @@ def run_with(*entries: tap.Entry) -> Run:
 
 
 def judged(run: Run, seen: dict[str, int], *, submitted_ms: float = 999.2, ended_ms: float = 1_020.5) -> list[str]:
-    """The complaints about one produce wait of a caller that saw this, against what must have been."""
+    """The complaints about one produce wait with this result at its caller, given the expected run."""
     call = SimulatedCall(0, PlannedWait(codes.PRODUCE, (ITEM,), 100), submitted_ms)
     wait = waits.produce({"log-0": 5}, timeout=0.1)
     wait.operation_id = 1
@@ -108,7 +110,7 @@ def test_the_checker_finds_what_must_not_be(entries: list[tap.Entry], seen: dict
 
 
 def test_the_checker_finds_an_early_expiry() -> None:
-    """A client that sends too short a timeout makes a wait expire early, although the daemon follows its request."""
+    """A client that sends too short a timeout makes a wait expire early, although the daemon obeys its request."""
     run = run_with(tap.ClockAdvanced(1_100, 10))
     expired = {"outcome": codes.EXPIRED, "waited_ms": 100, "code": 7}
     assert judged(run, expired, submitted_ms=999.2, ended_ms=1_100.5) == []

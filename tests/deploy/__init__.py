@@ -1,1 +1,1 @@
-"""What is deployed beside the daemon: alerts, the dashboard, manifests."""
+"""Files deployed together with the daemon: alerts, the dashboard, manifests."""

@@ -1,4 +1,4 @@
-"""The manifests for Kubernetes: that they fit its schemas and each other, and run the daemon as its image wants."""
+"""The Kubernetes manifests: they match the schemas and each other, and run the daemon as its image requires."""
 
 from ipaddress import ip_address, ip_network
 from pathlib import Path
@@ -13,11 +13,11 @@ from purgatory.service.setting_sources import setting_groups
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
 VERSIONS = ("1.28", "1.31", "1.34")
 NOT_OF_KUBERNETES = {"Kustomization", "ServiceMonitor"}
-"""Their schemas are of other projects; `test_manifests_fit_each_other` holds what they refer to."""
+"""Their schemas belong to other projects; `test_manifests_fit_each_other` checks their references."""
 
 
 def manifests() -> dict[str, dict[str, Any]]:
-    """By kind."""
+    """The manifests by kind."""
     found = [yaml.safe_load(path.read_text("utf-8")) for path in sorted(FOLDER.glob("*.yaml"))]
     return {one["kind"]: one for one in found}
 
@@ -30,12 +30,12 @@ POD = MANIFESTS["StatefulSet"]["spec"]["template"]
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("kind", sorted(set(MANIFESTS) - NOT_OF_KUBERNETES))
 def test_schema(kind: str, version: str) -> None:
-    """Each fits the schema of its kind, with no field that there is not, in old and new clusters."""
+    """Each manifest matches the schema of its kind, without unknown fields, in old and new cluster versions."""
     assert kubernetes_validate.validate(MANIFESTS[kind], version, strict=True) == version
 
 
 def test_manifests_fit_each_other() -> None:
-    """All are applied, and all selectors and ports mean the daemon's pods."""
+    """All manifests are applied, and all selectors and ports refer to the daemon's pods."""
     listed = set(MANIFESTS["Kustomization"]["resources"])
     assert listed == {path.name for path in FOLDER.glob("*.yaml")} - {"kustomization.yaml"}
     labels = POD["metadata"]["labels"]
@@ -55,8 +55,8 @@ def test_manifests_fit_each_other() -> None:
 
 
 def test_the_daemon_may_call_what_it_can_be_configured_to() -> None:
-    """Names are resolved, servers on the internet reached by HTTPS, and labelled pods by the ports of what the daemon
-    reads from or writes to. No rule opens the network of the cluster or the cloud's metadata to it.
+    """DNS, HTTPS to the internet, and labelled pods at the ports of the systems that the daemon reads from or writes
+    to. No rule allows access to the cluster's network or the cloud's metadata service.
     """
     egress = MANIFESTS["NetworkPolicy"]["spec"]["egress"]
     assert all(rule["to"] and rule["ports"] for rule in egress)
@@ -75,7 +75,7 @@ def test_the_daemon_may_call_what_it_can_be_configured_to() -> None:
 
 
 def test_the_container_is_confined() -> None:
-    """It runs as the image's user, without rights, with nothing to write to but its volumes, which are all there."""
+    """It runs as the image's user, without privileges, and can write only to its volumes, which are all defined."""
     context = POD["spec"]["securityContext"]
     assert (context["runAsUser"], context["runAsGroup"], context["fsGroup"]) == (10001, 10001, 10001)
     assert context["runAsNonRoot"]
@@ -90,7 +90,7 @@ def test_the_container_is_confined() -> None:
 
 
 def test_variables_are_settings_and_probes_are_pages() -> None:
-    """Whatever the daemon is told by its environment is a setting of it; probes are over TLS, as it serves."""
+    """Each environment variable is a setting of the daemon; probes use TLS, as the daemon does."""
     groups = setting_groups()
     known = {f"PURGATORY_{group}_{name}".upper() for group, model in groups.items() for name in model.model_fields}
     assert {variable["name"] for variable in CONTAINER["env"]} <= known

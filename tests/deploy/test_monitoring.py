@@ -1,4 +1,4 @@
-"""Alert rules and the dashboard: that they name what there is, mean what they say, and fire on a planted fault."""
+"""Alert rules and the dashboard: they use existing metrics, have descriptions, and fire on a planted fault."""
 
 import json
 import re
@@ -50,7 +50,7 @@ def queries() -> list[str]:
 
 
 def promtool(*arguments: str) -> str:
-    """Its output; fails when it found something to say."""
+    """Run promtool and return its output; fail if it reports an error."""
     assert PROMTOOL is not None, "the test is skipped without it"
     done = subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -59,14 +59,14 @@ def promtool(*arguments: str) -> str:
 
 @pytest.mark.parametrize("expression", [rule["expr"] for rule in rules()] + queries())
 def test_only_metrics_that_there_are(expression: str) -> None:
-    """Each metric that an alert or a panel asks for is one that docs/metrics.md explains."""
+    """Each metric used in an alert or a panel is explained in docs/metrics.md."""
     named = {SUFFIXES.sub("", name) if SUFFIXES.sub("", name) in KNOWN else name for name in NAME.findall(expression)}
     assert named
     assert named <= KNOWN
 
 
 def test_panels_are_explained_and_do_not_overlap() -> None:
-    """Each panel says what it shows, and has a place of its own."""
+    """Each panel has a description, and no two panels overlap."""
     places = [
         (panel["gridPos"]["x"] + column, panel["gridPos"]["y"] + line)
         for panel in panels()
@@ -80,7 +80,7 @@ def test_panels_are_explained_and_do_not_overlap() -> None:
 
 
 def test_every_alert_is_tested() -> None:
-    """Each alert has a case where it fires."""
+    """Each alert has a test case in which it fires."""
     document = yaml.safe_load((PROMETHEUS / "alerts.test.yml").read_text("utf-8"))
     fired = {case["alertname"] for test in document["tests"] for case in test["alert_rule_test"] if case["exp_alerts"]}
     assert fired == {rule["alert"] for rule in rules()}
@@ -88,19 +88,19 @@ def test_every_alert_is_tested() -> None:
 
 @needs_promtool
 def test_alerts_fire_when_they_should() -> None:
-    """Promtool runs the cases of alerts.test.yml: one daemon with the fault, and one that is well."""
+    """Promtool runs the cases of alerts.test.yml: one daemon with the fault, and one without."""
     assert "SUCCESS" in promtool("test", "rules", str(PROMETHEUS / "alerts.test.yml"))
 
 
 @needs_promtool
 def test_configuration_is_accepted() -> None:
-    """The configuration that docker-compose uses, with the rules that it names."""
+    """The configuration used by docker-compose is valid, and so are its rules."""
     promtool("check", "config", str(PROMETHEUS / "prometheus.yml"))
 
 
 @needs_promtool
 def test_dashboard_queries_are_understood(tmp_path: Path) -> None:
-    """Each query of the dashboard, with Grafana's variables filled in, as a rule that promtool reads."""
+    """Each query of the dashboard, with Grafana's variables filled in, is a valid rule for promtool."""
     values = {"$__rate_interval": "1m", "$job": ".*", "$instance": ".*"}
     filled = [re.sub(r"\$\w+", lambda found: values[found[0]], one) for one in queries()]
     recorded = [{"record": f"panel:{number}", "expr": expression} for number, expression in enumerate(filled)]
@@ -110,7 +110,7 @@ def test_dashboard_queries_are_understood(tmp_path: Path) -> None:
 
 
 def test_compose_starts_grafana_on_request_only() -> None:
-    """As a profile, on loopback, with the data source and the dashboard that lie here."""
+    """It is a profile, listens on loopback, and uses the data source and the dashboard of this repository."""
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))["services"]
     assert services["grafana"]["profiles"] == ["grafana"]
     for service in services.values():
@@ -130,8 +130,9 @@ def free_port() -> int:
 
 @pytest.fixture
 def prometheus(tmp_path: Path, free_port: int) -> Iterator[tuple[Path, str]]:
-    """Where a Prometheus finds its targets, and its address. It scrapes ten times a second, with our rules, that here
-    wait for nothing and look back for seconds.
+    """A running Prometheus: the file of its targets, and its address.
+
+    It scrapes ten times a second. Our rules are changed to fire without delay and to look back only seconds.
     """
     if SERVER is None:
         pytest.skip("no prometheus; apt-get install prometheus")
@@ -164,7 +165,7 @@ def prometheus(tmp_path: Path, free_port: int) -> Iterator[tuple[Path, str]]:
 
 
 def firing(address: str) -> set[str]:
-    """Alerts that fire now; none while Prometheus is not there yet."""
+    """Alerts that are firing; empty while Prometheus does not respond yet."""
     try:
         with urllib.request.urlopen(f"http://{address}/api/v1/alerts", timeout=DEADLINE_S) as response:
             return {alert["labels"]["alertname"] for alert in json.load(response)["data"]["alerts"]}
@@ -173,7 +174,7 @@ def firing(address: str) -> set[str]:
 
 
 def until_firing(address: str, *alerts: str, but: tuple[str, ...] = ()) -> None:
-    """Waits until these fire, and `but` do not."""
+    """Wait until these alerts fire and those in `but` do not."""
     deadline = time.monotonic() + DEADLINE_S
     while not (set(alerts) <= (now := firing(address)) and now.isdisjoint(but)):
         assert time.monotonic() < deadline, f"firing: {now}, expected: {alerts}, but not {but}"
@@ -181,8 +182,8 @@ def until_firing(address: str, *alerts: str, but: tuple[str, ...] = ()) -> None:
 
 
 def test_alerts_fire_under_a_planted_fault(prometheus: tuple[Path, str], start_daemon: StartDaemon) -> None:
-    """With a real Prometheus and a real daemon: a client whose waits expire and that acknowledges nothing, until it
-    does; then a daemon that is killed. The first expiries count, though nothing had ever expired before.
+    """With a real Prometheus and a real daemon: a client whose waits expire and that acknowledges nothing for a while,
+    then a daemon that is killed. The first expiries count, although the counter was 0 before.
     """
     targets, address = prometheus
     daemon = start_daemon("--limits-unacknowledged-results-max", "10")
@@ -201,7 +202,7 @@ def test_alerts_fire_under_a_planted_fault(prometheus: tuple[Path, str], start_d
 
 
 def until_scraped(address: str) -> None:
-    """Waits until Prometheus has seen twice what the daemon had counted before anything happened."""
+    """Wait until Prometheus has scraped the initial counts twice."""
     query = "count_over_time(purgatory_outcomes_total%7Boutcome%3D%22expired%22%7D%5B1m%5D)%3E1"
     deadline = time.monotonic() + DEADLINE_S
     while True:
@@ -216,8 +217,8 @@ def until_scraped(address: str) -> None:
 
 
 def test_each_panel_shows_something(prometheus: tuple[Path, str], start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """Each query of the dashboard has an answer on a daemon with a journal, an archive and a source: also where nothing
-    was refused, expired or lost yet.
+    """Each query of the dashboard has a result on a daemon with a journal, an archive and a source, even if nothing was
+    refused, expired or lost yet.
     """
     targets, address = prometheus
     daemon = start_daemon(
@@ -234,7 +235,7 @@ def test_each_panel_shows_something(prometheus: tuple[Path, str], start_daemon: 
 
 
 def answer_of(address: str, expression: str) -> list[Any]:
-    """What Prometheus says now."""
+    """Prometheus's current result."""
     asked = f"http://{address}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
     with urllib.request.urlopen(asked, timeout=DEADLINE_S) as response:
         found: list[Any] = json.load(response)["data"]["result"]

@@ -1,4 +1,4 @@
-"""Signals that arrive before the daemon serves, also when it is the first process of a container."""
+"""Signals that arrive before the daemon serves, also if it is the first process of a container."""
 
 import os
 import signal
@@ -14,13 +14,13 @@ from tests.conftest import StartDaemon
 from tests.daemon_process import DEADLINE_S, PACKAGE_PARENT, children_of, daemon_environment, is_running, wait_until
 
 SLOW_MODULE = "import pathlib, time\npathlib.Path('importing').touch()\ntime.sleep(600)\n"
-"""In place of gRPC: the daemon is still importing for as long as a test needs."""
+"""Replaces gRPC: the daemon keeps importing for as long as a test needs."""
 
 COMMANDS = {"console script": ["-m", "purgatory", "serve"], "server.py": [str(PACKAGE_PARENT / "server.py")]}
 
 
 def can_unshare() -> bool:
-    """Whether this user may start a process that is the first one of its own process namespace."""
+    """Whether this user may start a process as the first one of its own process namespace."""
     try:
         return subprocess.run(["unshare", "--pid", "--fork", "true"], check=False, capture_output=True).returncode == 0
     except FileNotFoundError:
@@ -45,7 +45,7 @@ def importing_daemon(folder: Path, arguments: list[str], wrapper: list[str]) -> 
 @pytest.mark.parametrize("wrapper", [[], ["unshare", "--pid", "--kill-child"]], ids=["any process", "first process"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_sigterm_ends_a_daemon_that_is_still_importing(tmp_path: Path, command: str, wrapper: list[str]) -> None:
-    """Exit code 143 at once; the kernel would ignore the signal for a first process without a handler."""
+    """Exit code 143 at once; for a first process without a handler, the kernel would ignore the signal."""
     if wrapper and not can_unshare():
         pytest.skip("a process namespace needs root")
     with importing_daemon(tmp_path, COMMANDS[command], wrapper) as (daemon, process):
@@ -57,7 +57,7 @@ def test_sigterm_ends_a_daemon_that_is_still_importing(tmp_path: Path, command: 
 
 @pytest.mark.slow
 def test_sighup_never_ends_the_daemon(start_daemon: StartDaemon) -> None:
-    """Without a policy or a secret file there is nothing to read again; the daemon logs that and continues."""
+    """Without a policy or a secret file there is nothing to reload; the daemon logs that and continues."""
     daemon = start_daemon()
     daemon.process.send_signal(signal.SIGHUP)
     wait_until(lambda: "SIGHUP" in daemon.log, "the daemon logs the signal")

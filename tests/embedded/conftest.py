@@ -1,4 +1,4 @@
-"""A purgatory with its reaper, for the tests of this folder."""
+"""A fixture for the tests of this folder: a purgatory with a reaper."""
 
 from collections.abc import Iterator
 

@@ -1,6 +1,7 @@
-"""A crowd of threads at one embedded purgatory: what each draws and does, what is counted, and a watchdog over them.
+"""Threads that share one embedded purgatory: their random actions, the counts of results, and a watchdog over them.
 
-What a thread draws depends on its seed alone; how the threads interleave does not. All demands hold however they do.
+A thread's actions depend only on its seed; the interleaving of the threads does not. All checks hold for any
+interleaving.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from purgatory.engine.errors import OperationEnded, PurgatoryClosed
 from tests.engine.generic.recording_operation import Errors, RecordingOperation
 
 STUCK_AFTER_S = 60.0
-"""So long without a single operation done by anyone means that they wait for each other."""
+"""If no thread completes an action for this long, they are deadlocked."""
 KEYS = tuple(f"key-{number}" for number in range(6))
 SHORT_TIMEOUTS_MS = (0, 1, 2, 3, 5)
 LONG_TIMEOUT_MS = 3_600_000
 
 
 class MarkOperation(RecordingOperation):
-    """Waits until every one of its keys has reached its threshold. One evaluation may raise."""
+    """Waits until each of its keys has reached its threshold. One evaluation may raise."""
 
     def __init__(self, timeout_ms: int, marks: dict[str, int], thresholds: dict[str, int], raises_at: int) -> None:
         super().__init__(timeout_ms)
@@ -52,7 +53,7 @@ class MarkOperation(RecordingOperation):
 
 
 class Member(threading.Thread):
-    """One thread of the crowd: draws what to do, does it, and counts what the purgatory answered."""
+    """One thread: draws actions, performs them, and counts the purgatory's results."""
 
     def __init__(self, crowd: Crowd, seed: int, operations_max: int) -> None:
         super().__init__(name=f"member-{seed}", daemon=True)
@@ -62,7 +63,7 @@ class Member(threading.Thread):
         self.done = 0
         self.mine: list[MarkOperation] = []
         self.arriving: MarkOperation | None = None
-        """The operation that is about to be registered, or was last."""
+        """The operation that is about to be registered, or was registered last."""
         self.answered: Counter[str] = Counter()
         self.error: BaseException | None = None
 
@@ -92,7 +93,7 @@ class Member(threading.Thread):
         raises_at = self.rng.randint(1, 3) if self.rng.random() < 0.05 else -1
         operation = MarkOperation(timeout_ms, marks, thresholds, raises_at)
         if self.rng.random() < 0.2:
-            # An effect that calls back in, on whatever thread ends the operation.
+            # An effect that calls the purgatory, on whichever thread ends the operation.
             other_key = KEYS[(KEYS.index(keys[0]) + 1) % len(KEYS)]
             operation.when_completed = lambda: self.crowd.satisfied_in_effects.append(
                 self.crowd.purgatory.check_and_complete(other_key)
@@ -102,10 +103,10 @@ class Member(threading.Thread):
             if self.crowd.purgatory.try_complete_else_watch(operation, keys):
                 self.answered["satisfied"] += 1
         except OperationEnded:
-            self.answered["ended before"] += 1  # somebody forced or cancelled it while it was about to be registered
+            self.answered["ended before"] += 1  # forced or cancelled by another thread before it was registered
         except PurgatoryClosed:
             self.answered["closed"] += 1
-            # Somebody may have forced it before that, or do so later: settled here, whoever is first.
+            # Another thread may have forced it before, or may do so later: forcing it here settles who was first.
             self.answered["satisfied"] += operation.force_complete()
         self.mine.append(operation)
 
@@ -118,7 +119,7 @@ class Member(threading.Thread):
         self.answered["satisfied"] += self.crowd.purgatory.check_and_complete(self.rng.choice(KEYS))
 
     def anyone(self) -> MarkOperation | None:
-        """An operation of any thread: ended, pending, or only about to be registered."""
+        """An operation of any thread: ended, pending, or about to be registered."""
         member = self.rng.choice(self.crowd.members)
         if self.rng.random() < 0.5:
             return member.arriving
@@ -133,7 +134,7 @@ class Member(threading.Thread):
         self.answered["cancelled"] += len(self.crowd.purgatory.cancel_for_key(self.rng.choice(KEYS)))
 
     def force(self) -> None:
-        """Also what is not registered yet, as a future's callback may do."""
+        """Includes operations that are not registered yet, as a future's callback may do."""
         operation = self.anyone()
         if operation is not None and operation.force_complete():
             self.answered["satisfied"] += 1
@@ -143,7 +144,7 @@ class Member(threading.Thread):
 
 
 class Crowd:
-    """Some threads and the purgatory between them."""
+    """Some threads and the purgatory that they share."""
 
     def __init__(self, seed: int, threads: int, operations_each: int) -> None:
         self.marks = dict.fromkeys(KEYS, 0)
@@ -164,7 +165,7 @@ class Crowd:
 
     @property
     def done(self) -> int:
-        """How much has been done so far, by all."""
+        """Number of actions performed by all threads."""
         return sum(member.done for member in self.members)
 
     def start(self) -> None:
@@ -172,26 +173,26 @@ class Crowd:
             member.start()
 
     def join(self) -> None:
-        """Returns when all have done all they had to; fails with every stack when nobody does anything any more."""
+        """Wait for all threads to finish; fail with all stacks if none makes progress."""
         watch(self.members, lambda: self.done)
         for member in self.members:
             assert member.error is None, f"{member.name} failed: {member.error!r}"
         planted = {id(operation) for operation in self.operations if 0 < operation.raises_at <= operation.evaluations}
-        # One that is reported and was not accepted was ended by the closing purgatory; it is nobody's.
+        # A reported operation that was not accepted was ended by the closing purgatory; no thread counts it.
         for operation, error in self.errors.reported:
             assert isinstance(error, ArithmeticError), f"on_error was called with {error!r} by {operation}"
         assert {id(operation) for operation in self.errors.operations} >= planted
 
     def is_answered(self) -> bool:
-        """Whether all effects of what has ended have run, the reaper's too."""
+        """Whether all effects of ended operations have run, including those on the reaper."""
         return all(operation.answered.is_set() for operation in self.operations if operation.outcome != PENDING)
 
     def outcomes(self) -> Counter[int]:
-        """How all have ended so far."""
+        """Operations by outcome."""
         return Counter(operation.outcome for operation in self.operations)
 
     def demand_counts(self) -> None:
-        """What the calls answered is what has happened."""
+        """The results of the calls add up to the actual outcomes."""
         outcomes = self.outcomes()
         answered = sum((member.answered for member in self.members), Counter[str]())
         assert answered["satisfied"] + sum(self.satisfied_in_effects) == outcomes[SATISFIED]
@@ -199,7 +200,7 @@ class Crowd:
         assert self.purgatory.pending == outcomes[PENDING]
 
     def demand_answers(self) -> None:
-        """Everyone who ended was answered once, those that expired once more and never early, the others not at all."""
+        """Ended operations were answered once; expired ones also ran on_expiration, never early; others neither."""
         for operation in self.operations:
             effects = {PENDING: [], EXPIRED: ["complete", "expire"]}.get(operation.outcome, ["complete"])
             assert operation.effects == effects
@@ -207,7 +208,7 @@ class Crowd:
 
 
 def watch(threads: Sequence[threading.Thread], progress: Callable[[], int]) -> None:
-    """Joins threads as long as `progress` grows; fails with the stacks of all when it stands still for too long."""
+    """Join threads while `progress` grows; fail with all stacks if it does not grow for too long."""
     seen, since = progress(), time.monotonic()
     while any(thread.is_alive() for thread in threads):
         for thread in threads:
@@ -220,7 +221,7 @@ def watch(threads: Sequence[threading.Thread], progress: Callable[[], int]) -> N
 
 
 def all_stacks() -> str:
-    """The stacks of every thread, as faulthandler writes them."""
+    """The stacks of all threads, as faulthandler writes them."""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)

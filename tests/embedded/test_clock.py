@@ -12,7 +12,7 @@ from tests.engine.generic.recording_operation import (
 
 
 def test_manual_clock_moves_only_forward() -> None:
-    """A manual clock stands still until it jumps, and refuses to go back."""
+    """A manual clock only moves on a jump, and refuses to go back."""
     clock = ManualClock(5)
     assert clock.now_ms() == clock.now_ms() == 5
     assert clock.jump(10) == clock.now_ms() == 15
@@ -22,7 +22,7 @@ def test_manual_clock_moves_only_forward() -> None:
 
 
 def test_system_clock_is_monotonic(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system clock follows the machine's monotonic clock, whatever wall time does."""
+    """The system clock follows the machine's monotonic clock, whatever the wall clock does."""
     clock = SystemClock()
     before = clock.now_ms()
     monkeypatch.setattr(time, "time", lambda: 0.0)
@@ -31,7 +31,7 @@ def test_system_clock_is_monotonic(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_debug_clocks_disagree() -> None:
-    """In debug mode each system clock has an offset of its own, so mixing two of them shows."""
+    """In debug mode each system clock has its own offset, so that mixing two of them is noticed."""
     clocks = [SystemClock(debug=True) for _ in range(3)]
     offsets = {clock.now_ms() // 1000 for clock in clocks}
     assert len(offsets) == 3

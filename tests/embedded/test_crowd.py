@@ -1,6 +1,7 @@
-"""The embedded purgatory under a crowd of threads: each operation is answered once, no wake-up is lost, none is stuck.
+"""The embedded purgatory under many threads: each operation is answered once, no wakeup is lost, none hangs.
 
-`CROWD_OPERATIONS=20000 make test ARGS=tests/embedded/test_crowd.py` does as much in each of the 16 threads.
+`CROWD_OPERATIONS=20000 make test ARGS=tests/embedded/test_crowd.py` runs that many operations in each of the 16
+threads.
 """
 
 import itertools
@@ -34,7 +35,7 @@ OPERATIONS_EACH = int(os.environ.get("CROWD_OPERATIONS", "700"))
 
 @pytest.fixture(autouse=True)
 def eager() -> Iterator[None]:
-    """The interpreter changes threads a hundred times as often as usual."""
+    """The interpreter switches threads a hundred times as often as usual."""
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(interval_s / 100)
     yield
@@ -44,13 +45,14 @@ def eager() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_case_23_a_crowd_that_finishes(seed: int) -> None:
-    """16 threads register, check, cancel, force and expire: no wait whose condition holds is left, and all add up."""
+    """Under 16 threads that register, check, cancel, force and expire, no satisfiable wait is left."""
     crowd = Crowd(seed, THREADS, OPERATIONS_EACH)
     crowd.start()
     crowd.join()
     wait_until(lambda: not any(o.outcome == PENDING and o.timeout_ms != LONG_TIMEOUT_MS for o in crowd.operations))
     wait_until(crowd.is_answered)
-    # One that raised when it was asked is asked again at the next check only: that is its contract, not a lost wake-up.
+    # An operation whose evaluation raised is evaluated again only at the next check: that is its contract, not a lost
+    # wakeup.
     waiting = [operation for operation in crowd.operations if operation.outcome == PENDING]
     missed = [operation for operation in waiting if operation.holds() and operation.raises_at != operation.evaluations]
     assert missed == []
@@ -58,7 +60,7 @@ def test_case_23_a_crowd_that_finishes(seed: int) -> None:
     crowd.demand_answers()
     for key in KEYS:
         crowd.raise_mark(key, 1_000)
-    for key in (*KEYS, *KEYS):  # once more for those that raise when they are asked
+    for key in (*KEYS, *KEYS):  # twice, for those whose first evaluation raises
         crowd.members[0].answered["satisfied"] += crowd.purgatory.check_and_complete(key)
     assert_empty(crowd.purgatory)
     crowd.demand_counts()
@@ -70,7 +72,7 @@ def test_case_23_a_crowd_that_finishes(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [4, 5])
 def test_a_crowd_that_is_closed_on(seed: int) -> None:
-    """Closed from two sides in the middle of it: what was accepted is answered once, what comes later is refused."""
+    """Closed twice concurrently under load: accepted operations are answered once, later ones are refused."""
     crowd = Crowd(seed, THREADS, OPERATIONS_EACH)
     crowd.start()
     wait_until(lambda: crowd.done > THREADS * OPERATIONS_EACH // 2)
@@ -93,7 +95,7 @@ def test_a_crowd_that_is_closed_on(seed: int) -> None:
 @pytest.mark.skipif(COMPILED, reason="compiled, force_complete runs in one step that no other thread gets into")
 @pytest.mark.parametrize("others_force_too", [False, True])
 def test_forced_while_another_thread_registers(others_force_too: bool) -> None:
-    """Between any two lines of force_complete another thread registers the operation: one end, and nothing is left."""
+    """If another thread registers the operation between any two lines of force_complete, it ends once."""
     for step in itertools.count(1):
         with EmbeddedPurgatory("forced", never_called, reaper_enabled=False) as purgatory:
             operation = RecordingOperation()
@@ -114,11 +116,11 @@ def test_forced_while_another_thread_registers(others_force_too: bool) -> None:
 
 
 def run_with_intruder(call: Callable[[], object], step: int, intrude: Callable[[], None]) -> bool:
-    """Runs a call; when it comes to its `step`-th line, `intrude` runs on another thread. Whether it came so far."""
+    """Run a call; at its `step`-th line, run `intrude` on another thread. Returns whether that line was reached."""
     lines = itertools.count(1)
     reached: list[int] = []
 
-    def trace(frame: FrameType, event: str, _: Any) -> Any:  # noqa: ANN401 - as the interpreter calls it
+    def trace(frame: FrameType, event: str, _: Any) -> Any:  # noqa: ANN401 - the signature that the interpreter calls
         if frame.f_code.co_name != "force_complete" or not frame.f_code.co_filename.endswith("operation.py"):
             return None
         if event == "line" and next(lines) == step:
@@ -136,7 +138,7 @@ def run_with_intruder(call: Callable[[], object], step: int, intrude: Callable[[
 
 
 def test_the_watchdog_says_who_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads that make no progress are reported with their stacks, not waited for."""
+    """Threads that make no progress are reported with their stacks instead of waited for."""
     monkeypatch.setattr(crowd_module, "STUCK_AFTER_S", 0.05)
     release = threading.Event()
     stuck = threading.Thread(target=lambda: release.wait(60), daemon=True)

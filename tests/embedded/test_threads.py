@@ -1,4 +1,4 @@
-"""The purgatory among threads: cases 21, 22, 30, 32 to 34, 41, 44, 95, 96 of docs/semantics.md; close and effects."""
+"""The purgatory with several threads: cases 21, 22, 30, 32 to 34, 41, 44, 95, 96 of docs/semantics.md, and close."""
 
 import random
 import threading
@@ -26,7 +26,7 @@ from tests.engine.generic.recording_operation import (
 
 
 def test_case_21_effects_of_expiries_run_one_after_the_other(purgatory: EmbeddedPurgatory) -> None:
-    """A slow effect of an expiry delays the next one: the one reaper thread runs them in order."""
+    """A slow effect of an expiry delays the next one: the single reaper thread runs them in order."""
     log: list[str] = []
     slow, fast, gate = RecordingOperation(5, "slow", log), RecordingOperation(5, "fast", log), Gate()
     slow.when_expired = gate
@@ -41,7 +41,7 @@ def test_case_21_effects_of_expiries_run_one_after_the_other(purgatory: Embedded
 
 
 def test_threads_close_at_the_same_time(purgatory: EmbeddedPurgatory) -> None:
-    """Case 22: all return, each operation is answered once, no thread stays, and registrations are refused."""
+    """Case 22: all calls return, each operation is answered once, no thread remains, and registrations are refused."""
     operations = register(purgatory, "k", count=2500)
     ended: list[int] = []
     run_all(*(lambda: ended.append(purgatory.close()) for _ in range(4)))
@@ -56,7 +56,7 @@ def test_threads_close_at_the_same_time(purgatory: EmbeddedPurgatory) -> None:
 
 
 def test_case_30_sixteen_threads_check_one_key(purgatory: EmbeddedPurgatory) -> None:
-    """One operation, 16 threads checking its key: answered once, and the counts sum to 1."""
+    """With 16 threads checking the key of one operation, it is answered once and the counts add up to 1."""
     (operation,) = register(purgatory, "k")
     operation.is_met = True
     counts: list[int] = []
@@ -67,7 +67,7 @@ def test_case_30_sixteen_threads_check_one_key(purgatory: EmbeddedPurgatory) -> 
 
 @pytest.mark.slow
 def test_case_32_expiry_and_check_race() -> None:
-    """A check and the timer race 300 times: answered once each time, on_expiration exactly if the timer won."""
+    """A check and the timer race 300 times: answered once each time, with on_expiration only if the timer won."""
     purgatory = ManualPurgatory()
     for _ in range(300):
         (operation,) = register(purgatory, "k", timeout_ms=10)
@@ -82,7 +82,7 @@ def test_case_32_expiry_and_check_race() -> None:
 
 
 def test_case_33_check_returns_while_the_timer_is_inside_on_complete(purgatory: EmbeddedPurgatory) -> None:
-    """While the reaper is stuck in an on_complete, a check from elsewhere returns 0 at once and asks nobody."""
+    """While the reaper is inside an on_complete, a check on another thread returns 0 at once, without an evaluation."""
     operation, gate = RecordingOperation(5), Gate()
     operation.when_completed = gate
     purgatory.try_complete_else_watch(operation, ["k"])
@@ -99,7 +99,7 @@ def test_case_33_check_returns_while_the_timer_is_inside_on_complete(purgatory: 
 
 
 def test_case_34_completed_while_being_registered() -> None:
-    """Forced by another thread while its registration is under way: answered once, and no timer entry stays behind."""
+    """Forced by another thread during its registration: answered once, and no timer entry is left behind."""
     purgatory, operation = ManualPurgatory(), RecordingOperation()
     with ThreadPoolExecutor(1) as pool:
         forced: list[Future[bool]] = []
@@ -116,7 +116,7 @@ def test_case_34_completed_while_being_registered() -> None:
 
 
 def test_case_41_check_waits_for_an_evaluation_elsewhere(purgatory: EmbeddedPurgatory) -> None:
-    """A check that finds an evaluation under way on another thread waits for it and then decides."""
+    """A check during an evaluation on another thread waits for it and then decides."""
     (operation,) = register(purgatory, "k")
     operation.when_evaluated = gate = Gate()
     with ThreadPoolExecutor(2) as pool:
@@ -131,7 +131,7 @@ def test_case_41_check_waits_for_an_evaluation_elsewhere(purgatory: EmbeddedPurg
 
 
 def test_case_44_last_leaves_while_another_arrives(purgatory: EmbeddedPurgatory) -> None:
-    """Racing threads drop a key and make it again: an operation registered on a key is always found by a check."""
+    """Threads race to remove a key and create it again: a check always finds an operation registered on the key."""
 
     def come_and_go() -> None:
         for _ in range(300):
@@ -145,7 +145,7 @@ def test_case_44_last_leaves_while_another_arrives(purgatory: EmbeddedPurgatory)
 
 
 def test_case_95_state_lock_and_check(purgatory: EmbeddedPurgatory) -> None:
-    """Changing state under a lock that try_complete takes, releasing it, then checking: no deadlock, nothing missed."""
+    """Changing state under a lock that try_complete takes, releasing it, then checking misses nothing."""
     state_lock, state = threading.Lock(), {"mark": 0}
 
     class MarkReached(GenericOperation):
@@ -176,7 +176,7 @@ def test_case_95_state_lock_and_check(purgatory: EmbeddedPurgatory) -> None:
 
 @pytest.mark.parametrize("futures_finish", [True, False])
 def test_case_96_waiting_for_futures(purgatory: EmbeddedPurgatory, futures_finish: bool) -> None:
-    """Futures that finish complete the operation on their thread, and no entry stays; else expiry fails them, once."""
+    """Futures that finish complete the operation on their thread, and no entry is left; otherwise it expires, once."""
     futures: list[Future[str]] = [Future(), Future()]
 
     def fail_those_not_done() -> None:
@@ -199,7 +199,7 @@ def test_case_96_waiting_for_futures(purgatory: EmbeddedPurgatory, futures_finis
 
 
 def test_effects_of_a_torn_thread_still_run(purgatory: EmbeddedPurgatory) -> None:
-    """A caller interrupted in the middle of its effects sees the interrupt when the rest of them have run."""
+    """An interrupt during the effects is raised to the caller after the remaining effects have run."""
 
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -227,7 +227,7 @@ def test_errors_are_told_outside_the_lock() -> None:
 
 
 def test_close_from_an_effect_on_the_callers_thread() -> None:
-    """It returns how many were left, and they end as SHUTTING_DOWN."""
+    """It returns how many operations it ended, and they end as SHUTTING_DOWN."""
     purgatory = EmbeddedPurgatory("closing", never_called)
     first, *leftovers = register(purgatory, "k", count=11)
     closed: list[int] = []

@@ -1,4 +1,4 @@
-"""The engine behind the plain language of plain.py, so that the same calls can go to it and to the oracle."""
+"""The engine behind the plain data of plain.py, so that the same calls can be made on it and on the oracle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOTHING_READ = (-1, -1, -1, -1, -1)
 
 
 def unless_all(values: list[int], default: int) -> list[int]:
-    """A column, or an empty one where it says nothing: callers leave it out, which goes a shorter way."""
+    """The column, or an empty one if all values are the default: an omitted column is a separate code path."""
     return [] if all(value == default for value in values) else values
 
 
@@ -95,7 +95,7 @@ def event_batch(events: list[plain.Event]) -> EventBatch:
 
 
 def ended_of(completions: Completions) -> list[plain.Ended]:
-    """One owner's completions as rows."""
+    """Convert one owner's completions to rows."""
     rows = []
     item = fetched = 0
     for i, operation_id in enumerate(completions.operation_ids):
@@ -167,7 +167,7 @@ def pending_of(view: PendingView) -> plain.Pending:
 
 
 class EngineUnderTest:
-    """An engine that is spoken to in plain data."""
+    """An engine with an interface of plain data."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ class EngineUnderTest:
         return self.engine.cancel(self.owners[owner_id], operation_ids, now_ms)
 
     def fail_stale(self, stale_ms: dict[plain.Name, int], now_ms: int) -> int:
-        """Ends whatever waited for too long for what is stale for too long."""
+        """End the operations that have waited out their stale timeout for a mark that was stale as long."""
         waits, engine = self.engine.stale_waits, self.engine
         slots = waits.slots()
         assert engine.has_stale_waits == bool(slots)
@@ -254,7 +254,7 @@ class EngineUnderTest:
 
 
 def answers_of(receipt: EventsReceipt, start: int) -> list[plain.EventAnswer]:
-    """One answer for each event of a slice. `unchanged` is a sum in the receipt; it goes to the slice's last answer."""
+    """One answer per event of a slice. The receipt only has the sum of `unchanged`; it is set on the last answer."""
     refused = {refusal.index: (refusal.code, refusal.error_code) for refusal in receipt.refusals}
     answers = []
     for i, ended in enumerate(receipt.ended):

@@ -1,4 +1,4 @@
-"""Engine and oracle side by side: every call goes to both, and what can be seen of them must be equal after it."""
+"""Engine and oracle side by side: every call goes to both, and all visible state must be equal afterwards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def demand(what: str, engine: object, oracle: object) -> None:
 
 
 def compare_ends(rows: list[plain.Ended], expected: list[plain.Ended]) -> None:
-    """Says how the ends of operations differ, however they are ordered, narrowed down to the item."""
+    """Report how the ended operations differ, in any order, narrowed down to the item."""
     ended = {(row.owner_id, row.operation_id): row for row in rows}
     wanted = {(row.owner_id, row.operation_id): row for row in expected}
     demand("nobody ends twice", len(ended), len(rows))
@@ -71,7 +71,7 @@ class Pair:
         self.compare_ended()
 
     def register(self, owner_id: int, operations: list[plain.Operation]) -> RegisterReceipt:
-        """A batch of registrations of one kind."""
+        """Register a batch of one kind."""
         receipt = self.engine.register(owner_id, operations, self.now_ms)
         answers = self.oracle.register(owner_id, operations, self.now_ms)
         refused = {i: answer.refused for i, answer in enumerate(answers) if answer.refused}
@@ -91,7 +91,7 @@ class Pair:
         answers = self.engine.apply(events, self.now_ms, limit)
         for event, answer in zip(events, answers, strict=True):
             wanted = self.oracle.apply(event, self.now_ms)
-            if len(events) > 1:  # the receipt of a batch has only their sum
+            if len(events) > 1:  # the receipt of a batch only has their sum
                 wanted = wanted._replace(unchanged=answer.unchanged)
             if answer != wanted:
                 demand(f"answer to {plain.brief(event)}", answer, wanted)
@@ -124,7 +124,7 @@ class Pair:
         return cancelled
 
     def advance(self, ms: int, limit: int = 100_000) -> int:
-        """Time passes; one call of `advance_clock`, which may leave some that are due where `limit` is small."""
+        """Advance the time, with one call of `advance_clock`, which may leave due operations if `limit` is small."""
         self.now_ms += ms
         expired = self.engine.engine.advance_clock(self.now_ms, limit)
         due = self.oracle.due(self.now_ms)
@@ -133,7 +133,7 @@ class Pair:
         keys = [(row.owner_id, row.operation_id) for row in rows]
         in_order = sorted(due, key=due.__getitem__)[:limit]
         if keys != in_order:
-            # The engine gives them owner by owner.
+            # The engine returns them owner by owner.
             demand("who expired", sorted(keys), sorted(in_order))
             for owner_id in {key[0] for key in keys}:
                 of_owner = [key for key in in_order if key[0] == owner_id]
@@ -143,7 +143,7 @@ class Pair:
         return expired
 
     def shut_down(self, limit: int) -> int:
-        """End some as shutting down; which ones is the engine's choice."""
+        """End some operations as shutting down; the engine chooses which."""
         count = self.engine.engine.shut_down(self.now_ms, limit)
         demand("how many shut down", count, min(limit, len(self.oracle.pending)))
         rows = self.engine.take_ended()
@@ -157,7 +157,7 @@ class Pair:
         self.compare_rows(self.engine.take_ended())
 
     def compare_rows(self, rows: list[plain.Ended]) -> None:
-        """What has ended, and how, in any order."""
+        """Compare the ended operations and their results, in any order."""
         self.last_ended = rows
         expected = self.oracle.take_ended()
         if (rows or expected) and sorted(rows) != sorted(expected):
@@ -169,12 +169,12 @@ class Pair:
             raise Difference(f"next_expiration_ms {next_ms}, but a deadline is at {earliest}")
 
     def compare_marks(self, names: set[plain.Name]) -> None:
-        """Partitions as seen from outside."""
+        """Compare the visible state of partitions."""
         for name in names:
             self.compare_mark(name)
 
     def compare_mark(self, name: plain.Name) -> None:
-        """A partition as seen from outside; a key has nothing to see."""
+        """Compare the visible state of a partition; a key has none."""
         if name[1] < 0:
             return
         partition = self.oracle.world.partitions.get(name)
@@ -183,7 +183,7 @@ class Pair:
             demand(f"marks of {name}", marks, None if partition is None else partition.marks())
 
     def compare_everything(self) -> None:
-        """Compare everything that is visible, recounted from scratch, and check the engine's invariants."""
+        """Compare all visible state, recounted, and check the engine's invariants."""
         self.engine.engine.check()
         demand("an operation is pending whose condition holds", self.oracle.check_everything(self.now_ms), 0)
         for name in set(self.oracle.world.partitions) | set(self.engine.engine.partition_names()):
@@ -203,7 +203,7 @@ class Pair:
                 demand(f"the view of {key}", seen[key], view)
 
     def heal(self) -> None:
-        """Let all time pass, and find the engine empty."""
+        """Advance past all deadlines, and check that the engine is empty."""
         while self.oracle.pending:
             pending = len(self.oracle.pending)
             next_ms = self.engine.engine.next_expiration_ms()

@@ -1,6 +1,6 @@
-"""Calls on a purgatory and their answers as plain data: the one language of oracle, engine and tests.
+"""Calls on a purgatory and their results as plain data: the common language of oracle, engine and tests.
 
-Nothing of the engine is imported here. Numbers are those of the wire (proto/purgatory/v1); -1: not given or not known.
+This module imports nothing of the engine. Numbers are those of the wire (proto/purgatory/v1); -1: missing or unknown.
 """
 
 from typing import Final, NamedTuple
@@ -40,8 +40,8 @@ NOT_FOUND: Final = 5
 FAILED_PRECONDITION: Final = 9
 
 made: Final = tuple.__new__
-"""`made(Event, (...))` is `Event(...)` in a fraction of the time, for loops that run often. All fields must be
-given, in order: nothing is filled in, nothing is checked.
+"""`made(Event, (...))` equals `Event(...)` but is much faster, for hot loops. All fields are required, in order: there
+are no defaults and no checks.
 """
 
 Name = tuple[str, int]
@@ -78,7 +78,7 @@ class Operation(NamedTuple):
 
 
 class Event(NamedTuple):
-    """One thing that happened. `offset` is a mark or a count; the lists belong to IN_SYNC_REPLICAS and LEADERSHIP."""
+    """One event. `offset` is a mark or a count; the lists belong to IN_SYNC_REPLICAS and LEADERSHIP."""
 
     type: int
     name: Name
@@ -98,7 +98,7 @@ class Event(NamedTuple):
 
 
 class EventAnswer(NamedTuple):
-    """What one event did: operations ended, and `unchanged`, or why it was refused (google.rpc.Code, Kafka code)."""
+    """The effect of one event: operations ended and `unchanged`, or its refusal (google.rpc.Code, Kafka code)."""
 
     ended: int = 0
     unchanged: bool = False
@@ -106,7 +106,7 @@ class EventAnswer(NamedTuple):
 
 
 class RegisterAnswer(NamedTuple):
-    """What became of one registration. `refused` is a google.rpc.Code, 0 if it was not."""
+    """The result of one registration. `refused` is a google.rpc.Code, or 0."""
 
     accepted: bool
     refused: int = 0
@@ -123,7 +123,7 @@ class EndedItem(NamedTuple):
     remaining_ms: int = -1
     pace: float = -1.0
     available_bytes: int = -1
-    """This and what follows belongs to fetches; -1 elsewhere."""
+    """From here on: fetches only; -1 for other kinds."""
     high_watermark: int = -1
     last_stable: int = -1
     diverging_epoch: int = -1
@@ -174,7 +174,7 @@ class PartitionMarks(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """How operations of one kind have ended so far."""
+    """Counts of one kind by outcome."""
 
     registered: int
     pending: int
@@ -186,7 +186,7 @@ class Counts(NamedTuple):
 
 
 def brief(value: object) -> str:
-    """A value with its default fields left out, as it would be typed."""
+    """A value without its default fields, as source code."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         defaults: dict[str, object] = vars(type(value))["_field_defaults"]
         said = [

@@ -1,6 +1,6 @@
-"""The engine against the oracle: hypothesis draws calls, both get them, and after each all that can be seen is equal.
+"""The engine against the oracle: hypothesis draws calls, both get them, and all visible state must be equal after each.
 
-The simulator does the same with long lives; here they are short and every failure is cut down to its shortest form.
+The simulator does the same with long runs; here they are short, and every failure is shrunk to its shortest form.
 """
 
 from typing import Any
@@ -36,7 +36,7 @@ def items(names: list[plain.Name], **fields: st.SearchStrategy[Any]) -> st.Searc
 
 
 def operations(kind: int, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[plain.Operation]:
-    """An operation of a kind; its id is given when it is registered."""
+    """An operation of a kind; its id is assigned when it is registered."""
     return st.builds(
         lambda timeout_ms, stale_timeout_ms, one: plain.Operation(
             kind, 0, timeout_ms, stale_timeout_ms=stale_timeout_ms, **one
@@ -121,7 +121,7 @@ STEP = st.one_of(
 
 
 def take(pair: Pair, owner_id: int, next_id: int, step: Drawn) -> int:
-    """Take one drawn step and return who the owner is now."""
+    """Take one drawn step and return the current owner id."""
     if isinstance(step, int):
         pair.advance(step)
     elif isinstance(step, dict):
@@ -149,7 +149,7 @@ def take(pair: Pair, owner_id: int, next_id: int, step: Drawn) -> int:
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(STEP, max_size=30), st.sampled_from([1, 1, 4]), st.sampled_from([5, 30_000]), st.booleans())
 def test_engine_equals_oracle(drawn: list[Drawn], tick_ms: int, lag_max_ms: int, strict: bool) -> None:
-    """Whatever is called in whatever order, engine and oracle say the same, and in the end nothing is left."""
+    """For any calls in any order, engine and oracle agree, and in the end nothing is left."""
     pair = Pair(tick_ms=tick_ms, wheel_size=4, lag_max_ms=lag_max_ms, strict=strict)
     owner_id = pair.add_owner()
     for next_id, step in enumerate(drawn, 1):

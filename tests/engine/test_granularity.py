@@ -1,7 +1,7 @@
-"""How finely time passes makes no difference: one leap of the clock ends the same operations as many steps.
+"""The step size of the clock makes no difference: one big step ends the same operations as many small ones.
 
-Two engines live the same life, drawn by hypothesis over all kinds of operation and event. In one the reaper comes only
-when something is about to happen; in the other it comes at every few milliseconds and may only expire a few at a time.
+Two engines run the same history, drawn by hypothesis over all kinds of operation and event. In one, the reaper runs
+only before the next call; in the other, it runs every few milliseconds and may expire only a few operations at a time.
 """
 
 from typing import NamedTuple
@@ -21,9 +21,9 @@ UNLIMITED = 1_000_000
 
 
 class Happening(NamedTuple):
-    """A call on the engine, so many milliseconds after what came before it.
+    """A call on the engine, a number of milliseconds after the previous one.
 
-    With `snaps_to_ms` an operation's deadline goes up to the next multiple of it, so that many deadlines coincide.
+    With `snaps_to_ms`, an operation's deadline is rounded up to a multiple of it, so that many deadlines coincide.
     """
 
     after_ms: int
@@ -32,7 +32,7 @@ class Happening(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """How the reaper comes: at least every so many milliseconds, and how much it may expire in one call."""
+    """How often the reaper runs (maximum interval in milliseconds) and how much it may expire per call."""
 
     step_ms: int
     limit: int
@@ -46,13 +46,13 @@ PACES = st.builds(Pace, st.sampled_from([1, 1, 2, 7, 20, 100]), st.sampled_from(
 
 
 class EndedRow(NamedTuple):
-    """The end of one operation, without what tells when the reaper came for it."""
+    """The end of one operation, without the fields that depend on when the reaper ran."""
 
     operation_id: int
     kind: int
     outcome: int
     deadline_ms: int
-    """Of an expired one; -1 elsewhere."""
+    """Expired operations only; else -1."""
     items: tuple[plain.EndedItem, ...]
 
 
@@ -68,7 +68,7 @@ class TimedRun:
         self.ends: list[EndedRow] = []
 
     def live(self, happenings: list[Happening]) -> None:
-        """All of it, and then time until nobody waits."""
+        """Run the whole history, and then advance the time until nothing is pending."""
         for operation_id, happening in enumerate(happenings, 1):
             self.pass_time(happening.after_ms)
             if isinstance(happening.what, plain.Event):
@@ -80,14 +80,14 @@ class TimedRun:
         assert self.under_test.engine.pending == 0
 
     def register(self, operation_id: int, drawn: plain.Operation, snaps_to_ms: int) -> None:
-        """One operation, which must be accepted."""
+        """Register one operation, which must be accepted."""
         deadline_ms = -(-(self.now_ms + drawn.timeout_ms) // snaps_to_ms) * snaps_to_ms
         operation = drawn._replace(operation_id=operation_id, timeout_ms=deadline_ms - self.now_ms)
         self.registered_ms[operation_id] = self.now_ms
         assert self.under_test.register(self.owner_id, [operation], self.now_ms).accepted == 1
 
     def pass_time(self, ms: int) -> None:
-        """The clock moves, step by step, and the reaper does all that is due at each."""
+        """Advance the clock step by step; the reaper expires everything that is due at each step."""
         until_ms = self.now_ms + ms
         while True:
             self.now_ms = min(until_ms, self.now_ms + self.pace.step_ms)
@@ -98,7 +98,7 @@ class TimedRun:
                 return
 
     def collect(self) -> None:
-        """Notes what has ended. What expired did so at its deadline or later."""
+        """Collect the ended operations. Expired ones must have ended at their deadline or later."""
         for row in self.under_test.take_ended():
             deadline_ms = -1
             if row.outcome == plain.EXPIRED:
@@ -109,7 +109,7 @@ class TimedRun:
             self.ends.append(EndedRow(row.operation_id, row.kind, row.outcome, deadline_ms, items))
 
     def seen(self) -> list[object]:
-        """Whatever else can be looked at."""
+        """All other visible state."""
         engine = self.under_test.engine
         marks = [self.under_test.marks(name, self.now_ms) for name in engine.partition_names()]
         return [*marks, *(self.under_test.counts(kind) for kind in plain.KINDS), engine.next_expiration_ms()]
@@ -118,9 +118,9 @@ class TimedRun:
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(LIFE, PACES, st.sampled_from(GEOMETRIES))
 def test_one_leap_equals_many_steps(happenings: list[Happening], pace: Pace, geometry: tuple[int, int]) -> None:
-    """The same operations end in the same order with the same answers, and the engines look the same afterwards.
+    """The same operations end in the same order with the same results, and the engines have equal state afterwards.
 
-    The earlier deadline, in ticks, expires first; of equal ones the one that was registered first.
+    The earlier deadline, in ticks, expires first; of equal ones, the operation registered first.
     """
     leaping, stepping = TimedRun(LEAPS, *geometry), TimedRun(pace, *geometry)
     leaping.live(happenings)

@@ -1,4 +1,4 @@
-"""What a look at the pending operations shows, and what its filters leave out."""
+"""Listings of pending operations and their filters."""
 
 from purgatory.engine.ranking import PendingRanking
 from purgatory.engine.views import RemainingTimes
@@ -15,7 +15,7 @@ def listed(world: World, *, owner_id: int = -1, kind: int = 0, partition: str = 
 
 
 def test_filters_go_together() -> None:
-    """Each filter leaves out what it does not name."""
+    """Filters are combined: each excludes operations that do not match it."""
     world = World()
     produce = world.produce({"orders-0": 10, "orders-1": 10})
     delete = world.delete_records({"orders-1": 10})
@@ -37,7 +37,7 @@ def test_filters_go_together() -> None:
 
 
 def test_what_is_reached_is_what_is_reached_now() -> None:
-    """While it waits, each item shows the mark of now, not that of its registration."""
+    """Each item of a pending operation shows the current mark, not that of its registration."""
     world = World()
     world.append("orders-0", 30)
     world.high_watermark("orders-0", 5)
@@ -61,7 +61,7 @@ def test_what_is_reached_is_what_is_reached_now() -> None:
 
 
 def test_time_left_is_counted_by_bounds_and_in_slices() -> None:
-    """Each pending operation falls under the first bound that it does not pass, however the slots are cut."""
+    """Each pending operation is counted under the first bound that it does not exceed, however the slots are sliced."""
     world = World()
     for timeout_ms in (5, 10, 11, 100, 101, 5_000):
         world.produce({"orders-0": 10}, timeout_ms=timeout_ms)
@@ -83,7 +83,7 @@ def test_time_left_is_counted_by_bounds_and_in_slices() -> None:
 
 
 def test_a_ranking_has_what_stands_out() -> None:
-    """Whatever the slices: what has waited longest, what expires soonest, and how many wait on each name."""
+    """A ranking has the longest waits, the soonest deadlines and the waits per name, however it is sliced."""
     world = World()
     handles = []
     for number in range(50):
@@ -113,7 +113,7 @@ def test_a_ranking_has_what_stands_out() -> None:
 
 
 def test_rings_show_where_the_wheel_has_everything() -> None:
-    """Each pending operation is in one bucket of the ring of its level; buckets are counted up to a bound."""
+    """Each pending operation is in one bucket of the ring of its level; buckets are counted up to a limit."""
     world = World()
     for timeout_ms in (3, 3, 3, 25, 500, 9_000):
         world.produce({"orders-0": 10}, timeout_ms=timeout_ms)

@@ -1,4 +1,4 @@
-"""Bugs that the oracle and the simulator found while the engine was young, each as the few steps that showed it."""
+"""Bugs that the oracle and the simulator found early in the engine's development, each as the shortest steps."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.engine.world import World
 
 
 def test_a_replica_made_by_its_state_is_a_change() -> None:
-    """Told alive and free to join, an unknown replica is made: it has not fetched, and holds the low watermark back."""
+    """A replica created by its state event, alive and not fenced, has not fetched: the low watermark is unknown."""
     world = World()
     world.append("orders-0", 5)
     answer = world.replica("orders-0", 2)
@@ -28,7 +28,7 @@ def test_an_epoch_without_records_leaves_no_entry() -> None:
 
 
 def test_a_follower_that_turns_leader_within_an_epoch_enters_it() -> None:
-    """A reader that has that epoch's records is served, not refused as if the epoch were unknown."""
+    """A reader that has that epoch's records is served instead of refused with an unknown epoch."""
     world = World()
     world.follow("orders-0", 5)
     world.lead("orders-0", 5)
@@ -38,7 +38,7 @@ def test_a_follower_that_turns_leader_within_an_epoch_enters_it() -> None:
 
 
 def test_divergence_at_epoch_0_and_offset_0_is_divergence() -> None:
-    """The reader is told to cut its log to 0; (0, 0) once meant that it agrees."""
+    """The reader must truncate its log to 0; (0, 0) was once taken for agreement."""
     world = World()
     world.lead("orders-0", 1, start=0)
     world.append("orders-0", 5)
@@ -49,7 +49,7 @@ def test_divergence_at_epoch_0_and_offset_0_is_divergence() -> None:
 
 
 def test_a_throttled_fetch_hears_the_first_append() -> None:
-    """It adds no bytes, but an offset beyond the log must end it."""
+    """A throttled fetch adds no bytes, but it must end if its offset turns out to be beyond the log."""
     world = World()
     handle = world.fetch({"orders-0": 5}, replica_id=3, throttled=True)
     world.append("orders-0", 3)
@@ -57,7 +57,7 @@ def test_a_throttled_fetch_hears_the_first_append() -> None:
 
 
 def test_a_replica_that_becomes_leader_frees_the_low_watermark() -> None:
-    """It no longer counts as a follower that has not fetched; delete-records that waited for it end."""
+    """It no longer counts as a follower that has not fetched; the delete-records waiting for it ends."""
     world = World()
     world.replica("orders-0", 1)
     world.append("orders-0", 26)
@@ -68,7 +68,7 @@ def test_a_replica_that_becomes_leader_frees_the_low_watermark() -> None:
 
 
 def test_a_fetch_answers_with_the_marks_after_the_event() -> None:
-    """A follower that comes into the in-sync set is served with the high watermark that its coming made."""
+    """A follower that joins the in-sync set is served with the high watermark that results from its joining."""
     world = World()
     world.append("orders-0", 612)
     handle = world.fetch({"orders-0": 612}, replica_id=2, min_bytes=34, throttled=True)
@@ -80,7 +80,7 @@ def test_a_fetch_answers_with_the_marks_after_the_event() -> None:
 
 
 def test_a_proposal_that_leaves_a_member_out_frees_the_high_watermark() -> None:
-    """Replica 3 never fetched; proposed it held the high watermark, and with the next proposal it no longer does."""
+    """Replica 3, which never fetched, holds back the high watermark only while it is proposed."""
     world = World()
     world.in_sync("orders-0", 1, 2, proposed=(1, 3))
     world.append("orders-0", 10)
@@ -91,7 +91,7 @@ def test_a_proposal_that_leaves_a_member_out_frees_the_high_watermark() -> None:
 
 
 def test_a_first_byte_position_is_settled_before_fetches_are_looked_at() -> None:
-    """The high watermark goes from unknown to 8 in one step: no fetch sees it at 0 in between."""
+    """The high watermark goes from unknown to 8 in one step: no fetch is evaluated with a high watermark of 0."""
     world = World()
     world.in_sync("orders-0", 1)
     handle = world.fetch({"orders-0": 2}, min_bytes=610, committed=True)
@@ -100,7 +100,7 @@ def test_a_first_byte_position_is_settled_before_fetches_are_looked_at() -> None
 
 
 def test_a_follower_waits_for_less_and_sees_the_new_high_watermark() -> None:
-    """The append that gives the first byte position answers with the high watermark it made."""
+    """The append with the first byte position answers the fetch with the resulting high watermark."""
     world = World()
     handle = world.fetch({"orders-0": 0}, replica_id=3, min_bytes=3)
     world.in_sync("orders-0", 1)
@@ -110,11 +110,11 @@ def test_a_follower_waits_for_less_and_sees_the_new_high_watermark() -> None:
 
 @pytest.mark.parametrize("evaluation", [1, 2])
 def test_an_operation_forced_while_it_is_registered_leaves_nothing(evaluation: int) -> None:
-    """It completes once, whichever evaluation the force falls into, and is neither watched nor timed afterwards."""
+    """It completes once, whichever evaluation the force interrupts, and is neither watched nor timed afterwards."""
     purgatory, operation = DelayedOperationPurgatory(0, never_called), RecordingOperation(1_000)
 
     def force_as_another_thread() -> None:
-        """The other thread read that the operation was not registered, and goes on only now."""
+        """The other thread saw the operation unregistered, and continues only now."""
         if operation.evaluations == evaluation:
             claim, operation.purgatory_claim = operation.purgatory_claim, None
             operation.force_complete()

@@ -1,4 +1,4 @@
-"""A tape does what its calls would do one by one: lives of the simulator, played both ways."""
+"""A tape has the effect of its calls made one by one: runs of the simulator, played both ways."""
 
 import random
 
@@ -23,7 +23,7 @@ REGISTER_PRODUCE = tapes.REGISTER + PRODUCE
 
 
 class Calls:
-    """The calls of a life, for one owner whose ids rise: made on an engine, and noted for a tape."""
+    """The calls of a run, for one owner with ascending ids: made on one engine, and recorded for a tape."""
 
     def __init__(self, seed: int, prompt: bool) -> None:
         self.generator = Generator(seed)
@@ -55,7 +55,7 @@ class Calls:
         self.stale: dict[int, set[plain.Name]] = {}
 
     def take(self, step: steps.Step) -> None:
-        """One step: done on the first engine, noted for the second."""
+        """Make the calls of one step on the first engine, and record them for the second."""
         engine, owner = self.engines[0], self.owners[0]
         if isinstance(step, steps.Advance | steps.Sleep):
             self.now_ms += step.ms
@@ -107,7 +107,7 @@ class Calls:
         self.noted.append((code, self.now_ms, count))
 
     def play(self) -> list[int]:
-        """The tape so far, on the second engine; the ids it refused."""
+        """Play the recorded tape on the second engine; returns the refused ids."""
         batches = [None, *(operation_batch(given) if given else None for given in self.operations.values())]
         tape = Tape(
             [code for code, _, _ in self.noted],
@@ -125,13 +125,13 @@ class Calls:
         return played.refused_ids
 
     def ended(self, which: int) -> list[plain.Ended]:
-        """What has ended on an engine since it was last asked."""
+        """The operations that ended on an engine since the last call."""
         return [row for completions in self.engines[which].take_completions() for row in ended_of(completions)]
 
 
 @pytest.mark.parametrize("seed", range(1, 41))
 def test_a_tape_does_what_its_calls_do(seed: int) -> None:
-    """Whatever the life, and wherever it is cut into tapes: the same ends in the same order, and the same refusals."""
+    """For any run, however it is cut into tapes, the ends, their order and the refusals are the same."""
     calls = Calls(seed, prompt=seed % 2 == 0)
     rng = random.Random(seed)
     refused: list[int] = []
@@ -155,13 +155,13 @@ def one_wait(operation_id: int = 1, timeout_ms: int = 10) -> OperationBatch:
 
 
 def play(engine: Engine, tape: Tape, prompt: bool = False) -> tuple[list[plain.Ended], tapes.Played]:
-    """A tape for a new owner: what has ended, and what else it did."""
+    """Play a tape for a new owner; returns the ended operations and the other effects."""
     played = engine.play(engine.add_owner(), tape, prompt)
     return [row for completions in engine.take_completions() for row in ended_of(completions)], played
 
 
 def test_expirations_that_are_not_due_are_told() -> None:
-    """Asked to expire two, of which one is due, a tape expires that one and says that one was not."""
+    """With a step that expires two when one is due, that one expires and `not_due` is 1."""
     batch = OperationBatch([1, 2], partitions=[ORDERS], offsets=[5], timeouts_ms=[10, 90])
     tape = Tape([REGISTER_PRODUCE, tapes.EXPIRE], [0, 20], [2, 2], operations=[None, batch])
     ended, played = play(Engine(EngineLimits(), 0), tape)
@@ -170,7 +170,7 @@ def test_expirations_that_are_not_due_are_told() -> None:
 
 
 def test_ids_end_as_the_step_says() -> None:
-    """Ids are cancelled or shut down; one that is not pending is passed over."""
+    """Ids are cancelled or shut down; an id that is not pending is skipped."""
     batch = OperationBatch([1, 2], keys=["k"], timeouts_ms=[10])
     steps_of = [tapes.REGISTER + SIGNAL, tapes.CANCEL, tapes.SHUT_DOWN]
     tape = Tape(steps_of, [0, 1, 2], [2, 1, 2], operations=[None, None, None, None, batch], operation_ids=[2, 2, 1])
@@ -179,7 +179,7 @@ def test_ids_end_as_the_step_says() -> None:
 
 
 def test_columns_that_cannot_be_read_are_refused_before_the_first_step() -> None:
-    """A batch whose columns do not fit together raises, and nothing of the tape is done."""
+    """A batch whose columns do not fit together raises before anything of the tape is applied."""
     engine = Engine(EngineLimits(), 0)
     bad = EventBatch([HIGH_WATERMARK], partitions=[ORDERS], offsets=[5, 6, 7])
     tape = Tape([REGISTER_PRODUCE, tapes.APPLY], [0, 0], [1, 1], operations=[None, one_wait()], events=bad)
@@ -189,7 +189,7 @@ def test_columns_that_cannot_be_read_are_refused_before_the_first_step() -> None
 
 
 def test_a_clock_that_goes_back_is_a_broken_invariant() -> None:
-    """As with single calls: a step before the one before it is an assertion, not an answer."""
+    """As with single calls, a step earlier than the one before it is an assertion error."""
     tape = Tape([tapes.PASS, tapes.PASS], [5, 4], [0, 0], operations=[])
     with pytest.raises(AssertionError, match="clock went back"):
         play(Engine(EngineLimits(), 0), tape)

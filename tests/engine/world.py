@@ -1,7 +1,7 @@
-"""A small test kit: an engine with one owner, spoken to in names like "orders-0", whose answers are collected.
+"""A small test kit: an engine with one owner, with names like "orders-0", that collects the results.
 
-The oracle gets the same calls, so what a test works out by hand holds for both, and a difference fails the test at
-once. So does an operation that ends twice.
+The oracle gets the same calls, so a hand-computed expectation holds for both, and a difference fails the test
+immediately. So does an operation that ends twice.
 """
 
 from purgatory.engine.batches import RegisterReceipt
@@ -13,13 +13,13 @@ MEGABYTE = 1_048_576
 
 
 def parse(name: str) -> plain.Name:
-    """("orders", 0) of "orders-0"."""
+    """Parse "orders-0" as ("orders", 0)."""
     topic, _, partition = name.rpartition("-")
     return (topic, int(partition))
 
 
 class World:
-    """An engine and its oracle, one owner, a clock, and all endings so far. Handles are operation ids."""
+    """An engine and its oracle, one owner, a clock, and all ended operations. Handles are operation ids."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class World:
     def now_ms(self, now_ms: int) -> None:
         self.pair.now_ms = now_ms
 
-    # Things that happen. Each says how many operations it ended, or how it was refused.
+    # Events. Each method returns how many operations it ended, or how it was refused.
 
     def event(self, event: plain.Event) -> plain.EventAnswer:
         (answer,) = self.pair.apply([event])
@@ -92,7 +92,7 @@ class World:
         leader_id: int = 1,
         min_in_sync: int = -1,
     ) -> plain.EventAnswer:
-        """The in-sync set is `members`, led by replica 1 if nobody else is named."""
+        """The in-sync set is `members`, led by replica 1 unless another leader is given."""
         event = plain.Event(
             6, parse(name), in_sync=members, proposed=proposed, leader_id=leader_id, min_in_sync=min_in_sync
         )
@@ -111,15 +111,15 @@ class World:
         return self.event(plain.Event(7, parse(name), start, epoch, flag=1, leader_id=leader_id, replicas=replicas))
 
     def follow(self, name: str, epoch: int, *, leader_id: int = -1) -> plain.EventAnswer:
-        """Somebody else leads the partition from `epoch` on."""
+        """Another replica leads the partition from `epoch` on."""
         return self.event(plain.Event(7, parse(name), epoch=epoch, flag=0, leader_id=leader_id))
 
     def replica(self, name: str, replica_id: int, *, dead: bool = False, fenced: bool = False) -> plain.EventAnswer:
-        """A replica's broker died, came back, or may not join."""
+        """A replica's broker died, is alive, or is fenced."""
         return self.event(plain.Event(8, parse(name), replica_id=replica_id, flag=int(dead) + 2 * int(fenced)))
 
     def truncate(self, name: str, offset: int) -> plain.EventAnswer:
-        """The log was cut at `offset`."""
+        """The log was truncated at `offset`."""
         return self.event(plain.Event(9, parse(name), offset))
 
     def remove(self, name: str, *, moved: bool = False) -> plain.EventAnswer:
@@ -134,7 +134,7 @@ class World:
     def signal(self, key: str, count: int = -1) -> plain.EventAnswer:
         return self.event(plain.Event(13, (key, -1), count))
 
-    # Waits. Each gives a handle.
+    # Registrations. Each returns a handle.
 
     def register(self, operation: plain.Operation) -> int:
         """Register one operation, which must be accepted."""
@@ -144,7 +144,7 @@ class World:
         return operation.operation_id
 
     def register_all(self, operations: list[plain.Operation]) -> RegisterReceipt:
-        """Register a batch of one kind, of which some may be refused."""
+        """Register a batch of one kind, in which some may be refused."""
         receipt = self.pair.register(self.owner_id, operations)
         self.collect()
         return receipt
@@ -161,7 +161,7 @@ class World:
         epoch: int = -1,
         errors: dict[str, int] | None = None,
     ) -> int:
-        """Wait until the high watermarks are there."""
+        """Wait until the high watermarks have reached the offsets."""
         local = errors or {}
         items = tuple(plain.Item(parse(name), offset, epoch, local.get(name, 0)) for name, offset in required.items())
         return self.register(plain.Operation(plain.PRODUCE, self.next_id(), timeout_ms, items))
@@ -189,7 +189,7 @@ class World:
         last_epoch: int = -1,
         throttled: bool = False,
     ) -> int:
-        """Wait until that many bytes are readable."""
+        """Wait until this number of bytes is readable."""
         items = tuple(
             plain.Item(parse(name), offset, epoch, max_bytes=max_bytes, last_epoch=last_epoch, throttled=throttled)
             for name, offset in offsets.items()
@@ -209,7 +209,7 @@ class World:
     def delete_records(
         self, offsets: dict[str, int], *, timeout_ms: int = 1_000, errors: dict[str, int] | None = None
     ) -> int:
-        """Wait until the low watermarks are there."""
+        """Wait until the low watermarks have reached the offsets."""
         local = errors or {}
         items = tuple(
             plain.Item(parse(name), offset, local_error=local.get(name, 0)) for name, offset in offsets.items()
@@ -219,27 +219,27 @@ class World:
     def wait_signal(
         self, counts: dict[str, int], *, timeout_ms: int = 1_000, any_key: bool = False, from_now: bool = False
     ) -> int:
-        """Wait until keys were signalled so often."""
+        """Wait until the keys have been signalled this many times."""
         items = tuple(plain.Item((key, -1), count) for key, count in counts.items())
         operation = plain.Operation(plain.SIGNAL, self.next_id(), timeout_ms, items, any_key=any_key, from_now=from_now)
         return self.register(operation)
 
-    # Ends that no event brings.
+    # Ends without an event.
 
     def cancel(self, *handles: int) -> list[bool]:
-        """Cancel by id. Says which were pending."""
+        """Cancel by id. Returns which operations were pending."""
         answers = self.pair.cancel(self.owner_id, list(handles))
         self.collect()
         return answers
 
     def cancel_on(self, name: plain.Name) -> int:
-        """Cancel all that wait on a partition or key. Says how many."""
+        """Cancel all operations that wait on a partition or key. Returns how many."""
         cancelled = self.pair.cancel_name(name)
         self.collect()
         return cancelled
 
     def shut_down(self, limit: int) -> int:
-        """End some as shutting down. Says how many."""
+        """End some operations as shutting down. Returns how many."""
         ended = self.pair.shut_down(limit)
         self.collect()
         return ended
@@ -247,7 +247,7 @@ class World:
     # Time.
 
     def wait(self, ms: int, *, limit: int = 100_000) -> int:
-        """Time passes, and the reaper comes until nothing more is due. Says how many expired."""
+        """Advance the time, and run the reaper until nothing more is due. Returns how many expired."""
         total = 0
         while True:
             total += self.pair.advance(ms, limit)
@@ -256,10 +256,10 @@ class World:
             if not 0 <= self.engine.next_expiration_ms() <= self.now_ms:
                 return total
 
-    # Looking.
+    # Results.
 
     def collect(self) -> None:
-        """Note what the last call has ended."""
+        """Collect the operations that the last call ended."""
         for row in self.pair.last_ended:
             key = (row.owner_id, row.operation_id)
             assert key not in self.ended, f"operation {key} ended twice: {self.ended[key]} and {row}"
@@ -268,11 +268,11 @@ class World:
 
     @property
     def owner(self) -> Owner:
-        """The owner as the engine knows it."""
+        """The engine's owner object."""
         return self.pair.engine.owners[self.owner_id]
 
     def outcome(self, handle: int) -> str:
-        """How it ended in a word, or "pending"."""
+        """The outcome in a word, or "pending"."""
         ended = self.ended.get((self.owner_id, handle))
         if ended is None:
             assert self.engine.describe(self.owner, handle, self.now_ms) is not None
@@ -283,7 +283,7 @@ class World:
         return self.ended[self.owner_id, handle]
 
     def item(self, handle: int, name: str = "") -> plain.EndedItem:
-        """How one partition (or key) of it ended; the only one if no name is given."""
+        """The result of one partition (or key) of an operation; of the only one if no name is given."""
         items = self.result(handle).items
         if not name:
             (only,) = items
@@ -295,7 +295,7 @@ class World:
         return [item.error for item in self.result(handle).items]
 
     def marks(self, name: str) -> plain.PartitionMarks:
-        """What can be seen of a partition."""
+        """The visible state of a partition."""
         marks = self.pair.engine.marks(parse(name), self.now_ms)
         assert marks is not None, f"{name} is not known"
         return marks

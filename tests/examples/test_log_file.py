@@ -13,7 +13,7 @@ PAYLOADS = [bytes([number]) * (number % 7) for number in range(60)]
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Callable[[str], LogFile]]:
-    """Opens logs by name, and closes them after the test."""
+    """Open logs by name; they are closed after the test."""
     logs: list[LogFile] = []
 
     def open_log(name: str) -> LogFile:
@@ -83,7 +83,7 @@ def test_a_trimmed_log_continues_after_reopening(
 def test_an_incomplete_last_record_is_cut_off(
     log: LogFile, opened: Callable[[str], LogFile], tmp_path: Path, cut: int
 ) -> None:
-    """The records before it stay."""
+    """An incomplete last record is cut off; earlier records remain."""
     assert log.log_end_offset == 60
     (tmp_path / "log").write_bytes((tmp_path / "log").read_bytes()[:-cut])
     assert opened("log").log_end_offset == 59

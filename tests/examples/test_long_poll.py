@@ -1,4 +1,4 @@
-"""The long-poll example: what it prints, and how its endpoint answers in every case."""
+"""The long-poll example: its output, and the responses of its endpoint in every case."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ LONG = "timeout_ms=60000"
 
 @pytest.mark.slow
 def test_it_shows_itself() -> None:
-    """Run without arguments it polls itself, prints what came, and ends."""
+    """Run without arguments, it polls itself, prints the answers, and exits."""
     command = [sys.executable, "examples/long_poll.py"]
     environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
     run = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=60, check=False)
@@ -29,7 +29,9 @@ def test_it_shows_itself() -> None:
 
 
 def test_every_answer_of_the_endpoint() -> None:
-    """What is there comes at once, what is not when it comes; too many polls and those at the end get 503; else 204."""
+    """Existing messages are returned at once and new ones on arrival; 503 for too many polls and at shutdown, else
+    204.
+    """
     with ThreadPoolExecutor(2) as pool:
         with serving(polls_max=2) as address:
             assert ask(address, "POST", "/rooms/lobby", "first") == (201, "")

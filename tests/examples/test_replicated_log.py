@@ -53,7 +53,7 @@ def odd_lines(tmp_path: Path) -> Path:
 
 
 def assert_proven(run: subprocess.CompletedProcess[str], kills: bool) -> None:
-    """Everything that the demonstration checks holds, and it checked everything."""
+    """All checks of the demonstration were made and passed."""
     assert run.returncode == 0, f"exit {run.returncode}\n{run.stdout}\n{run.stderr}"
     assert "FAIL" not in run.stdout
     assert "proven: every record arrived once" in run.stdout
@@ -63,12 +63,12 @@ def assert_proven(run: subprocess.CompletedProcess[str], kills: bool) -> None:
 
 
 def test_odd_lines_arrive_byte_for_byte(odd_lines: Path) -> None:
-    """Consumer and followers hold exactly what was sent, whatever the bytes."""
+    """Consumer and followers store exactly the bytes that were sent."""
     assert_proven(run_demo("--input", str(odd_lines)), kills=False)
 
 
 def test_the_history_of_a_run_replays(odd_lines: Path, tmp_path: Path) -> None:
-    """The same with a follower killed midway; and a fresh engine fed with the archive ends every wait the same way."""
+    """With a follower killed midway, a new engine fed with the archive ends every wait in the same way."""
     folder = tmp_path / "history"
     run = run_demo("--input", str(odd_lines), "--kill-follower", "--archive", str(folder))
     assert_proven(run, kills=True)
@@ -103,7 +103,7 @@ def test_unusable_input_is_a_usage_error(tmp_path: Path, content: bytes | None, 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_interrupted_run_leaves_no_process(odd_lines: Path, number: signal.Signals) -> None:
-    """A run that is interrupted ends every process that it started."""
+    """An interrupted run ends every process that it started."""
     command = [sys.executable, "-m", "examples.replicated_log", "--input", str(odd_lines), "--kill-follower"]
     with subprocess.Popen(
         command, cwd=PROJECT, env=demo_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -121,7 +121,7 @@ def test_interrupted_run_leaves_no_process(odd_lines: Path, number: signal.Signa
 
 
 def said_pids(lines: Iterator[str], until: str) -> Iterator[int]:
-    """The process ids in the output, up to and with the line that has `until`."""
+    """The process ids in the output, up to and including the line that contains `until`."""
     for line in lines:
         yield from map(int, re.findall(r"\(pid (\d+)\)", line))
         if until in line:

@@ -1,10 +1,10 @@
-"""`make secure-demo` runs, and each of its calls is allowed or refused as it should be."""
+"""`make secure-demo` runs, and each of its calls is allowed or refused as expected."""
 
 from tests.examples.test_with_a_daemon import run_example
 
 
 def test_table_of_calls() -> None:
-    """Strangers do not connect, members get what the policy gives them, and no token is printed."""
+    """Strangers cannot connect, members get the access that the policy grants, and no token is printed."""
     printed = run_example("-m", "examples.secure_demo")
     lines = printed.splitlines()
     assert lines[0].split()[:4] == ["caller", "shows", "asks", "for"]

@@ -24,7 +24,7 @@ async def daemon(tmp_path: Path) -> AsyncIterator[str]:
 
 
 def run_example(*arguments: str) -> str:
-    """Runs a program of the examples, which must end with 0; returns what it printed."""
+    """Run an example program, which must exit with 0; returns its output."""
     path = os.pathsep.join([str(PROJECT), str(PROJECT / "client")])
     run = subprocess.run(
         [sys.executable, *arguments],
@@ -47,7 +47,7 @@ async def test_first_wait_is_satisfied(daemon: str) -> None:
 
 
 async def test_order_desk_ships_every_order(daemon: str, tmp_path: Path) -> None:
-    """New orders are shipped, and so are those that an earlier run has left."""
+    """New orders are shipped, and so are those left by an earlier run."""
     outbox = tmp_path / "desk.db"
     printed = run_example("examples/order_desk.py", daemon, str(outbox))
     assert printed.splitlines() == ["0 orders of an earlier run", *(f"order-{i}: satisfied" for i in range(3))]

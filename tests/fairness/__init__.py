@@ -1,1 +1,1 @@
-"""Whose turn it is, and which calls are refused before they are read."""
+"""Fair turns of callers, and calls that are refused before they are read."""

@@ -1,4 +1,4 @@
-"""Calls that are refused before their request is read: over a limit, past their deadline, or at shutdown."""
+"""Calls that are refused before their request is read: over a limit, past their deadline, or during shutdown."""
 
 import asyncio
 import itertools
@@ -48,7 +48,7 @@ class CallRefusals(RecordingListener):
 
 
 async def hold(served: DaemonChannel, host: ServedHost, count: int) -> list[asyncio.Task[wire.WaitResponse]]:
-    """So many calls of Wait that go on waiting."""
+    """Start `count` calls of Wait that stay pending."""
     before = host.host.fair_queue.calls
     waits = [asyncio.ensure_future(served.stub.Wait(HELD)) for _ in range(count)]
     await eventually(lambda: host.host.fair_queue.calls == before + count, "the calls wait")
@@ -56,7 +56,7 @@ async def hold(served: DaemonChannel, host: ServedHost, count: int) -> list[asyn
 
 
 def retry_ms(error: grpc.aio.AioRpcError) -> int:
-    """How long the refused caller is told to wait."""
+    """The retry delay that the refused caller received, in milliseconds."""
     status = rpc_status.from_call(error)
     assert status is not None
     for detail in status.details:
@@ -68,8 +68,8 @@ def retry_ms(error: grpc.aio.AioRpcError) -> int:
 
 @pytest.mark.parametrize("name", ["calls_max", "calls_per_caller_max"])
 async def test_calls_in_flight_are_limited(name: str) -> None:
-    """As many as the limit says are taken, one more is refused and told which limit it is, and one that ends makes
-    room. Another caller is bound only by the limit on all.
+    """Calls up to the limit are served. The next one is refused with the name of the limit, and succeeds after one has
+    ended. Another caller is bound only by the limit on all calls.
     """
     heard = CallRefusals()
     async with serving(HostSettings(LimitsSettings(**{name: 3})), listener=heard) as served:
@@ -94,7 +94,7 @@ async def test_calls_in_flight_are_limited(name: str) -> None:
 
 
 class Context:
-    """gRPC's context, as far as the gate asks it."""
+    """The parts of gRPC's context that the gate uses."""
 
     def __init__(self, remaining_s: float | None = None, peer: str = "ipv4:1") -> None:
         self.remaining_s = remaining_s
@@ -108,13 +108,13 @@ class Context:
 
 
 def slow_clock() -> Callable[[], int]:
-    """A clock that moves on by the time of a loop iteration whenever it is read: each turn takes an iteration."""
+    """A clock that advances by a loop iteration whenever it is read, so that each turn takes one iteration."""
     return itertools.count(0, LOOP_TURN_US_MAX).__next__
 
 
 @pytest.mark.parametrize("queued", [1, 2, 3])
 async def test_calls_that_wait_for_a_turn_are_limited(queued: int) -> None:
-    """Below the limit of 2 a further call is taken; at it, it is refused before it is read, and so above it."""
+    """Below the limit of 2 queued calls, another call is accepted; at or above it, it is refused before it is read."""
     gate = CallGate(FairQueue(now_us=slow_clock()), LimitsSettings(calls_queued_per_caller_max=2))
     account, context = Accounts().nobody, Context()
     others = [gate.enter(Context(peer="ipv4:2"), account, REGISTRATIONS, is_unary=True)]  # type: ignore[arg-type]
@@ -136,7 +136,7 @@ async def test_calls_that_wait_for_a_turn_are_limited(queued: int) -> None:
 
 
 async def test_the_rate_of_calls_is_limited() -> None:
-    """With 10 a second, ten come at once, the eleventh is told when there is room, and then there is."""
+    """At 10 per second, ten calls are accepted at once. The eleventh is accepted after the delay that it was given."""
     now_s = 100.0
     gate = CallGate(FairQueue(), LimitsSettings(calls_per_second_max=10), now_s=lambda: now_s)
     account, context = Accounts().nobody, Context()
@@ -156,7 +156,7 @@ async def test_the_rate_of_calls_is_limited() -> None:
 
 
 async def test_calls_past_their_deadline_are_not_served() -> None:
-    """Neither one that comes too late, nor one whose deadline passes while it waits for its turn: nobody hears it."""
+    """A call that arrives too late, or whose deadline passes while it waits for its turn, is not served."""
     heard = CallRefusals()
     gate = CallGate(FairQueue(), LimitsSettings(), [heard])
     account = Accounts().nobody
@@ -172,7 +172,7 @@ async def test_calls_past_their_deadline_are_not_served() -> None:
 
 
 async def test_calls_that_wait_at_shutdown_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With UNAVAILABLE, without having been served."""
+    """They get UNAVAILABLE and are not served."""
     async with serving() as served:
         queue = served.host.fair_queue
         monkeypatch.setattr(queue, "_now_us", slow_clock())
@@ -187,7 +187,7 @@ async def test_calls_that_wait_at_shutdown_are_refused(monkeypatch: pytest.Monke
 
 
 def test_the_operator_is_told_which_limit_refuses_calls(caplog: pytest.LogCaptureFixture) -> None:
-    """One line names the limit, however many calls are refused; deadlines that pass are no limit."""
+    """One log line names the limit, however many calls are refused; missed deadlines are not logged as a limit."""
     clock = ManualClock()
     told = RefusalLog(clock)
     for _ in range(100):
@@ -197,7 +197,7 @@ def test_the_operator_is_told_which_limit_refuses_calls(caplog: pytest.LogCaptur
 
 
 class Counting(RecordingListener):
-    """How many operations were accepted before the first event asked for its turn, and before it was applied."""
+    """Number of operations accepted before the first event asked for its turn, and before it was applied."""
 
     before_asked = before_event = -1
 
@@ -207,9 +207,7 @@ class Counting(RecordingListener):
 
 
 async def test_a_flood_does_not_hold_up_another_callers_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While 900 calls of one caller wait for their turns, again and again, an event of another has its own at once: a
-    slice or two of theirs are served before it.
-    """
+    """While 900 calls of one caller wait, an event of another caller gets its turn after a slice or two of theirs."""
     heard = Counting()
     take_turn = CallGate.call_turn
 

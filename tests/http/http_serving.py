@@ -1,4 +1,4 @@
-"""A served host with the HTTP site beside gRPC, and what a stranger with an HTTP client sends to it."""
+"""A host that is served over gRPC and HTTP, and an HTTP client for it."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ MESSAGE_BYTES_MAX = 262_144
 
 @dataclass(frozen=True)
 class Ending:
-    """How a call ended: its answers, and its status (code 0: OK) with details."""
+    """Result of a call: its responses, and its status (code 0: OK) with details."""
 
     answers: list[Message]
     status: status_pb2.Status
 
 
 class HttpCaller:
-    """Calls by Connect; `served` is the same host over gRPC."""
+    """Makes calls with Connect; `served` is the same host over gRPC."""
 
     def __init__(self, served: ServedHost, gate: CallGate, client: aiohttp.ClientSession) -> None:
         self.served = served
@@ -54,21 +54,21 @@ class HttpCaller:
     async def unary(
         self, method: str, body: Message | bytes, answer: type[Message], codec: str = JSON, **headers: str
     ) -> Ending:
-        """One call by POST."""
+        """Make one call with POST."""
         data = body if isinstance(body, bytes) else encoded(body, codec)
         sent = {"content-type": f"application/{codec}", **headers}
         async with self.client.post(f"{SERVICE}/{method}", data=data, headers=sent) as response:
             return ending_of(response.status, await response.read(), answer, codec)
 
     async def get(self, method: str, request: Message, answer: type[Message], codec: str = JSON) -> Ending:
-        """One call by GET."""
+        """Make one call with GET."""
         message = base64.urlsafe_b64encode(encoded(request, codec)).decode()
         query = {"message": message, "base64": "1", "encoding": codec, "connect": "v1"}
         async with self.client.get(f"{SERVICE}/{method}", params=query) as response:
             return ending_of(response.status, await response.read(), answer, codec)
 
     async def streamed(self, method: str, request: Message, answer: type[Message], codec: str = JSON) -> Ending:
-        """All answers of a stream until it ends."""
+        """All responses of a stream until it ends."""
         answers: list[Message] = []
         async for flags, data in self.frames(method, request, codec):
             if flags & END_OF_STREAM:
@@ -77,7 +77,7 @@ class HttpCaller:
         raise AssertionError("the stream has no end")
 
     async def grpc_web(self, method: str, request: Message, answer: type[Message], codec: str = BINARY) -> Ending:
-        """A call of either sort, by gRPC-Web. Its status comes as the last frame, or with the headers of no answer."""
+        """Make a call with gRPC-Web. Its status is in the last frame, or in the headers if there is no response."""
         sent = {"content-type": f"application/grpc-web+{codec}"}
         answers: list[Message] = []
         async with self.client.post(
@@ -96,7 +96,7 @@ class HttpCaller:
                 answers.append(decoded(data, answer, codec))
 
     async def frames(self, method: str, request: Message, codec: str = JSON) -> AsyncGenerator[tuple[int, bytes]]:
-        """What a stream answers, message by message."""
+        """The messages of a stream, one by one."""
         data = encoded(request, codec)
         sent = {"content-type": f"application/connect+{codec}"}
         async with self.client.post(f"{SERVICE}/{method}", data=enveloped(data), headers=sent) as response:
@@ -112,7 +112,7 @@ class HttpCaller:
 async def serving_http(
     settings: HostSettings | None = None, message_bytes_max: int = MESSAGE_BYTES_MAX
 ) -> AsyncIterator[HttpCaller]:
-    """Serves a new host over gRPC and over HTTP until the block ends."""
+    """Serve a new host over gRPC and over HTTP until the block ends."""
     async with serving(settings) as served:
         host = served.host
         gate = CallGate(host.fair_queue, host.settings.limits, host.listeners)
@@ -132,7 +132,7 @@ async def serving_http(
 
 
 async def over_grpc(call: Any) -> Ending:  # noqa: ANN401 - a call of either sort
-    """How a call over gRPC ends."""
+    """The result of a call over gRPC."""
     answers: list[Message] = []
     try:
         if isinstance(call, grpc.aio.UnaryUnaryCall):
@@ -149,7 +149,7 @@ async def over_grpc(call: Any) -> Ending:  # noqa: ANN401 - a call of either sor
 
 
 def enveloped(data: bytes) -> bytes:
-    """A message with nothing to say of it but its length."""
+    """A message with an envelope that contains only its length."""
     return struct.pack(">BI", 0, len(data)) + data
 
 
@@ -168,7 +168,7 @@ def ending_of(http_status: int, body: bytes, answer: type[Message], codec: str) 
 
 
 def status_of(error: dict[str, Any] | None) -> status_pb2.Status:
-    """An error as Connect writes it, as gRPC has it."""
+    """A Connect error as a gRPC status."""
     if error is None:
         return status_pb2.Status()
     name = error["code"].replace("canceled", "cancelled").upper()
@@ -180,7 +180,7 @@ def status_of(error: dict[str, Any] | None) -> status_pb2.Status:
 
 
 def status_of_trailers(trailers: Mapping[str, str]) -> status_pb2.Status:
-    """A status as gRPC-Web writes it."""
+    """The status in gRPC-Web trailers."""
     if rich := trailers.get("grpc-status-details-bin"):
         return status_pb2.Status.FromString(base64.b64decode(rich + "=" * (-len(rich) % 4)))
     return status_pb2.Status(code=int(trailers["grpc-status"]), message=unquote(trailers.get("grpc-message", "")))

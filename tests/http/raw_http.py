@@ -1,4 +1,4 @@
-"""HTTP/1.1 byte by byte, as a client that follows no library sends it."""
+"""HTTP/1.1 byte by byte, for requests that a client library would not send."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class RawConnection:
         self.socket.close()
 
     def send(self, *packets: bytes) -> None:
-        """Send the packets, each after the daemon has read the one before. It may refuse the last one."""
+        """Send the packets, each after the daemon has read the one before. The daemon may refuse the last one."""
         for number, packet in enumerate(packets):
             if number:
-                with RawConnection(self._address) as other:  # answered by the loop that read the packet before
+                with RawConnection(self._address) as other:  # its response shows that the packet was read
                     other.send(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
                     assert other.answer().status == 200
             self.socket.sendall(packet)
 
     def answer(self, method: str = "GET", *, only_first_bytes: bool = False) -> Answer:
-        """The next response; of one that does not end, what there is of its body."""
+        """The next response. With `only_first_bytes`, the body of an endless response is cut."""
         client = h11.Connection(h11.CLIENT)
         client.send(h11.Request(method=method, target="/", headers=[("host", "localhost")]))
         client.send(h11.EndOfMessage())
@@ -70,7 +70,7 @@ class RawConnection:
         return Answer(head.status_code, {name.decode(): value.decode() for name, value in head.headers}, body)
 
     def is_closed(self) -> bool:
-        """Whether the daemon closes the connection without sending anything more; waits for either."""
+        """Whether the daemon closes the connection without sending anything more. Waits for either."""
         try:
             return not self._unparsed and self.socket.recv(1) == b""
         except ConnectionError:

@@ -1,4 +1,4 @@
-"""On loopback, pages of other sites get nothing, whichever way they come."""
+"""On loopback, pages of other sites are refused, whichever way they send requests."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ from tests.http.raw_http import RawConnection, request
     ],
 )
 async def test_who_may_ask(headers: dict[str, str], status: int) -> None:
-    """Programs, pages of the daemon itself, and what somebody types; no other pages, and no names of others, which may
-    point to this machine for an attack. A token that nobody verifies changes nothing.
+    """Programs, pages of the daemon itself and typed addresses are served. Pages of other sites are refused, and so are
+    other host names, which an attacker may have pointed to this machine. A token that is not verified makes no
+    difference.
     """
     sent = {"content-type": "application/json", **headers}
     async with serving_http() as caller:
@@ -68,7 +69,7 @@ async def test_who_may_ask(headers: dict[str, str], status: int) -> None:
     ],
 )
 def test_own_names(host: str | None, is_local: bool) -> None:
-    """Those that nobody else's name server can answer for, and those that the settings name."""
+    """Names that no foreign name server can resolve, and the names in the settings."""
     assert is_own_host(host, ["purgatory.example.org", "*.example.net"]) == is_local
 
 
@@ -84,8 +85,8 @@ topics = ["*"]
 def test_a_token_counts_where_a_policy_verifies_it(
     start_daemon: StartDaemon, tmp_path: Path, is_insecure: bool
 ) -> None:
-    """With a wrong Host, a call is served if it shows a token; a page is, if it checks tokens, which it does not on
-    loopback. A wrong token gets nothing.
+    """With a wrong Host header, a call with a valid token is served. A page is served with a token only if pages
+    require tokens, which they do not on loopback. A wrong token is refused.
     """
     (tmp_path / "policy.toml").write_text(POLICY)
     token = add_token(tmp_path / "tokens", "caller")
@@ -110,8 +111,8 @@ def test_a_token_counts_where_a_policy_verifies_it(
 
 
 def test_names_of_the_daemon_behind_a_proxy(start_daemon: StartDaemon) -> None:
-    """Without TLS the guard also holds on an address that others reach; `http.allowed_hosts` opens it for names, in the
-    Host header and in that of a page's origin.
+    """Without TLS the guard also applies to a public address. `http.allowed_hosts` allows names in the Host header and
+    in the Origin header of a page.
     """
     daemon = start_daemon(
         "--http-address", "127.1:0", "--insecure", "--http-allowed-hosts", "purgatory.example.org *.internal"

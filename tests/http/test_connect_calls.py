@@ -1,4 +1,4 @@
-"""What calls over HTTP share with those over gRPC beside answers: limits, deadlines, cancelling, memory, shutdown."""
+"""Properties that HTTP calls share with gRPC calls: limits, deadlines, cancellation, memory, shutdown."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LONG = wire.WaitRequest(operation=produce(0, "orders", 300, timeout_ms=600_000))
 
 
 async def test_a_wait_is_answered_when_it_ends() -> None:
-    """Not before; and its connection serves the next call."""
+    """Not earlier; and its connection serves the next call."""
     async with serving_http() as caller:
         waiting = asyncio.create_task(caller.unary("Wait", LONG, wire.WaitResponse))
         await eventually(lambda: caller.host.engine.pending == 1, "the wait is registered")
@@ -44,7 +44,7 @@ async def test_a_wait_is_answered_when_it_ends() -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 async def test_who_goes_away_cancels_the_wait(codec: str) -> None:
-    """Nothing stays pending, and no call is counted as in flight."""
+    """Nothing remains pending, and no call is counted as in flight."""
     async with serving_http() as caller:
         waiting = asyncio.create_task(caller.unary("Wait", LONG, wire.WaitResponse, codec))
         await eventually(lambda: caller.host.engine.pending == 1, "the wait is registered")
@@ -54,7 +54,7 @@ async def test_who_goes_away_cancels_the_wait(codec: str) -> None:
 
 
 async def test_the_deadline_ends_the_wait() -> None:
-    """With DEADLINE_EXCEEDED, and nothing stays pending; one that is no number is refused."""
+    """It ends with DEADLINE_EXCEEDED and nothing remains pending; a timeout that is not a number is refused."""
     async with serving_http() as caller:
         ending = await caller.unary("Wait", LONG, wire.WaitResponse, **{"connect-timeout-ms": "50"})
         assert ending.status.code == DEADLINE_EXCEEDED
@@ -66,7 +66,7 @@ async def test_the_deadline_ends_the_wait() -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 async def test_messages_have_a_size(codec: str) -> None:
-    """One that is larger is refused, as it came and as what it is decompressed to; and the next call is served."""
+    """A larger message is refused, whether it is sent as it is or compressed; the next call is served."""
     large = wire.RegisterRequest(session_id="s", batch=produce_columns(range(1, 2)))
     large.batch.columns.partitions[0].topic = "x" * MESSAGE_BYTES_MAX
     body = encoded(large, codec)
@@ -79,7 +79,7 @@ async def test_messages_have_a_size(codec: str) -> None:
 
 
 async def test_large_json_is_read_beside_the_loop() -> None:
-    """A batch whose JSON takes long to read and a listing that takes long to write are as right as small ones."""
+    """A batch whose JSON takes long to parse and a listing that takes long to encode are correct, like small ones."""
     batch = wire.RegisterBatch(
         rows=operation_pb2.OperationRows(operations=[produce(n, "orders", 9) for n in range(1, 600)])
     )
@@ -96,7 +96,7 @@ async def test_large_json_is_read_beside_the_loop() -> None:
 
 
 async def test_calls_over_http_count_with_those_over_grpc() -> None:
-    """A limit that a call over gRPC has used up refuses one over HTTP, with how long to wait for."""
+    """When a gRPC call has used up a limit, an HTTP call is refused with a retry delay."""
     settings = HostSettings(LimitsSettings(calls_max=1))
     async with serving_http(settings) as caller:
         waiting = caller.served.stub.Wait(LONG)
@@ -108,7 +108,7 @@ async def test_calls_over_http_count_with_those_over_grpc() -> None:
 
 
 async def test_a_refused_call_is_not_read() -> None:
-    """Whoever is refused is told so before the body that was announced has been sent."""
+    """The refusal is sent before the announced body has arrived."""
     settings = HostSettings(LimitsSettings(calls_max=1))
     async with serving_http(settings) as caller:
         waiting = caller.served.stub.Wait(LONG)
@@ -124,8 +124,8 @@ async def test_a_refused_call_is_not_read() -> None:
 
 
 async def test_a_stream_over_http_is_the_session_s_stream() -> None:
-    """Results come as they do over gRPC, a reader that goes away leaves the session free, and a second stream takes it
-    over from the first.
+    """Results arrive as they do over gRPC, a reader that disconnects leaves the session free, and a second stream takes
+    it over from the first.
     """
     async with serving_http() as caller:
         request = wire.StreamResultsRequest(session_id="s")
@@ -161,7 +161,7 @@ async def test_a_stream_over_http_is_the_session_s_stream() -> None:
 
 @pytest.mark.parametrize("kind", ["application/grpc-web", "application/grpc-web+proto", "application/grpc-web+json"])
 async def test_grpc_web(kind: str) -> None:
-    """Answers in frames, with the status in the last one."""
+    """The responses are sent in frames, with the status in the last one."""
     codec = JSON if kind.endswith("json") else BINARY
     async with serving_http() as caller:
         await caller.served.high_watermark("orders", 300)
@@ -175,7 +175,7 @@ async def test_grpc_web(kind: str) -> None:
 
 
 async def test_grpc_itself_is_elsewhere() -> None:
-    """GRPC needs HTTP/2: who tries it here is told where it is."""
+    """A client that tries gRPC here, which needs HTTP/2, gets an error with the right address."""
     async with (
         serving_http() as caller,
         caller.client.post(f"{SERVICE}/Wait", data=b"", headers={"content-type": "application/grpc"}) as response,

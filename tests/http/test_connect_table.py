@@ -1,4 +1,4 @@
-"""Every call by Connect and gRPC-Web, as JSON and as protobuf, in good and in bad, answers as it does over gRPC."""
+"""Every call with Connect and gRPC-Web, as JSON and protobuf, served or refused, has the same result as with gRPC."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED.value[0]
 TOPIC = operation_pb2.TopicPartition(topic="orders")
 TIMES = ("registered_time", "deadline_time")
 DIFFER = frozenset(("started_time", "incarnation", "waited_ms", "state_ms", "stale_ms", "remaining_ms", *TIMES))
-"""Fields in which two calls differ: times and random names."""
+"""Fields that differ between two calls: times and random names."""
 
 
 @dataclass(frozen=True)
 class ConnectCase:
-    """Requests in a session of the caller's choice: one that is served, and one that is refused."""
+    """Requests in a given session: one that is served, and one that is refused."""
 
     served: Callable[[str], Message]
     refused: Callable[[str], Message]
@@ -106,23 +106,23 @@ CASES = {
         lambda session: webhook_pb2.ResendDeadLettersRequest(webhook_ids=["nobody's"] * 1_001),
     ),
 }
-"""By call. `test_every_call_has_a_case` says which are missing."""
+"""The cases by method. `test_every_call_has_a_case` reports missing ones."""
 
 NEVER_REFUSED = {"GetStatus"}
 ENDLESS = ("TailResults", "served")
-"""Ends with its caller only."""
+"""Only the caller ends this one."""
 GRPC = "via grpc"
 GRPC_WEB = {JSON: "via web1", BINARY: "via web2"}
 VIA = {JSON: "via json", BINARY: "via prot"}
-"""What the sessions of each way to call begin with: as long as each other, for sizes are compared too."""
+"""Prefix of the session names for each protocol. All prefixes have the same length, because sizes are compared too."""
 ONE_WAY = [method for method in SERVICE.methods if not method.client_streaming]
 READING = [method.name for method in ONE_WAY if method.GetOptions().idempotency_level == MethodOptions.NO_SIDE_EFFECTS]
-"""Calls by GET too."""
+"""Methods that are also available with GET."""
 
 
 @pytest.fixture
 async def caller() -> AsyncIterator[HttpCaller]:
-    """Of a host with a mark, a source, and for each way to call a session with a result and a pending operation."""
+    """Calls a host with a mark, a source, and for each protocol a session with a result and a pending operation."""
     async with serving_http() as caller:
         served = caller.served
         await served.high_watermark("orders", 5)
@@ -141,7 +141,7 @@ async def caller() -> AsyncIterator[HttpCaller]:
 
 
 async def answer_ends(caller: HttpCaller) -> None:
-    """A source that knows where one log ends."""
+    """Run a source that knows the end of one log."""
     stream = caller.served.stub.AttachSource()
     await stream.write(
         source_pb2.AttachSourceRequest(hello=source_pb2.SourceHello(name="a", topic_prefixes=["kafka/"]))
@@ -154,13 +154,13 @@ async def answer_ends(caller: HttpCaller) -> None:
 
 
 async def by_grpc(caller: HttpCaller, method: str, request: Message) -> Ending:
-    """The call over gRPC; a stream is ended by closing its session once it has had its results."""
+    """Make the call over gRPC; a stream ends when its session is closed after its results have been written."""
     call = getattr(caller.served.stub, method)(request, timeout=PATIENCE_S)
     return await closing_session(caller, method, request, over_grpc(call))
 
 
 async def by_connect(caller: HttpCaller, method: str, request: Message, codec: str) -> Ending:
-    """The same over HTTP."""
+    """Make the call with Connect."""
     descriptor = SERVICE.methods_by_name[method]
     answer = GetMessageClass(descriptor.output_type)
     call = caller.streamed if descriptor.server_streaming else caller.unary
@@ -168,7 +168,7 @@ async def by_connect(caller: HttpCaller, method: str, request: Message, codec: s
 
 
 async def by_grpc_web(caller: HttpCaller, method: str, request: Message, codec: str) -> Ending:
-    """The same by gRPC-Web."""
+    """Make the call with gRPC-Web."""
     answer = GetMessageClass(SERVICE.methods_by_name[method].output_type)
     return await closing_session(caller, method, request, caller.grpc_web(method, request, answer, codec))
 
@@ -185,7 +185,7 @@ async def closing_session(caller: HttpCaller, method: str, request: Message, end
 
 
 def comparable(ending: Ending, session: str) -> tuple[list[str], int, str, list[bytes]]:
-    """Without what tells the time and how the session is called."""
+    """The result without times and the name of the session."""
     for answer in ending.answers:
         forget_times(answer)
     status = ending.status
@@ -207,7 +207,7 @@ def forget_times(message: Message) -> None:
 
 
 def test_every_call_has_a_case() -> None:
-    """A new call needs one; those in both directions are refused by rule."""
+    """A new method needs a case; bidirectional ones are refused by rule."""
     assert set(CASES) == {method.name for method in ONE_WAY}
 
 
@@ -215,7 +215,7 @@ def test_every_call_has_a_case() -> None:
     ("method", "way"), [one for one in itertools.product(CASES, ("served", "refused")) if one != ENDLESS]
 )
 async def test_connect_and_grpc_web_answer_as_grpc_does(caller: HttpCaller, method: str, way: str) -> None:
-    """The same answers, the same code, message and details, by both codecs; by Connect what only reads also by GET."""
+    """Responses, code, message and details are equal, in both codecs; with Connect, read-only methods also with GET."""
     case: Callable[[str], Message] = getattr(CASES[method], way)
     expected = comparable(await by_grpc(caller, method, case(GRPC)), GRPC)
     assert (expected[1] != 0) == (way == "refused" and method not in NEVER_REFUSED), expected
@@ -230,7 +230,7 @@ async def test_connect_and_grpc_web_answer_as_grpc_does(caller: HttpCaller, meth
 
 @pytest.mark.parametrize("method", [method.name for method in SERVICE.methods if method.client_streaming])
 async def test_streams_in_both_directions_need_grpc(caller: HttpCaller, method: str) -> None:
-    """HTTP/1.1 cannot carry them, and the error says so."""
+    """HTTP/1.1 cannot carry them, and the error recommends gRPC."""
     descriptor = SERVICE.methods_by_name[method]
     request, answer = GetMessageClass(descriptor.input_type)(), GetMessageClass(descriptor.output_type)
     for codec in CODECS:
@@ -242,7 +242,7 @@ async def test_streams_in_both_directions_need_grpc(caller: HttpCaller, method: 
 
 @pytest.mark.parametrize("kind", ["grpc-web-text", "grpc-web-text+proto", "grpc-web+xml", "grpc", "grpc+proto"])
 async def test_other_forms_of_grpc_are_not_served_here(caller: HttpCaller, kind: str) -> None:
-    """The status of HTTP says so: gRPC-Web in base64 is for browsers that cannot read bytes, and gRPC has its port."""
+    """They get status 415: gRPC-Web in base64 is for browsers that cannot read bytes, and gRPC has its own port."""
     headers = {"content-type": f"application/{kind}"}
     url = "/purgatory.v1.PurgatoryService/GetStatus"
     async with caller.client.post(url, data=enveloped(b""), headers=headers) as response:
@@ -250,7 +250,7 @@ async def test_other_forms_of_grpc_are_not_served_here(caller: HttpCaller, kind:
 
 
 async def test_calls_that_only_read_are_those_with_get(caller: HttpCaller) -> None:
-    """Nothing that changes anything can be asked for by an address alone."""
+    """No change can be triggered by a URL alone."""
     assert set(READING) == {name for name in CASES if name.startswith(("Get", "List"))}
     for method in set(CASES) - set(READING):
         async with caller.client.get(f"/purgatory.v1.PurgatoryService/{method}", params={"message": "{}"}) as response:
@@ -259,7 +259,7 @@ async def test_calls_that_only_read_are_those_with_get(caller: HttpCaller) -> No
 
 @pytest.mark.parametrize("codec", CODECS)
 async def test_what_is_no_message(caller: HttpCaller, codec: str) -> None:
-    """Broken JSON and broken protobuf are the caller's fault, told with the field `request`."""
+    """Broken JSON and broken protobuf are errors of the caller, with the field `request`."""
     broken = {
         JSON: [
             b"",
@@ -281,7 +281,7 @@ async def test_what_is_no_message(caller: HttpCaller, codec: str) -> None:
 
 
 async def test_calls_are_counted_by_status(caller: HttpCaller) -> None:
-    """Each once, served or refused, as over gRPC."""
+    """Each call is counted once, served or refused, as over gRPC."""
     for request in (wire.ListHotNamesRequest(), wire.ListHotNamesRequest(limit=-1)):
         await caller.unary("ListHotNames", request, wire.ListHotNamesResponse, JSON)
     ended = caller.gate.counts.of(SERVICE.methods_by_name["ListHotNames"]).ended

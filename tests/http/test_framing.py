@@ -1,4 +1,4 @@
-"""Every entry point of the HTTP server, with every way to frame and to compress a request. On the real daemon."""
+"""Every entry point of the HTTP server, with every kind of request framing and compression. Uses the real daemon."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def enveloped(data: bytes, flags: int = 0) -> bytes:
 
 @dataclass(frozen=True)
 class Entry:
-    """A way in. `expected` is in the answer if, and only if, the request was understood."""
+    """An entry point. `expected` is in the response if, and only if, the request was understood."""
 
     method: str
     path: str
@@ -134,8 +134,8 @@ def packets(entry: Entry, framing: str, encoding: str) -> list[bytes]:
     [(name, "identity") for name in ENTRIES] + [(name, kind) for name in WITH_BODY for kind in ("gzip", "unknown")],
 )
 def test_every_framing(daemon: DaemonProcess, name: str, encoding: str, framing: str) -> None:
-    """The request is served with its body, whatever upgrade is offered; a compression that the daemon does not know is
-    refused; a pipelined request gets its own answer, after the first one; HTTP/1.0 never gets chunks.
+    """The request is served with its body, whatever upgrade is offered, and an unknown compression is refused. A
+    pipelined request gets its own response after the first one. HTTP/1.0 never gets chunks.
     """
     entry = ENTRIES[name]
     if entry.is_endless:
@@ -167,7 +167,7 @@ def connection_headers() -> dict[str, str]:
 @pytest.mark.parametrize("is_chunked", [False, True])
 @pytest.mark.parametrize("is_split", [False, True])
 def test_a_body_is_never_a_request(daemon: DaemonProcess, offer: str, is_chunked: bool, is_split: bool) -> None:
-    """A body that reads like a request is answered as one invalid JSON document, and by nothing else."""
+    """A body that looks like a request is answered as one invalid JSON document, and by nothing else."""
     headers = {"content-type": "application/json", **OFFERS[offer]}
     body = BAIT
     if is_chunked:
@@ -196,7 +196,7 @@ def test_a_body_is_never_a_request(daemon: DaemonProcess, offer: str, is_chunked
     ids=["no request", "two hosts", "no host", "long header", "bad chunk", "bad length", "bad coding", "CONNECT"],
 )
 def test_what_is_not_http(daemon: DaemonProcess, sent: bytes, status: int) -> None:
-    """An error in JSON, and the connection is closed; also when the client sends more than is read of it."""
+    """The response is an error in JSON, and the connection is closed, also if the client sends more than is read."""
     with RawConnection(daemon.http_address) as connection:
         connection.send(sent)
         answer = connection.answer()
@@ -207,7 +207,7 @@ def test_what_is_not_http(daemon: DaemonProcess, sent: bytes, status: int) -> No
 
 
 def test_expect_continue(daemon: DaemonProcess) -> None:
-    """A client that waits for 100 Continue before its body gets it, and then its answer."""
+    """A client that waits for 100 Continue before its body gets it, and then its response."""
     entry = ENTRIES["unary POST, JSON"]
     assert entry.body is not None
     sent = request("POST", entry.path, {**entry.headers, "expect": "100-continue"}, entry.body)
@@ -219,7 +219,7 @@ def test_expect_continue(daemon: DaemonProcess) -> None:
 
 
 def test_head(daemon: DaemonProcess) -> None:
-    """The headers of GET without a body; the connection is kept."""
+    """It returns the headers of GET without a body; the connection is kept."""
     with RawConnection(daemon.http_address) as connection:
         connection.send(request("HEAD", "/healthz"))
         assert connection.answer("HEAD") == Answer(

@@ -1,4 +1,4 @@
-"""The HTTP site by itself: what each path answers."""
+"""The HTTP site alone: the response of each path."""
 
 from collections.abc import AsyncIterator
 from itertools import count
@@ -16,7 +16,7 @@ from purgatory.service.settings import HttpSettings
 
 @pytest.fixture
 def readiness() -> set[str]:
-    """What keeps the site under test from being ready."""
+    """Reasons why the site under test is not ready."""
     return set()
 
 
@@ -34,7 +34,7 @@ async def session(readiness: set[str]) -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def test_metrics_are_text_for_prometheus(session: aiohttp.ClientSession) -> None:
-    """The classic text format with its content type, unless another is asked for."""
+    """The classic text format with its content type, unless another one is requested."""
     async with session.get("/metrics") as response:
         assert response.status == 200
         assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
@@ -66,7 +66,7 @@ async def test_open_metrics_on_request(session: aiohttp.ClientSession) -> None:
 async def test_the_format_is_chosen_by_weight(
     session: aiohttp.ClientSession, accept: str, is_open_metrics: bool
 ) -> None:
-    """OpenMetrics where it is accepted with a weight above 0, and not less than the text format's."""
+    """OpenMetrics, if it is accepted with a weight above 0 and not below the weight of the text format."""
     async with session.get("/metrics", headers={"Accept": accept}) as response:
         kind = response.headers["Content-Type"].partition(";")[0]
     assert kind == ("application/openmetrics-text" if is_open_metrics else "text/plain")
@@ -74,7 +74,7 @@ async def test_the_format_is_chosen_by_weight(
 
 @pytest.mark.parametrize(("interval_ms", "answers"), [(0, [1, 2, 3]), (60_000, [1, 1, 1])])
 async def test_metrics_are_computed_at_most_once_an_interval(interval_ms: int, answers: list[int]) -> None:
-    """However often they are asked for, and in whatever version; an interval of 0 computes them each time."""
+    """However often and in whichever format they are requested; with an interval of 0 they are computed each time."""
     computed = count(1)
     registry = CollectorRegistry()
     Gauge("purgatory_computed", "For the test.", registry=registry).set_function(lambda: next(computed))
@@ -97,7 +97,7 @@ async def test_health_stays_when_readiness_goes(session: aiohttp.ClientSession, 
 
 
 async def test_other_paths_and_methods_are_refused(session: aiohttp.ClientSession) -> None:
-    """404 and 405."""
+    """They get 404 and 405."""
     assert await status(session, "/nothing") == 404
     async with session.post("/metrics") as response:
         assert response.status == 405

@@ -1,4 +1,4 @@
-"""A thousand waits over HTTP, each on a connection of its own."""
+"""A thousand waits over HTTP, each on its own connection."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ ADVANCE = {"rows": {"events": [PARTITION | {"highWatermark": {"offset": 100}}]}}
 
 
 async def test_a_thousand_waits_end_with_one_advance(daemon: DaemonProcess) -> None:
-    """With default settings none is refused or closed without an answer, and probes are served meanwhile."""
+    """With default settings no wait is refused or closed without a response, and probes are served at the same time."""
     host, _, port = daemon.http_address.rpartition(":")
 
     async def send(method: str, body: object) -> asyncio.StreamReader:

@@ -1,4 +1,4 @@
-"""Results and listings as server-sent events: numbered, resumed, kept up to date."""
+"""Results and listings as server-sent events: numbered, resumable, kept up to date."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Event:
 
 
 class EventReader:
-    """Reads events, passing comments over."""
+    """Reads events and skips comments."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.response = response
@@ -59,7 +59,7 @@ async def events(caller: HttpCaller, path: str, **headers: str) -> AsyncIterator
 
 
 async def register_expired(caller: HttpCaller, *operation_ids: int) -> str:
-    """Operations that end at once; returns the session's incarnation."""
+    """Register operations that end at once; return the session's incarnation."""
     operations = [signal(operation_id, "k", timeout_ms=0) for operation_id in operation_ids]
     batch = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=operations))
     answer = await caller.served.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
@@ -71,8 +71,8 @@ async def close_session(caller: HttpCaller) -> None:
 
 
 async def test_results_are_numbered_and_resumed() -> None:
-    """Each result once, with the session's incarnation and its sequence number; a client that reconnects with the last
-    id acknowledges the results up to it.
+    """Each result is sent once, with the session's incarnation and its sequence number. A client that reconnects with
+    the last id acknowledges the results up to it.
     """
     async with serving_http() as caller:
         incarnation = await register_expired(caller, 1, 2)
@@ -101,8 +101,8 @@ async def test_results_are_numbered_and_resumed() -> None:
 
 @pytest.mark.parametrize("cursor", ["{old}-3", "3", "none-3", "0123456789abcdef-3"])
 async def test_an_id_of_another_incarnation_acknowledges_nothing(cursor: str) -> None:
-    """The session was closed and created again: a client with an id from before is told that it is not resumed, and
-    gets all results of the new one.
+    """The session was closed and created again: a client with an old id learns that it is not resumed, and gets all
+    results of the new session.
     """
     async with serving_http() as caller:
         old = await register_expired(caller, 1, 2, 3)
@@ -117,7 +117,7 @@ async def test_an_id_of_another_incarnation_acknowledges_nothing(cursor: str) ->
 
 
 async def test_the_first_event_says_what_the_session_is() -> None:
-    """One that was mistyped, or is gone, is not resumed; one that only waits says how much is pending in it."""
+    """A session that was mistyped or is gone is not resumed; for an existing one, the event has the pending count."""
     async with serving_http() as caller:
         async with events(caller, "/v1/results?session=nigthly") as reader:
             event = await reader.next()
@@ -137,8 +137,8 @@ async def test_the_first_event_says_what_the_session_is() -> None:
 
 
 async def test_a_stream_that_lost_its_session_is_told_to_stop() -> None:
-    """Its last event has an id with which the automatic reconnect of a browser is answered 204: no stream is opened,
-    and the one that took the session over keeps it.
+    """Its last event has an id for which the browser's automatic reconnect gets status 204: no stream is opened, and
+    the stream that took the session over keeps it.
     """
     async with (
         serving_http() as caller,
@@ -168,7 +168,7 @@ def partitions_of(event: Event) -> list[tuple[str, str]]:
 
 
 async def test_a_listing_stays_current(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sent at once, and again when it has changed, not otherwise; topics that begin otherwise are not in it."""
+    """It is sent at once, and again only after a change; topics with another prefix are not included."""
     monkeypatch.setattr(server_sent_events, "WATCH_INTERVAL_S", 0.01)
     async with serving_http() as caller:
         await caller.served.high_watermark("orders", 5)
@@ -183,7 +183,7 @@ async def test_a_listing_stays_current(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_more_partitions_than_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page says how the next one is watched; together they are all partitions, and each follows its own."""
+    """A page tells how to watch the next one. Together they cover all partitions, and each is updated separately."""
     monkeypatch.setattr(server_sent_events, "WATCH_INTERVAL_S", 0.01)
     async with serving_http() as caller:
         for number in range(150):
@@ -202,7 +202,7 @@ async def test_more_partitions_than_a_page(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_one_listing_serves_all_who_watch_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each change is listed and encoded once however many clients watch it; another page is a listing of its own."""
+    """Each change is listed and encoded once, however many clients watch the same page; other pages are separate."""
     monkeypatch.setattr(server_sent_events, "WATCH_INTERVAL_S", 0.05)
     made: list[str] = []
 
@@ -225,7 +225,7 @@ async def test_one_listing_serves_all_who_watch_the_same(monkeypatch: pytest.Mon
 
 
 async def test_a_listing_outlives_the_watcher_whose_call_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others make it again and go on."""
+    """If the watcher whose call computes the listing disconnects, the others compute it again and continue."""
     may_encode = asyncio.Event()
     encoding: list[Message] = []
 
@@ -267,7 +267,7 @@ async def watched_once(caller: HttpCaller) -> Event:
     ],
 )
 async def test_what_cannot_be_served_is_an_error(path: str, status: int, code: str) -> None:
-    """With the status, code and details of the same error by Connect; nothing is left behind."""
+    """It has the status, code and details of the same error with Connect, and leaves nothing behind."""
     async with serving_http() as caller:
         async with caller.client.get(path) as response:
             assert (response.status, (await response.json())["code"]) == (status, code)
@@ -278,7 +278,7 @@ async def test_what_cannot_be_served_is_an_error(path: str, status: int, code: s
 
 @pytest.mark.parametrize("cursor", ["x", "0123456789abcdef-x", "0123456789abcdef-99999999999999999999", "{own}-4"])
 async def test_an_id_that_was_never_sent_is_an_error(cursor: str) -> None:
-    """400, and nothing is acknowledged."""
+    """It gets 400, and nothing is acknowledged."""
     async with serving_http() as caller:
         own = await register_expired(caller, 1, 2, 3)
         headers = {"Last-Event-ID": cursor.format(own=own)}
@@ -288,7 +288,7 @@ async def test_an_id_that_was_never_sent_is_an_error(cursor: str) -> None:
 
 
 async def test_an_address_acknowledges_nothing() -> None:
-    """Any page may link to it, as an image too: the refusal says how results are acknowledged."""
+    """Any page may link to such a URL, even as an image: the refusal explains how results are acknowledged."""
     async with serving_http() as caller:
         await register_expired(caller, 1, 2, 3)
         async with caller.client.get("/v1/results?session=s&last_sequence=3") as response:

@@ -1,4 +1,4 @@
-"""Two pages of a real browser that read the results of one session by EventSource."""
+"""Two pages of a real browser that read the results of one session with EventSource."""
 
 import grpc
 import pytest
@@ -20,13 +20,11 @@ READ = """() => {
   for (const name of ["opened", "message", "going_away"]) source.addEventListener(name, () => window.heard.push(name));
 }"""
 STOPPED = "() => window.source.readyState === EventSource.CLOSED"
-"""Unlike a connection that is lost: then the browser reconnects by itself."""
+"""Unlike a lost connection, after which the browser reconnects by itself."""
 
 
 def test_the_newer_tab_keeps_the_session(start_daemon: StartDaemon) -> None:
-    """The older one reconnects once by itself, is answered 204 and stops; results come to the newer one, which is not
-    interrupted.
-    """
+    """The older tab reconnects once by itself, gets status 204 and stops. The newer tab is not interrupted."""
     daemon = start_daemon()
     with running_browser(chromium_path()) as browser:
         older, newer = browser.new_page(), browser.new_page()
@@ -42,7 +40,7 @@ def test_the_newer_tab_keeps_the_session(start_daemon: StartDaemon) -> None:
 
 
 def register_ended(daemon: DaemonProcess) -> None:
-    """An operation of the session that ends at once."""
+    """Register an operation of the session that ends at once."""
     rows = operation_pb2.OperationRows(operations=[signal(1, "k", timeout_ms=0)])
     with grpc.insecure_channel(daemon.address) as channel:
         request = wire.RegisterRequest(session_id="s", batch=wire.RegisterBatch(rows=rows))

@@ -1,4 +1,4 @@
-"""JSON with a field that does not exist, in every way in: refused with its path and the closest name that exists."""
+"""JSON with an unknown field, at every entry point: refused with its path and the closest existing name."""
 
 import io
 import json
@@ -34,7 +34,7 @@ PARTITIONS = {"topicPartition": {"topic": "orders", "partition": 3}, "requiredOf
     ],
 )
 async def test_a_call(request_json: dict[str, object], field: str, closest: str) -> None:
-    """By POST and by gRPC-Web."""
+    """It is refused with POST and with gRPC-Web."""
     data = json.dumps(request_json).encode()
     async with serving_http() as caller:
         sent = {"content-type": "application/json"}
@@ -55,7 +55,7 @@ async def test_a_call(request_json: dict[str, object], field: str, closest: str)
 
 
 async def test_a_stream_and_an_address() -> None:
-    """A Connect stream, a call by GET, and the page's repeated calls."""
+    """A Connect stream, a call with GET, and the page's repeated calls refuse it."""
     async with serving_http() as caller:
         data = b'{"sesionId": "s"}'
         sent = {"content-type": "application/connect+json"}
@@ -69,7 +69,7 @@ async def test_a_stream_and_an_address() -> None:
 
 
 async def test_an_unknown_name_of_a_value() -> None:
-    """A value of an enumeration that does not exist is refused too."""
+    """An unknown value of an enumeration is refused too."""
     async with serving_http() as caller:
         sent = {"content-type": "application/json"}
         body = b'{"sessionId": "s", "batch": {"columns": {"kind": "OPERATION_KIND_PRODUCES"}}}'
@@ -79,7 +79,7 @@ async def test_an_unknown_name_of_a_value() -> None:
 
 
 async def test_large_json_is_refused() -> None:
-    """JSON has a lower limit than protobuf, and the error says what to do."""
+    """JSON has a lower size limit than protobuf; the error has the remedy."""
     async with serving_http(message_bytes_max=4 << 20) as caller:
         body = b'{"operation": {}' + b" " * (1 << 20) + b"}"
         sent = {"content-type": "application/json"}

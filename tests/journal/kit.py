@@ -56,7 +56,7 @@ class PowerCut(CrashPoints):
         self._commits = 0
 
     def reached(self, point: str) -> None:
-        """A point of the journal's thread."""
+        """Called at each point of the journal's thread."""
         if point == AFTER_COMMIT:
             self._commits += 1
             if self._commits == self._group:
@@ -83,7 +83,7 @@ async def keep(host: Host, folder: Path, clock: ManualClock) -> OpenJournal:
 
 
 def register(host: Host, session: Session, offsets: dict[int, int], timeout_ms: int = 60_000) -> None:
-    """Register waits on partition t-0: ids and the high watermarks that end them."""
+    """Register waits on partition t-0 by id and the high watermark that ends each."""
     batch = OperationBatch(
         list(offsets), partitions=[("t", 0)], offsets=list(offsets.values()), timeouts_ms=[timeout_ms]
     )
@@ -120,7 +120,7 @@ class JournaledHost:
         return self.host.sessions.open("a", self.clock.now_ms())[0]
 
     def resume(self, sequence: int) -> list[int]:
-        """The client reconnects with results up to `sequence`. Return the sequence numbers that it is sent."""
+        """Reconnect the client with results up to `sequence`. Return the sequence numbers that it is sent."""
         session = self.session
         session.resume(sequence)
         self.host.journal.changed(session)
@@ -130,7 +130,7 @@ class JournaledHost:
         return list(range(first, first + sum(len(part) for part in parts)))
 
     async def die(self, folder: Path, copy: Path) -> None:
-        """A crash: the next host gets only the files as they are now, in `copy`."""
+        """Crash: the next host gets only the files as they are now, in `copy`."""
         copy_files(folder, copy)
         await self.stop()
 

@@ -1,4 +1,4 @@
-"""A client that has results which a crash lost in the daemon, across several daemons."""
+"""A client has results that a crash lost in the daemon, across several daemons."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ async def first_life(folder: Path, copy: Path) -> None:
 async def test_results_given_before_the_client_is_back_are_not_taken_for_those_it_has(
     tmp_path: Path, in_good_order: bool
 ) -> None:
-    """However many daemons have run in between, new results get numbers above those that the client has."""
+    """After any number of daemons in between, new results get numbers above those that the client has."""
     await first_life(tmp_path / "1", tmp_path / "2")
     second = await JournaledHost.start(tmp_path / "2")
     await end_two(second)
@@ -45,7 +45,9 @@ async def test_results_given_before_the_client_is_back_are_not_taken_for_those_i
 
 
 async def test_a_client_that_was_back_when_the_daemon_died_again_loses_nothing(tmp_path: Path) -> None:
-    """It resumed after the last group, so the next daemon must not assume that it has the results of that group."""
+    """The client resumed after the last group, so the next daemon must not assume that it has the results of that
+    group.
+    """
     await first_life(tmp_path / "1", tmp_path / "2")
     second = await JournaledHost.start(tmp_path / "2")
     await end_two(second)

@@ -1,4 +1,4 @@
-"""The time between two daemons, when clocks are set in between."""
+"""The time that passes between two daemons, if clocks are changed in between."""
 
 from pathlib import Path
 
@@ -31,8 +31,8 @@ LAST = Moment(engine_ms=5_000_000_000, wall_ms=9_000_000_000, boot_ms=70_000, bo
 async def test_a_wait_over_a_restart_has_the_time_that_is_left(
     tmp_path: Path, boot_id: str, step_ms: int, left_ms: int | None
 ) -> None:
-    """Within one boot the boot clock counts, whatever the wall clock was set to. Across boots the wall clock counts,
-    but never backwards: if it was set back, waits become longer. None: the wait was due while no daemon ran.
+    """Within one boot the boot clock counts, no matter how the wall clock is changed. Across boots the wall clock
+    counts, but never backwards: if it was set back, waits become longer. None: the wait was due while no daemon ran.
     """
 
     async def open_at(now: ClockReading) -> tuple[Host, OpenJournal]:
@@ -63,5 +63,5 @@ def test_an_unknown_boot_is_another_one() -> None:
 
 
 def test_a_new_journal_begins_at_the_wall_clock() -> None:
-    """There is no earlier moment."""
+    """A new journal starts at the wall clock, because there is no earlier time to continue."""
     assert journal_now_ms(None, ClockReading(42, 7, "one")) == 42

@@ -36,7 +36,9 @@ async def write(folder: Path) -> None:
 
 
 async def read(folder: Path) -> tuple[int, list[str], int]:
-    """Restore it in a new host. Return the number pending, the sessions, and the number of unacknowledged results."""
+    """Restore the journal in a new host. Return the number pending, the sessions, and the number of unacknowledged
+    results.
+    """
     daemon = await JournaledHost.start(folder)
     host = daemon.host
     found = (
@@ -77,7 +79,7 @@ async def test_an_intact_journal_is_restored(tmp_path: Path) -> None:
     ],
 )
 async def test_a_changed_row_refuses_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str], sql: str) -> None:
-    """The daemon names the commands; `check` reports the row, and `export` refuses."""
+    """The daemon's message names the commands; `check` reports the row, and `export` refuses."""
     folder = tmp_path / "data"
     await write(folder)
     alter(folder, sql)
@@ -89,7 +91,7 @@ async def test_a_changed_row_refuses_the_start(tmp_path: Path, capsys: pytest.Ca
 
 
 async def test_a_truncated_file_refuses_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`check` reports it instead of failing on it; `import` refuses such a file and leaves nothing behind."""
+    """`check` reports a truncated file instead of failing; `import` refuses such a file and leaves nothing behind."""
     folder = tmp_path / "data"
     await write(folder)
     path = folder / "journal.db"
@@ -112,7 +114,7 @@ async def test_a_journal_is_exported_and_imported(tmp_path: Path) -> None:
 
 
 def test_two_daemons_cannot_share_a_folder(tmp_path: Path) -> None:
-    """The second is refused with the process id of the first."""
+    """The second daemon is refused with the process id of the first."""
     directory = Directory(tmp_path / "data")
     with pytest.raises(JournalLocked, match=r"in use by process \d+"):
         OpenJournal(tmp_path / "data", is_sync=True)
@@ -120,7 +122,7 @@ def test_two_daemons_cannot_share_a_folder(tmp_path: Path) -> None:
 
 
 def test_an_older_journal_is_migrated_one_version_at_a_time(tmp_path: Path) -> None:
-    """Each step is one transaction: one that fails leaves the journal at the version before."""
+    """Each step of a migration is one transaction: a failed step leaves the journal at the previous version."""
     migrations = ("CREATE TABLE a (b)", "INSERT INTO a VALUES (1)", "UPDATE a SET b = b + 1; ALTER TABLE a ADD c")
     with closing(sqlite3.connect(tmp_path / "old.db", isolation_level=None)) as database:
         migrate(database, "old", migrations[:1])
@@ -134,7 +136,7 @@ def test_an_older_journal_is_migrated_one_version_at_a_time(tmp_path: Path) -> N
 
 
 async def test_a_newer_journal_is_refused(tmp_path: Path) -> None:
-    """The message names both versions."""
+    """A newer journal is refused, and the message names both versions."""
     await write(tmp_path / "data")
     newer = len(schema.MIGRATIONS) + 1
     alter(tmp_path / "data", f"PRAGMA user_version = {newer}")

@@ -30,7 +30,7 @@ class FailingCommits(CrashPoints):
         self.failed = 0
 
     def reached(self, point: str) -> None:
-        """A point of the journal's thread."""
+        """Called at each point of the journal's thread."""
         if self.code and point == BEFORE_COMMIT:
             self.failed += 1
             error = sqlite3.OperationalError("as the test wants it")

@@ -1,4 +1,4 @@
-"""Which changes cause a group, and which wait for the next one."""
+"""Which changes start a new group, and which wait for the next one."""
 
 import asyncio
 from pathlib import Path
@@ -28,7 +28,7 @@ def statistics(host: Host) -> JournalStatistics:
 
 
 async def test_sealing_a_group_is_watched(tmp_path: Path) -> None:
-    """The time for which sealing blocks the loop is measured under a name of its own."""
+    """The time for which sealing blocks the loop is measured under its own name."""
     daemon = await JournaledHost.start(tmp_path / "data")
     watched = daemon.host.holds.of("journal")
     watched.longest_ns = 0
@@ -40,7 +40,9 @@ async def test_sealing_a_group_is_watched(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by_tick", [True, False])
 async def test_an_acknowledgement_goes_with_the_next_group(tmp_path: Path, by_tick: bool) -> None:
-    """No answer waits for it, so it causes no group; the row of results is deleted with the next group or tick."""
+    """No answer waits for an acknowledgement, so it starts no group; the row of results is deleted with the next
+    group or tick.
+    """
     daemon = await JournaledHost.start(tmp_path / "data")
     host = daemon.host
     session = daemon.session

@@ -42,7 +42,7 @@ LOSSES: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize("is_idle", [True, False], ids=["idle", "busy"])
 @pytest.mark.parametrize("loss", LOSSES)
 async def test_lost_files_refuse_new_work(tmp_path: Path, loss: str, is_idle: bool) -> None:
-    """No change counts as durable afterwards, and registrations are refused with the reason, also when idle."""
+    """No change counts as durable afterwards, and registrations are refused with the reason, also on an idle daemon."""
     daemon = await JournaledHost.start(tmp_path / "data")
     host, session = daemon.host, daemon.session
     register(host, session, {1: 5})
@@ -61,7 +61,7 @@ async def test_lost_files_refuse_new_work(tmp_path: Path, loss: str, is_idle: bo
 
 
 def test_a_folder_without_its_lock_file_is_still_locked(tmp_path: Path) -> None:
-    """A second daemon is refused."""
+    """A second daemon is refused even if the lock file was deleted."""
     directory = Directory(tmp_path)
     (tmp_path / "lock").unlink()
     with pytest.raises(JournalLocked, match="in use by process"):
@@ -72,7 +72,7 @@ def test_a_folder_without_its_lock_file_is_still_locked(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_daemon_whose_folder_is_removed_is_not_ready(tmp_path: Path, start_daemon: StartDaemon) -> None:
-    """It logs an error and answers 503 to /readyz, but 200 to /healthz."""
+    """The daemon logs an error and answers 503 to /readyz, but 200 to /healthz."""
     daemon = start_daemon("--data-dir", str(tmp_path / "data"))
     assert fetch_page(daemon, "/readyz")[0] == 200
     shutil.rmtree(tmp_path / "data")

@@ -1,4 +1,4 @@
-"""A write-ahead log with a flipped bit, cut short or deleted: the start is refused, or nothing that was committed is
+"""A write-ahead log has a flipped bit, is cut short or deleted: the daemon refuses to start, or no committed data is
 missing. A torn last commit, a rolled-back transaction and frames of an older log are not damage.
 """
 
@@ -25,19 +25,19 @@ LAST: Final = 99 + GROUPS
 SECTOR_BYTES: Final = 512
 FRAME_BYTES: Final = WAL_FRAME.size + PAGE_BYTES
 PLACES: Final = (3, 7, 9, 20, WAL_FRAME.size + 2_000)
-"""One byte in each part of a frame: page number, size, salt, checksum, page."""
+"""Offset of one byte in each part of a frame: page number, size, salt, checksum, page."""
 
 
 class KilledJournal(NamedTuple):
-    """A journal as a kill left it."""
+    """A journal as a killed daemon leaves it."""
 
     folder: Path
     log_before: bytes
-    """The log before the last commit."""
+    """The write-ahead log before the last commit."""
     contents: dict[int, Any]
-    """The contents, by the number of the last group."""
+    """The journal's contents, by the number of the last group."""
     frames: int
-    """Frames of the present log; those of an older one may follow."""
+    """The number of frames of the present log. Frames of an older log may follow."""
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def log_of(folder: Path) -> Path:
 
 
 def place_of(frame: int) -> int:
-    """Offset of a frame in the log; the first is 1."""
+    """Offset of a frame in the log. The first frame has number 1."""
     return WAL_HEADER.size + (frame - 1) * FRAME_BYTES
 
 
@@ -111,7 +111,7 @@ def note(folder: Path, number: int) -> None:
 
 @pytest.fixture(params=["grown", "restarted", "checkpointed"])
 def killed(request: pytest.FixtureRequest, tmp_path: Path) -> KilledJournal:
-    """With a log that has grown, one that was restarted in place, or right after a checkpoint of all of it."""
+    """A journal with a log that has grown, that was restarted in place, or that was just checkpointed completely."""
     found = {}
     live = tmp_path / "live"
     with store_in(live) as store:
@@ -135,7 +135,9 @@ def killed(request: pytest.FixtureRequest, tmp_path: Path) -> KilledJournal:
 
 
 def test_a_flipped_bit_refuses_the_start(tmp_path: Path, killed: KilledJournal, request: pytest.FixtureRequest) -> None:
-    """In any frame or in the header: after a kill nothing goes unnoticed, unless the file has all of the log."""
+    """A flipped bit in any frame or in the header refuses the start, unless the database already contains the whole
+    log.
+    """
     places = [*range(WAL_HEADER.size)]
     places += [place_of(frame) + place for frame in range(1, killed.frames + 1) for place in PLACES]
     refused = 0
@@ -148,7 +150,7 @@ def test_a_flipped_bit_refuses_the_start(tmp_path: Path, killed: KilledJournal, 
 
 
 def test_a_log_that_is_cut_short_refuses_the_start(tmp_path: Path, killed: KilledJournal) -> None:
-    """At the end of any frame or within one; a lost frame of an older log does not matter."""
+    """A log cut at or within any frame refuses the start; a lost frame of an older log does not matter."""
     for frame in range(killed.frames + 2):
         for more in (0, 10, 1_000):
             folder = copy(killed.folder, tmp_path / "damaged")
@@ -161,7 +163,7 @@ def test_a_log_that_is_cut_short_refuses_the_start(tmp_path: Path, killed: Kille
 @pytest.mark.parametrize("is_gone", [True, False], ids=["deleted", "emptied"])
 @pytest.mark.parametrize("name", ["journal.db-wal", "journal.db"])
 def test_a_missing_file_refuses_the_start(tmp_path: Path, killed: KilledJournal, name: str, is_gone: bool) -> None:
-    """The log, or the database: SQLite would delete the log of an empty one."""
+    """A missing log or database refuses the start: SQLite would delete the log of an empty database."""
     (killed.folder / name).unlink() if is_gone else (killed.folder / name).write_bytes(b"")
     log = log_of(killed.folder).read_bytes() if log_of(killed.folder).exists() else b""
     is_refused = is_refused_or_complete(killed.folder, killed)
@@ -171,7 +173,7 @@ def test_a_missing_file_refuses_the_start(tmp_path: Path, killed: KilledJournal,
 
 
 def test_a_new_journal_that_has_lost_its_log_refuses_the_start(tmp_path: Path) -> None:
-    """Its tables were in the log, too."""
+    """A new journal without its log refuses the start, because the log also contained its tables."""
     with store_in(tmp_path / "live") as store:
         commit(store, 1)
         folder = copy(tmp_path / "live", tmp_path / "damaged")
@@ -183,7 +185,7 @@ def test_a_new_journal_that_has_lost_its_log_refuses_the_start(tmp_path: Path) -
 def test_check_reports_a_lost_tail_and_changes_nothing(
     tmp_path: Path, killed: KilledJournal, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
-    """As often as it is run. `export` refuses."""
+    """`check` reports the loss every time it runs, and changes nothing. `export` refuses."""
     if "checkpointed" in request.node.name:
         return
     folder = killed.folder
@@ -197,7 +199,7 @@ def test_check_reports_a_lost_tail_and_changes_nothing(
 
 
 def test_a_commit_torn_by_a_power_cut_is_not_damage(tmp_path: Path, killed: KilledJournal) -> None:
-    """Any of its sectors may be on disk. The next daemon overwrites it, and is killed in turn."""
+    """Any sectors of a torn commit may be on disk. The next daemon overwrites them, and is killed in turn."""
     chance = random.Random(1)
     log = log_of(killed.folder).read_bytes()
     old = killed.log_before.ljust(len(log), b"\0")
@@ -217,7 +219,9 @@ def test_a_commit_torn_by_a_power_cut_is_not_damage(tmp_path: Path, killed: Kill
 
 
 def test_an_uncommitted_transaction_is_not_damage(tmp_path: Path) -> None:
-    """A kill during a large one leaves frames that no commit ends; so does one that is rolled back before another."""
+    """A kill during a large transaction leaves frames without a commit; so does a rollback before another
+    transaction.
+    """
     with store_in(tmp_path / "live") as store:
         commit(store, 1)
         size = log_of(tmp_path / "live").stat().st_size
@@ -231,7 +235,7 @@ def test_an_uncommitted_transaction_is_not_damage(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_change_of_the_journal_mode_is_not_damage(tmp_path: Path) -> None:
-    """An imported or rewritten file changes to WAL mode when it is first opened, with a rollback journal."""
+    """An imported or rewritten file changes to WAL mode when it is first opened, using a rollback journal."""
     with store_in(tmp_path / "live") as store:
         commit(store, 1)
         whole = read_all(store)
@@ -243,7 +247,7 @@ def test_an_interrupted_change_of_the_journal_mode_is_not_damage(tmp_path: Path)
 
 
 def spill(store: Store, tmp_path: Path, sql: str) -> Path:
-    """Begin a transaction that is larger than the cache; return a copy of the files as they are before its end."""
+    """Begin a transaction that is larger than the cache; return a copy of the files before its end."""
     store._database.execute("PRAGMA cache_size = 2")
     store._database.execute("BEGIN")
     store._database.execute(sql)
@@ -253,15 +257,16 @@ def spill(store: Store, tmp_path: Path, sql: str) -> Path:
 
 
 def test_a_damaged_note_is_ignored(killed: KilledJournal) -> None:
-    """It says nothing about the journal, which is intact."""
+    """A damaged note is ignored: it does not describe the journal, which is intact."""
     flip(killed.folder / "lock", 38)
     assert start(killed.folder) == killed.contents[LAST]
 
 
 @pytest.mark.parametrize("step", ["checkpoint", "maintenance"])
 def test_the_note_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    """Before a checkpoint: until the log is restarted, a partly readable log would mix its pages with newer ones in
-    the file. And at each maintenance: it limits what a power cut with damage can hide.
+    """The note is synced before a checkpoint: until the log is restarted, a partly readable log would mix its pages
+    with newer ones in the file. It is also synced at each maintenance, which limits what a power cut with damage can
+    hide.
     """
     with store_in(tmp_path) as store:
         synced: list[int] = []

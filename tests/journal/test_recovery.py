@@ -1,4 +1,6 @@
-"""Random histories of a host with a journal: after a cut at any commit, its state is restored and continues alike."""
+"""Random histories of a host with a journal: after a cut at any commit, its state is restored and continues
+unchanged.
+"""
 
 import random
 from pathlib import Path
@@ -36,7 +38,7 @@ def watch_seals(life: Life, opened: OpenJournal) -> dict[int, Any]:
 
 
 async def live(life: Life) -> None:
-    """Random steps; after some of them all changes become durable."""
+    """Take random steps; after some of them all changes become durable."""
     pace = random.Random(life.clock.now_ms())
     for _ in range(STEPS):
         await life.live(1)
@@ -76,7 +78,7 @@ async def test_a_cut_after_any_commit_loses_nothing(tmp_path: Path, seed: int, m
 @pytest.mark.slow  # as above
 @pytest.mark.parametrize("seed", range(SEEDS))
 async def test_a_revived_host_goes_on_as_the_first_would_have(tmp_path: Path, seed: int) -> None:
-    """Given the same calls, a restored host ends every operation at the same time and in the same way."""
+    """A restored host that gets the same calls ends every operation at the same time and in the same way."""
     life = Life(tmp_path / "archive", seed, roomy=True)
     opened = await keep(life.host, tmp_path / "data", life.clock)
     await live(life)
@@ -94,8 +96,8 @@ async def test_a_revived_host_goes_on_as_the_first_would_have(tmp_path: Path, se
 
 
 def without_log_starts(result: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A result without the log starts of failed items: they are not stored for items that were resolved before their
-    partition was removed.
+    """Remove the log starts of failed items from a result: they are not stored for items that were resolved before
+    their partition was removed.
     """
     *said, items, reads, why = result
     if items:

@@ -1,4 +1,4 @@
-"""A real daemon with a journal is killed and restarted; its client keeps waiting as if nothing had happened."""
+"""A real daemon with a journal is killed and restarted; its client continues to wait without noticing."""
 
 import asyncio
 import socket
@@ -16,7 +16,7 @@ from tests.service.serving import eventually
 
 
 def free_address() -> str:
-    """An address with a free port: the daemon must be restarted on the same one."""
+    """An address with a free port, because the daemon must be restarted on the same one."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
@@ -34,7 +34,7 @@ async def pending(client: AsyncClient) -> int:
 
 
 async def live(folder: Path, end: Callable[[DaemonProcess], object]) -> None:
-    """Waits of all kinds across a restart."""
+    """Run waits of all kinds across a restart."""
     address = free_address()
     daemon = start(folder, address)
     try:
@@ -76,13 +76,13 @@ async def live(folder: Path, end: Callable[[DaemonProcess], object]) -> None:
         daemon.kill()
 
 
-@pytest.mark.slow  # two starts of the daemon
+@pytest.mark.slow  # starts the daemon twice
 async def test_waits_and_results_survive_a_kill(tmp_path: Path) -> None:
-    """Across a kill -9, each wait ends once and correctly, and marks are kept."""
+    """After a kill -9, each wait ends once with the right outcome, and marks are kept."""
     await live(tmp_path, DaemonProcess.kill)
 
 
-@pytest.mark.slow  # two starts of the daemon
+@pytest.mark.slow  # starts the daemon twice
 async def test_waits_survive_a_clean_restart(tmp_path: Path) -> None:
     """With a journal, SIGTERM does not end the waits of sessions."""
     await live(tmp_path, DaemonProcess.stop)

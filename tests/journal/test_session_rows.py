@@ -1,4 +1,4 @@
-"""The rows of a session contain exactly the pending operations, in whatever order operations end or progress."""
+"""The rows of a session contain exactly the pending operations, in whatever order operations end or make progress."""
 
 import random
 import sys
@@ -17,7 +17,7 @@ STEPS = 40
 
 
 def load(rows: Rows) -> SessionRows:
-    """A rows_of_session made of the rows that there are, as after a restart."""
+    """Build the object from existing rows, as after a restart."""
     rows_of_session = SessionRows()
     for number in sorted(rows):
         live = LiveSet(vec[i64](rows[number][0]), rows[number][1])
@@ -29,7 +29,9 @@ def load(rows: Rows) -> SessionRows:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_rows_hold_exactly_what_waits(seed: int) -> None:
-    """After each step of a random life, restarts included, the rows hold every operation that waits, and once."""
+    """After each step of a random history, including restarts, the rows contain every pending operation exactly
+    once.
+    """
     chance = random.Random(seed)
     rows: Rows = {}
     rows_of_session = SessionRows()
@@ -59,7 +61,7 @@ def test_rows_hold_exactly_what_waits(seed: int) -> None:
 
 
 def test_rosters_and_strikes_leave_nothing_behind() -> None:
-    """Ids are let go of: a compiled function that is handed an array of them by other code would keep it."""
+    """Ids are released: a compiled function would keep a reference to an array of them that it gets from other code."""
 
     def work(times: int) -> int:
         for _ in range(times):

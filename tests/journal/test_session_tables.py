@@ -16,8 +16,8 @@ def count(folder: Path, table: str) -> int:
 
 
 async def test_refused_ids_survive_a_crash(tmp_path: Path) -> None:
-    """A batch is refused as a whole and a later one accepted; after a crash an id of the first one is refused with a
-    result, and is not said to be known. Then, or when the session goes, so does its row.
+    """A batch is refused as a whole and a later one accepted. After a crash an id of the first one is refused with a
+    result, and is not reported as known. The row is deleted then, or when the session ends.
     """
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
     served = await JournaledHost.start(first)
@@ -47,7 +47,7 @@ async def test_refused_ids_survive_a_crash(tmp_path: Path) -> None:
 
 
 async def test_sessions_keep_their_principals(tmp_path: Path) -> None:
-    """Two principals with a session of the same id get their own session back."""
+    """Two principals with sessions of the same id each get their own session back."""
     clock = ManualClock(1_000)
     host = new_host(clock)
     opened = await keep(host, tmp_path / "data", clock)
@@ -70,7 +70,7 @@ async def test_sessions_keep_their_principals(tmp_path: Path) -> None:
 
 
 async def test_a_session_keeps_its_incarnation(tmp_path: Path) -> None:
-    """Across restarts and crashes; a session that is created again after its end has another one."""
+    """A session keeps its incarnation across restarts and crashes; if it is created again, it gets a new one."""
     first, second = tmp_path / "first", tmp_path / "second"
     served = await JournaledHost.start(first)
     register(served.host, served.session, {1: 9})

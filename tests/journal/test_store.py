@@ -69,7 +69,7 @@ def test_a_log_that_has_become_too_long_is_cut(tmp_path: Path, store: Store) -> 
 
 
 def test_at_rest_the_log_is_emptied(tmp_path: Path, store: Store) -> None:
-    """Without groups, the log is checkpointed and truncated."""
+    """Without new groups, the log is checkpointed and truncated."""
     wal = tmp_path / "journal.db-wal"
     fill_log(store, wal)
     store.maintain(idle=True)

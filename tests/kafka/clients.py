@@ -1,4 +1,4 @@
-"""What tests do to a cluster: topics, records, transactions, commits of groups."""
+"""Test clients of a cluster: topics, records, transactions, commits of groups."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ QUIET = {"log_level": 0, "socket.timeout.ms": 30_000}
 
 
 class ClusterClients:
-    """Clients of one cluster, with what their connections need. Each call waits until what it does is done."""
+    """Clients of one cluster, with its connection settings. Each call returns once its effect is complete."""
 
     def __init__(self, bootstrap: str, connection: Mapping[str, str] | None = None) -> None:
         self.bootstrap = bootstrap
@@ -63,7 +63,7 @@ class ClusterClients:
         yield producer
 
     def commit(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Without members: what an operator's tool does, and what a consumer with `assign` does."""
+        """Commit without members, as an operator's tool or a consumer with `assign` does."""
         consumer = Consumer({**self._common, "group.id": group})
         wanted = [TopicPartition(topic, number, offset) for (topic, number), offset in offsets.items()]
         deadline = time.monotonic() + 30
@@ -72,7 +72,7 @@ class ClusterClients:
                 try:
                     done = consumer.commit(offsets=wanted, asynchronous=False)
                     break
-                except KafkaException:  # no coordinator yet, as with a cluster's first group
+                except KafkaException:  # no coordinator yet, as for a cluster's first group
                     assert time.monotonic() < deadline, f"{group} could not commit"
                     time.sleep(0.1)
             assert not [one.error for one in done or [] if one.error is not None]
@@ -80,7 +80,7 @@ class ClusterClients:
             consumer.close()
 
     def committed(self, group: str, topic: str, partitions: int) -> dict[int, int]:
-        """What a group has committed of each of these partitions, as its coordinator says."""
+        """A group's committed offset of each of these partitions, from its coordinator."""
         consumer = Consumer({**self._common, "group.id": group})
         try:
             found = consumer.committed([TopicPartition(topic, number) for number in range(partitions)], timeout=30)
@@ -89,7 +89,7 @@ class ClusterClients:
             consumer.close()
 
     def allow(self, principal: str, *rights: tuple[ResourceType, str, AclOperation]) -> None:
-        """Gives rights on resources by their names; "*": all of the type."""
+        """Grant rights on resources by name; "*": all resources of the type."""
         for future in self.admin.create_acls([_access(principal, *right) for right in rights]).values():
             future.result()
 
@@ -104,7 +104,7 @@ class ClusterClients:
             future.result()
 
     def reset(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Sets an idle group's offsets, as kafka-consumer-groups --reset-offsets does."""
+        """Set an idle group's offsets, as kafka-consumer-groups --reset-offsets does."""
         wanted = [TopicPartition(topic, number, offset) for (topic, number), offset in offsets.items()]
         for future in self.admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, wanted)]).values():
             future.result()

@@ -1,4 +1,4 @@
-"""Real brokers for the tests of the Kafka source: one cluster of each size for the whole run, in one worker."""
+"""Brokers for tests of the Kafka source: one cluster of each size for the whole run, in one worker."""
 
 import os
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ ONE_BUILD = "a source has nothing of the engine in it: its brokers run with the 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything on brokers goes to one worker, so that a cluster is started once; of the two builds, to one."""
+    """Run all broker tests in one worker and with one of the two builds, so that each cluster is started once."""
     pure = os.environ.get("PURGATORY_BUILD") == "pure"
     for item in items:
         if HERE not in item.path.parents or "kafka_brokers" not in getattr(item, "fixturenames", ()):
@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def kafka_brokers() -> Path:
-    """Kafka's jars. Where brokers cannot be started the test is skipped, or fails where they are required."""
+    """Kafka's jars. If brokers cannot be started, the test is skipped, or fails if they are required."""
     try:
         return kafka_jars()
     except ClusterUnavailable as missing:
@@ -37,7 +37,7 @@ def kafka_brokers() -> Path:
 
 @pytest.fixture(scope="session")
 def three_brokers(kafka_brokers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
-    """Three brokers; a test that ends one brings it back."""
+    """Three brokers. A test that stops one starts it again."""
     settings: dict[str, object] = {"broker.session.timeout.ms": 3000, "offsets.topic.num.partitions": 12}
     settings |= {"offsets.retention.check.interval.ms": 500}
     settings |= {"unclean.leader.election.enable": "false", "transaction.state.log.num.partitions": 4}

@@ -1,4 +1,4 @@
-"""A publisher that keeps what a source says, in place of daemons."""
+"""A publisher that records observations and reports instead of sending them to daemons."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ PATIENCE_S = 60.0
 
 
 class RecordingPublisher(Publisher):
-    """`marks` has the newest of each. `told`: what daemons are to have."""
+    """`marks` contains the newest observation of each mark. `told`: the marks that daemons have."""
 
     def __init__(self, told: Mapping[MarkName, int] | None = None) -> None:
         self.marks: dict[MarkName, int] = {}
@@ -35,7 +35,7 @@ class RecordingPublisher(Publisher):
         return self._wanted
 
     def want(self, *names: MarkName) -> None:
-        """Somebody waits on these."""
+        """Set the demand."""
         self._wanted = frozenset(names)
         for listener in self._listeners:
             listener(self._wanted)
@@ -74,7 +74,7 @@ class RecordingPublisher(Publisher):
         return [seen for seen in self.observed if (seen.topic, seen.partition) == (topic, partition)]
 
     async def until(self, condition: Callable[[], object], what: str = "") -> float:
-        """Waits until it holds; gives for how long."""
+        """Wait until the condition holds. Returns the elapsed time."""
         begun = time.monotonic()
         while not condition():
             left = begun + PATIENCE_S - time.monotonic()
@@ -88,7 +88,7 @@ class RecordingPublisher(Publisher):
         return time.monotonic() - begun
 
     def stale_reason(self, topic: str, partition: int = 0) -> str:
-        """Why the last report calls a mark stale; empty: it does not."""
+        """Why the mark is stale in the last report; empty: it is not."""
         for entry in self.reported[2]:
             fits = topic == entry.topic_prefix if entry.exact else topic.startswith(entry.topic_prefix)
             if fits and (not entry.partitions or partition in entry.partitions):
@@ -103,7 +103,7 @@ class RecordingPublisher(Publisher):
 async def running_source(
     bootstrap: str, options: str = "", told: Mapping[MarkName, int] | None = None, *, is_live: bool = True
 ) -> AsyncIterator[tuple[KafkaSource, RecordingPublisher]]:
-    """A source of this cluster and its publisher, once it is live unless that is not to be waited for."""
+    """A running source of this cluster with its publisher, by default once it is live."""
     source = open_source(SourceUri.parse(f"kafka://{bootstrap}{'?' if options else ''}{options}"), None)
     assert isinstance(source, KafkaSource)
     publisher = RecordingPublisher(told)

@@ -1,4 +1,4 @@
-"""The brokers' logs as a second witness of the history check: it finds what the record, or an answer, has wrong."""
+"""The brokers' logs as a second witness of the history check: they reveal errors in the record and in answers."""
 
 import pytest
 
@@ -36,12 +36,12 @@ CHANGES = [RecordedStep(BILLING, 2, 3.9, 4.1), RecordedStep(BILLING, GONE, 29.9,
 
 
 def logs() -> BrokerLogs:
-    """Two records that are committed, one that is aborted, and one without a transaction; a commit, and its end."""
+    """Two committed records, an aborted one, one without a transaction; a committed offset and its tombstone."""
     return BrokerLogs({(PAYMENTS, 1): list(records_of(PRINTED, 0.0))}, list(commits_of(PRINTED_COMMITS, 0.0)))
 
 
 def test_logs_are_read_as_kafka_prints_them() -> None:
-    """Aborted records and markers are not visible, and that is certain only once the transaction has ended."""
+    """Aborted records and markers are invisible, which is settled only once the transaction has ended."""
     records = logs().records[PAYMENTS, 1]
     assert [(one.offset, one.is_visible, one.settled_s) for one in records] == [
         (0, True, 3.0),
@@ -55,7 +55,7 @@ def test_logs_are_read_as_kafka_prints_them() -> None:
 
 
 def test_open_transactions_are_not_settled() -> None:
-    """Nothing is known of records of a transaction that is open, nor of what comes after them."""
+    """Records in an open transaction, and those after them, are not settled."""
     assert [one.offset for one in records_of(PRINTED[:8], 0.0)] == [0, 1]
 
 
@@ -64,14 +64,14 @@ def test_open_transactions_are_not_settled() -> None:
     [(2, 4.5, True), (3, 8.0, False), (3, 9.5, True), (5, 9.5, True), (6, 25.0, False), (5, 3.0, False)],
 )
 def test_a_mark_may_be_raised_over_what_nobody_sees(target: int, answered_s: float, is_right: bool) -> None:
-    """Over an aborted record and markers, once the transaction has ended; not over a record that is visible."""
+    """A mark may be raised over aborted records and markers of ended transactions, but not over a visible record."""
     answer = Answer(BILLING, target, 1.0, 1.1, 100.0, answered_s, True)
     steps = [*CHANGES, *raised_steps([*CHANGES, *steps_of_logs(logs())], logs(), {"payments"})]
     assert (wrong_answers(steps, [answer], 3.0) == []) is is_right
 
 
 def test_a_record_that_agrees_with_the_logs_has_no_contradictions() -> None:
-    """What every writer has recorded is in the logs, at its time, and nothing else is."""
+    """A record without contradictions matches the logs in every value and time."""
     assert contradictions(WRITTEN, SENT, CHANGES, logs(), ()) == []
 
 
@@ -91,12 +91,14 @@ def test_a_record_that_agrees_with_the_logs_has_no_contradictions() -> None:
 def test_contradictions_are_found(
     written: list[WrittenRecord], sent: dict[str, float], changes: list[RecordedStep], why: str
 ) -> None:
-    """Records and commits that only the writers know, or only the logs, or at another time."""
+    """Records and commits that are only in the record, only in the logs, or at another time are contradictions."""
     assert any(why in told for told in contradictions(written, sent, changes, logs(), ()))
 
 
 def test_marks_at_the_end_are_those_of_the_logs() -> None:
-    """The end of the log, and what is committed, or up to what is visible; nothing of a group that was deleted."""
+    """A topic's final mark is the end of its log. A group's is between its committed offset and the next visible
+    record; a deleted group may have none.
+    """
     seen = logs()
     assert marks_at_the_end(seen, {"payments": 1}) == {PAYMENTS: (6, 6), BILLING: (GONE, 0)}
     assert marks_at_the_end(seen._replace(commits=seen.commits[:1]), {"payments": 1})[BILLING] == (2, 5)

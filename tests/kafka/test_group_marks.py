@@ -1,4 +1,4 @@
-"""Marks of groups without any broker: which word counts, against a simple model of a log and its late reader."""
+"""Marks of groups without brokers: which value counts, compared with a simple model of a log and its late reader."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ NAME: CommitName = ("billing", "orders", 0)
 
 
 def loaded(values: dict[CommitName, int] | None = None, told: dict[CommitName, int] | None = None) -> GroupMarks:
-    """Marks of a cluster whose topic has one partition, read to position 100."""
+    """Marks of a cluster whose `__consumer_offsets` has one partition, read to position 100."""
     marks = GroupMarks(1)
     marks.remember_published(told or {})
     marks.loaded(0, values or {}, 100, 0)
@@ -18,7 +18,7 @@ def loaded(values: dict[CommitName, int] | None = None, told: dict[CommitName, i
 
 
 def test_forward_and_back() -> None:
-    """A lower commit is a step back; the same again is nothing; a tombstone ends the mark."""
+    """A lower commit is a reset, an equal one changes nothing, and a tombstone removes the mark."""
     marks = loaded({NAME: 5})
     assert marks.committed(0, {NAME: 9}, 1) == [MarkMove(NAME, 9)]
     assert marks.committed(0, {NAME: 9}, 2) == []
@@ -28,7 +28,7 @@ def test_forward_and_back() -> None:
 
 
 def test_a_proved_mark_is_no_measure_for_steps_back() -> None:
-    """Raised from 5 to 8: commits of 6 and 8 say nothing new, 5 after 6 is a step back."""
+    """After a raise from 5 to 8, commits of 6 and 8 change nothing, and 5 after 6 is a reset."""
     marks = loaded({NAME: 5})
     assert marks.prove(NAME, 5, 8) == [MarkMove(NAME, 8)]
     assert marks.committed(0, {NAME: 6}, 1) == []
@@ -36,14 +36,14 @@ def test_a_proved_mark_is_no_measure_for_steps_back() -> None:
 
 
 def test_a_proof_for_another_commit_proves_nothing() -> None:
-    """It was looked at from 5 on, and the group was set back to 3 meanwhile."""
+    """A proof that starts at 5 does not apply once the group was reset to 3."""
     marks = loaded({NAME: 5})
     marks.committed(0, {NAME: 3}, 1)
     assert marks.prove(NAME, 5, 8) == []
 
 
 def test_a_group_without_a_commit_can_be_proved_to_have_nothing_to_read() -> None:
-    """Its first commit below that is no step back, and polls that know no offset do not end its mark."""
+    """Its first commit below the proved mark is not a reset, and polls without an offset do not remove the mark."""
     marks = loaded()
     assert marks.prove(NAME, NO_COMMIT, 3) == [MarkMove(NAME, 3)]
     assert [marks.polled("billing", {}, None, 1), marks.polled("billing", {}, None, 2)] == [[], []]
@@ -53,7 +53,7 @@ def test_a_group_without_a_commit_can_be_proved_to_have_nothing_to_read() -> Non
 
 @pytest.mark.parametrize("is_drained", [True, False])
 def test_doubts(is_drained: bool) -> None:
-    """A daemon has 9, the topic says 5: nothing is told before it is settled."""
+    """If a daemon has 9 and the topic has 5, nothing is published until that is settled."""
     marks = GroupMarks(1)
     marks.remember_published({NAME: 9})
     assert marks.loaded(0, {NAME: 5}, 10, 0) == ([], [UncertainOffset(NAME, 5, 9)])
@@ -63,7 +63,7 @@ def test_doubts(is_drained: bool) -> None:
 
 
 def test_commits_settle_a_doubt() -> None:
-    """The group commits beyond what the daemon has: it goes on, and the answer that comes later changes nothing."""
+    """A commit above the daemon's mark settles the uncertainty, and the later result changes nothing."""
     marks = loaded({NAME: 5}, told={NAME: 9})
     assert marks.committed(0, {NAME: 7}, 1) == []
     assert marks.committed(0, {NAME: 10}, 2) == [MarkMove(NAME, 10)]
@@ -71,14 +71,14 @@ def test_commits_settle_a_doubt() -> None:
 
 
 def test_what_daemons_have_and_the_topic_has_not_is_gone() -> None:
-    """The group was deleted while no source ran."""
+    """A group that was deleted while no source ran is gone."""
     marks = GroupMarks(1)
     marks.remember_published({NAME: 9})
     assert marks.loaded(0, {}, 10, 0) == ([MarkMove(NAME, None)], [])
 
 
 def test_a_cut_takes_marks_back_and_the_same_commit_is_not_believed_again() -> None:
-    """25 was committed of records that are gone. The consumer may commit 25 once more before it notices."""
+    """The commit of 25 belongs to lost records; the consumer may repeat it once before it notices the truncation."""
     marks = loaded({NAME: 25})
     assert marks.cut("orders", 0, 10, 1) == [MarkMove(NAME, 10, is_set_back=True)]
     assert marks.committed(0, {NAME: 25}, 2) == []
@@ -87,7 +87,7 @@ def test_a_cut_takes_marks_back_and_the_same_commit_is_not_believed_again() -> N
 
 
 def test_polls_step_back_only_when_they_say_so_twice() -> None:
-    """Without reading the topic; a coordinator that has just moved may know less for a moment."""
+    """Without the topic, a step back needs two polls, because a coordinator that has just moved may be behind."""
     marks = GroupMarks()
     assert marks.polled("billing", {NAME: 7}, None, 0) == [MarkMove(NAME, 7)]
     assert marks.polled("billing", {NAME: 3}, None, 1) == []
@@ -98,9 +98,9 @@ def test_polls_step_back_only_when_they_say_so_twice() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["commit", "read", "poll"]), st.integers(0, 20)), max_size=60))
 def test_a_late_reader_and_polls_agree_with_the_log(steps: list[tuple[str, int]]) -> None:
-    """Commits are written to a log; a reader comes after them as late as it likes, and polls know the newest. The mark
-    is always one that was committed at or after what the reader has read, polls never bring a step back that is not
-    there, and when all is read the mark is the newest.
+    """Commits are written to a log, which is read with any delay, while polls return the newest commit. The mark always
+    equals a commit at or after the read position, polls never cause a false reset, and once everything is read the mark
+    is the newest commit.
     """
     log: list[int] = [5]
     marks = loaded()
@@ -134,7 +134,7 @@ def test_a_late_reader_and_polls_agree_with_the_log(steps: list[tuple[str, int]]
 
 
 def test_java_hash_places_groups() -> None:
-    """As Kafka does it; the last has Java's lowest integer as its hash."""
+    """The hash matches Kafka's; the last group's hash is Java's lowest integer."""
     marks = GroupMarks(50)
     assert [marks.partition_of(group) for group in ("billing", "a", "größe", "polygenelubricants")] == [
         abs(-109829509) % 50, 97 % 50, 98762257 % 50, 0,
@@ -142,7 +142,7 @@ def test_java_hash_places_groups() -> None:
 
 
 def test_a_group_that_goes_on_below_its_old_mark_was_set_back() -> None:
-    """It was set back while no source ran. Commits that come while that is looked into do not leave it in doubt."""
+    """Commits during the check of a group that was reset while no source ran do not leave it uncertain."""
     marks = loaded({NAME: 50}, {NAME: 90})
     assert marks.committed(0, {NAME: 60}, 1) == []
     assert marks.settled(UncertainOffset(NAME, 50, 90), is_drained=False, now_ms=2) == [
@@ -152,7 +152,7 @@ def test_a_group_that_goes_on_below_its_old_mark_was_set_back() -> None:
 
 
 def test_a_raised_mark_stays_though_the_group_goes_on_below_it() -> None:
-    """What was proved of the offset that it had committed first holds for those that came since."""
+    """A proof from the first committed offset also holds for later commits."""
     marks = loaded({NAME: 50}, {NAME: 90})
     assert marks.committed(0, {NAME: 60}, 1) == []
     assert marks.settled(UncertainOffset(NAME, 50, 90), is_drained=True, now_ms=2) == []

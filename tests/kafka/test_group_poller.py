@@ -1,4 +1,4 @@
-"""The questions to coordinators, against a server that falls silent."""
+"""Polls of coordinators, against a server that stops answering."""
 
 import asyncio
 import struct
@@ -12,14 +12,14 @@ METADATA, API_VERSIONS = 3, 18
 
 
 class SilentBroker:
-    """Says which requests it knows, and then nothing. Counts connections that the other side has not closed yet."""
+    """Answers only the request for supported versions. Counts connections that the client has not closed."""
 
     def __init__(self) -> None:
         self.fell_silent, self.changed = asyncio.Event(), asyncio.Condition()
         self.open_count = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Until the end of a connection."""
+        """Serve a connection until it ends."""
         self.open_count += 1
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
@@ -38,7 +38,7 @@ class SilentBroker:
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
 async def test_no_connection_stays_open(is_cancelled: bool) -> None:
-    """Whether its asker has gone while it was made or not: after `close` no connection is left."""
+    """After `close` all connections are closed, even if a caller was cancelled while one was being opened."""
     silent = SilentBroker()
     server = await asyncio.start_server(silent.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]

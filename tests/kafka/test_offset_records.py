@@ -1,4 +1,4 @@
-"""Decoding `__consumer_offsets`: every version of keys and values, made by hand from Kafka's message definitions."""
+"""Decoding of `__consumer_offsets`: every version of keys and values, built from Kafka's message definitions."""
 
 from struct import pack
 
@@ -62,7 +62,7 @@ def group_value(version: int) -> bytes:
 @pytest.mark.parametrize("key_version", [0, 1])
 @pytest.mark.parametrize("version", range(5))
 def test_a_commit_of_each_version(key_version: int, version: int) -> None:
-    """All that a version has is read; what it has not is -1."""
+    """All fields of a version are read; missing ones are -1."""
     epoch, expires = (7 if version >= 3 else -1), (2000 if version == 1 else -1)
     expected = Commit("billing", "orders", 3, 42, epoch, "note", 1000, expires)
     assert decode(commit_key(key_version), commit_value(version)) == expected
@@ -70,7 +70,7 @@ def test_a_commit_of_each_version(key_version: int, version: int) -> None:
 
 
 def test_a_topic_id_is_read_from_the_tags() -> None:
-    """Version 4 may carry the topic's id as tag 0, after or before tags that are not known."""
+    """The topic id is tag 0 in version 4, before or after unknown tags."""
     assert decode(commit_key(), commit_value(4, topic_id=TOPIC_ID)) == Commit(
         "billing", "orders", 3, 42, 7, "note", 1000, -1, TOPIC_ID
     )
@@ -82,20 +82,20 @@ def test_a_topic_id_is_read_from_the_tags() -> None:
 
 @pytest.mark.parametrize("version", range(5))
 def test_a_group_of_each_version(version: int) -> None:
-    """Members, too; none of it is taken for a commit."""
+    """Groups are decoded with their members, and never as commits."""
     members = (GroupMember("m-1", "static" if version >= 3 else None, "client", "/127.0.0.1"),)
     assert decode(group_key(), group_value(version)) == GroupState("billing", "consumer", 5, "range", "m-1", members)
     assert decode_offset(group_key(), group_value(version)) is None
 
 
 def test_an_empty_group_has_no_protocol_nor_leader() -> None:
-    """What a group whose members have all left writes: nulls and no members."""
+    """A group without members is written with nulls and an empty list."""
     value = pack(">h", 3) + text("consumer") + pack(">i", 6) + text(None) + text(None) + pack(">qi", 1234, 0)
     assert decode(group_key(), value) == GroupState("billing", "consumer", 6, None, None, ())
 
 
 def test_tombstones() -> None:
-    """A key without a value: an offset or a group is gone."""
+    """A key without a value means that an offset or a group was removed."""
     assert decode(commit_key(0), None) == decode(commit_key(1), None) == CommitRemoved("billing", "orders", 3)
     assert decode_offset(commit_key(), None) == (("billing", "orders", 3), None)
     assert decode(group_key(), None) == GroupRemoved("billing")
@@ -104,7 +104,7 @@ def test_tombstones() -> None:
 
 @pytest.mark.parametrize("key_version", [3, 4, 14, -1, 32_767])
 def test_other_kinds_are_told_apart(key_version: int) -> None:
-    """Keys of other kinds of groups, as brokers of 4.0 and later write them, with a value or without."""
+    """Keys of other group kinds, as written by brokers 4.0 and later, are recognised with and without a value."""
     key = pack(">h", key_version) + text("billing")
     assert decode(key, pack(">h", 0) + b"anything") == OtherRecord(key_version, 0)
     assert decode(key, None) == OtherRecord(key_version, -1)
@@ -113,7 +113,7 @@ def test_other_kinds_are_told_apart(key_version: int) -> None:
 
 @pytest.mark.parametrize("version", [5, 9, -1])
 def test_versions_that_are_not_known(version: int) -> None:
-    """They might be laid out in any way, so nothing of them is believed, the offset neither."""
+    """Records of unknown versions are not decoded, not even the offset."""
     value = pack(">hq", version, 42) + b"\0" * 20
     assert decode(commit_key(), value) == OtherRecord(1, version)
     assert decode(group_key(), value) == OtherRecord(2, version)
@@ -127,11 +127,11 @@ def test_names_beyond_ascii() -> None:
 
 @given(st.data())
 def test_what_is_cut_short_is_refused(data: st.DataObject) -> None:
-    """No prefix of a record is taken for one; never anything else than MalformedRecord is raised."""
+    """A prefix of a record is never decoded as a record, and the only error is MalformedRecord."""
     version = data.draw(st.integers(0, 4))
     value = data.draw(st.sampled_from([commit_value(version, topic_id=TOPIC_ID), group_value(version)]))
     key = commit_key() if value.startswith(pack(">hq", version, 42)) else group_key()
-    # The tags of the whole group are not read: nothing of it is needed after the members.
+    # The tags at the end of a group are not read, so cutting them off is not detected.
     cut = data.draw(st.integers(0, len(value) - 2))
     with pytest.raises(MalformedRecord):
         decode(key, value[:cut])
@@ -141,7 +141,7 @@ def test_what_is_cut_short_is_refused(data: st.DataObject) -> None:
 
 @given(st.binary(max_size=80), st.none() | st.binary(max_size=80))
 def test_any_bytes(key: bytes, value: bytes | None) -> None:
-    """Bytes at random are decoded or refused, nothing else; both decoders agree on the offset."""
+    """Random bytes are decoded or refused with MalformedRecord, and both decoders agree on the offset."""
     try:
         record = decode(key, value)
     except MalformedRecord:

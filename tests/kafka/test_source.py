@@ -1,4 +1,4 @@
-"""The Kafka source on three real brokers: what it says of commits, ends, transactions and what is made anew."""
+"""The Kafka source on three real brokers: commits, ends, transactions and recreated topics."""
 
 import asyncio
 import random
@@ -23,7 +23,7 @@ def clients(three_brokers: KafkaCluster) -> ClusterClients:
 
 @pytest.fixture
 def topic(clients: ClusterClients) -> str:
-    """A topic of this test only, with two partitions."""
+    """A topic with two partitions, used by one test only."""
     name = f"orders-{uuid.uuid4().hex[:8]}"
     clients.create(name, 2, 3)
     return name
@@ -35,7 +35,7 @@ def options(topic: str, more: str = "") -> str:
 
 @pytest.mark.parametrize("method", METHODS)
 async def test_commits_are_seen_and_set_backs_told_as_such(clients: ClusterClients, topic: str, method: str) -> None:
-    """By both methods: forward, set back, forward again."""
+    """Both methods see a commit, a reset, and a further commit."""
     name = f"kafka/billing/{topic}", 1
     await asyncio.to_thread(clients.produce, topic, 10, 1)
     await asyncio.to_thread(clients.commit, "billing", {(topic, 1): 4})
@@ -51,7 +51,7 @@ async def test_commits_are_seen_and_set_backs_told_as_such(clients: ClusterClien
 
 
 async def test_a_group_that_nobody_waits_on_is_polled_now_and_then(clients: ClusterClients, topic: str) -> None:
-    """Where commits are not read, a group that was waited on is looked at in its turn: a set-back is not missed."""
+    """Without reading the topic, a group that had waits is polled in rotation, so a reset is detected."""
     name = f"kafka/billing/{topic}", 1
     await asyncio.to_thread(clients.produce, topic, 10, 1)
     await asyncio.to_thread(clients.commit, "billing", {(topic, 1): 9})
@@ -66,7 +66,7 @@ async def test_a_group_that_nobody_waits_on_is_polled_now_and_then(clients: Clus
 
 @pytest.mark.parametrize("method", METHODS)
 async def test_a_group_that_is_deleted_is_gone(clients: ClusterClients, topic: str, method: str) -> None:
-    """Its marks go; when it commits again they come back."""
+    """The marks of a deleted group are removed, and return when it commits again."""
     group = f"g-{uuid.uuid4().hex[:6]}"
     name = f"kafka/{group}/{topic}", 0
     await asyncio.to_thread(clients.produce, topic, 10)
@@ -81,7 +81,7 @@ async def test_a_group_that_is_deleted_is_gone(clients: ClusterClients, topic: s
 
 
 async def test_ends_are_seen_and_new_partitions_found(clients: ClusterClients, topic: str) -> None:
-    """The high watermark of each partition, with the topic's id; partitions that are added come by themselves."""
+    """Each partition has its high watermark and the topic's id; added partitions are found without a restart."""
     async with running_source(clients.bootstrap, options(topic)) as (_, feed):
         await feed.until(lambda: feed.marks.get((f"kafka/{topic}", 1)) == 0, "empty partitions are at 0")
         feed.want((f"kafka/{topic}", 0))
@@ -93,7 +93,7 @@ async def test_ends_are_seen_and_new_partitions_found(clients: ClusterClients, t
 
 
 async def test_records_of_low_latency_topics_are_fetched(clients: ClusterClients, topic: str) -> None:
-    """Polls every ten seconds would be too late for this test's patience with each of 20 records."""
+    """Each of 20 records is seen at once; with polls every ten seconds this test would time out."""
     more = f"low-latency={topic}&poll-ms=10000"
     async with running_source(clients.bootstrap, options(topic, more)) as (_, feed):
         name = f"kafka/{topic}", 0
@@ -107,7 +107,7 @@ async def test_records_of_low_latency_topics_are_fetched(clients: ClusterClients
 
 
 async def test_a_topic_made_anew_is_another_lineage(clients: ClusterClients, topic: str) -> None:
-    """The mark of the topic changes its identity; the group's goes with the topic, and comes back with its commits."""
+    """The topic's mark changes its identity. The group's mark is removed, and returns with new commits."""
     ends, commits = (f"kafka/{topic}", 0), (f"kafka/billing/{topic}", 0)
     await asyncio.to_thread(clients.produce, topic, 10)
     await asyncio.to_thread(clients.commit, "billing", {(topic, 0): 10})
@@ -119,7 +119,7 @@ async def test_a_topic_made_anew_is_another_lineage(clients: ClusterClients, top
         await asyncio.to_thread(clients.produce, topic, 12)
         await feed.until(lambda: len(feed.identities[ends]) == 2, "the new topic's id")
         await feed.until(lambda: feed.marks.get(ends) == 12)
-        assert feed.marks.get(commits, 0) == 0  # while the new topic is empty, the group has all there is in it
+        assert feed.marks.get(commits, 0) == 0  # the new topic is empty, so the group has nothing left to read
         await asyncio.to_thread(clients.commit, "billing", {(topic, 0): 3})
         await feed.until(lambda: feed.marks.get(commits) == 3)
 
@@ -128,7 +128,7 @@ async def test_a_topic_made_anew_is_another_lineage(clients: ClusterClients, top
 async def test_a_group_that_stops_before_a_marker_has_caught_up(
     clients: ClusterClients, topic: str, is_committed: bool
 ) -> None:
-    """A transaction's marker, and aborted records before it, are no reason to wait for ever."""
+    """A group that stopped before a transaction marker and aborted records has caught up."""
     name = f"kafka/billing/{topic}", 0
     await asyncio.to_thread(clients.produce, topic, 3)
     with clients.transaction(topic, 4, name=topic) as producer:
@@ -136,12 +136,12 @@ async def test_a_group_that_stops_before_a_marker_has_caught_up(
         async with running_source(clients.bootstrap, options(topic)) as (source, feed):
             feed.want(name)
             ends = await source.ends([name[0]])
-            assert [(end.partition, end.offset) for end in ends] == [(0, 7)]  # the second one is empty
+            assert [(end.partition, end.offset) for end in ends] == [(0, 7)]  # the second partition is empty
             await feed.until(lambda: feed.marks.get(name) == 3)
             if is_committed:
                 await asyncio.to_thread(producer.commit_transaction, 30)
                 await asyncio.sleep(0.5)
-                assert feed.marks[name] == 3  # there are records to read
+                assert feed.marks[name] == 3  # visible records are left
                 await asyncio.to_thread(clients.commit, "billing", {(topic, 0): 7})
             else:
                 await asyncio.to_thread(producer.abort_transaction, 30)
@@ -153,7 +153,7 @@ async def test_a_group_that_stops_before_a_marker_has_caught_up(
 
 
 async def test_ends_begin_after_the_question(clients: ClusterClients, topic: str) -> None:
-    """Every record that was acknowledged before is covered, each of many times; deleted ranges are left out."""
+    """Ends cover every record acknowledged before the request, in many repetitions; deleted ranges are left out."""
     async with running_source(clients.bootstrap, options(topic, "poll-ms=10000")) as (source, _):
         for end in range(1, 30):
             await asyncio.to_thread(clients.produce, topic)
@@ -166,8 +166,8 @@ async def test_ends_begin_after_the_question(clients: ClusterClients, topic: str
 
 @pytest.mark.parametrize("method", METHODS)
 async def test_a_restart_does_not_lower_a_raised_mark(clients: ClusterClients, topic: str, method: str) -> None:
-    """A daemon has 14, of which 10 is committed: above lie a marker and aborted records. The mark stays; one that was
-    set back while the source was away goes back.
+    """A daemon has 14, of which 10 is committed; above it are a marker and aborted records. The mark stays. The mark of
+    a group that was reset while the source was down moves back.
     """
     await asyncio.to_thread(clients.produce, topic, 10)
     with clients.transaction(topic, 3, name=topic) as producer:
@@ -183,12 +183,12 @@ async def test_a_restart_does_not_lower_a_raised_mark(clients: ClusterClients, t
 
 
 async def test_both_methods_agree(clients: ClusterClients, topic: str) -> None:
-    """Random commits, resets and deletions of 12 groups: in the end reading and polling have the same marks, which are
-    those that were committed last.
+    """After random commits, resets and deletions of 12 groups, reading and polling end with the same marks, which are
+    the last commits.
     """
     chance, groups = random.Random(7), [f"agree-{number}-{topic}" for number in range(12)]
     truth: dict[tuple[str, int], int] = {}
-    # First: of an empty partition every group that somebody waits on has all there is, and its mark is 0.
+    # Produce first: in an empty partition, a group with waits has nothing left to read, and its mark is 0.
     await asyncio.to_thread(clients.produce, topic, 50, 0)
     await asyncio.to_thread(clients.produce, topic, 50, 1)
     async with (
@@ -212,8 +212,8 @@ async def test_both_methods_agree(clients: ClusterClients, topic: str) -> None:
 
 
 async def test_an_open_transaction_holds_back_and_polls_make_up(clients: ClusterClients, topic: str) -> None:
-    """Offsets that are sent to an open transaction hold back their partition of __consumer_offsets. A group there that
-    somebody waits on is polled instead, and set-backs are told once.
+    """Offsets sent to an open transaction hold back their partition of __consumer_offsets. A group there with waits is
+    polled instead, and each reset is published once.
     """
     name = f"kafka/billing/{topic}", 0
     await asyncio.to_thread(clients.produce, topic, 10)
@@ -238,8 +238,8 @@ async def test_an_open_transaction_holds_back_and_polls_make_up(clients: Cluster
 async def test_a_last_stable_offset_waits_for_the_transaction(
     clients: ClusterClients, topic: str, is_committed: bool
 ) -> None:
-    """While a transaction is open its mark stands before it, however far the log goes on; then it is the log's end,
-    whether the records were committed or aborted. "Everything written before now" is the log's end, too.
+    """While a transaction is open, the last stable offset stays before it. Afterwards it is the end of the log, whether
+    the records were committed or aborted. "Everything written before now" also means the end of the log.
     """
     ends, stable = (f"kafka/{topic}", 0), (f"kafka/stable:{topic}", 0)
     await asyncio.to_thread(clients.produce, topic, 3)

@@ -1,4 +1,4 @@
-"""The Kafka source on groups that live: consumers that come and go by themselves, and offsets that expire."""
+"""The Kafka source with active groups: consumers that join and leave, and offsets that expire."""
 
 import asyncio
 import random
@@ -23,7 +23,7 @@ def clients(three_brokers: KafkaCluster) -> ClusterClients:
 
 
 class LiveGroup:
-    """A group whose members subscribe to a topic, and commit each record that they have read, in one thread."""
+    """A group whose members run in one thread, subscribe to a topic, and commit each record."""
 
     def __init__(self, bootstrap: str, group: str, topic: str) -> None:
         self._settings = {"bootstrap.servers": bootstrap, "group.id": group, **QUIET}
@@ -41,7 +41,7 @@ class LiveGroup:
         self._members.pop(place % len(self._members)).close()
 
     def read(self, seconds: float) -> int:
-        """Has all members read for a while; how many records were read and committed."""
+        """Let all members read for a while. Returns the number of records read and committed."""
         count = 0
         until = time.monotonic() + seconds
         while time.monotonic() < until:
@@ -53,7 +53,7 @@ class LiveGroup:
                     member.commit(message=message, asynchronous=False)
                     count += 1
                 except KafkaException:
-                    continue  # its partition has gone to another member, which will read the record again
+                    continue  # its partition has moved to another member, which will read the record again
         return count
 
     def end(self) -> None:
@@ -65,9 +65,7 @@ class LiveGroup:
 
 
 async def test_both_methods_agree_over_rebalances(clients: ClusterClients) -> None:
-    """Consumers join a group and leave it while it reads: no mark goes back or away, by reading nor by polling, and in
-    the end both have what the coordinator has.
-    """
+    """While consumers join and leave, no mark moves back or disappears. Both methods end with the same offsets."""
     topic, chance = f"lively-{uuid.uuid4().hex[:6]}", random.Random(3)
     group = f"group-{topic}"
     await asyncio.to_thread(clients.create, topic, PARTITIONS)
@@ -105,7 +103,7 @@ async def test_both_methods_agree_over_rebalances(clients: ClusterClients) -> No
 
 
 async def commit_for(bootstrap: str, group: str, topic: str, offset: int, retention_ms: int) -> None:
-    """Commits as old clients could: an offset that expires after this time, whatever the broker's own setting."""
+    """Commit as old clients could: with an expiry time, whatever the broker's setting."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap.split(","))
     await admin.start()
     try:
@@ -118,7 +116,7 @@ async def commit_for(bootstrap: str, group: str, topic: str, offset: int, retent
 
 
 async def test_both_methods_see_offsets_expire(clients: ClusterClients) -> None:
-    """An offset that expires is gone from both; its group's next commit is a mark again, and so is another group's."""
+    """Both methods remove an expired offset. The group's next commit is a mark again; other groups keep theirs."""
     topic = f"expiring-{uuid.uuid4().hex[:6]}"
     await asyncio.to_thread(clients.create, topic)
     await asyncio.to_thread(clients.produce, topic, 20)

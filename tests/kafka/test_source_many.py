@@ -11,9 +11,7 @@ PARTITIONS, GROUPS, EACH = 1_000, 200, 50
 
 
 async def test_a_thousand_partitions_and_two_hundred_groups(three_brokers: KafkaCluster) -> None:
-    """Every end and every committed offset has its mark: those of before the source was started, and those that came
-    while it ran.
-    """
+    """Each end and each committed offset has its mark, both those from before the start and those written later."""
     clients = ClusterClients(three_brokers.bootstrap)
     topic = f"many-{uuid.uuid4().hex[:6]}"
     await asyncio.to_thread(clients.create, topic, PARTITIONS)

@@ -1,5 +1,5 @@
-"""The Kafka source at a broker that wants TLS, a password and rights: what it may not see is stale, with the reason,
-until somebody gives the right.
+"""The Kafka source at a broker that requires TLS, a password and rights: marks it may not see are stale with the
+reason, until the right is granted.
 """
 
 import logging
@@ -23,7 +23,7 @@ DESCRIBE, READ = AclOperation.DESCRIBE, AclOperation.READ
 
 
 class GuardedBroker:
-    """One broker that only speaks TLS to who knows a password, and gives no right to anybody but its admin."""
+    """One broker that requires TLS and a password, and grants rights only to its admin."""
 
     def __init__(self, cluster: KafkaCluster, folder: Path) -> None:
         self.bootstrap = cluster.bootstrap
@@ -37,7 +37,7 @@ class GuardedBroker:
         self.clients = ClusterClients(cluster.bootstrap, {**self.connection, **credentials})
 
     def config(self, name: str, **changes: str) -> str:
-        """An option of a source: the file with all that it needs but the password."""
+        """A source's option: the file with all settings except the password."""
         lines = self.connection | {"sasl.username": "watcher"} | changes
         path = self._folder / name
         path.write_text("".join(f"{key}={value}\n" for key, value in lines.items()), "utf-8")
@@ -51,7 +51,7 @@ class GuardedBroker:
 
 @pytest.fixture(scope="module")
 def guarded(kafka_brokers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedBroker]:
-    """With a topic and a group of each kind that the tests name."""
+    """The broker with a topic and a group of each kind used in the tests."""
     folder = tmp_path_factory.mktemp("guarded")
     authority = Authority("The broker's authority")
     issued = authority.issue("broker", hosts=["localhost", "127.0.0.1"])
@@ -71,7 +71,7 @@ def guarded(kafka_brokers: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": folder / "authority.pem",
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": "User:admin;User:ANONYMOUS",  # nobody has a name on the controllers' listener
+        "super.users": "User:admin;User:ANONYMOUS",  # connections to the controllers' listener are anonymous
     }
     with KafkaCluster(folder / "cluster", 1, settings, listener="SASL_SSL") as cluster:
         broker = GuardedBroker(cluster, folder)
@@ -89,15 +89,16 @@ def password_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def has(feed: RecordingPublisher, **marks: int | None) -> bool:
-    """Whether the marks of partition 0 stand there; None: there is none. "__" stands for "/" in names."""
+    """Whether the marks of partition 0 have these values; None: no mark. "__" replaces "/" in names."""
     return all(feed.marks.get((f"kafka/{name.replace('__', '/')}", 0)) == at for name, at in marks.items())
 
 
 async def test_what_a_user_may_not_see_is_stale_until_it_may(
     guarded: GuardedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without rights on `__consumer_offsets` groups are polled, which one line says. A topic and a group without rights
-    are stale and the rest is seen; a right that is taken away makes marks stale, not gone; all comes back by itself.
+    """Without rights on `__consumer_offsets` groups are polled, which is logged once. A topic and a group without
+    rights are stale, and the rest is seen. Revoking a right makes marks stale, not gone. Everything recovers without a
+    restart.
     """
     guarded.clients.allow("watcher", (TOPIC, "orders", DESCRIBE), (GROUP, "billing", DESCRIBE))
     names = [("kafka/orders", 0), ("kafka/billing/orders", 0), ("kafka/secret", 0), ("kafka/closed/orders", 0)]
@@ -127,8 +128,8 @@ async def test_what_a_user_may_not_see_is_stale_until_it_may(
 
 
 async def test_who_must_read_commits_waits_for_the_right(guarded: GuardedBroker) -> None:
-    """With commits=read there is nothing in its place: groups are stale with the reason, ends are seen; and commits are
-    read as soon as that is allowed.
+    """With commits=read, polling does not replace reading: groups are stale with the reason, while ends are seen.
+    Commits are read as soon as the right is granted.
     """
     guarded.clients.allow("watcher", (TOPIC, "orders", DESCRIBE))
     options = f"commits=read&topics=orders&{guarded.config('reads')}"
@@ -143,8 +144,8 @@ async def test_who_must_read_commits_waits_for_the_right(guarded: GuardedBroker)
 
 
 async def test_a_connection_that_is_refused(guarded: GuardedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong password, or an authority that has not signed the broker's certificate: everything is stale, the state is
-    refused, and the reason says which settings to look at.
+    """With a wrong password or an untrusted certificate, everything is stale, the state is REFUSED, and the reason
+    names the settings to check.
     """
     monkeypatch.setenv(PASSWORD_VARIABLE, "guessed")
     another = guarded.file("another.pem", Authority("Another one").certificate_pem)

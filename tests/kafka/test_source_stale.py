@@ -1,4 +1,4 @@
-"""The Kafka source while brokers are away: what it says that it cannot see, that it sees again by itself, and cuts."""
+"""The Kafka source while brokers are down: stale marks, recovery, and truncated logs."""
 
 import asyncio
 import uuid
@@ -18,7 +18,7 @@ def clients(three_brokers: KafkaCluster) -> ClusterClients:
 
 
 def is_stale(feed: RecordingPublisher, topic: str) -> bool:
-    """Whether the last report names this topic of marks, for a reason and a time."""
+    """Whether the last report calls this topic stale, with a reason and an age."""
     return any(
         topic.startswith(entry.topic_prefix) and (not entry.exact or topic == entry.topic_prefix) and entry.reason
         for entry in feed.reported[2]
@@ -26,9 +26,9 @@ def is_stale(feed: RecordingPublisher, topic: str) -> bool:
 
 
 async def test_a_leader_that_is_killed_and_comes_back(three_brokers: KafkaCluster, clients: ClusterClients) -> None:
-    """Of two topics on the broker that is killed one has no other replica: it alone is stale until the broker is back.
-    Marks of the other go on under their new leader; nothing is set back, and commits are seen all the while. Who leads
-    and who is in sync is told each time.
+    """Two topics are on the killed broker, and one of them has no other replica: only this one is stale until the
+    broker is back. The marks of the other continue under a new leader, nothing moves back, and commits are seen the
+    whole time. Each change of leader and in-sync set is published.
     """
     everybody = (1, 2, 3)
     alone, many = f"alone-{uuid.uuid4().hex[:6]}", f"many-{uuid.uuid4().hex[:6]}"
@@ -69,8 +69,8 @@ async def test_a_leader_that_is_killed_and_comes_back(three_brokers: KafkaCluste
 
 
 async def test_a_broker_that_hangs(three_brokers: KafkaCluster, clients: ClusterClients) -> None:
-    """Its connections stay and nothing is answered: the partitions that it led are seen again under their new leaders,
-    and those of the other brokers all the while.
+    """A broker keeps its connections but answers nothing. Its partitions are seen again under their new leaders, and
+    those of other brokers the whole time.
     """
     topic = f"hung-{uuid.uuid4().hex[:6]}"
     await asyncio.to_thread(clients.create, topic, 6, 3)
@@ -92,8 +92,8 @@ async def test_a_broker_that_hangs(three_brokers: KafkaCluster, clients: Cluster
 
 
 async def test_a_cluster_that_is_gone_and_comes_back(kafka_brokers: Path, tmp_path: Path) -> None:
-    """With no broker at all everything is stale, with the reason; nothing is told of marks until they are seen again,
-    and what was committed before is neither lost nor set back.
+    """Without any broker everything is stale with the reason. No marks are published until they are seen again, and
+    earlier commits are neither lost nor reset.
     """
     with KafkaCluster(tmp_path, 1, {"offsets.topic.num.partitions": 4}) as cluster:
         clients = ClusterClients(cluster.bootstrap)
@@ -120,9 +120,9 @@ async def test_a_cluster_that_is_gone_and_comes_back(kafka_brokers: Path, tmp_pa
 
 
 async def test_an_unclean_election_cuts_topic_and_group(three_brokers: KafkaCluster, clients: ClusterClients) -> None:
-    """A replica that lacks the last records comes to lead: the topic's mark goes back to its end, and so does that of
-    the group, whose committed offset names records that are gone; by a break each, told once. So does its last stable
-    offset, which says nothing until it was looked at again.
+    """A replica without the last records becomes the leader. The topic's mark moves back to its end, and so does the
+    mark of the group, whose committed offset belongs to lost records: each with one break. The last stable offset also
+    moves back, and is 0 until it has been polled again.
     """
     topic = f"cut-{uuid.uuid4().hex[:6]}"
     config = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
@@ -140,7 +140,7 @@ async def test_an_unclean_election_cuts_topic_and_group(three_brokers: KafkaClus
             await asyncio.to_thread(clients.commit, f"group-{topic}", {(topic, 0): 25})
             await feed.until(lambda: (feed.marks.get(ends), feed.marks.get(commits)) == (25, 25), "more by one replica")
             await asyncio.to_thread(three_brokers.kill, first)
-            # Two of three are down, so there is no controller: first the one that lacks the records comes back.
+            # Two of three are down, so the controllers lack a quorum. The replica without the records starts first.
             await asyncio.to_thread(three_brokers.start, second)
             await feed.until(lambda: feed.marks.get(ends) == 10, "the topic's cut")
             await feed.until(lambda: feed.marks.get(commits) == 10, "the group's cut")
@@ -151,7 +151,7 @@ async def test_an_unclean_election_cuts_topic_and_group(three_brokers: KafkaClus
         assert [seen.offset for seen in feed.seen_of(*commits) if seen.is_set_back_to] == [10]
         assert {seen.offset for seen in feed.seen_of(*stable) if seen.is_set_back_to} <= {0, 10}
         await feed.until_live()
-        # A producer of its own: to the idempotent one the cut is a gap in its sequence.
+        # A new producer: to the idempotent one, the truncation is a gap in its sequence numbers.
         await asyncio.to_thread(ClusterClients(clients.bootstrap).produce, topic, 5)
         await asyncio.to_thread(clients.commit, f"group-{topic}", {(topic, 0): 12})
         await feed.until(lambda: (feed.marks[ends], feed.marks[commits]) == (15, 12), "both go on")

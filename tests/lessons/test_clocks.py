@@ -1,4 +1,4 @@
-"""Lessons about time (docs/lessons.md): clocks that move, many deadlines at once, and timers after a restart."""
+"""Lessons about time (docs/lessons.md): clocks that jump, many deadlines at once, and timers after a restart."""
 
 import ast
 import asyncio
@@ -31,9 +31,10 @@ def produces(count: int, timeout_ms: int, topic: str = "orders", first_id: int =
 
 
 def test_the_wall_clock_is_read_where_it_is_shown_and_nowhere_else() -> None:
-    """Thirteen modules of daemon and client read the wall clock: four to show it, the archive to record it, the journal
-    and the outbox because they outlive the machine's monotonic clock, three for tokens and certificates, which expire
-    by it, two for webhooks, which are signed with it and answered with dates, and one for the start of spans.
+    """Thirteen modules of daemon and client read the wall clock: four to display it, the archive to record it, the
+    journal and the outbox because they outlive the machine's monotonic clock, three for tokens and certificates,
+    which expire by it, two for webhooks, which are signed with it and answered with dates, and one for the start of
+    spans.
     """
     daemon = Path(purgatory.__file__).parent
     client = daemon.parent / "client" / "purgatory_client"
@@ -52,13 +53,13 @@ def test_the_wall_clock_is_read_where_it_is_shown_and_nowhere_else() -> None:
 
 
 def test_expiry_goes_by_the_deadline_whatever_idles() -> None:
-    """Beside 9,000 idle sessions, each with a long wait, and others that come and go, each short wait ends on time."""
+    """With 9,000 idle sessions that each have a long wait, and others that come and go, short waits end on time."""
     clock = ManualClock(1)
     host = Host(Engine(EngineLimits(), 1), clock, HostSettings(session=SessionSettings(ttl_ms=50)))
     idle = [host.sessions.open(f"idle-{number}", 1)[0] for number in range(9_000)]
     for session in idle:
         host.register(session, [produces(1, 3_600_000)], [])
-        host.sessions.touch(session, 3_600_000)  # used again later: their time to live is not this lesson's
+        host.sessions.touch(session, 3_600_000)  # used again later: their time to live is not part of this lesson
     short, _ = host.sessions.open("short", 1)
     rng = random.Random(52)
     for number in range(1, 201):
@@ -79,7 +80,7 @@ def test_expiry_goes_by_the_deadline_whatever_idles() -> None:
 
 @pytest.mark.slow
 async def test_a_herd_goes_in_slices_and_events_in_between() -> None:
-    """100,000 waits due at once: none of the loop's turns ends more than a slice, and events are served meanwhile."""
+    """With 100,000 waits due at once, no iteration of the loop ends more than a slice; events are served in between."""
     herd, clock = 100_000 if COMPILED else 30_000, ManualClock(1)
     async with serving(clock=clock) as served:
         host = served.host
@@ -111,7 +112,7 @@ async def test_a_herd_goes_in_slices_and_events_in_between() -> None:
 
 
 def test_a_change_of_leader_does_not_give_time_anew() -> None:
-    """New epochs, truncation and storage that comes back leave deadlines where they are."""
+    """New epochs, truncation and recovered storage do not change deadlines."""
     world = World()
     world.lead("orders-0", 1)
     handle = world.produce({"orders-0": 5, "orders-1": 5}, timeout_ms=100)

@@ -20,7 +20,7 @@ LONG = 120.0
 
 @pytest.mark.parametrize("is_met", [True, False])
 def test_an_end_waits_until_the_condition_has_been_looked_at(is_met: bool) -> None:
-    """The timer comes while try_complete runs: on_complete is not run beside it, and there is one end."""
+    """If the timer fires while try_complete runs, on_complete does not run concurrently, and there is one end."""
     clock = ManualClock()
     with EmbeddedPurgatory("double-ends", never_called, clock=clock, reaper_enabled=False) as purgatory:
         log: list[str] = []
@@ -61,7 +61,7 @@ def test_an_end_waits_until_the_condition_has_been_looked_at(is_met: bool) -> No
 
 @pytest.mark.slow
 async def test_what_fell_due_while_stopped_fires_once(daemon: DaemonProcess) -> None:
-    """A daemon that stood still past every deadline expires each wait once when it goes on, and says how late."""
+    """A daemon that was stopped past every deadline then expires each wait once, and reports the lateness."""
     many = 500
     async with AsyncClient(daemon.address) as client:
         loop = asyncio.get_running_loop()
@@ -82,7 +82,7 @@ async def test_what_fell_due_while_stopped_fires_once(daemon: DaemonProcess) -> 
 
 
 async def test_a_batch_of_columns_is_not_fired_again(daemon: DaemonProcess) -> None:
-    """Sent once more after it has expired, a batch is known already: nothing fires a second time."""
+    """A batch sent again after it has expired is already known: nothing fires a second time."""
     async with DaemonChannel(daemon.address) as calls:
         peer = await Peer(calls, "s").open(columns=True)
         batch = produce_columns(range(1, 101), timeout_ms=1)

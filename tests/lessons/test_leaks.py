@@ -27,13 +27,13 @@ LONG = 3_600.0
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory of a process that is in RAM."""
+    """Resident memory of a process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 async def read_results(peer: Peer, count: int) -> tuple[set[int], int]:
-    """Reads so many results as columns; their outcomes, and the last sequence number."""
+    """Read `count` results as columns; returns their outcomes and the last sequence number."""
     outcomes: set[int] = set()
     last = 0
     while count > 0:
@@ -45,7 +45,7 @@ async def read_results(peer: Peer, count: int) -> tuple[set[int], int]:
 
 
 async def test_a_full_purgatory_says_when_to_come_again(start_daemon: StartDaemon) -> None:
-    """Over the limit: RESOURCE_EXHAUSTED with RetryInfo at once; a cancel makes room at once, not at the timeout."""
+    """Over the limit: RESOURCE_EXHAUSTED with RetryInfo; a cancel makes room at once, not at the timeout."""
     daemon = start_daemon("--limits-pending-operations-max", "2")
     async with DaemonChannel(daemon.address) as calls:
         peer = await Peer(calls, "s").open()
@@ -68,7 +68,7 @@ async def test_a_full_purgatory_says_when_to_come_again(start_daemon: StartDaemo
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
 async def test_a_flood_of_registrations_does_not_grow_the_daemon(start_daemon: StartDaemon) -> None:
-    """Round after round half are refused and the others cancelled long before their time: memory settles."""
+    """In each round half the registrations are refused and the others cancelled early: memory levels off."""
     room, flood = 5_000, 10_000
     daemon = start_daemon("--limits-pending-operations-max", str(room))
     async with DaemonChannel(daemon.address) as calls:
@@ -100,7 +100,7 @@ def negative_gauges(text: str) -> Iterator[tuple[str, float]]:
 
 
 async def test_gauges_are_right_whoever_closes_first(start_daemon: StartDaemon) -> None:
-    """Streams break, are taken over and cancelled while waits end: no gauge is ever negative, and all come to zero."""
+    """Streams break, are taken over and cancelled while waits end: no gauge is negative, and all return to zero."""
     daemon = start_daemon("--session-ttl-ms", "100", "--session-heartbeat-interval-ms", "200")
     rng = random.Random(36)
 
@@ -116,12 +116,12 @@ async def test_gauges_are_right_whoever_closes_first(start_daemon: StartDaemon) 
             if rng.random() < 0.5:
                 await calls.stub.Cancel(purgatory_service_pb2.CancelRequest(session_id=session_id))
         except (grpc.RpcError, AssertionError, asyncio.InvalidStateError):
-            pass  # another stream has taken the session over: that is the race
+            pass  # another stream has taken over the session: that is the race under test
         finally:
             peer.cancel()
 
     def metric(name: str) -> float:
-        """Over all its labels."""
+        """The sum over all labels."""
         return sum(sums_by_kind(fetch_page(daemon, "/metrics")[1], name).values())
 
     async with DaemonChannel(daemon.address) as calls, AsyncClient(daemon.address) as other:
@@ -162,7 +162,7 @@ asyncio.run(main())
 
 
 async def test_waits_of_a_killed_client_are_freed(start_daemon: StartDaemon) -> None:
-    """Kill -9: its calls are cancelled and its session is freed within the session's time, not after an hour."""
+    """After kill -9, the client's calls are cancelled and its session is freed within the session's time."""
     daemon = start_daemon("--session-ttl-ms", "200")
     client_path = inspect.getfile(AsyncClient).rpartition("/purgatory_client/")[0]
     environment = daemon_environment()
@@ -182,7 +182,7 @@ async def test_waits_of_a_killed_client_are_freed(start_daemon: StartDaemon) -> 
 
 
 async def test_a_reader_that_stops_reading_is_bounded(start_daemon: StartDaemon) -> None:
-    """Past the limit its registrations are refused, others are served, and what it was owed it gets, with no gap."""
+    """Over its limit, a reader is refused and others are served; it then gets all its results, without a gap."""
     limit, size, batches = 1_000, 500, 20
     daemon = start_daemon(
         "--limits-unacknowledged-results-max", str(limit), "--limits-operations-per-batch-max", str(size)

@@ -1,4 +1,4 @@
-"""Lessons about wake-ups (docs/lessons.md): waits that are never woken, or that are delayed by other waits."""
+"""Lessons about wakeups (docs/lessons.md): waits that are never woken, or that are delayed by other waits."""
 
 import asyncio
 import itertools
@@ -33,7 +33,7 @@ LONG = 120.0
 
 @pytest.mark.parametrize("at_evaluation", [1, 2])
 def test_state_that_changes_while_it_is_looked_at(at_evaluation: int) -> None:
-    """Right after the first or second look saw "not yet" another thread changes the state and checks: it completes."""
+    """A change and check by another thread right after an evaluation read "not yet" completes the operation."""
     with EmbeddedPurgatory("missed-wakeups", never_called) as purgatory:
         others: list[threading.Thread] = []
 
@@ -45,7 +45,7 @@ def test_state_that_changes_while_it_is_looked_at(at_evaluation: int) -> None:
             def try_complete(self) -> bool:
                 self.evaluations += 1
                 if self.evaluations == at_evaluation:
-                    # The state is read as "not met"; before that answer is used the event has come and gone.
+                    # The state was read as "not met"; the event happens before that result is used.
                     others.append(threading.Thread(target=change_and_check, args=(self,)))
                     others[0].start()
                     return False
@@ -60,7 +60,7 @@ def test_state_that_changes_while_it_is_looked_at(at_evaluation: int) -> None:
 
 
 async def test_registered_at_every_await_of_an_event_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whenever between two slices of a batch of events a wait comes in, it is satisfied when the batch is done."""
+    """A wait registered between any two slices of a batch of events is satisfied when the batch is done."""
     monkeypatch.setattr(host_module, "WORK_PER_SLICE", 1)
     events = EventBatch([codes.HIGH_WATERMARK] * 8, partitions=[("orders", 0)], offsets=list(range(1, 9)))
     for turns in itertools.count():
@@ -82,7 +82,7 @@ async def test_registered_at_every_await_of_an_event_batch(monkeypatch: pytest.M
 
 
 async def test_one_event_is_enough_beside_noisy_readers(daemon: DaemonProcess) -> None:
-    """While others look at and wait on the same partition all the time, a wait ends by its one event, each time."""
+    """While other callers constantly read and wait on the same partition, a wait ends by its one event, each time."""
     async with AsyncClient(daemon.address) as client, AsyncClient(daemon.address) as noisy:
         over = False
 
@@ -108,7 +108,7 @@ async def test_one_event_is_enough_beside_noisy_readers(daemon: DaemonProcess) -
 
 
 async def test_a_reader_that_lags_keeps_nobody_waiting_and_misses_nothing(daemon: DaemonProcess) -> None:
-    """Results of a stream that is not read wait; a sibling is served; read at last, all come, without a gap."""
+    """Results of an unread stream are kept and a sibling is served; when it is read, all arrive without a gap."""
     many, topic = 20_000, "x" * 200
     async with DaemonChannel(daemon.address) as calls, AsyncClient(daemon.address) as sibling:
         slow = await Peer(calls, "slow").open()
@@ -130,7 +130,7 @@ async def test_a_reader_that_lags_keeps_nobody_waiting_and_misses_nothing(daemon
 
 
 async def test_fetches_end_by_what_is_produced(daemon: DaemonProcess) -> None:
-    """Consumers under steady produce: no fetch runs into its time, and all together wait less than that time once."""
+    """With consumers under steady produce, no fetch times out, and all together wait less than one timeout."""
     rounds, consumers = 30, 8
     async with AsyncClient(daemon.address) as client:
         await client.advance("orders-0", log_end_offset=0, high_watermark=0)
@@ -160,7 +160,7 @@ async def test_fetches_end_by_what_is_produced(daemon: DaemonProcess) -> None:
 
 @pytest.mark.slow
 async def test_events_do_not_queue_behind_registrations(daemon: DaemonProcess) -> None:
-    """While a caller pours in registrations, events of another are answered before these are through."""
+    """While one caller floods the daemon with registrations, events of another are answered before these are done."""
     batches, size = 120, 1_000
     async with DaemonChannel(daemon.address) as calls, AsyncClient(daemon.address) as other:
         peer = await Peer(calls, "flood").open(columns=True)

@@ -25,10 +25,10 @@ THREADS = {"threading", "multiprocessing", "concurrent.futures", "_thread"}
 
 
 def test_there_is_no_lock_to_take_in_the_wrong_order() -> None:
-    """Neither engine nor service makes a lock or a thread, except for a pool of threads to which one module hands large
-    texts of JSON, which share nothing; `purgatory.threads` runs calls that may hang, which share nothing either.
+    """Engine and service create no lock and no thread, except for a pool of threads in one module for large JSON texts,
+    which share nothing; `purgatory.threads` runs calls that may hang, which share nothing either.
 
-    The locks there are belong to the embedded purgatory and the timer, one each.
+    The only locks belong to the embedded purgatory and the timer, one each.
     """
     package = Path(purgatory.__file__).parent
     makers: dict[str, int] = {}
@@ -51,7 +51,7 @@ def test_there_is_no_lock_to_take_in_the_wrong_order() -> None:
 
 
 def random_life(seed: int, keys: int) -> list[tuple[int, plain.Operation | plain.Event | int]]:
-    """(key, operation or event of that key), and (-1, milliseconds that pass)."""
+    """(key, operation or event of that key), and (-1, milliseconds to advance)."""
     rng = random.Random(seed)
     life: list[tuple[int, plain.Operation | plain.Event | int]] = []
     for operation_id in range(1, 2_001):
@@ -70,7 +70,7 @@ def random_life(seed: int, keys: int) -> list[tuple[int, plain.Operation | plain
 
 
 def ends_in_shards(life: list[tuple[int, plain.Operation | plain.Event | int]], shards: int) -> list[plain.Ended]:
-    """The ends of all operations when each key lives in the shard of its number."""
+    """The ends of all operations if each key is assigned to a shard by its number."""
     engines = [EngineUnderTest() for _ in range(shards)]
     owners = [engine.add_owner() for engine in engines]
     now_ms = 0
@@ -89,7 +89,7 @@ def ends_in_shards(life: list[tuple[int, plain.Operation | plain.Event | int]], 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_keys_share_nothing(seed: int) -> None:
-    """The same life in one engine and in 2 or 7, each with its share of the keys: every operation ends the same."""
+    """The same run in one engine and in 2 or 7, each with its share of the keys: every operation ends the same."""
     life = random_life(seed, 14)
     whole = ends_in_shards(life, 1)
     assert len(whole) > 1_000
@@ -98,7 +98,7 @@ def test_keys_share_nothing(seed: int) -> None:
 
 
 def test_work_on_a_key_does_not_grow_with_the_others() -> None:
-    """As many evaluations for the same work on one key, whether there are 10 others or 10,000, all waited on."""
+    """The same work on one key takes as many evaluations with 10 other watched keys as with 10,000."""
     evaluations = []
     for others in (10, 10_000):
         under_test = EngineUnderTest()
@@ -119,7 +119,7 @@ def test_work_on_a_key_does_not_grow_with_the_others() -> None:
 
 @pytest.mark.slow
 async def test_sigterm_with_a_hundred_thousand_waits(start_daemon: StartDaemon) -> None:
-    """Each ends as SHUTTING_DOWN, and the process ends by itself, with 0, long before its grace period is over."""
+    """Each wait ends as SHUTTING_DOWN, and the process exits with 0, long before its grace period is over."""
     many = 100_000 if COMPILED else 20_000
     daemon = start_daemon("--shutdown-grace-ms", "600000")
     async with AsyncClient(daemon.address) as client:
@@ -136,7 +136,7 @@ async def test_sigterm_with_a_hundred_thousand_waits(start_daemon: StartDaemon) 
 
 
 async def test_out_of_time_cancelled_and_shut_down_are_three_things(daemon: DaemonProcess) -> None:
-    """Each has its own outcome, its own error for those who want one, its own counter; none is worth a warning."""
+    """Each has its own outcome, its own error (if requested) and its own counter; none logs a warning."""
     async with AsyncClient(daemon.address) as client:
         expired = await client.produce({"orders-0": 1}, timeout=0.001)
         waiting = asyncio.create_task(client.produce({"orders-1": 1}, timeout=LONG))
@@ -165,7 +165,7 @@ async def test_out_of_time_cancelled_and_shut_down_are_three_things(daemon: Daem
 
 
 async def test_a_partition_is_removed_while_its_waits_end(daemon: DaemonProcess) -> None:
-    """Removal, cancels and events meet on one partition: nobody waits for anybody, and each wait ends once."""
+    """Simultaneous removal, cancels and events on one partition do not block each other; each wait ends once."""
     async with AsyncClient(daemon.address) as client, AsyncClient(daemon.address) as other:
         for _ in range(10):
             waiting = [asyncio.create_task(client.produce({"orders-0": i}, timeout=LONG)) for i in range(1, 101)]

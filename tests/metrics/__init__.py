@@ -1,1 +1,1 @@
-"""What the metrics page shows, and what explains it."""
+"""The metrics page, and its documentation."""

@@ -1,6 +1,6 @@
-"""docs/metrics.md is written from what a real daemon shows: `make docs` writes it, and these tests keep it true.
+"""docs/metrics.md is generated from the metrics of a real daemon by `make docs`; these tests check that it is current.
 
-They also see that every series is there from the start.
+They also check that every series exists from the start.
 """
 
 import asyncio
@@ -114,7 +114,7 @@ Of the client library for Python, under its own names.
 
 table of build_info process_ python_
 """
-"""A line "table of" names what the names of the metrics in that table begin with."""
+"""In a line "table of", the words are the prefixes of the metrics in that table."""
 
 TABLE = "table of "
 
@@ -122,7 +122,7 @@ parsed: Callable[[str], Iterable[Metric]] = text_string_to_metric_families
 
 
 def scrape(daemon: DaemonProcess, authority: Authority) -> list[Metric]:
-    """All families, as OpenMetrics, which its parser checks strictly."""
+    """All metric families in OpenMetrics format, which the parser checks strictly."""
     context = ssl.create_default_context(cadata=authority.certificate_pem.decode())
     accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
     request = urllib.request.Request(f"https://{daemon.http_address}/metrics", headers=accept)
@@ -131,7 +131,7 @@ def scrape(daemon: DaemonProcess, authority: Authority) -> list[Metric]:
 
 
 def start(folder: Path, authority: Authority) -> DaemonProcess:
-    """A daemon with all that has metrics of its own."""
+    """A daemon with every part that has its own metrics."""
     issued = authority.issue("purgatory", hosts=("127.0.0.1",))
     for name, content in (("ca", authority.certificate_pem), ("crt", issued.certificate_pem), ("key", issued.key_pem)):
         (folder / f"server.{name}").write_bytes(content)
@@ -140,7 +140,7 @@ def start(folder: Path, authority: Authority) -> DaemonProcess:
 
 
 async def use(daemon: DaemonProcess, folder: Path) -> None:
-    """A bit of everything: outcomes of all sorts, refusals, events, a source."""
+    """A bit of everything: all outcomes, refusals, events, a source."""
     async with AsyncClient(daemon.address, tls_ca=folder / "server.ca", outbox=folder / "outbox") as client:
         await client.advance("t-0", high_watermark=5)
         for one in (
@@ -174,7 +174,7 @@ def series_of(families: list[Metric]) -> set[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Metric], list[Metric]]:
-    """What a daemon shows before anything has happened, and after a bit of everything."""
+    """The metrics of a daemon before anything has happened, and after a bit of everything."""
     return scraped_in(tmp_path_factory.mktemp("metrics"))
 
 
@@ -192,7 +192,7 @@ def scraped_in(folder: Path) -> tuple[list[Metric], list[Metric]]:
 
 
 def metrics_page(families: list[Metric]) -> str:
-    """The page: the template, with its tables filled."""
+    """The page: the template with its tables filled in."""
     tables = [line for line in TEMPLATE.splitlines() if line.startswith(TABLE)]
     rows: dict[str, list[str]] = {line: [] for line in tables}
     for family in sorted(families, key=lambda one: one.name):
@@ -210,7 +210,7 @@ def metrics_page(families: list[Metric]) -> str:
 
 
 def table_of(name: str, tables: list[str]) -> str:
-    """The table with the longest beginning that fits."""
+    """The table with the longest matching prefix."""
     plain = name.removeprefix("purgatory_")
     fitting = [
         (len(start), line) for line in tables for start in line.removeprefix(TABLE).split() if plain.startswith(start)
@@ -220,12 +220,12 @@ def table_of(name: str, tables: list[str]) -> str:
 
 
 def test_metrics_page_is_current(scraped: tuple[list[Metric], list[Metric]]) -> None:
-    """The page names and explains exactly what a daemon shows; `make docs` rewrites it."""
+    """The page names and explains exactly the metrics of a daemon; `make docs` rewrites it."""
     assert PAGE.read_text(encoding="utf-8") == metrics_page(scraped[1])
 
 
 def test_every_series_is_there_from_the_start(scraped: tuple[list[Metric], list[Metric]]) -> None:
-    """Nothing that happens adds a series, but for a source that attaches: so `increase()` misses no first value."""
+    """No later event adds a series, except a source that attaches, so `increase()` never misses a first value."""
     before, after = map(series_of, scraped)
     assert before
     assert {name for name, _ in after - before} <= {
@@ -237,7 +237,7 @@ def test_every_series_is_there_from_the_start(scraped: tuple[list[Metric], list[
 
 
 def test_calls_are_counted_by_method_and_status(scraped: tuple[list[Metric], list[Metric]]) -> None:
-    """Each call once, whether it was answered, refused or cut short; and their bytes."""
+    """Each call is counted once, whether it was answered, refused or aborted; so are its bytes."""
     values = {
         (sample.name, sample.labels.get("method"), sample.labels.get("code")): sample.value
         for family in scraped[1]

@@ -1,1 +1,1 @@
-"""Mutation testing: `make mutants` breaks the engine in small ways and sees that the tests notice."""
+"""Mutation testing: `make mutants` breaks the engine in small ways and checks that the tests notice."""

@@ -1,7 +1,8 @@
-"""`make mutants`: a seeded sample of mutmut's mutants of the engine, each against the engine's tests.
+"""`make mutants`: runs the engine's tests against a seeded sample of mutmut's mutants of the engine.
 
-mutmut generates the mutants, finds which test reaches which function, and runs those until the first fails. Here is
-what it lacks: a copy of the tree to work in, the sample, and which survivors mypy rejects or nobody can kill.
+mutmut generates the mutants, determines which test reaches which function, and runs those tests until the first fails.
+This module adds a copy of the tree to work in, the sample, and the classification of survivors: those that mypy
+rejects, and those that no test can kill.
 """
 
 import argparse
@@ -25,10 +26,10 @@ STATISTICS: Final = WORK / "mutants" / "mutmut-stats.json"
 ENGINE: Final = Path("purgatory", "engine")
 COPIED: Final = ("purgatory", "tests", "pyproject.toml")
 ABOVE: Final = (ENGINE, Path("purgatory", "__init__.py"), Path("pyproject.toml"))
-"""mutmut mutates what lies in the folder, and runs the tests in `mutants` below it, with the rest of the tree."""
+"""mutmut mutates the files in the folder, and runs the tests in `mutants` below it, with the rest of the tree."""
 
 SURVIVED: Final = {None, 0, 5, 33}
-"""Exit codes where no test failed, or no test reaches the function."""
+"""Exit codes if no test failed, or no test reaches the function."""
 KILLED_MIN: Final = 0.95
 
 
@@ -43,7 +44,7 @@ def main() -> int:
     given = parser.parse_args()
     prepare()
     if not STATISTICS.exists():
-        # Generates all mutants and notes which tests reach each; then it stops, as no mutant is named `none`.
+        # Generates all mutants and records which tests reach each; then it stops, because no mutant is named `none`.
         failed = mutmut("run", "none", check=False)
         if not STATISTICS.exists():
             raise SystemExit(f"mutmut could not begin:\n{failed}")
@@ -57,7 +58,7 @@ def main() -> int:
 
 
 def prepare() -> None:
-    """Copies the tree without compiled modules. Results of an earlier run stay if no file has changed since."""
+    """Copy the tree without compiled modules. Results of an earlier run are kept if no file has changed since."""
     files = [path for part in COPIED for path in [ROOT / part, *(ROOT / part).rglob("*")] if path.is_file()]
     files = sorted(path for path in files if path.suffix not in {".so", ".pyc"})
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
@@ -76,7 +77,7 @@ def prepare() -> None:
 
 
 def mutmut(*arguments: str, check: bool = True) -> str:
-    """Runs it in the copy; gives what it wrote."""
+    """Run mutmut in the copy; returns its output."""
     command = [str(Path(sys.executable).with_name("mutmut")), *arguments]
     done = subprocess.run(command, cwd=WORK, capture_output=True, text=True, check=False)
     if check and done.returncode:
@@ -85,13 +86,13 @@ def mutmut(*arguments: str, check: bool = True) -> str:
 
 
 def results() -> dict[str, int | None]:
-    """Exit code of the tests by mutant; None where they have not run."""
+    """Exit code of the tests by mutant; None if they have not run."""
     metas = sorted((WORK / "mutants" / ENGINE).rglob("*.meta"))
     return {name: code for meta in metas for name, code in json.loads(meta.read_text())["exit_code_by_key"].items()}
 
 
 def report(codes: dict[str, int | None]) -> int:
-    """Prints survivors with their difference, and what was killed by module. Gives the exit code."""
+    """Print the survivors with their diffs, and the killed mutants by module. Returns the exit code."""
     verdicts: Counter[str] = Counter()
     alive: Counter[str] = Counter()
     for name in [name for name, code in codes.items() if code in SURVIVED]:
@@ -114,7 +115,7 @@ def report(codes: dict[str, int | None]) -> int:
 
 
 def reason_of(name: str, shown: str) -> str:
-    """Why no test can kill this mutant; empty if nobody has said so."""
+    """Why no test can kill this mutant; empty if there is no entry for it."""
     changed = "\n".join(line for line in shown.splitlines() if re.match(r"[-+](?![-+])", line))
     for function, pattern, reason in EQUIVALENT:
         if fnmatch.fnmatchcase(name, f"{function}__mutmut_*") and re.search(pattern, changed, re.MULTILINE):
@@ -123,7 +124,7 @@ def reason_of(name: str, shown: str) -> str:
 
 
 def is_rejected_by_mypy(name: str) -> bool:
-    """Whether the mutant has a type error: `make lint` tells of it, and mypyc would not build it."""
+    """Whether the mutant has a type error: `make lint` would report it, and mypyc would not build it."""
     unchanged = WORK / "unchanged"
     if not unchanged.exists():
         assert not has_type_errors(), "mypy rejects the engine as it is"

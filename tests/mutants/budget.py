@@ -1,7 +1,7 @@
-"""A pytest plugin for runs on a mutant: the same examples each time, and an end to endless loops.
+"""A pytest plugin for runs on a mutant: the same examples each time, and a limit for endless loops.
 
-Time is CPU time of the process, so that a busy machine kills nothing. mutmut has limits of its own, but on the clock on
-the wall; pyproject.toml sets those out of the way.
+Time is CPU time of the process, so that a busy machine kills no mutant. mutmut has its own limits, but by wall clock;
+pyproject.toml raises those out of the way.
 """
 
 import resource
@@ -16,7 +16,7 @@ from mutmut.mutation import trampoline
 
 ACTIVE_MUTANT: Final = trampoline.get_mutant_under_test
 TEST_CPU_S_MAX: Final = 20
-"""Several times what the slowest test takes on the engine as mutmut instruments it."""
+"""Several times as long as the slowest test takes on the engine as instrumented by mutmut."""
 MEMORY_BYTES_MAX: Final = 4 * 1024**3
 
 
@@ -26,7 +26,7 @@ class OverBudgetError(BaseException):
 
 def pytest_configure() -> None:
     active = ACTIVE_MUTANT()
-    # Asked at each call of the engine; in the environment, where mutmut looks, that costs more than the call.
+    # Called on each call of the engine; reading the environment, as mutmut does, costs more than the call.
     trampoline.get_mutant_under_test = lambda: active
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
     signal.signal(signal.SIGPROF, over_budget)

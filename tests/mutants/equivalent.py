@@ -1,6 +1,6 @@
-"""Mutants that behave as the engine does, so that no test can kill them: (function, what is changed, why).
+"""Equivalent mutants, which behave like the engine, so that no test can kill them: (function, change, reason).
 
-A function as in mutmut's names, a glob; what is changed is a regular expression on the changed lines of its diff.
+The function is a glob for mutmut's names; the change is a regular expression for the changed lines of its diff.
 """
 
 from typing import Final

@@ -1,6 +1,6 @@
-"""A few short days of the simulator, each a test: what the cases overlook shows where engine and oracle differ.
+"""A few short runs of the simulator, each as a test: they find differences that the cases overlook.
 
-Not named `test_…`: `make test` has its own share of the simulator, and only the mutants' judge asks for this one.
+Not named `test_…`: `make test` has its own simulator runs, and only mutation testing uses these.
 """
 
 import itertools
@@ -16,6 +16,6 @@ STEPS = 250
 
 @pytest.mark.parametrize("seed", range(1, SEEDS + 1))
 def test_engine_and_oracle_agree(seed: int) -> None:
-    """The same outcomes, marks and counters after each step, and an empty engine at the end."""
+    """Outcomes, marks and counters are equal after each step, and the engine is empty at the end."""
     generator = Generator(seed)
     Simulation(generator.swarm).run(itertools.islice(iter(generator.next_step, None), STEPS))

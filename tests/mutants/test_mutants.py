@@ -1,4 +1,4 @@
-"""What is ours of `make mutants`: which survivors count, and the end of an endless loop."""
+"""Our own part of `make mutants`: which survivors count, and the limit for endless loops."""
 
 import signal
 from collections.abc import Iterator

@@ -1,1 +1,1 @@
-"""Who looks on: what ends, told as it happens, and what most wait for."""
+"""Tailing results as they arrive, and ranking names and operations by their waits."""

@@ -1,4 +1,4 @@
-"""What most wait for: all names that are watched, in one order, found in slices."""
+"""The names with the most waits: all watched names in one order, found in slices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.service.serving import ServedHost, refused, serving
 
 
 def watch(served: ServedHost, counts: dict[tuple[str, int], int]) -> None:
-    """So many wait for each partition, and key (key, -1)."""
+    """Register the given number of waits for each partition, or for the key in (key, -1)."""
     session, _ = served.host.sessions.open("s", served.host.time.now_ms())
     partitions = [name for name, count in counts.items() if name[1] >= 0 for _ in range(count)]
     keys = [name[0] for name, count in counts.items() if name[1] < 0 for _ in range(count)]
@@ -47,7 +47,7 @@ async def hot_names(served: ServedHost, limit: int = 0) -> list[tuple[int, tuple
 
 @pytest.mark.parametrize("seed", range(10))
 async def test_hottest_first(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The most watched of all partitions and keys, as many as asked for, whatever the slices they are found in."""
+    """The most watched partitions and keys, as many as requested, whatever the slice size."""
     seeded = random.Random(seed)
     monkeypatch.setattr(onlooker_calls, "NAMES_PER_SLICE", seeded.choice((1, 3, 100)))
     names = [(f"t{number}", seeded.randrange(3)) for number in range(15)] + [(f"k{number}", -1) for number in range(15)]
@@ -65,7 +65,7 @@ async def test_hottest_first(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_limits() -> None:
-    """20 where no number is given; a negative one is refused."""
+    """The default is 20 names; a negative number is refused."""
     async with serving() as served:
         watch(served, {("t", number): 1 for number in range(30)})
         assert len(await hot_names(served)) == 20
@@ -74,7 +74,7 @@ async def test_limits() -> None:
 
 
 def test_the_engine_walks_partitions_then_keys() -> None:
-    """Place by place to the end, which is -1; what is watched no more than `above` is left out."""
+    """It returns places in order up to the end, which is -1, and skips names with no more than `above` waits."""
     engine = Engine(EngineLimits(), 0)
     assert engine.hottest(0, 10, 0) == ([], -1)
     owner = engine.add_owner()

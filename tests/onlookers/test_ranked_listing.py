@@ -1,4 +1,4 @@
-"""Listings that rank or search everything that is pending: the call, and the page's view of who waits on what."""
+"""Listings that rank or search all pending operations: the call, and the page's view of waits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def served() -> AsyncIterator[ServedHost]:
 
 
 async def register(served: ServedHost, ids: range, topic: str, timeout_ms: int) -> None:
-    """Waits of one session for an offset that is never reached."""
+    """Register waits of one session for an offset that is never reached."""
     for start in range(ids.start, ids.stop, 10_000):
         part = range(start, min(start + 10_000, ids.stop))
         columns = operation_pb2.OperationColumns(
@@ -49,7 +49,7 @@ async def ids_of(served: ServedHost, **request: Any) -> tuple[list[int], int]:  
 
 
 async def test_orders_rank_everything_that_is_pending(served: ServedHost) -> None:
-    """The few that are due soon come first, however many were registered before them; so do the last ones."""
+    """The few operations that are due soonest, or were registered last, come first among thousands of others."""
     await register(served, range(1, 4_001), "orders", HOUR_MS)
     await register(served, range(4_001, 4_006), "urgent-payments", 60_000)
     least, longest = ALL.Value("OPERATION_ORDER_LEAST_REMAINING"), ALL.Value("OPERATION_ORDER_LONGEST_WAITED")
@@ -73,19 +73,19 @@ async def test_orders_rank_everything_that_is_pending(served: ServedHost) -> Non
     [
         (wire.ListOperationsRequest(search="x"), "search"),
         (wire.ListOperationsRequest(order=1, page_token="x"), "page_token"),
-        (wire.ListOperationsRequest(order=99), "order"),  # unknown to this version
+        (wire.ListOperationsRequest(order=99), "order"),  # not known in this version
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )
 async def test_what_an_order_excludes(served: ServedHost, request_: wire.ListOperationsRequest, field: str) -> None:
-    """Pages and searches belong to one kind of listing each, and unknown orders are refused by name."""
+    """Pages and searches are each allowed in one kind of listing only; unknown orders are refused by field name."""
     with refused(grpc.StatusCode.INVALID_ARGUMENT) as raised:
         await served.stub.ListOperations(request_)
     assert f"{field}: " in (raised.value.details() or "")
 
 
 async def test_a_page_is_filled_wherever_the_matches_are(served: ServedHost) -> None:
-    """A filtered page continues past any number of operations that do not match."""
+    """A filtered page skips any number of operations that do not match until it is full."""
     await register(served, range(1, 60_001), "orders", HOUR_MS)
     await register(served, range(60_001, 60_201), "rare", HOUR_MS)
     rare = operation_pb2.TopicPartition(topic="rare", partition=0)
@@ -98,7 +98,7 @@ async def test_a_page_is_filled_wherever_the_matches_are(served: ServedHost) -> 
 
 
 async def test_the_page_shows_waits_as_long_as_there_are_any(served: ServedHost) -> None:
-    """When all ranked operations have ended and others have come, the page shows those, not an empty list."""
+    """When all ranked operations have ended and others were registered, the page shows those, not an empty list."""
     ranked, account = RankedWaits(served.host), served.host.sessions.accounts.nobody
     await register(served, range(1, 151), "orders", HOUR_MS)
     shown = await ranked.show(account, "")
@@ -120,7 +120,7 @@ class _WithHistogram(Listener):
 
 
 async def test_the_page_shows_the_mean_of_a_histogram(served: ServedHost) -> None:
-    """Not its buckets, count and sum added up."""
+    """The page shows the mean, not the sum of buckets, count and total."""
     served.host.listeners.append(_WithHistogram())
     shown = DaemonViews(served.host, Metrics(), "run").now()
     assert shown["files"]["purgatory_journal_sync_seconds_mean"] == pytest.approx(0.02)

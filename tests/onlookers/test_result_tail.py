@@ -1,4 +1,4 @@
-"""What those who look on are told: all that they may see, in order, up to a number; and nothing costs without them."""
+"""Tail subscribers receive all results that they may see, in order, up to a limit."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def drawn(seeded: random.Random, count: int, *, uniform: bool) -> list[Row]:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_follower_is_told_what_it_wants_and_may_see(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Held against a plain walk over the operations, for every filter, for callers of every reach, up to a number."""
+    """Compared with a simple loop over the operations: for all filters, for callers with all kinds of roles."""
     seeded = random.Random(seed)
     monkeypatch.setattr(result_tail, "ROWS_MAX", 20)
     rows = drawn(seeded, seeded.randrange(1, 40), uniform=seeded.random() < 0.5)
@@ -90,13 +90,13 @@ def test_a_follower_is_told_what_it_wants_and_may_see(seed: int, monkeypatch: py
 
 
 def plain(one: TailOperation) -> tuple[int, int, int, list[tuple[str, int]], int]:
-    """The waited time stands for the id, which unary waits have not."""
+    """The waited time identifies the operation, because unary waits have no id."""
     assert (one.operation_id, one.session_id) == (0, "")
     return one.waited_ms, one.kind, one.outcome, [item.name for item in one.items], one.items_left_out
 
 
 def test_it_listens_only_while_somebody_follows() -> None:
-    """Without followers the host does not even call it."""
+    """A host without subscribers does not call the listener."""
     listeners: list[Listener] = []
     tail = ResultTail(listeners)
     one, two = (tail.follow(account("", ALL), (), 0) for _ in range(2))
@@ -108,7 +108,7 @@ def test_it_listens_only_while_somebody_follows() -> None:
 
 
 def test_followers_are_few_of_each_principal_and_in_all() -> None:
-    """Who may only wait cannot take all the places of those who look on."""
+    """Subscribers are limited per principal and in total, so callers with few rights cannot use up all places."""
     tail = ResultTail([])
     me = account("me", NONE)
     for _ in range(result_tail.SUBSCRIBERS_PER_PRINCIPAL_MAX):
@@ -125,7 +125,7 @@ def test_followers_are_few_of_each_principal_and_in_all() -> None:
 
 
 async def test_what_ends_is_told_over_the_wire() -> None:
-    """Of sessions and of unary waits, with session, outcome, names and offsets; the first message comes at once."""
+    """Results of sessions and unary waits, with session, outcome, names and offsets; one message comes at once."""
     async with serving() as served:
         tail = served.stub.TailResults(wire.TailResultsRequest())
         first = await asyncio.wait_for(tail.read(), PATIENCE_S)
@@ -150,7 +150,7 @@ async def test_what_ends_is_told_over_the_wire() -> None:
     [wire.TailResultsRequest(kind=9), wire.TailResultsRequest(outcomes=[0]), wire.TailResultsRequest(outcomes=[3, 6])],
 )
 async def test_unknown_filters_are_refused(request_: wire.TailResultsRequest) -> None:
-    """Rather than never tell anything."""
+    """They are refused instead of matching nothing forever."""
     async with serving() as served:
         with refused(grpc.StatusCode.INVALID_ARGUMENT, "kind|outcomes"):
             await served.stub.TailResults(request_).read()

@@ -1,6 +1,6 @@
-"""axe-core, which looks for what shuts people out of a page: installed from npm, at the version of package-lock.json.
+"""axe-core, a checker for accessibility: installed from npm, at the version of package-lock.json.
 
-Where npm is missing the tests are skipped and say so; with PURGATORY_REQUIRE_NODE=1 they fail instead.
+If npm is missing, the tests are skipped with a message; with PURGATORY_REQUIRE_NODE=1 they fail instead.
 """
 
 import os
@@ -26,11 +26,11 @@ _VIOLATIONS = """async () => {
   const unsure = said(incomplete).filter((one) => !(one.isDrawn && one.text.startsWith("color-contrast:")));
   return [...said(violations), ...unsure].map((one) => one.text);
 }"""
-"""Contrast within a drawing is all that axe may leave undecided: it never knows what lies under text there."""
+"""Contrast within a drawing is the only thing that axe may leave undecided: it does not know the background there."""
 
 
 def axe_source() -> str:
-    """The script."""
+    """The source of axe-core."""
     npm = shutil.which("npm")
     if npm is None:
         missing = "this scan needs npm: the page is not searched for what shuts people out"
@@ -49,7 +49,7 @@ def axe_source() -> str:
 
 
 def violations(page: Page, source: str) -> list[str]:
-    """Each rule that an element breaks, or may break: rule, element, why."""
+    """Each rule that an element breaks or may break: rule, element, reason."""
     if not page.evaluate("() => 'axe' in window"):
         page.evaluate(source)
     found: Any = page.evaluate(_VIOLATIONS)

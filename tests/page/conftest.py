@@ -1,4 +1,4 @@
-"""For the tests of the live page: one browser, and one daemon with a thousand waits of every kind."""
+"""Fixtures for the tests of the live page: one browser, and one daemon with a thousand waits of every kind."""
 
 from collections.abc import Iterator
 
@@ -13,14 +13,14 @@ from tests.pipeline.page.browser import chromium_path, running_browser
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A browser that is ended after the last test of a module: while it runs no test of another one may be async."""
+    """A browser, closed after the last test of a module. While it runs, no test of another module may be async."""
     with running_browser(chromium_path()) as browser:
         yield browser
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    """A daemon on which a thousand operations wait."""
+    """A daemon with a thousand pending operations."""
     daemon = DaemonProcess(tmp_path_factory.mktemp("daemon"))
     try:
         with Client(daemon.address) as client:

@@ -1,4 +1,4 @@
-"""Pictures of the live page for the documentation: `make screenshots`.
+"""Screenshots of the live page for the documentation: `make screenshots`.
 
 `python -m tests.page.live_screenshots docs/images`
 """
@@ -30,7 +30,7 @@ PICTURES: tuple[tuple[str, str, int, int, Literal["light", "dark"]], ...] = (
 
 
 def main(folder: Path) -> int:
-    """Each picture as FOLDER/NAME.png."""
+    """Save each picture as FOLDER/NAME.png."""
     with tempfile.TemporaryDirectory() as scratch:
         daemon = DaemonProcess(Path(scratch))
         try:
@@ -49,9 +49,9 @@ def main(folder: Path) -> int:
                         for _ in range(STEPS):
                             step += 1
                             tell_marks(client, step)
-                            time.sleep(0.4)  # marks move while somebody looks
+                            time.sleep(0.4)  # let the marks move while the page is open
                         path = folder / f"{name}.png"
-                        wide = seen.page.evaluate("() => document.body.clientWidth")  # no room for a scrollbar
+                        wide = seen.page.evaluate("() => document.body.clientWidth")  # without scrollbar
                         seen.page.screenshot(path=path, clip={"x": 0, "y": 0, "width": wide, "height": height})
                         assert path.stat().st_size < BYTES_MAX, f"{path} has {path.stat().st_size} bytes"
                         print(f"{path}  {path.stat().st_size / 1_000:,.0f} kB")

@@ -1,4 +1,4 @@
-"""Waits of every kind for the page to show, with marks on the way to some of them."""
+"""Waits of every kind for the page to show, and marks that reach some of them."""
 
 from typing import Final
 
@@ -10,12 +10,12 @@ HOT_TOPIC: Final = "orders"
 PARTITIONS: Final = 24
 HOSTILE_KEY: Final = '<img src="http://nowhere.invalid/x.png" onerror="alert(1)">\u202e\u0007\x1b[31mred\u200b'
 HOSTILE_TOPIC: Final = '"><script>alert(2)</script>\u2066${alert(3)}' + "w" * 60
-"""In `HOSTILE_KEY` and here: HTML, a terminal's colours, and characters that turn text around."""
+"""`HOSTILE_KEY` and this contain HTML, terminal colours, and characters that change the direction of text."""
 WAITS: Final = 1_000
 
 
 def register_waits(client: Client, *, count: int = WAITS) -> None:
-    """So many waits in one session, a quarter of each kind, for minutes to hours. The last of some are hostile."""
+    """Register `count` waits in one session, a quarter of each kind, for minutes to hours. Some have hostile names."""
     each, last = count // 4, count // 4 - 1
     numbers = range(each)
     made = [
@@ -49,12 +49,12 @@ def register_waits(client: Client, *, count: int = WAITS) -> None:
 
 
 def skewed(number: int) -> int:
-    """Few partitions have most of the waits."""
+    """A skewed distribution: a few partitions have most of the waits."""
     return number % PARTITIONS if number % 3 == 0 else number % 3
 
 
 def tell_marks(client: Client, step: int = 0) -> None:
-    """Where the partitions stand; with a larger step further on. One replica of orders lags behind."""
+    """Push the marks of the partitions, further ahead with a larger `step`. One replica of orders lags behind."""
     told = []
     for partition in range(PARTITIONS):
         name = (HOT_TOPIC, partition)

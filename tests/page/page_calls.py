@@ -1,4 +1,4 @@
-"""Calls by JSON, as the page makes them."""
+"""Calls in JSON, as the page makes them."""
 
 import json
 import urllib.request
@@ -10,7 +10,7 @@ TOPIC_OF_ITS_OWN = "refunds"
 
 
 def call(daemon: DaemonProcess, method: str, request: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
-    """A call by JSON, as the page makes them."""
+    """Make a call in JSON, as the page does."""
     asked = urllib.request.Request(
         f"http://{daemon.http_address}/purgatory.v1.PurgatoryService/{method}",
         json.dumps(request).encode(),
@@ -23,7 +23,7 @@ def call(daemon: DaemonProcess, method: str, request: dict[str, Any]) -> Any:  #
 def register_one(
     daemon: DaemonProcess, session: str, offset: int, timeout_ms: int = 600_000, *, topic: str = TOPIC_OF_ITS_OWN
 ) -> None:
-    """One wait for an offset of partition 0, as operation 1 of a session."""
+    """Register one wait for an offset of partition 0, as operation 1 of a session."""
     columns = {
         "kind": "OPERATION_KIND_PRODUCE",
         "partitions": [{"topic": topic, "partition": 0}],

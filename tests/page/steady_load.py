@@ -1,4 +1,4 @@
-"""Waits that come and go while pictures of the page are taken: most are satisfied, some expire, always alike."""
+"""A steady load of waits for screenshots of the page: most are satisfied, some expire, in a constant proportion."""
 
 import asyncio
 import random
@@ -18,14 +18,14 @@ STEP_S: Final = 0.04
 WAITS_PER_STEP: Final = 12
 MARK_PER_STEP: Final = 8
 AHEAD_MAX: Final = 500
-"""Offsets between a partition's mark and what is waited for: 2.5 s at that pace."""
+"""Maximum distance between a partition's mark and a required offset: 2.5 s at that pace."""
 TIMEOUT_MS_MIN: Final = 300
 TIMEOUT_MS_MAX: Final = 60_000
 
 
 @contextmanager
 def steady_load(address: str) -> Iterator[None]:
-    """Loads the daemon from a process of its own until the block is left."""
+    """Load the daemon from a separate process until the block ends."""
     command = [sys.executable, "-m", "tests.page.steady_load", address]
     with subprocess.Popen(command, env=daemon_environment()) as process:
         try:
@@ -36,7 +36,7 @@ def steady_load(address: str) -> Iterator[None]:
 
 
 async def load(address: str) -> None:
-    """Goes on until the process ends."""
+    """Continue until the process ends."""
     chance, mark = random.Random(42), 10_000
     partitions = [(TOPIC, partition) for partition in range(PARTITIONS)]
     async with AsyncClient(address, name="storefront") as client:

@@ -1,4 +1,4 @@
-"""The live page, searched by axe-core for what shuts people out: every view and dialog, in both themes."""
+"""The live page, scanned for accessibility problems by axe-core: every view and dialog, in both themes."""
 
 import os
 from typing import Literal
@@ -39,7 +39,7 @@ def source() -> str:
 def test_axe_finds_nothing(
     browser: Browser, daemon: DaemonProcess, source: str, scheme: Literal["light", "dark"]
 ) -> None:
-    """No view breaks a rule of axe, nor do the dialogs that ask for a token and before something is cancelled."""
+    """No view breaks a rule of axe, and neither do the dialogs for a token and for confirming a cancellation."""
     with watched_page(browser, daemon.http_address, scheme=scheme) as seen:
         for view in VIEWS:
             seen.view(f"#/{view}")
@@ -55,7 +55,7 @@ def test_axe_finds_nothing(
 
 
 def test_a_planted_fault_is_found(browser: Browser, daemon: DaemonProcess, source: str) -> None:
-    """The scan sees what is wrong: a picture without words, text too pale to read."""
+    """The scan finds a picture without alternative text, and text with too little contrast."""
     with watched_page(browser, daemon.http_address) as seen:
         seen.page.evaluate("""() => {
           const pale = Object.assign(document.createElement("p"), {textContent: "hardly to be read"});

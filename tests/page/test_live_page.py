@@ -26,7 +26,7 @@ HOSTILE_SESSION = "<b>\u202e\x1b]0;owned\x07"
 
 
 def test_numbers_follow_without_reload(browser: Browser, daemon: DaemonProcess) -> None:
-    """What is registered while the page is open is counted on it."""
+    """Operations registered while the page is open are counted on it."""
     with watched_page(browser, daemon.http_address) as seen:
         seen.page.wait_for_function("() => Number(document.querySelector('#pending').textContent.replace(',', '')) > 0")
         before = int(seen.page.text_content("#pending").replace(",", ""))  # type: ignore[union-attr]
@@ -39,7 +39,7 @@ def test_numbers_follow_without_reload(browser: Browser, daemon: DaemonProcess) 
 
 
 def test_the_wheel_shows_every_level(browser: Browser, daemon: DaemonProcess) -> None:
-    """A ring of sectors for each level; together they hold what is pending."""
+    """Each level is a ring of sectors; together the rings contain all pending operations."""
     with watched_page(browser, daemon.http_address, address="#/wheel") as seen:
         seen.page.wait_for_selector("path.sector")
         rings = seen.page.locator("tbody tr:visible").count()
@@ -55,7 +55,7 @@ def test_the_wheel_shows_every_level(browser: Browser, daemon: DaemonProcess) ->
 
 
 def test_search_finds_names(browser: Browser, daemon: DaemonProcess) -> None:
-    """A part of a name leaves those that have it, and the address keeps it."""
+    """Searching for a substring shows only matching names, and the address contains the search."""
     with watched_page(browser, daemon.http_address, address="#/waits") as seen:
         seen.wait_for_text("#hot tbody", "orders")
         seen.page.fill("#search", "nightly-3")
@@ -68,7 +68,7 @@ def test_search_finds_names(browser: Browser, daemon: DaemonProcess) -> None:
 
 
 def test_an_operation_is_followed_to_its_end(browser: Browser, daemon: DaemonProcess) -> None:
-    """What it needs, where it stands and what holds it back; then how it ended, without a reload."""
+    """An operation shows its required offset, its mark and its obstacle, then its outcome without a reload."""
     register_one(daemon, "followed", 300)
     partition = {"topicPartition": {"topic": TOPIC_OF_ITS_OWN, "partition": 0}}
     call(daemon, "Advance", {"rows": {"events": [{**partition, "highWatermark": {"offset": 120}}]}})
@@ -82,7 +82,7 @@ def test_an_operation_is_followed_to_its_end(browser: Browser, daemon: DaemonPro
 
 
 def test_a_partition_says_who_holds_it_back(browser: Browser, daemon: DaemonProcess) -> None:
-    """Its marks, its replicas, the one that lags, and the operations that wait."""
+    """A partition shows its marks, its replicas, the replica that lags, and the operations that wait."""
     with watched_page(browser, daemon.http_address, address="#/partition?topic=orders&partition=2") as seen:
         seen.wait_for_text("#held", "held back by replica 3")
         seen.wait_for_text("tbody", SESSION)
@@ -91,7 +91,7 @@ def test_a_partition_says_who_holds_it_back(browser: Browser, daemon: DaemonProc
 
 
 def test_cancelling_asks_first(browser: Browser, daemon: DaemonProcess) -> None:
-    """Nothing is cancelled by a click alone; once it is confirmed, the operation ends and the page says so."""
+    """A click alone cancels nothing. After confirmation the operation ends, and the page reports that."""
     register_one(daemon, "regretted", 900)
     with watched_page(browser, daemon.http_address, address="#/operation?session=regretted&id=1") as seen:
         cancel = seen.page.get_by_role("button", name="Cancel it …")
@@ -105,7 +105,7 @@ def test_cancelling_asks_first(browser: Browser, daemon: DaemonProcess) -> None:
 
 
 def test_what_expires_is_shown_with_how_far_it_came(browser: Browser, daemon: DaemonProcess) -> None:
-    """While somebody looks, an expiry appears with its marks; sessions are listed."""
+    """An operation that expires while the page is open appears with its marks; sessions are listed."""
     with watched_page(browser, daemon.http_address, address="#/ends") as seen:
         register_one(daemon, "hasty", 1_000_000, timeout_ms=5)
         seen.wait_for_text("tbody th", "hasty / 1")
@@ -116,7 +116,7 @@ def test_what_expires_is_shown_with_how_far_it_came(browser: Browser, daemon: Da
 
 
 def test_hostile_names_are_only_text(browser: Browser, daemon: DaemonProcess) -> None:
-    """HTML stays text, and what cannot be seen or turns text around is shown as its code."""
+    """HTML remains text; invisible characters and changes of text direction are shown as their code."""
     with watched_page(browser, daemon.http_address, address="#/waits") as seen:
         seen.page.fill("#search", HOSTILE_TOPIC[:20])
         seen.wait_for_text("#hot tbody", HOSTILE_TOPIC[:20])
@@ -136,8 +136,8 @@ def test_hostile_names_are_only_text(browser: Browser, daemon: DaemonProcess) ->
 
 
 def test_hostile_sessions_are_only_text(browser: Browser, daemon: DaemonProcess) -> None:
-    """The same for the id of a session and for what its operation waits on: in lists, on its own view, in the title,
-    before it is cancelled, and once it has ended.
+    """The same for the id of a session and the names of its operation: in lists, on its own view, in the title, in the
+    confirmation of a cancellation, and after it has ended.
     """
     columns = {
         "kind": "OPERATION_KIND_SIGNAL",
@@ -173,7 +173,7 @@ def test_hostile_sessions_are_only_text(browser: Browser, daemon: DaemonProcess)
 def test_nothing_sticks_out(
     browser: Browser, daemon: DaemonProcess, tmp_path: Path, width: int, scheme: Literal["light", "dark"]
 ) -> None:
-    """At three widths in both themes every view fits: a picture of all of it is no wider than the window."""
+    """At three widths and in both themes, no view is wider than the window."""
     views = (
         "now",
         "wheel",
@@ -195,7 +195,7 @@ def test_nothing_sticks_out(
 
 
 def test_files_are_small_and_strict(daemon: DaemonProcess) -> None:
-    """All of them together stay below 200 kB, none may be led to run anything of another's, and there are no others."""
+    """All files together are below 200 kB, their headers forbid foreign scripts, and no other files are served."""
     origin, total = f"http://{daemon.http_address}", 0
     folder = Path(__file__).parents[2] / "purgatory/extensions/page/static"
     for path in ("/", *(f"/page/static/{file.name}" for file in folder.iterdir())):

@@ -1,4 +1,4 @@
-"""The live page over restarts of its daemon, and where the daemon asks who is looking."""
+"""The live page across restarts of its daemon, and with a daemon that requires a token."""
 
 import os
 from pathlib import Path
@@ -23,7 +23,7 @@ pytestmark = [
 NOT_CONNECTED = "net::ERR_"
 """The browser itself reports connections that are refused or cut."""
 NOT_LET_IN, GOING = "the server responded with a status of 40", "the server responded with a status of 503"
-"""And answers that are refusals; the latter by a daemon that is shutting down."""
+"""It also reports refused requests; 503 comes from a daemon that is shutting down."""
 
 POLICY = """
 [[grant]]
@@ -40,7 +40,7 @@ topics = ["*"]
 
 
 def test_a_restarted_daemon_is_noticed(browser: Browser, start_daemon: StartDaemon) -> None:
-    """The page says that it is cut off, comes back by itself, and shows the new daemon's state, not the old one's."""
+    """The page reports that it is disconnected, reconnects by itself, and shows the state of the new daemon."""
     first = start_daemon()
     register_one(first, "before", 5)
     with watched_page(browser, first.http_address) as seen:
@@ -60,8 +60,8 @@ def test_a_restarted_daemon_is_noticed(browser: Browser, start_daemon: StartDaem
 def test_a_daemon_comes_back_with_its_journal(
     browser: Browser, start_daemon: StartDaemon, tmp_path: Path, how: str
 ) -> None:
-    """Every view goes on where it was, without a reload: what was pending is counted once, and an operation that is
-    open ends where it is shown.
+    """Every view continues without a reload: pending operations are counted once, and the outcome of an operation that
+    is open in a view appears there.
     """
     journal = ["--data-dir", str(tmp_path / "journal")]
     first = start_daemon(*journal)
@@ -100,7 +100,7 @@ def test_a_daemon_comes_back_with_its_journal(
 
 
 def test_a_cancel_without_an_answer_is_not_said_to_be_done(browser: Browser, start_daemon: StartDaemon) -> None:
-    """Whoever confirms it when the daemon has just gone is told so, and no error is thrown."""
+    """If the daemon is gone when a cancellation is confirmed, the page reports the failure and throws no error."""
     daemon = start_daemon()
     register_one(daemon, "before", 5)
     with watched_page(browser, daemon.http_address, address="#/operation?session=before&id=1") as seen:
@@ -112,7 +112,7 @@ def test_a_cancel_without_an_answer_is_not_said_to_be_done(browser: Browser, sta
 
 
 def pending_of(daemon: DaemonProcess) -> int:
-    """What the daemon itself says is pending."""
+    """The number of pending operations, as reported by the daemon."""
     kinds = call(daemon, "GetStatus", {})["kinds"]
     pending = sum(int(kind.get("pending", 0)) for kind in kinds)
     assert pending == WAITS + 1
@@ -120,8 +120,8 @@ def pending_of(daemon: DaemonProcess) -> int:
 
 
 def test_a_daemon_with_a_policy_asks_for_a_token(browser: Browser, start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """It asks again after a wrong one, shows all to the right one, keeps it over a reload but in no address, says what
-    another lacks, and asks anew once the token is withdrawn.
+    """The page asks again after a wrong token. With the right one it shows everything, keeps the token across a reload
+    but not in the address, names the role that another token lacks, and asks again when the token is revoked.
     """
     (tmp_path / "policy.toml").write_text(POLICY, "utf-8")
     tokens = tmp_path / "tokens"
@@ -153,7 +153,7 @@ def test_a_daemon_with_a_policy_asks_for_a_token(browser: Browser, start_daemon:
 
         tokens.write_text("".join(line for line in tokens.read_text("utf-8").splitlines(True) if "waiter" in line))
         show(waiter)
-        seen.wait_live()  # its own operations are shown, but no marks
+        seen.wait_live()  # the caller's own operations are shown, but no marks
         seen.view("#/partitions")
         seen.wait_for_text("main .notice", "needs the role")
         assert seen.page.get_attribute("#state", "data-state") == "refused"

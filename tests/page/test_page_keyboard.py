@@ -1,4 +1,4 @@
-"""The live page by keyboard alone."""
+"""The live page used by keyboard alone."""
 
 import os
 
@@ -19,7 +19,7 @@ FOCUS = "() => document.activeElement.id || document.activeElement.textContent"
 
 
 def test_keyboard_reaches_every_view(browser: Browser, daemon: DaemonProcess) -> None:
-    """Tab goes over the links in order, Enter follows one, and the focus is then at the content."""
+    """Tab visits the links in order, Enter follows one, and the focus is then on the content."""
     with watched_page(browser, daemon.http_address) as seen:
         reached = []
         for _ in range(8):
@@ -35,7 +35,7 @@ def test_keyboard_reaches_every_view(browser: Browser, daemon: DaemonProcess) ->
 
 
 def test_an_operation_is_found_and_cancelled_by_keyboard(browser: Browser, daemon: DaemonProcess) -> None:
-    """From the search over a name and its view to the button; Escape lets it wait and gives the focus back."""
+    """Tab leads from the search to a name, its view and its button. Escape closes the dialog and restores the focus."""
     register_one(daemon, "by keyboard", 4_000, topic="typed")
     with watched_page(browser, daemon.http_address, address="#/waits") as seen:
         press = seen.page.keyboard.press
@@ -50,7 +50,7 @@ def test_an_operation_is_found_and_cancelled_by_keyboard(browser: Browser, daemo
         tab_to("search")
         seen.page.keyboard.type("typed")
         seen.wait_for_text("#found", "1 of them match")
-        tab_to("hot")  # a table that scrolls can be scrolled
+        tab_to("hot")  # a scrollable table can be scrolled by keyboard
         tab_to("typed · 0")
         press("Enter")
         seen.wait_for_text("h1", "typed · 0")

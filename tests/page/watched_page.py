@@ -1,4 +1,4 @@
-"""The live page of a real daemon in a real browser, with all that it says and asks for."""
+"""The live page of a real daemon in a real browser, with a record of its console messages and requests."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ STICKING_OUT = """() => {
 
 @dataclass
 class WatchedPage:
-    """A page, what it said on the console, and whom it asked."""
+    """A page, its console messages, and the hosts that it contacted."""
 
     page: Page
     origin: str
@@ -30,11 +30,11 @@ class WatchedPage:
     requests: list[str] = field(default_factory=list)
 
     def view(self, address: str) -> None:
-        """Goes to a view, as following a link does."""
+        """Go to a view, as following a link does."""
         self.page.evaluate("(address) => { location.hash = address }", address)
 
     def wait_for_text(self, selector: str, text: str) -> None:
-        """Returns once an element shows this."""
+        """Wait until an element shows this text."""
         self.page.wait_for_function(
             """([selector, text]) =>
               [...document.querySelectorAll(selector)].some((one) => one.textContent.includes(text))""",
@@ -49,7 +49,7 @@ class WatchedPage:
         return out
 
     def check(self, *expected: str) -> None:
-        """Nothing was said on the console but what contains something `expected`, and no other host was asked."""
+        """Check that each console message contains an `expected` text, and that no other host was contacted."""
         unexpected = [said for said in self.complaints if not any(one in said for one in expected)]
         assert unexpected == []
         assert [request for request in self.requests if not request.startswith(self.origin + "/")] == []
@@ -66,7 +66,7 @@ def watched_page(
     address: str = "#/now",
     is_let_in: bool = True,
 ) -> Iterator[WatchedPage]:
-    """The page in a window of its own, once it is live; or before that, where it is not let in at first."""
+    """Open the page in its own window. Returns once it is live, or earlier if it is expected to be refused at first."""
     viewport: ViewportSize = {"width": width, "height": height}
     context = browser.new_context(viewport=viewport, color_scheme=scheme)
     try:

@@ -1,4 +1,4 @@
-"""PostgreSQL for the tests: a primary with two replicas in one worker, where it is installed."""
+"""Fixtures for PostgreSQL tests: a primary with two replicas, started in one worker if PostgreSQL is installed."""
 
 import os
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ ONE_BUILD = "PostgreSQL's servers need no engine: runs with the compiled engine 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs servers goes to one worker, so that they are started once; of the two builds, once."""
+    """Run all tests with servers in one worker and with one of the two builds, so that servers are started once."""
     pure = os.environ.get("PURGATORY_BUILD") == "pure"
     for item in items:
         if HERE not in item.path.parents or "postgres" not in getattr(item, "fixturenames", ()):
@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[LocalPostgres]:
-    """A primary "p" with the replicas "r1" and "r2". Without PostgreSQL the test is skipped, or fails."""
+    """A primary "p" with the replicas "r1" and "r2". Without PostgreSQL the test is skipped, or fails if required."""
     try:
         servers = LocalPostgres()
     except NoPostgres as missing:
@@ -45,13 +45,13 @@ def postgres() -> Iterator[LocalPostgres]:
 
 @pytest.fixture(scope="module")
 def followed(postgres: LocalPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedServers]:
-    """The three with a daemon and a source, for the tests of a module."""
+    """The three servers with a daemon and a source, one set per module."""
     with WatchedServers(postgres, tmp_path_factory.mktemp("watched")) as watched:
         yield watched
 
 
 @pytest.fixture
 def watched(followed: WatchedServers) -> WatchedServers:
-    """The same, when the source sees all three."""
+    """The same, once the source sees all three servers."""
     followed.until_seen()
     return followed

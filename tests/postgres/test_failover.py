@@ -1,4 +1,4 @@
-"""A source through a failover of real servers: a promotion, the old primary's return, replicas that are built anew."""
+"""A failover of real servers: a promotion, the return of the old primary, and rebuilt replicas."""
 
 import re
 import signal
@@ -13,11 +13,11 @@ NAMES = ("p", "r1", "r2", "any", "all", "quorum")
 
 
 def test_a_failover(watched: WatchedServers) -> None:
-    """A story in one test: each part needs what the one before has left.
+    """One test, because each step needs the state left by the previous one.
 
-    The promotion loses what r1 had not received: all marks begin a new lineage, waits that name the old end with 74,
-    others go on. A replica that has not followed, and the old primary when it comes back, are stale, and nothing is
-    answered from what only they have. Built anew, the old primary counts as a replica.
+    The promotion loses what r1 had not received: all marks begin a new lineage, waits that name the old one end with
+    74, and others continue. A replica that has not followed and the returned old primary are stale, and their extra log
+    answers nothing. After a rebuild the old primary counts as a replica.
     """
     watched.p.query(what_lets_histories_be_read())
     watched.wait("all", watched.write())
@@ -61,13 +61,13 @@ def test_a_failover(watched: WatchedServers) -> None:
 
 
 def what_lets_histories_be_read() -> str:
-    """The function that docs/sources.md tells to make, so that it is tried out."""
+    """The SQL that docs/sources.md recommends, so that it is tested."""
     [statements] = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / "sources.md").read_text("utf-8"), re.DOTALL)
     return str(statements)
 
 
 def lose_something(watched: WatchedServers) -> int:
-    """The primary commits what no replica gets, and crashes; returns where its log ended."""
+    """Commit rows that no replica receives, crash the primary, and return the end of its log."""
     for replica in (watched.r1, watched.r2):
         replica.follow(None)
         until(lambda: not replica.query("SELECT 1 FROM pg_stat_wal_receiver"), "it receives nothing")  # noqa: B023
@@ -79,7 +79,7 @@ def lose_something(watched: WatchedServers) -> int:
 
 
 def rebuilt_from_older_backup(watched: WatchedServers) -> None:
-    """A replica that is put back to an older copy of itself went back: its mark and `all` say so, and go on."""
+    """A replica restored from an older backup moves back: its mark and `all` follow, and continue from there."""
     watched.r2.stop()
     watched.r2.save_copy()
     watched.r2.start()
@@ -88,7 +88,7 @@ def rebuilt_from_older_backup(watched: WatchedServers) -> None:
     epochs = {name: watched.epoch(name) for name in NAMES}
     watched.r2.stop()
     watched.r2.restore_copy()
-    watched.r1.stop()  # so that it does not catch up at once
+    watched.r1.stop()  # keep it from catching up at once
     watched.r2.start()
     until(lambda: watched.mark("r2") < end, "its mark went back")
     until(lambda: watched.mark("all") < end, "so did that of all")

@@ -13,7 +13,7 @@ def settings_of(text: str) -> PostgresSettings:
 
 
 def test_plain() -> None:
-    """A host alone is a server of that name, of the cluster "main"; libpq's defaults hold for the rest."""
+    """A single host is a server of that name in the cluster "main", with libpq's defaults."""
     settings = settings_of("postgres://db1/")
     assert (settings.name, settings.poll_s, settings.idle_poll_s) == ("main", 0.02, 1.0)
     assert [(one.name, one.parameters) for one in settings.servers] == [("db1", {"host": "db1"})]
@@ -22,7 +22,7 @@ def test_plain() -> None:
 
 
 def test_everything_in_an_address(tmp_path: Path) -> None:
-    """Own options, libpq's, and for one server those of the file."""
+    """The address may contain own options and libpq's; the file may contain options for a single server."""
     file = tmp_path / "secrets.conf"
     file.write_text("password = secret\nserver.r1.user = other\nquorum = 1\n")
     settings = settings_of(
@@ -39,13 +39,13 @@ def test_everything_in_an_address(tmp_path: Path) -> None:
 
 
 def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable PURGATORY_POSTGRES_PASSWORD is libpq's password."""
+    """The variable PURGATORY_POSTGRES_PASSWORD is libpq's password."""
     monkeypatch.setenv("PURGATORY_POSTGRES_PASSWORD", "secret")
     assert settings_of("postgres://a").servers[0].parameters == {"host": "a", "password": "secret"}
 
 
 def test_one_host_with_several_ports() -> None:
-    """Servers that share a host are named with their ports."""
+    """Servers on one host are named with their ports."""
     assert settings_of("postgres://a:1,a:2,b:3/").group.listed == ("a:1", "a:2", "b")
 
 
@@ -65,6 +65,6 @@ def test_one_host_with_several_ports() -> None:
     ],
 )
 def test_what_is_refused(text: str, words: str) -> None:
-    """Each with a line that says what to do."""
+    """Each error is one line with a remedy."""
     with pytest.raises(SourceUriInvalid, match=words):
         settings_of(text)

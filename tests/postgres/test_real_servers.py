@@ -1,4 +1,4 @@
-"""A source on a real primary with two replicas: lag, restarts, staleness, other servers, and how soon it answers."""
+"""A source with a real primary and two replicas: lag, restarts, staleness, other servers, latency."""
 
 import asyncio
 import signal
@@ -25,7 +25,7 @@ IDLE_POLL_MS = 1000
 
 
 def test_a_replica_that_lags(watched: WatchedServers) -> None:
-    """With one replica paused a wait for any is answered, one for all only when it goes on; what is said is true."""
+    """While one replica is paused, a wait for `any` completes, and a wait for `all` completes only after it resumes."""
     watched.r2.query("SELECT pg_wal_replay_pause()")
     end = watched.write()
     later = watched.wait_later("all", end)
@@ -41,7 +41,7 @@ def test_a_replica_that_lags(watched: WatchedServers) -> None:
 
 
 def test_waits_reach_behind_the_header_of_a_page(watched: WatchedServers) -> None:
-    """After a switch of segments the log ends behind a header that nobody replays: waits for it are answered."""
+    """After a segment switch the log ends after a page header that no server replays; waits for that end complete."""
     watched.write()
     watched.p.query("SELECT pg_switch_wal()")
     end = watched.p.position()
@@ -51,7 +51,7 @@ def test_waits_reach_behind_the_header_of_a_page(watched: WatchedServers) -> Non
 
 
 def test_ends_are_reached_though_nobody_commits(watched: WatchedServers) -> None:
-    """Ends cover what is written, also by a transaction that does not commit, and are reached."""
+    """Ends include writes of uncommitted transactions, and waits for them complete without further commits."""
     with psycopg.connect(watched.p.conninfo("postgres")) as open_transaction:
         open_transaction.execute("INSERT INTO written SELECT generate_series(1, 10)")
         end = watched.p.position()
@@ -62,7 +62,7 @@ def test_ends_are_reached_though_nobody_commits(watched: WatchedServers) -> None
 
 
 def test_a_replica_that_hangs(watched: WatchedServers) -> None:
-    """It is stale, and `all` with it, and says so in waits that expire; `any` goes on. Seeing again needs nobody."""
+    """A hanging replica and `all` are stale, and expired waits report it; `any` continues. It recovers by itself."""
     watched.r2.signal_all(signal.SIGSTOP)
     try:
         end = watched.write()
@@ -81,7 +81,7 @@ def test_a_replica_that_hangs(watched: WatchedServers) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_a_replica_that_restarts(watched: WatchedServers, how: signal.Signals) -> None:
-    """Whether it stopped or crashed: waits go on, and are answered when it has replayed them."""
+    """After a shutdown or crash of a replica, waits continue and complete once it has replayed their offsets."""
     watched.r2.stop(how)
     end = watched.write()
     later = watched.wait_later("all", end)
@@ -92,7 +92,7 @@ def test_a_replica_that_restarts(watched: WatchedServers, how: signal.Signals) -
 
 
 def test_the_primary_restarts(watched: WatchedServers) -> None:
-    """Its mark is stale meanwhile, those of its replicas are not; ends cannot be given, and can be afterwards."""
+    """During a restart only the primary's mark is stale, and ends are not available until it is back."""
     epoch = watched.epoch("p")
     watched.p.stop(signal.SIGKILL)
     until(lambda: watched.stale("p"), "the primary is stale")
@@ -106,7 +106,7 @@ def test_the_primary_restarts(watched: WatchedServers) -> None:
 
 
 def test_another_system_at_the_same_address(watched: WatchedServers) -> None:
-    """A server of another system changes no mark and is stale with the reason; the right one goes on."""
+    """A server of another system changes no mark and is stale with the reason; the original server then continues."""
     watched.r2.stop()
     port = watched.r2.port
     before = watched.mark("r2")
@@ -123,7 +123,7 @@ def test_another_system_at_the_same_address(watched: WatchedServers) -> None:
 
 
 def test_logical_slots(watched: WatchedServers) -> None:
-    """A slot's mark is what its consumer has confirmed; it goes with its slot, and comes with the next."""
+    """The mark of a slot is its confirmed position; it is removed with the slot, and a new slot begins a new mark."""
     watched.p.query("SELECT pg_create_logical_replication_slot('feed', 'test_decoding')")
     try:
         end = watched.write()
@@ -148,7 +148,7 @@ def checkpointed_status(watched: WatchedServers, slot: str) -> object:
 
 
 def test_an_invalidated_slot(watched: WatchedServers) -> None:
-    """A slot whose log was removed is stale with the reason, so a wait that must not go on without it fails."""
+    """A slot whose log was removed is stale with the reason, so a wait with fail_when_stale fails."""
     watched.p.query("SELECT pg_create_logical_replication_slot('idle', 'test_decoding')")
     try:
         until(lambda: watched.mark("slot:idle") > 0, "the slot has a mark")
@@ -172,7 +172,7 @@ def test_an_invalidated_slot(watched: WatchedServers) -> None:
 
 
 def test_replicas_that_only_the_primary_knows(postgres: LocalPostgres, tmp_path: Path) -> None:
-    """With the primary's address alone its replicas are found under their cluster_name, and waited for."""
+    """Given only the primary's address, replicas are found by cluster_name, and can be waited for."""
     with WatchedServers(postgres, tmp_path, listed=("p",)) as watched:
         watched.until_seen()
         end = watched.write()
@@ -186,7 +186,7 @@ def test_replicas_that_only_the_primary_knows(postgres: LocalPostgres, tmp_path:
 
 
 async def test_a_server_that_refuses(postgres: LocalPostgres) -> None:
-    """A role that does not exist is told as such, and as what no retry cures."""
+    """A login with a missing role is reported as refused, with the reason."""
     uri = SourceUri.parse(f"postgres://{postgres.servers['p'].address}/postgres?servers=p&user=nobody")
     settings = PostgresSettings.of_uri(uri)
     told: asyncio.Queue[str] = asyncio.Queue()
@@ -208,7 +208,7 @@ async def test_a_server_that_refuses(postgres: LocalPostgres) -> None:
 
 
 def test_a_source_that_is_killed_under_load(watched: WatchedServers) -> None:
-    """Killed and restarted under load: each wait is answered, none before it was true, and no mark breaks."""
+    """While a source is killed and restarted under load, each wait completes, none too early, and no mark breaks."""
     epochs = {name: watched.epoch(name) for name in ("p", "r1", "r2", "any", "all", "quorum")}
     stop = threading.Event()
 
@@ -233,7 +233,7 @@ def test_a_source_that_is_killed_under_load(watched: WatchedServers) -> None:
 
 
 def test_how_soon_waits_are_answered(watched: WatchedServers) -> None:
-    """From when a replica has replayed a write until its wait is answered: about one poll, not the idle second."""
+    """A wait completes about one busy poll after the replica has replayed the write, not one idle interval."""
     times = [answered_after_ms(watched) for _ in range(60)]
     for what, late_ms in zip(("waits", "bare polls"), map(sorted, zip(*times, strict=True)), strict=True):
         print(f"{what}: p50 {statistics.median(late_ms):.1f} ms, p99 {late_ms[-1]:.1f} ms at {POLL_MS} ms polls")
@@ -241,11 +241,11 @@ def test_how_soon_waits_are_answered(watched: WatchedServers) -> None:
 
 
 def answered_after_ms(watched: WatchedServers) -> tuple[float, float]:
-    """How late a wait is answered, and how late somebody sees it who only asks the replica every 20 ms."""
-    end = watched.write() + 8  # reached with the next write
+    """Latency of a wait, and of a client that polls the replica every 20 ms, in milliseconds."""
+    end = watched.write() + 8  # reached by the next write
     later = watched.wait_later("r1", end)
     until(lambda: watched.client.partition("pg/main/r1").watched, "somebody waits")
-    time.sleep(0.03)  # so that demand has arrived: what is measured is polling
+    time.sleep(0.03)  # let demand arrive, because the poll is what is measured
     with ThreadPoolExecutor(2) as threads:
         replayed = threads.submit(when_replayed, watched.r1, end, 0.0)
         polled = threads.submit(when_replayed, watched.r1, end, POLL_MS / 1000)
@@ -257,7 +257,7 @@ def answered_after_ms(watched: WatchedServers) -> tuple[float, float]:
 
 
 def when_replayed(server: LocalServer, end: int, interval_s: float) -> float:
-    """The moment at which the replica is seen to have it, by asking so often."""
+    """The time at which the replica has replayed it, found by frequent polls."""
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:
         while True:
             row = connection.execute("SELECT (pg_last_wal_replay_lsn() - '0/0')::bigint").fetchone()

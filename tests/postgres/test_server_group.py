@@ -1,4 +1,4 @@
-"""What follows from what servers answer: lineages, replicas that come and go, marks of several. Without servers."""
+"""The marks computed from readings: lineages, replicas that join and leave, derived marks. Without servers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ SYSTEM = 7
 
 @dataclass
 class Servers:
-    """A cluster "p", "r1", "r2", and the marks as they would have been told."""
+    """A cluster "p", "r1", "r2", and its marks as published."""
 
     settings: GroupSettings = field(default_factory=lambda: GroupSettings(("p", "r1", "r2")))
     told: dict[str, int] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Servers:
 
 
 def test_marks_of_a_healthy_cluster() -> None:
-    """Each server has its position; `any`, `all` and `quorum` are of the replicas, not of the primary."""
+    """Each server has its position; `any`, `all` and `quorum` are computed from the replicas only."""
     servers = Servers()
     servers.all_seen()
     assert servers.marks == {"p": 100, "r1": 90, "r2": 80, "any": 90, "all": 80, "quorum": 80}
@@ -74,7 +74,7 @@ def test_marks_of_a_healthy_cluster() -> None:
 
 
 def test_nothing_is_derived_before_all_were_asked() -> None:
-    """`all` is told only when each server was asked, so that none is passed over."""
+    """`all` is published only after each server was polled, so that none is missing."""
     servers = Servers()
     servers.saw("p", 100)
     servers.saw("r1", 90)
@@ -88,7 +88,7 @@ def test_nothing_is_derived_before_all_were_asked() -> None:
 
 
 def test_a_replica_that_cannot_be_seen() -> None:
-    """It keeps its mark and is stale; so does `all`; `any` goes on. When it is seen again, all go on."""
+    """An unseen replica keeps its mark and is stale, as is `all`; `any` continues. Later all of them recover."""
     servers = Servers()
     servers.all_seen()
     servers.lost("r2", "it does not answer")
@@ -103,7 +103,7 @@ def test_a_replica_that_cannot_be_seen() -> None:
 
 
 def test_a_replica_that_replays_again_after_a_restart() -> None:
-    """It went back: its mark and `all` say so, in the same lineage of the others."""
+    """A restarted replica that moves back lowers its mark and `all`, within the same lineage."""
     servers = Servers()
     servers.all_seen()
     servers.saw("r2", 60)
@@ -112,7 +112,7 @@ def test_a_replica_that_replays_again_after_a_restart() -> None:
 
 
 def test_a_promotion_is_a_break() -> None:
-    """All marks get a new lineage and are cut at the fork, also those of servers that have not followed yet."""
+    """All marks begin a new lineage and are cut at the fork, including servers that have not followed yet."""
     servers = Servers()
     servers.all_seen(p=130, r1=100, r2=120)
     servers.lost("p")
@@ -130,7 +130,7 @@ def test_a_promotion_is_a_break() -> None:
 
 
 def test_a_promotion_without_a_history() -> None:
-    """Where the history may not be read, marks are cut at what the promoted server was seen to have replayed."""
+    """If the history is not readable, marks are cut at the last position seen of the promoted server."""
     servers = Servers()
     servers.all_seen(p=130, r1=95, r2=120)
     servers.saw("r1", 105, timeline=2, is_primary=True)
@@ -138,7 +138,7 @@ def test_a_promotion_without_a_history() -> None:
 
 
 def test_a_lossless_promotion() -> None:
-    """With that setting it is no break while nothing was seen above the fork; and one where something was."""
+    """With `lossless_promotion`, a promotion is a break only if a position above the fork was seen."""
     settings = GroupSettings(("p", "r1", "r2"), lossless_promotion=True)
     for primary, identity in ((100, "7/1"), (101, "7/2")):
         servers = Servers(settings)
@@ -149,7 +149,7 @@ def test_a_lossless_promotion() -> None:
 
 
 def test_an_end_that_was_given_away_counts_as_seen() -> None:
-    """A promotion below an end that somebody waits for has lost something."""
+    """A promotion below an end that was returned to a client is a break."""
     servers = Servers(GroupSettings(("p", "r1", "r2"), lossless_promotion=True))
     servers.all_seen(p=100, r1=100, r2=100)
     servers.group.gave_end(102)
@@ -158,7 +158,7 @@ def test_an_end_that_was_given_away_counts_as_seen() -> None:
 
 
 def test_a_server_that_changes_its_role() -> None:
-    """A promoted replica leaves `any` and `all`, which do not go back for that; a demoted primary joins later."""
+    """A promoted replica leaves `any` and `all` without lowering them; a demoted primary joins later."""
     servers = Servers(GroupSettings(("p", "r1", "r2"), lossless_promotion=True))
     servers.all_seen(p=100, r1=100, r2=80)
     servers.lost("p")
@@ -186,7 +186,7 @@ def test_another_system_is_never_fed() -> None:
 
 
 def test_the_system_is_the_primarys() -> None:
-    """What a replica says counts from when the primary was seen, or when all agree."""
+    """The readings of a replica count only once the primary was seen, or all servers agree."""
     servers = Servers()
     servers.saw("r1", 5000, system=8)
     assert servers.marks == {}
@@ -201,7 +201,7 @@ def test_the_system_is_the_primarys() -> None:
 
 
 def test_another_system_by_order() -> None:
-    """Where `system_identifier` names another system than before, marks begin at what its servers have: a break."""
+    """If `system_identifier` names another system than before, marks restart at its servers' positions as a break."""
     servers = Servers(
         GroupSettings(("p", "r1"), system_id=8), told={"p": 100, "r1": 90, "all": 90, "any": 90}, identity="7/1"
     )
@@ -212,7 +212,7 @@ def test_another_system_by_order() -> None:
 
 
 def test_two_primaries_on_one_timeline() -> None:
-    """Nobody can say whose log is meant: all is stale until one is gone, and then it is another lineage."""
+    """With two primaries on a timeline all marks are stale until one is gone; then a new lineage begins."""
     servers = Servers()
     servers.all_seen()
     servers.saw("r1", 200, timeline=2, is_primary=True, forks={1: 90})
@@ -228,7 +228,7 @@ def test_two_primaries_on_one_timeline() -> None:
 
 
 def test_found_replicas() -> None:
-    """Replicas that the primary names have marks, too, and count; listed ones are not counted twice."""
+    """Replicas listed by the primary have marks and count; listed servers are not counted twice."""
     servers = Servers(GroupSettings(("p",)))
     servers.saw("p", 100, found={"r1": 90, "r2": 80})
     assert servers.marks == {"p": 100, "r1": 90, "r2": 80, "any": 90, "all": 80, "quorum": 80}
@@ -243,7 +243,7 @@ def test_found_replicas() -> None:
 
 
 def test_a_found_replica_is_forgotten() -> None:
-    """When it has been gone for long, it counts no more, and its mark is gone."""
+    """After a long absence, a found replica no longer counts and its mark is removed."""
     servers = Servers(GroupSettings(("p",), forget_after_s=10))
     servers.saw("p", 100, found={"r1": 90, "r2": 80})
     servers.saw("p", 110, found={"r1": 110})
@@ -254,7 +254,7 @@ def test_a_found_replica_is_forgotten() -> None:
 
 
 def test_a_new_replica_joins_when_it_has_caught_up() -> None:
-    """`all` does not go back for one that is still far behind; it counts from when it has what `all` says."""
+    """A new replica that is far behind does not lower `all`; it counts once it has caught up with it."""
     servers = Servers(GroupSettings(("p",)))
     servers.saw("p", 100, found={"r1": 90})
     servers.saw("p", 100, found={"r1": 95, "new": 10})
@@ -265,7 +265,7 @@ def test_a_new_replica_joins_when_it_has_caught_up() -> None:
 
 
 def test_slots() -> None:
-    """A logical slot's mark is what its consumer confirmed; it never goes back, and is gone with its slot."""
+    """The mark of a slot is its confirmed position; it never moves back, and is removed with the slot."""
     servers = Servers(GroupSettings(("p",)))
     servers.saw("p", 100, slots={"a": 50, "b": 60})
     assert servers.marks["slot:a"] == 50
@@ -289,7 +289,7 @@ def test_an_invalidated_slot_is_stale() -> None:
 
 
 def test_a_restarted_source_knows_who_counted() -> None:
-    """What daemons know of replicas is not forgotten: `all` waits for each, and goes back only for what is seen."""
+    """A restarted source learns the replicas from daemons: `all` waits for each, and only readings lower it."""
     told = {"p": 100, "r1": 90, "r2": 80, "found": 70, "any": 90, "all": 70, "quorum": 80}
     servers = Servers(told=told, identity="7/1")
     servers.saw("p", 120)
@@ -302,7 +302,7 @@ def test_a_restarted_source_knows_who_counted() -> None:
 
 
 def test_a_promotion_while_the_source_was_away() -> None:
-    """A restarted source sees the newer timeline and breaks, with the history's fork or, without one, at nothing."""
+    """A restarted source detects a newer timeline as a break, at the history's fork or, without a history, at 0."""
     told = {"p": 130, "r1": 100, "r2": 120, "all": 100, "any": 120, "quorum": 100}
     for forks, expected in (({1: 110}, 110), (None, 0)):
         servers = Servers(told=told, identity="7/1")
@@ -326,7 +326,7 @@ STEPS = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(STEPS)
 def test_derived_marks_are_never_ahead_of_the_servers(steps: list[tuple[str, str, int]]) -> None:
-    """Whatever happens: a mark is at most what its server had when last seen, `all` at most what each replica had."""
+    """A mark never exceeds its server's last reading, and `all` never exceeds any replica's."""
     names = ("p", "r1", "r2", "r3")
     real = dict.fromkeys(names, 1)
     seen: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""A daemon, a source as a process of its own, and the servers that it watches: the language of the tests."""
+"""Test helpers: a daemon, a source in its own process, and the servers it watches."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ PATIENCE_S: Final = 60.0
 
 
 def until(condition: Callable[[], object], what: str) -> None:
-    """Returns when the condition holds; fails with what was waited for when it never does."""
+    """Return when the condition holds; fail with its description if it never does."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, f"never came to hold: {what}"
@@ -30,7 +30,7 @@ def until(condition: Callable[[], object], what: str) -> None:
 
 
 class WatchedServers:
-    """`p`, `r1` and `r2` are the servers, `client` one of the daemon that the source feeds."""
+    """`p`, `r1` and `r2` are the servers; `client` is connected to the daemon of the source."""
 
     def __init__(self, postgres: LocalPostgres, folder: Path, listed: Sequence[str] = ("p", "r1", "r2")) -> None:
         self.postgres: Final = postgres
@@ -72,7 +72,7 @@ class WatchedServers:
     def log(self) -> str:
         return (self._folder / "source.log").read_text("utf-8")
 
-    # The source.
+    # Source.
 
     def start_source(self) -> None:
         assert self._source is None, self._source
@@ -86,7 +86,7 @@ class WatchedServers:
             )
 
     def kill_source(self) -> None:
-        """SIGKILL, as in a crash. Harmless when there is none."""
+        """Kill the source with SIGKILL, as in a crash. Does nothing if none is running."""
         if self._source is not None:
             self._source.send_signal(signal.SIGKILL)
             self._source.wait()
@@ -95,7 +95,7 @@ class WatchedServers:
     # Marks.
 
     def mark(self, name: str) -> int:
-        """The mark of "r1" or "all"; -1 if there is none."""
+        """The mark of "r1" or "all"; -1 if it does not exist."""
         try:
             return self.client.partition(f"pg/main/{name}").high_watermark
         except NotFound:
@@ -105,16 +105,16 @@ class WatchedServers:
         return self.client.partition(f"pg/main/{name}").leader_epoch
 
     def stale(self, name: str) -> str:
-        """Why nobody can see the mark; empty if it is seen."""
+        """Why the mark is stale; empty if it is not."""
         return self.client.partition(f"pg/main/{name}").stale_reason
 
     def until_seen(self) -> None:
-        """Returns when each mark is that of its server, and none is stale."""
+        """Return when each mark equals its server's position, and none is stale."""
         names = ("p", "r1", "r2", "any", "all", "quorum")
         until(lambda: all(self.mark(name) > 0 and not self.stale(name) for name in names), "all marks are seen")
 
     def write(self, server: LocalServer | None = None) -> int:
-        """Commits a row, and returns where the log ends after it."""
+        """Commit a row, and return the end of the log after it."""
         server = self.p if server is None else server
         server.query("INSERT INTO written VALUES (1)")
         return server.position()
@@ -125,15 +125,15 @@ class WatchedServers:
         return self.client.produce({f"pg/main/{name}": offset}, timeout=timeout)
 
     def wait_later(self, name: str, offset: int, *, timeout: float = PATIENCE_S) -> "Future[Result]":
-        """The same on a thread of its own."""
+        """The same in a thread."""
         return self._threads.submit(self.wait, name, offset, timeout=timeout)
 
     def later(self, call: Callable[[], Result]) -> "Future[Result]":
-        """Any call on a thread of its own."""
+        """Run any call in a thread."""
         return self._threads.submit(call)
 
     def assert_all_have(self, offset: int, *servers: LocalServer) -> None:
-        """The servers have replayed that much: an answer that says so is true."""
+        """Assert that the servers have replayed up to this position."""
         for server in servers:
             assert server.position() >= offset - 40, f"{server.name}: {server.position()} < {lsn_of_offset(offset)}"
 

@@ -37,14 +37,14 @@ PATIENCE_S = 60.0
 
 
 def check_counts(status: wire.GetStatusResponse) -> None:
-    """What was registered = ended + pending, for each kind."""
+    """Check that registered = ended + pending, for each kind."""
     for kind in status.kinds:
         ended = kind.satisfied + kind.failed + kind.expired + kind.cancelled + kind.shutting_down
         assert kind.registered == ended + kind.pending, f"the counts do not agree: {kind}"
 
 
 class RecordingListener(Listener):
-    """Counts what it hears of."""
+    """Counts its notifications."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[int] = Counter()
@@ -78,8 +78,8 @@ class DaemonChannel:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        # Without the bandwidth probe a stream that is not read is held back after some 64 KiB.
-        # A subchannel pool of its own, and so a connection: without principals a connection is a caller.
+        # Without the bandwidth probe, flow control stops a stream that is not read after some 64 KiB.
+        # A subchannel pool of its own means a separate connection: without principals, each connection is a caller.
         own = ("grpc.use_local_subchannel_pool", 1)
         self.channel = grpc.aio.insecure_channel(address, options=[("grpc.http2.bdp_probe", 0), own])
         self.stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(self.channel)
@@ -91,7 +91,7 @@ class DaemonChannel:
         await self.channel.close()
 
     async def status(self) -> wire.GetStatusResponse:
-        """GetStatus, after checking the identity of each kind."""
+        """Return GetStatus, after checking the identity of each kind."""
         status: wire.GetStatusResponse = await self.stub.GetStatus(wire.GetStatusRequest())
         check_counts(status)
         return status
@@ -108,22 +108,22 @@ class ServedHost(DaemonChannel):
         super().__init__(f"127.0.0.1:{port}")
         self.host = host
         self.clock = clock
-        """The clock by which the host's time goes."""
+        """The clock of the host."""
         self.server = server
 
     async def high_watermark(self, topic: str, offset: int, partition: int = 0) -> wire.AdvanceReceipt:
-        """Pushes one high watermark."""
+        """Push one high watermark."""
         return await self.advance(high_watermark(topic, offset, partition))
 
     async def advance(self, *events: event_pb2.Event) -> wire.AdvanceReceipt:
-        """Pushes a batch of events as rows."""
+        """Push a batch of events as rows."""
         answer: wire.AdvanceResponse = await self.stub.Advance(
             wire.AdvanceRequest(rows=event_pb2.EventRows(events=events))
         )
         return answer.receipt
 
     def raw(self, method: str) -> grpc.aio.UnaryUnaryMultiCallable[Any, Any]:
-        """A unary call that sends and receives bytes as they are."""
+        """A unary call that sends and receives raw bytes."""
         return self.channel.unary_unary(f"/purgatory.v1.PurgatoryService/{method}")
 
 
@@ -135,7 +135,7 @@ async def serving(
     listener: Listener | None = None,
     options: list[tuple[str, Any]] | None = None,
 ) -> AsyncIterator[ServedHost]:
-    """Serves a new host until the block ends."""
+    """Serve a new host until the block ends."""
     clock = clock or SystemClock()
     engine = Engine(engine_limits or EngineLimits(), clock.now_ms())
     host = Host(engine, clock, settings or HostSettings(), *([listener] if listener else []))
@@ -162,8 +162,9 @@ async def start_server(
     identify: Identify | None = None,
     now_s: Callable[[], float] = time.monotonic,
 ) -> tuple[grpc.aio.Server, int]:
-    """Starts a host, and a server for it on a free port; everybody is nobody, unless `identify` says otherwise.
-    `now_s` is for the rate of calls.
+    """Start a host, and a server for it on a free port. Callers are anonymous unless `identify` is given.
+
+    `now_s` is the clock for the rate of calls.
     """
     server = grpc.aio.server(options=options)
     advice = host.retry_advice.next_expiry_ms
@@ -178,7 +179,7 @@ async def start_server(
 
 @contextmanager
 def refused(code: grpc.StatusCode, match: str | None = None) -> Iterator[pytest.ExceptionInfo[grpc.aio.AioRpcError]]:
-    """The call made within ends with this status, and a message that matches."""
+    """Check that the call in the block ends with this status, and a message that matches."""
     with pytest.raises(grpc.aio.AioRpcError, match=match) as raised:
         yield raised
     assert raised.value.code() == code
@@ -193,7 +194,7 @@ class Peer:
         self.opened = wire.SessionOpened()
 
     async def open(self, last_sequence: int = 0, *, columns: bool = False, incarnation: str = "") -> Peer:
-        """Sends the first message and reads the answer."""
+        """Send the first message and read the answer."""
         opening = wire.OpenSession(
             session_id=self._session_id, last_sequence=last_sequence, columns=columns, incarnation=incarnation
         )
@@ -204,25 +205,25 @@ class Peer:
         return self
 
     async def send(self, **message: Any) -> None:  # noqa: ANN401 - any field of SessionRequest
-        """Sends one message."""
+        """Send one message."""
         await self._call.write(wire.SessionRequest(**message))
 
     async def register(self, *operations: operation_pb2.Operation, batch_id: int = 1) -> None:
-        """Registers rows."""
+        """Register rows."""
         rows = operation_pb2.OperationRows(operations=operations)
         await self.send(register=wire.RegisterBatch(batch_id=batch_id, rows=rows))
 
     async def registered(self, *operations: operation_pb2.Operation, batch_id: int = 1) -> wire.Receipt:
-        """Registers rows, and reads the receipt, which must come next."""
+        """Register rows, and read the receipt, which must be the next message."""
         await self.register(*operations, batch_id=batch_id)
         return await self.receipt()
 
     async def acknowledge(self, sequence: int) -> None:
-        """Acknowledges all results up to `sequence`."""
+        """Acknowledge all results up to `sequence`."""
         await self.send(acknowledge=wire.AcknowledgeResults(sequence=sequence))
 
     async def read(self) -> wire.SessionResponse:
-        """The next message that is no heartbeat."""
+        """Return the next message that is not a heartbeat."""
         while True:
             message = await asyncio.wait_for(self._call.read(), PATIENCE_S)
             assert message is not grpc.aio.EOF, "the stream has ended"
@@ -231,27 +232,27 @@ class Peer:
                 return message
 
     async def receipt(self) -> wire.Receipt:
-        """The next message, which must be a receipt."""
+        """Return the next message, which must be a receipt."""
         message = await self.read()
         assert message.HasField("receipt"), message
         return message.receipt
 
     async def results(self) -> wire.ResultBatch:
-        """The next message, which must be results."""
+        """Return the next message, which must be results."""
         message = await self.read()
         assert message.HasField("results"), message
         return message.results
 
     async def read_raw(self) -> Any:  # noqa: ANN401 - a message or EOF, as gRPC's own
-        """The next message of whatever sort, or EOF."""
+        """Return the next message of any kind, or EOF."""
         return await asyncio.wait_for(self._call.read(), PATIENCE_S)
 
     async def half_close(self) -> None:
-        """Says that nothing more will be said."""
+        """Close the sending side."""
         await self._call.done_writing()
 
     async def code(self) -> grpc.StatusCode:
-        """The status the stream ends with; what is still unread is passed over, for it comes before the status."""
+        """Return the status that the stream ends with; unread messages, which precede the status, are skipped."""
         try:
             while await self.read_raw() is not grpc.aio.EOF:
                 pass
@@ -261,12 +262,12 @@ class Peer:
         return code
 
     async def details(self) -> str:
-        """The message of that status."""
+        """Return the message of that status."""
         details: str = await asyncio.wait_for(self._call.details(), PATIENCE_S)
         return details
 
     def cancel(self) -> None:
-        """Breaks the stream off."""
+        """Cancel the stream."""
         self._call.cancel()
 
 
@@ -283,7 +284,7 @@ def produce(
 
 
 async def apply_events(host: Host, batch: EventBatch, account: Account | None = None) -> EventsReceipt:
-    """Applies a batch of one part, as `Advance` does."""
+    """Apply a batch of one part, as `Advance` does."""
     host.check_events()
     return (await host.apply(lambda: IncomingEvents(batch, {}), account)).done
 
@@ -318,7 +319,7 @@ def signal(operation_id: int, key: str, timeout_ms: int | None = None) -> operat
 
 
 async def eventually(condition: Callable[[], bool] | Callable[[], Awaitable[bool]], what: str) -> None:
-    """Waits until the condition holds; fails, saying what was waited for, when it does not come to hold."""
+    """Wait until the condition holds; fail with `what` if it does not in time."""
     deadline_s = asyncio.get_running_loop().time() + PATIENCE_S
     while True:
         holds = condition()

@@ -1,4 +1,4 @@
-"""The alarm by which the reaper sleeps, the kernel's and the loop's: it rings once, when it was last set to."""
+"""The reaper's alarm, by the kernel's timer and by the loop's: it fires once, at the time of its last setting."""
 
 import asyncio
 import ctypes
@@ -14,14 +14,14 @@ from purgatory.service.alarm import Alarm, KernelAlarm, LoopAlarm, OnAlarm, make
 
 PATIENCE_S = 60.0
 LOOP_RESOLUTION_MS = 1
-"""Loops may ring so much too early, by their own reckoning in time."""
+"""Loops may fire up to this much early, because of their own resolution in time."""
 
 Make = Callable[[OnAlarm], Alarm]
 both = pytest.mark.parametrize("make", [KernelAlarm, LoopAlarm])
 
 
 class Rings:
-    """When an alarm has rung."""
+    """Records when an alarm has fired."""
 
     def __init__(self) -> None:
         self.at_ns: list[int] = []
@@ -29,20 +29,20 @@ class Rings:
         self._rung = asyncio.Event()
 
     def ring(self, late_ms: float) -> None:
-        """It rings."""
+        """Record that the alarm has fired."""
         self.at_ns.append(time.monotonic_ns())
         self.late_ms.append(late_ms)
         self._rung.set()
 
     async def next(self) -> None:
-        """Returns after the next ring."""
+        """Return after the next time the alarm fires."""
         await asyncio.wait_for(self._rung.wait(), PATIENCE_S)
         self._rung.clear()
 
 
 @both
 async def test_rings_at_the_beginning_of_a_millisecond_and_not_before(make: Make) -> None:
-    """Set to so many milliseconds from now, it rings once that millisecond has begun, and says how late it is."""
+    """The alarm fires once the given millisecond has begun, and reports its lateness."""
     rings = Rings()
     alarm = make(rings.ring)
     for in_ms in (1, 2, 20):
@@ -59,14 +59,14 @@ async def test_rings_at_the_beginning_of_a_millisecond_and_not_before(make: Make
 
 @both
 async def test_only_the_last_setting_rings(make: Make) -> None:
-    """Set again, it rings then, earlier or later, and not when it was set to before."""
+    """A new setting, earlier or later, replaces the previous one."""
     rings = Rings()
     alarm = make(rings.ring)
     alarm.set(3_600_000)
     alarm.set(1)
     await rings.next()
     alarm.set(1)
-    time.sleep(0.005)  # noqa: ASYNC251 - the loop has not looked at what has rung by then
+    time.sleep(0.005)  # noqa: ASYNC251 - the loop must not process the expired timer before
     alarm.set(3_600_000)
     other = Rings()
     later = make(other.ring)
@@ -79,12 +79,12 @@ async def test_only_the_last_setting_rings(make: Make) -> None:
 
 @both
 async def test_closed_alarm_is_silent(make: Make) -> None:
-    """Closed, it does not ring, even if it was about to; nothing of it stays open."""
+    """A closed alarm does not fire, even if it was about to, and leaves no file open."""
     files = open_files()
     rings, other = Rings(), Rings()
     closed = make(rings.ring)
     closed.set(1)
-    time.sleep(0.005)  # noqa: ASYNC251 - it has rung, and the loop has not looked yet
+    time.sleep(0.005)  # noqa: ASYNC251 - it has fired, and the loop has not processed it
     closed.close()
     alarm = make(other.ring)
     alarm.set(5)
@@ -95,7 +95,7 @@ async def test_closed_alarm_is_silent(make: Make) -> None:
 
 
 async def test_the_loop_rings_where_the_kernel_has_no_timers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A system without the call has an alarm, too; and one that refuses it."""
+    """There is an alarm on a system without the call, and on one that refuses it."""
     assert isinstance(make_alarm(print), KernelAlarm)
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
     assert isinstance(make_alarm(print), LoopAlarm)
@@ -105,10 +105,10 @@ async def test_the_loop_rings_where_the_kernel_has_no_timers(monkeypatch: pytest
 
 
 def refuse(_answer: int) -> int:
-    """What libc has answered is an error."""
+    """Fail as if libc had returned an error."""
     raise OSError(24, "too many open files")
 
 
 def open_files() -> int:
-    """How many files this process has open."""
+    """Return the number of open files of this process."""
     return len(list(Path("/proc/self/fd").iterdir()))

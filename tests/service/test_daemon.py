@@ -1,4 +1,4 @@
-"""The real daemon as a process: start, probes, reflection, metrics, shutdown, and how it fails."""
+"""The real daemon as a process: start, probes, reflection, metrics, shutdown, and failures."""
 
 import asyncio
 import gc
@@ -56,7 +56,7 @@ def advance_rows(topic: str, offset: int) -> event_pb2.EventRows:
 
 
 def fetch_page(daemon: DaemonProcess, path: str) -> tuple[int, str]:
-    """Status and text of a page of the HTTP site."""
+    """Return status and text of a page of the HTTP site."""
     try:
         with urllib.request.urlopen(f"http://{daemon.http_address}{path}", timeout=DEADLINE_S) as response:
             return response.status, response.read().decode()
@@ -66,7 +66,7 @@ def fetch_page(daemon: DaemonProcess, path: str) -> tuple[int, str]:
 
 
 def sums_by_kind(text: str, sample_name: str) -> dict[str, float]:
-    """Values of a metric, added up over all labels but `kind`."""
+    """Values of a metric, summed over all labels but `kind`."""
     sums: defaultdict[str, float] = defaultdict(float)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -76,7 +76,7 @@ def sums_by_kind(text: str, sample_name: str) -> dict[str, float]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Waits for a condition; fails when it does not hold in time."""
+    """Wait for a condition; fail if it does not hold in time."""
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline, "the condition did not hold in time"
@@ -88,7 +88,7 @@ def pending(daemon: DaemonProcess) -> float:
 
 
 def test_start_says_version_engine_and_addresses(daemon: DaemonProcess) -> None:
-    """One line on stderr answers what an operator asks first."""
+    """One line on stderr contains the information that an operator needs first."""
     lines = daemon.log.splitlines()
     assert len(lines) == 1, daemon.log
     engine = "compiled engine" if COMPILED else "UNCOMPILED engine"
@@ -98,14 +98,14 @@ def test_start_says_version_engine_and_addresses(daemon: DaemonProcess) -> None:
 
 @pytest.mark.parametrize("service", ["", SERVICE])
 def test_health_through_the_standard_service(channel: grpc.Channel, service: str) -> None:
-    """A standard probe sees SERVING, for the whole and for the service by name."""
+    """A standard probe gets SERVING, for the whole server and for the service by name."""
     request = health_pb2.HealthCheckRequest(service=service)
     answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=DEADLINE_S)
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
 def test_reflection_lists_and_describes_the_service(channel: grpc.Channel) -> None:
-    """A generic client finds the service and the file that defines it, with no stubs of ours."""
+    """A generic client finds the service and the file that defines it, without our stubs."""
     requests = [
         reflection_pb2.ServerReflectionRequest(list_services=""),
         reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE),
@@ -127,14 +127,16 @@ def test_reflection_can_be_switched_off(start_daemon: StartDaemon) -> None:
 
 
 def test_probes_answer(daemon: DaemonProcess) -> None:
-    """Alive and ready once the ready file is there."""
+    """The daemon is alive and ready once the ready file exists."""
     assert fetch_page(daemon, "/healthz") == (200, "ok\n")
     assert fetch_page(daemon, "/readyz") == (200, "ready\n")
     assert fetch_page(daemon, "/")[0] == 200
 
 
 def work_of_every_outcome(daemon: DaemonProcess, channel: grpc.Channel) -> object:
-    """Two satisfied, one expired, one cancelled, one refused; one pending as long as what is returned is held."""
+    """Two operations satisfied, one expired, one cancelled, one refused; one is pending as long as the returned object
+    is kept.
+    """
     stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
     stub.Advance(wire.AdvanceRequest(rows=advance_rows("done", 10)), timeout=DEADLINE_S)
     for _ in range(2):
@@ -172,7 +174,7 @@ def test_metrics_add_up(daemon: DaemonProcess, channel: grpc.Channel) -> None:
 
 
 def test_metrics_pass_the_linter(daemon: DaemonProcess, channel: grpc.Channel) -> None:
-    """Promtool finds nothing to say; where it is not installed, each family has help, a type and a name of its own."""
+    """Promtool reports nothing; if it is not installed, each family has a help text, a type and a unique name."""
     held = work_of_every_outcome(daemon, channel)
     text = fetch_page(daemon, "/metrics")[1]
     del held
@@ -188,7 +190,7 @@ def test_metrics_pass_the_linter(daemon: DaemonProcess, channel: grpc.Channel) -
 
 
 def test_sigterm_answers_pending_waits_and_exits_0(daemon: DaemonProcess, channel: grpc.Channel) -> None:
-    """Each pending wait ends with the outcome of a shutdown; nobody sees a broken connection."""
+    """Each pending wait ends with the outcome of a shutdown; no client gets a broken connection."""
     stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
     answers = [stub.Wait.future(wait_request("orders", 42)) for _ in range(20)]
     until(lambda: pending(daemon) == 20)
@@ -202,7 +204,7 @@ def test_sigterm_answers_pending_waits_and_exits_0(daemon: DaemonProcess, channe
 
 @pytest.mark.slow
 async def test_burst_of_unary_waits_loses_none(start_daemon: StartDaemon) -> None:
-    """Of 4,000 calls that come at once each is registered, and each is answered when the daemon ends."""
+    """Of 4,000 calls at once, each is registered, and each is answered when the daemon shuts down."""
     daemon = start_daemon()
     request = wait_request("orders", 42, timeout_ms=600_000)
     async with AsyncExitStack() as opened:
@@ -219,12 +221,12 @@ async def test_burst_of_unary_waits_loses_none(start_daemon: StartDaemon) -> Non
 
 
 def test_sigint_ends_an_idle_daemon_at_once(start_daemon: StartDaemon) -> None:
-    """Ctrl-C with nothing to wait for does not use up the grace period, which is far longer than the test waits."""
+    """Ctrl-C without pending operations does not use up the grace period, which is far longer than the test waits."""
     assert start_daemon("--shutdown-grace-ms", "600000").stop(signal.SIGINT) == 0
 
 
 def test_health_watchers_see_the_shutdown_first(daemon: DaemonProcess, channel: grpc.Channel) -> None:
-    """A load balancer that watches sees NOT_SERVING before the connection closes."""
+    """A load balancer that watches gets NOT_SERVING before the connection closes."""
     seen: list[int] = []
 
     def watch() -> None:
@@ -244,7 +246,7 @@ def test_health_watchers_see_the_shutdown_first(daemon: DaemonProcess, channel: 
 
 @contextmanager
 def session_that_never_reads(daemon: DaemonProcess) -> Iterator[None]:
-    """A client with so many waits that their results do not fit into the buffers of a connection that is not read."""
+    """A client with more results than the buffers of a connection that is not read can hold."""
     requests: queue.SimpleQueue[wire.SessionRequest | None] = queue.SimpleQueue()
     requests.put(wire.SessionRequest(open=wire.OpenSession(session_id="deaf", columns=True)))
     requests.put(wire.SessionRequest(register=produce_columns(range(1, 50_001))))
@@ -257,7 +259,9 @@ def session_that_never_reads(daemon: DaemonProcess) -> Iterator[None]:
 
 
 def test_second_signal_ends_at_once(start_daemon: StartDaemon) -> None:
-    """A client that does not read holds the first shutdown up: alive, not ready. The second signal does not wait."""
+    """A client that does not read delays the first shutdown: the daemon is alive, not ready. The second signal does not
+    wait.
+    """
     daemon = start_daemon("--shutdown-grace-ms", "600000")
     with session_that_never_reads(daemon):
         daemon.process.send_signal(signal.SIGTERM)
@@ -268,9 +272,9 @@ def test_second_signal_ends_at_once(start_daemon: StartDaemon) -> None:
     assert "second signal (SIGTERM)" in daemon.log
 
 
-@pytest.mark.slow  # so much that the disk is behind for a moment
+@pytest.mark.slow  # enough to keep the disk busy for a moment
 def test_a_second_signal_loses_nothing_that_was_receipted(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """An async journal answers before it is on disk; two signals in the same instant still leave everything there."""
+    """An async journal answers before data is on disk; two signals in the same instant still lose nothing."""
     folder = ("--data-dir", str(tmp_path / "journal"), "--journal-mode", "async")
     daemon = start_daemon(*folder)
     with grpc.insecure_channel(daemon.address) as channel:
@@ -279,7 +283,7 @@ def test_a_second_signal_loses_nothing_that_was_receipted(start_daemon: StartDae
             batch = produce_columns(range(first, first + 100_000))
             receipt = stub.Register(wire.RegisterRequest(session_id="s", batch=batch)).receipt
             assert (receipt.accepted, receipt.durability) == (100_000, wire.DURABILITY_ASYNC)
-        for number in (signal.SIGTERM, signal.SIGINT):  # two of a kind could arrive as one
+        for number in (signal.SIGTERM, signal.SIGINT):  # two of a kind could be merged into one
             daemon.process.send_signal(number)
         assert daemon.process.wait(30) in (0, 128 + signal.SIGTERM, 128 + signal.SIGINT)
     assert "exiting at once" in daemon.log
@@ -289,7 +293,7 @@ def test_a_second_signal_loses_nothing_that_was_receipted(start_daemon: StartDae
 
 
 def test_grace_period_bounds_the_shutdown(start_daemon: StartDaemon) -> None:
-    """Results that a client does not read are given up after the grace period; the log says how many."""
+    """Results that a client does not read are dropped after the grace period; the log has their number."""
     daemon = start_daemon("--shutdown-grace-ms", "300")
     with session_that_never_reads(daemon):
         assert daemon.stop() == 0
@@ -297,7 +301,7 @@ def test_grace_period_bounds_the_shutdown(start_daemon: StartDaemon) -> None:
 
 
 def test_streams_without_end_do_not_use_up_the_grace_period(start_daemon: StartDaemon) -> None:
-    """A health watch and an idle stream of events are cut soon, and the daemon exits 0 all the same."""
+    """A health watch and an idle stream of events are closed soon, and the daemon still exits with 0."""
     daemon = start_daemon("--shutdown-grace-ms", "600000")
     with grpc.insecure_channel(daemon.address) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
@@ -330,7 +334,7 @@ def test_environment_sets_the_daemon(start_daemon: StartDaemon) -> None:
 
 
 def test_help_and_version(tmp_path: Path) -> None:
-    """Both go to stdout, and the exit code is 0."""
+    """Both are printed on stdout, and the exit code is 0."""
     helped = run_to_end(tmp_path, ["--help"])
     assert (helped.returncode, helped.stderr) == (0, "")
     assert "127.0.0.1:7440" in helped.stdout
@@ -339,7 +343,7 @@ def test_help_and_version(tmp_path: Path) -> None:
 
 
 def test_print_config_goes_to_stdout(tmp_path: Path) -> None:
-    """Every setting with its source, and nothing is served."""
+    """Every setting is printed with its source, and nothing is served."""
     printed = run_to_end(tmp_path, ["--print-config"], {"PURGATORY_ENGINE_TICK_MS": "3"})
     assert (printed.returncode, printed.stderr) == (0, "")
     assert "tick_ms = 3  # environment PURGATORY_ENGINE_TICK_MS\n" in printed.stdout
@@ -349,7 +353,7 @@ def test_print_config_goes_to_stdout(tmp_path: Path) -> None:
     "arguments", [["--engine-tick-ms", "0"], ["--http-address", "nowhere"], ["--config", "missing.toml"]]
 )
 def test_bad_setting_is_one_line_and_exit_2(tmp_path: Path, arguments: list[str]) -> None:
-    """The line names the setting; there is no traceback."""
+    """The line names the setting, and no traceback is printed."""
     ended = run_to_end(tmp_path, arguments)
     assert ended.returncode == 2
     assert ended.stdout == ""
@@ -359,7 +363,7 @@ def test_bad_setting_is_one_line_and_exit_2(tmp_path: Path, arguments: list[str]
 
 @pytest.mark.parametrize("setting", ["grpc.address", "http.address"])
 def test_port_in_use_is_one_line_and_exit_1(daemon: DaemonProcess, tmp_path: Path, setting: str) -> None:
-    """The line names the address, the setting and the reason: a second daemon never shares the first one's port."""
+    """The line has the address, the setting and the reason: a second daemon never shares the first one's port."""
     taken = {"grpc.address": daemon.address, "http.address": daemon.http_address}[setting]
     addresses = {"grpc.address": "127.0.0.1:0", "http.address": "127.0.0.1:0", setting: taken}
     flags = ["--grpc-address", addresses["grpc.address"], "--http-address", addresses["http.address"]]
@@ -371,7 +375,7 @@ def test_port_in_use_is_one_line_and_exit_1(daemon: DaemonProcess, tmp_path: Pat
 
 
 async def test_the_journal_is_closed_where_the_archive_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error is raised, but first the journal gets its last group and its folder is free for the next daemon."""
+    """The error is raised, but only after the journal has written its last group and released its folder."""
     close = ArchiveListener.close
 
     async def close_and_fail(archive: ArchiveListener, now_ms: int, timeout_s: float) -> None:

@@ -1,4 +1,4 @@
-"""The daemon runs with no extension and with each one alone; what is missing is refused with a clear message."""
+"""The daemon runs with no extension and with each one alone; the use of a missing one is refused with a message."""
 
 import json
 import urllib.error
@@ -16,7 +16,7 @@ NAMES = [extension.name for extension in ALL]
 
 
 def fetch(address: str, path: str, body: bytes | None = None) -> tuple[int, str]:
-    """Status and text of a page, or of a call."""
+    """Return status and text of a page, or of a call."""
     request = urllib.request.Request(f"http://{address}{path}", body, {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:
@@ -28,8 +28,8 @@ def fetch(address: str, path: str, body: bytes | None = None) -> tuple[int, str]
 @pytest.mark.slow  # starts six daemons
 @pytest.mark.parametrize("loaded", ["none", *NAMES])
 def test_daemon_with_these_extensions(start_daemon: StartDaemon, loaded: str) -> None:
-    """It serves a wait, its metrics and its probes. The page and the calls of webhooks are there with their extension
-    only.
+    """The daemon serves a wait, its metrics and its probes. The page and the calls of webhooks exist only with their
+    extension.
     """
     daemon = start_daemon("--extensions", loaded)
     address, service = daemon.http_address, "/purgatory.v1.PurgatoryService"
@@ -51,13 +51,13 @@ def test_daemon_with_these_extensions(start_daemon: StartDaemon, loaded: str) ->
 
 
 def test_unknown_extension() -> None:
-    """It is refused with the known names."""
+    """An unknown extension is refused, with the known names."""
     with pytest.raises(StartupError, match="unknown extension 'webhook'; known: all, none, tracing, connectors"):
         chosen(ALL, Settings(extensions="page webhook"))
 
 
 def test_setting_of_an_extension_that_is_not_loaded(tmp_path: Path) -> None:
-    """It is refused, since it would have no effect."""
+    """The setting is refused, because it would have no effect."""
     settings = Settings(extensions="page", archive=ArchiveSettings(uri=str(tmp_path)))
     with pytest.raises(StartupError, match=r"archive.uri is set, but the extension archive is not loaded"):
         chosen(ALL, settings)

@@ -1,4 +1,4 @@
-"""Memory while nobody waits: young garbage is collected, free memory goes back to the system."""
+"""Memory while no operation is pending: young garbage is collected, and free memory is returned to the system."""
 
 import asyncio
 import ctypes
@@ -32,7 +32,9 @@ def no_collections() -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_collections")
 async def test_garbage_is_collected_only_while_nothing_is_pending() -> None:
-    """As long as somebody waits there is no pause; once nobody does, cycles go without the collector's own turn."""
+    """While operations are pending there is no pause. Afterwards cycles are collected without the collector's own
+    trigger.
+    """
     pending = [1]
     asked = 0
 
@@ -53,7 +55,7 @@ async def test_garbage_is_collected_only_while_nothing_is_pending() -> None:
 
 @pytest.mark.usefixtures("no_collections")
 async def test_an_interval_of_zero_switches_it_off() -> None:
-    """Then no task is there that could ask."""
+    """No task is started."""
     before = asyncio.all_tasks()
     trimmer = MemoryTrimmer(0, lambda: 0)
     trimmer.start()
@@ -85,7 +87,7 @@ libc.fflush(stream)
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not glibc's allocator")
 @pytest.mark.parametrize(("how", "one"), [("one", True), ("as it comes", False)])
 def test_threads_allocate_from_one_pool(how: str, one: bool) -> None:
-    """Two threads that allocate share the pool of the main thread; left alone, each gets its own."""
+    """Two threads that allocate share the pool of the main thread; by default, each gets its own."""
     ran = subprocess.run([sys.executable, "-c", POOLS_OF_THREADS, how], capture_output=True, text=True, check=True)
     pools = ran.stdout.count("<heap nr=")
     assert (pools == 1) is one, f"{pools} pools: {ran.stdout}"

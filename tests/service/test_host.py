@@ -1,4 +1,4 @@
-"""The host by itself and at its end: slices, the reaper, what observers hear, and the drain."""
+"""The host by itself: slices, the reaper, notifications of listeners, and the drain."""
 
 import asyncio
 
@@ -45,7 +45,7 @@ def produces(count: int, topic: str, timeout_ms: int = 600_000, first_id: int = 
 
 
 async def test_a_batch_of_events_goes_in_slices_with_the_loop_free_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tasks run before it is done, and the joined receipt says the same as one call would."""
+    """Other tasks run before the batch is complete, and the merged receipt equals that of a single call."""
     monkeypatch.setattr(host_module, "WORK_PER_SLICE", 20)
     listener = RecordingListener()
     clock = ManualClock(1)
@@ -70,7 +70,7 @@ async def test_a_batch_of_events_goes_in_slices_with_the_loop_free_in_between(mo
 
 
 async def test_an_earlier_deadline_wakes_the_reaper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wait of 20 ms ends although the reaper had gone to sleep for one of an hour."""
+    """A wait of 20 ms ends although the reaper was sleeping for one of an hour."""
     monkeypatch.setattr(reaper_module, "SLEEP_MS_MAX", 3_600_000)
     async with serving() as served:
         session, _ = served.host.sessions.open("s", served.host.time.now_ms())
@@ -94,13 +94,15 @@ class MicrosecondClock:
 
 
 def host_of(clock: MicrosecondClock) -> Host:
-    """A host that nobody turns but the test."""
+    """A host whose reaper runs only when the test calls it."""
     return Host(Engine(EngineLimits(), clock.now_ms()), clock, HostSettings())
 
 
 @pytest.mark.parametrize("part_us", [0, 1, 500, 999])
 def test_nothing_expires_before_its_timeout_by_the_finest_clock(part_us: int) -> None:
-    """Wherever in a millisecond it is registered, a wait expires less than one after all of its timeout."""
+    """A wait that is registered at any point of a millisecond expires less than one millisecond after its whole
+    timeout.
+    """
     clock = MicrosecondClock(10_000 + part_us)
     host = host_of(clock)
     session, _ = host.sessions.open("s", clock.now_ms())
@@ -113,7 +115,7 @@ def test_nothing_expires_before_its_timeout_by_the_finest_clock(part_us: int) ->
 
 
 def test_registrations_do_not_hold_back_those_that_are_due() -> None:
-    """A wait expires in time although registrations come several times in each millisecond, and before each turn."""
+    """A wait expires in time although there are several registrations in each millisecond, and before each turn."""
     clock = MicrosecondClock(10_000)
     host = host_of(clock)
     session, _ = host.sessions.open("s", clock.now_ms())
@@ -139,7 +141,7 @@ class BrokenClock(SystemClock):
 
 
 async def test_the_reaper_survives_whatever_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is logged and counted, and waits still expire afterwards."""
+    """The exception is logged and counted, and waits still expire afterwards."""
     monkeypatch.setattr(reaper_module, "RETRY_S", 0.01)
     monkeypatch.setattr(reaper_module, "SLEEP_MS_MAX", 20)
     listener = RecordingListener()
@@ -157,7 +159,9 @@ async def test_the_reaper_survives_whatever_is_raised(monkeypatch: pytest.Monkey
 
 
 async def test_the_end_forgets_nobody() -> None:
-    """Every wait is answered as SHUTTING_DOWN, streams end with GoingAway, new work is refused, the counts add up."""
+    """Every wait is answered as SHUTTING_DOWN, streams end with GoingAway, new work is refused, and the counts are
+    consistent.
+    """
     async with serving() as served:
         unary = asyncio.create_task(_wait(served.stub.Wait, wire.WaitRequest(operation=produce(1, "a", 1))))
         peer = await Peer(served, "s").open()
@@ -195,7 +199,7 @@ async def _wait(call: grpc.aio.UnaryUnaryMultiCallable, request: wire.WaitReques
 
 
 async def test_the_end_does_not_wait_for_a_peer_that_acknowledges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results that were written and not acknowledged for a while hold the end back no longer than that."""
+    """Written results that have not been acknowledged for a while do not delay shutdown any longer."""
     monkeypatch.setattr(draining, "UNACKNOWLEDGED_MS_MAX", 50)
     async with serving() as served:
         peer = await Peer(served, "s").open()

@@ -1,4 +1,4 @@
-"""Metrics: what batches of completions, events and refusals add up to, and histograms. Nothing here starts a daemon."""
+"""Metrics: totals of completions, events and refusals, and histograms. Nothing here starts a daemon."""
 
 import random
 
@@ -26,7 +26,7 @@ from purgatory.testing import ManualClock
 
 
 def completions_of(*ends: tuple[int, int, int, int, list[int]]) -> Completions:
-    """From (kind, outcome, waited_ms, lateness_ms, error codes of its items)."""
+    """Completions from (kind, outcome, waited_ms, lateness_ms, error codes of the items)."""
     completions = Completions(0)
     for operation_id, (kind, outcome, waited_ms, lateness_ms, error_codes) in enumerate(ends, 1):
         for error_code in error_codes:
@@ -64,7 +64,7 @@ def test_waits_are_kept_by_kind_and_outcome() -> None:
 
 
 def test_expired_ones_give_lateness_and_pending_partitions() -> None:
-    """Kafka's meter: one mark for each pending partition of produce and delete-records, and for nothing else."""
+    """As in Kafka's meter, each pending partition of produce and delete-records is counted, and nothing else."""
     metrics = Metrics()
     completions = completions_of(
         (PRODUCE, SATISFIED, 5, 0, [0, 0]),
@@ -87,7 +87,7 @@ def test_expired_ones_give_lateness_and_pending_partitions() -> None:
 
 
 def test_events_are_counted_slice_by_slice() -> None:
-    """Only the events of a slice count, each once: applied, stale or refused."""
+    """Only the events of a slice are counted, each once: applied, stale or refused."""
     metrics = Metrics()
     batch = EventBatch([HIGH_WATERMARK, HIGH_WATERMARK, LEADER_APPEND, 99])
     fenced = Refusal(1, 9, "leader_epoch", "older", FENCED_LEADER_EPOCH)
@@ -103,7 +103,7 @@ def test_events_are_counted_slice_by_slice() -> None:
 
 
 def test_unknown_event_types_share_one_name() -> None:
-    """A caller that sends a thousand numbers makes one series, not a thousand."""
+    """A caller that sends a thousand unknown numbers creates one series, not a thousand."""
     metrics = Metrics()
     known = set(metrics.event_results)
     metrics.applied(Applied("", EventBatch(list(range(100, 1_100))), 0, events_receipt(1_000), 0))
@@ -112,7 +112,7 @@ def test_unknown_event_types_share_one_name() -> None:
 
 
 def test_refusals_and_repeats() -> None:
-    """Refusals count by code, repeated registrations by kind."""
+    """Refusals are counted by code, repeated registrations by kind."""
     metrics = Metrics()
     metrics.refused([Refusal(index, 8, "", "") for index in range(3)])
     metrics.refused([Refusal(0, 8, "", "")])
@@ -124,7 +124,7 @@ def test_refusals_and_repeats() -> None:
 
 
 def test_bounds_are_inclusive_and_cumulative() -> None:
-    """A value on a bound counts under it; the last row counts all."""
+    """A value on a bound counts under it; the last row counts all values."""
     histogram = Histogram((0, 1, 10))
     for value_ms in (0, 1, 2, 10, 11):
         histogram.observe(value_ms)
@@ -134,7 +134,7 @@ def test_bounds_are_inclusive_and_cumulative() -> None:
 
 
 def test_column_equals_single_values() -> None:
-    """observe_all of a column counts the same as observing each value."""
+    """observe_all of a column equals observing each value."""
     seeded = random.Random(8131)
     values = [seeded.randrange(100) for _ in range(1_000)]
     column, single = Histogram((5, 50)), Histogram((5, 50))
@@ -146,14 +146,16 @@ def test_column_equals_single_values() -> None:
 
 
 def test_nothing_observed() -> None:
-    """All rows are there, at zero."""
+    """All rows exist, at zero."""
     histogram = Histogram((1,))
     assert histogram.cumulative() == [("0.001", 0), ("+Inf", 0)]
     assert histogram.sum_seconds == 0
 
 
 def test_reached_limits_are_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
-    """A line at once, then one every ten seconds with the count since, for each limit; nothing for other refusals."""
+    """For each limit, a line is logged at once, then one every ten seconds with the count since; other refusals are not
+    logged.
+    """
     clock = ManualClock()
     log = RefusalLog(clock)
     full = [Refusal(place, 8, f"produce.partitions[{place}]", "no room for partitions") for place in range(3)]

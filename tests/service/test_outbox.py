@@ -1,4 +1,4 @@
-"""The outbox: no gaps, nothing lost and nothing twice, whatever is taken, put back or acknowledged."""
+"""The outbox: no gaps, no losses and no duplicates, for any sequence of calls."""
 
 import random
 
@@ -17,7 +17,7 @@ from purgatory.v1 import purgatory_service_pb2
 
 
 def completions_of(operation_ids: list[int], kinds: list[int]) -> Completions:
-    """Completions with as many items as the id's last digit says."""
+    """Completions with as many items as the id's last digit."""
     completions = Completions(1)
     for operation_id, kind in zip(operation_ids, kinds, strict=True):
         completions.add_operation(operation_id, kind, codes.SATISFIED, 0, 0, operation_id % 10)
@@ -28,7 +28,7 @@ def completions_of(operation_ids: list[int], kinds: list[int]) -> Completions:
 
 
 def ids_of(slices: list[ResultSlice]) -> list[int]:
-    """Operation ids in slices, after checking that each slice holds exactly its own items."""
+    """Return the operation ids in slices, after checking that each slice holds exactly its own items."""
     ids: list[int] = []
     for part in slices:
         own = part.completions.operation_ids[part.start : part.stop]
@@ -40,7 +40,7 @@ def ids_of(slices: list[ResultSlice]) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_any_order_of_calls_loses_and_repeats_nothing(seed: int) -> None:
-    """Against a plain list as the model: result n is always the n-th that was appended."""
+    """With a plain list as the model: result n is always the n-th that was appended."""
     draw = random.Random(seed)
     outbox = Outbox()
     model: list[int] = []
@@ -83,7 +83,7 @@ def test_any_order_of_calls_loses_and_repeats_nothing(seed: int) -> None:
 
 
 def single_results(count: int, outbox: Outbox) -> list[ResultSlice]:
-    """Waits that end one by one, each with a result of its own; also as they came."""
+    """Append the results of waits that end one by one; also return them as separate slices."""
     came: list[ResultSlice] = []
     engine = Engine(EngineLimits(), 0)
     owner = engine.add_owner()
@@ -101,7 +101,7 @@ def single_results(count: int, outbox: Outbox) -> list[ResultSlice]:
 
 
 def written(slices: list[ResultSlice]) -> list[bytes]:
-    """Each result as a row, encoded."""
+    """Encode each result as a row."""
     batch = purgatory_service_pb2.ResultBatch()
     for part in slices:
         fill_rows(batch.rows.results, part)
@@ -113,7 +113,7 @@ STEP = st.tuples(st.sampled_from(["take", "put back", "rewind", "acknowledge"]),
 
 @given(st.integers(0, 300), st.lists(STEP, max_size=12))
 def test_results_that_came_one_by_one_are_put_together(count: int, steps: list[tuple[str, int]]) -> None:
-    """Whatever is read and acknowledged: the same results with the same numbers, in less memory than apart."""
+    """For any reads and acknowledgements: packing yields the same results with the same numbers, in less memory."""
     outbox = Outbox()
     expected = written(single_results(count, outbox))
     for what, number in steps:
@@ -135,7 +135,7 @@ def test_results_that_came_one_by_one_are_put_together(count: int, steps: list[t
 
 
 def test_a_thousand_results_one_by_one_take_little() -> None:
-    """Nobody reads them: they take some hundred bytes each, not a kilobyte."""
+    """Unread results that were added one by one take some hundred bytes each, not a kilobyte."""
     outbox = Outbox()
     single_results(1_000, outbox)
     assert len(outbox._unwritten) < 100

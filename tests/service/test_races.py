@@ -1,8 +1,8 @@
 """The race table of docs/semantics.md: two causes reach one operation at the same instant, in either order.
 
-Whatever comes first decides; what comes second finds nothing to end. First on the real host with a clock that stands
-still, so that "the same instant" is one; then over a real server, where nobody knows which is first, and where all that
-is reported must agree.
+The first cause decides, and the second has no effect. This is tested first on the real host with a clock that does not
+advance, so that "the same instant" is exact; then over a real server, where the order is unknown, and all reports must
+agree.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ FIRST_DECIDES = {
     "disconnect": codes.CANCELLED,
     "shutdown": codes.SHUTTING_DOWN,
 }
-"""The documented outcome, by the cause that comes first. disconnect: the session's time to live is over."""
+"""The documented outcome, by the first cause. disconnect: the session's time to live has passed."""
 
 ORDERS = [
     pytest.param(kind, first, second, id=f"{first}-then-{second}-{codes.KIND_NAMES[kind]}")
@@ -65,7 +65,7 @@ def operation_of(kind: int) -> OperationRun:
 
 
 def event_for(kind: int) -> EventBatch:
-    """The event that brings it about."""
+    """The event for this cause."""
     if kind == codes.SIGNAL:
         return EventBatch([codes.KEY_SIGNALLED], keys=[KEY], offsets=[5])
     event_type = codes.LOG_START_OFFSET if kind == codes.DELETE_RECORDS else codes.HIGH_WATERMARK
@@ -83,7 +83,7 @@ class Race:
         self.session, _ = self.host.sessions.open("s", 1)
 
     async def begin(self) -> None:
-        """Registers it, and lets the instant come."""
+        """Register the operation, and move the clock to the instant."""
         if self.kind != codes.SIGNAL:
             await apply_events(self.host, EventBatch([codes.LEADER_APPEND], partitions=[PARTITION], offsets=[10]))
         if self.kind == codes.DELETE_RECORDS:
@@ -93,7 +93,7 @@ class Race:
         self.clock.jump(TIMEOUT_MS)
 
     async def happen(self, cause: str) -> int:
-        """Lets one cause happen now; returns how many operations it says it has ended."""
+        """Apply one cause now; return the number of operations that it reports as ended."""
         host = self.host
         before = host.engine.pending
         if cause == "event":
@@ -111,12 +111,12 @@ class Race:
         return before - host.engine.pending
 
     def outcomes(self) -> dict[int, int]:
-        """The engine's counters by outcome, those that are not 0."""
+        """The engine's counters by outcome, without those that are 0."""
         return outcomes_of(self.host, self.kind)
 
 
 def outcomes_of(host: Host, kind: int) -> dict[int, int]:
-    """The counters of a kind by outcome, those that are not 0; the daemon has nothing else of it."""
+    """The counters of a kind by outcome, without those that are 0; the daemon counts no others."""
     counts = host.engine.counts(kind)
     assert (counts.pending, counts.watched) == (0, 0)
     by_outcome = {
@@ -131,14 +131,16 @@ def outcomes_of(host: Host, kind: int) -> dict[int, int]:
 
 
 def results_of(session: Session) -> list[int]:
-    """The outcomes of all results that a session has been given."""
+    """The outcomes of all results that a session has received."""
     _, slices = session.outbox.take(100)
     return [part.completions.outcomes[place] for part in slices for place in range(part.start, part.stop)]
 
 
 @pytest.mark.parametrize(("kind", "first", "second"), ORDERS)
 async def test_the_first_cause_decides(kind: int, first: str, second: str) -> None:
-    """Exactly one outcome, the first cause's; the second ends nothing, and the caller has one result, or no session."""
+    """There is exactly one outcome, by the first cause. The second ends nothing, and the caller has one result, or no
+    session.
+    """
     race = Race(kind)
     await race.begin()
     assert await race.happen(first) == 1
@@ -181,14 +183,14 @@ async def test_the_first_cause_decides_a_unary_wait(first: str, second: str) -> 
 
 
 async def end_unary(race: Race, cause: str) -> int:
-    """Lets one cause happen to a unary wait; returns how many operations it has ended."""
+    """Apply one cause to a unary wait; return the number of operations that it has ended."""
     return await (race.host.cancel_partition(PARTITION) if cause == "cancel" else race.happen(cause))
 
 
 # Over a real server.
 
 STREAM_ENDED = (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError)
-"""How grpc.aio says that a stream is over. Here one of the causes has it so."""
+"""The errors by which grpc.aio reports that a stream has ended. One of the causes here ends the stream."""
 
 COUNT = 40
 IDS = range(1, COUNT + 1)
@@ -199,7 +201,7 @@ PAIRS = [
 
 
 class Contest:
-    """`COUNT` waits of one session over a real server, each on a key of its own, and what is reported of them."""
+    """`COUNT` waits of one session over a real server, each on its own key, and all reports about them."""
 
     def __init__(self, served: ServedHost, clock: ManualClock, peer: Peer) -> None:
         self.served = served
@@ -211,16 +213,16 @@ class Contest:
         self.not_cancelled: set[int] = set()
         self.ended_by_events: set[int] = set()
         self.happened: set[str] = set()
-        """Causes that are over."""
+        """Causes that have been applied."""
         self.read_all = False
-        """True: the stream has ended."""
+        """Whether the stream has ended."""
         self._last_sequence = 0
         self._writing = asyncio.Lock()
-        """gRPC takes one write at a time."""
+        """gRPC accepts one write at a time."""
 
     async def happen(self, cause: str, other: str = "") -> None:
-        """Lets one cause reach all of them. Those that come one by one come from both ends, and meet in the middle;
-        those that come over all at once do so when half is over.
+        """Apply one cause to all of them. Causes that apply one by one start from opposite ends and meet in the middle;
+        those that apply to all at once do so after half of the others.
         """
         if cause == "event":
             await self._signal_all(other)
@@ -243,14 +245,14 @@ class Contest:
     async def _signal_all(self, other: str) -> None:
         for operation_id in IDS:
             if operation_id == IDS[3 * COUNT // 4] and other in {"disconnect", "shutdown"}:
-                # On a busy machine all events would otherwise be applied before the disconnect is noticed.
+                # On a busy machine, all events would otherwise be applied before the disconnect is noticed.
                 await eventually(lambda: other in self.happened, f"the {other} has happened")
             signalled = event_pb2.Event(key_signalled=event_pb2.KeySignalled(key=f"k{operation_id}"))
             rows = event_pb2.EventRows(events=[signalled])
             try:
                 answer: wire.AdvanceResponse = await self.served.stub.Advance(wire.AdvanceRequest(rows=rows))
             except grpc.aio.AioRpcError as error:
-                # Shutdown refuses calls that wait for their turn: this event and those after it come too late.
+                # Shutdown refuses calls that wait for their turn, so this event and those after it are too late.
                 if error.code() is grpc.StatusCode.UNAVAILABLE and self.host.draining:
                     return
                 raise
@@ -270,7 +272,7 @@ class Contest:
         return operation_id in self.cancelled | self.not_cancelled or self.read_all
 
     async def read(self) -> None:
-        """Reads and acknowledges until the stream ends, or every result has come and every cancel is answered."""
+        """Read and acknowledge until the stream ends, or every result has been received and every cancel answered."""
         try:
             while (message := await self.peer.read_raw()) is not grpc.aio.EOF:
                 self.cancelled.update(message.cancelled.cancelled_operation_ids)
@@ -294,7 +296,7 @@ class Contest:
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 async def test_all_that_is_told_agrees(one: str, other: str) -> None:
-    """Two causes at once over a real server: every wait ends once, by one of them, and all receipts say the same."""
+    """Two causes at once over a real server: every wait ends once, by one of them, and all receipts agree."""
     clock = ManualClock(1)
     gone = "disconnect" in {one, other}
     settings = HostSettings(
@@ -329,7 +331,7 @@ async def test_all_that_is_told_agrees(one: str, other: str) -> None:
 
 @pytest.mark.parametrize("cause", ["event", "expiry", "cancel"])
 async def test_what_ends_while_nobody_is_connected_is_told_once_on_return(cause: str) -> None:
-    """A stream that is gone ends nothing while its session lives: each result is there on return, and only once."""
+    """A broken stream ends nothing while its session lives: on reconnecting, each result is received exactly once."""
     clock = ManualClock(1)
     async with serving(HostSettings(), clock=clock) as served:
         peer = await Peer(served, "s").open()

@@ -1,4 +1,4 @@
-"""Ids of batches that were refused as a whole: never known already, but free, or refused with a result."""
+"""Ids of batches that were refused as a whole: they are never known, but free, or refused with a result."""
 
 import asyncio
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def opened() -> tuple[Host, Session]:
 
 
 def batch_of(ids: list[int], form: str) -> wire.RegisterBatch:
-    """Waits that end by no event; "refused columns" have an offset that refuses each of them by itself."""
+    """Waits that no event ends; "refused columns" have an offset that makes the engine refuse each of them."""
     if form == "rows":
         rows = operation_pb2.OperationRows(operations=[produce(one, "orders", 9) for one in ids])
         return wire.RegisterBatch(rows=rows)
@@ -53,14 +53,14 @@ def batch_of(ids: list[int], form: str) -> wire.RegisterBatch:
 
 
 def refused_results(session: Session) -> list[int]:
-    """The ids of all results so far, which are refusals, as nothing ends here."""
+    """The ids of all results, which are refusals because no operation ends here."""
     _, slices = session.outbox.take(1_000)
     session.outbox.rewind()
     return [operation_id for part in slices for operation_id in part.completions.operation_ids[part.start : part.stop]]
 
 
 class Oracle:
-    """What becomes of each id, one after the other."""
+    """The expected answer for each id, one after another."""
 
     def __init__(self) -> None:
         self.accepted: set[int] = set()
@@ -69,7 +69,7 @@ class Oracle:
         self.highest = 0
 
     def answers(self, ids: list[int], form: str) -> Iterator[str]:
-        """The answer for each id of a batch. One that was skipped, and never sent, counts as sent before."""
+        """Return the answer for each id of a batch. A skipped id that was never sent counts as sent before."""
         known = self.highest
         for one in ids:
             if one > known:
@@ -86,8 +86,8 @@ class Oracle:
 
 @given(Steps)
 def test_an_id_is_accepted_once_or_has_a_refused_result(steps: list[tuple[list[int], str]]) -> None:
-    """As a simple oracle says, id by id, and after every batch: what was never accepted, nor has a refused result, is
-    not said to be known, once it was in a batch that was refused as a whole.
+    """An oracle checks every id after every batch: an id that was in a batch refused as a whole is not reported as
+    known unless it was accepted, or has a refused result.
     """
     host, session = opened()
     oracle = Oracle()
@@ -109,7 +109,7 @@ def test_an_id_is_accepted_once_or_has_a_refused_result(steps: list[tuple[list[i
 
 @given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 40), max_size=20)), max_size=20))
 def test_ranges_hold_what_a_set_would(steps: list[tuple[bool, list[int]]]) -> None:
-    """Adding and taking out, in any order; packed and unpacked again."""
+    """After adding and removing in any order, the ranges equal a set; also after packing and unpacking."""
     ids, expected = RefusedIds(), set[int]()
     for is_added, some in steps:
         if is_added:
@@ -124,7 +124,7 @@ def test_ranges_hold_what_a_set_would(steps: list[tuple[bool, list[int]]]) -> No
 
 
 def test_of_a_batch_that_is_too_large_no_id_is_looked_at() -> None:
-    """All that are not known yet count as refused, and go on to be free."""
+    """All ids that are not known yet count as refused, and remain free."""
     host, session = opened()
     assert register_or_refuse(host, session, batch_of([1, 2], "columns")).accepted == 2
     for form in ("columns", "rows"):
@@ -140,7 +140,7 @@ def test_of_a_batch_that_is_too_large_no_id_is_looked_at() -> None:
 
 
 async def refused_in_slices(monkeypatch: pytest.MonkeyPatch, is_cancelled: bool) -> tuple[Host, Session]:
-    """A batch with ids 1 to 8 that is refused, two ids in a slice; a second one with id 9 comes meanwhile."""
+    """Refuse a batch with ids 1 to 8, two ids in a slice. Between the slices, a second one with id 9 arrives."""
     monkeypatch.setattr(session_requests, "REFUSED_IDS_PER_SLICE", 2)
     host, session = opened()
     broken = batch_of(list(range(1, 9)), "short column")
@@ -158,7 +158,7 @@ async def refused_in_slices(monkeypatch: pytest.MonkeyPatch, is_cancelled: bool)
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
 async def test_many_ids_are_noted_in_slices(monkeypatch: pytest.MonkeyPatch, is_cancelled: bool) -> None:
-    """The loop is free in between, the session's next batch waits, and no id is left out if the call is cancelled."""
+    """Other tasks run in between, the session's next batch waits, and no id is missing if the call is cancelled."""
     host, session = await refused_in_slices(monkeypatch, is_cancelled)
     assert [one for one in range(12) if one in session.refused_ids] == list(range(1, 9))
     receipt = await session_requests.register_or_refuse(host, session, batch_of([4, 8, 9, 10], "columns"))
@@ -167,7 +167,7 @@ async def test_many_ids_are_noted_in_slices(monkeypatch: pytest.MonkeyPatch, is_
 
 
 async def test_while_another_batch_is_registered_no_id_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That batch may raise the highest id, so all that are not known count as refused at once."""
+    """That batch may raise the highest id, so all ids that are not known count as refused at once."""
     monkeypatch.setattr(session_requests, "REFUSED_IDS_PER_SLICE", 2)
     host, session = opened()
     async with session.registering:
@@ -182,7 +182,7 @@ async def test_while_another_batch_is_registered_no_id_is_looked_at(monkeypatch:
 
 @pytest.mark.parametrize("extra", [0, 1])
 def test_a_session_with_too_many_gaps_takes_nothing_more(extra: int) -> None:
-    """At the limit it goes on; one more, and it says that it is to be closed."""
+    """At the limit the session continues; with one more range it reports that it must be closed."""
     host, session = opened()
     gaps = list(range(2, 2 * (RANGES_MAX + extra) + 1, 2))
     for first in range(0, len(gaps), BATCH_MAX):

@@ -1,4 +1,4 @@
-"""The calls, over a real server: waits, events, cancels, listings, and what is refused."""
+"""The calls over a real server: waits, events, cancels, listings, and refusals."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ async def served() -> AsyncIterator[ServedHost]:
 
 
 def violations(error: grpc.aio.AioRpcError) -> list[error_details_pb2.BadRequest.FieldViolation]:
-    """The field violations in an error's details."""
+    """Return the field violations in an error's details."""
     found = error_details_pb2.BadRequest()
     for detail in rpc_status.from_call(error).details:
         detail.Unpack(found)
@@ -37,7 +37,7 @@ async def wait(served: ServedHost, operation: operation_pb2.Operation) -> result
 
 
 async def test_a_wait_ends_when_its_mark_is_reached(served: ServedHost) -> None:
-    """The answer says the outcome, the caller's own id and the offset reached."""
+    """The answer has the outcome, the caller's own id and the offset reached."""
     task = asyncio.create_task(wait(served, produce(77, "orders", 42, partition=3)))
     await eventually(lambda: served.host.engine.pending == 1, "one pending")
     receipt = await served.high_watermark("orders", 43, partition=3)
@@ -49,7 +49,7 @@ async def test_a_wait_ends_when_its_mark_is_reached(served: ServedHost) -> None:
 
 
 async def test_a_wait_that_runs_out_of_time_is_an_outcome(served: ServedHost) -> None:
-    """Status OK, outcome EXPIRED, error 7, never early."""
+    """A wait that times out has status OK, outcome EXPIRED and error 7, and never ends early."""
     result = await wait(served, produce(1, "orders", 42, 30))
     assert result.outcome == result_pb2.OUTCOME_EXPIRED
     assert result.waited_ms >= 30
@@ -57,7 +57,7 @@ async def test_a_wait_that_runs_out_of_time_is_an_outcome(served: ServedHost) ->
 
 
 async def test_a_caller_that_goes_away_cancels_its_wait(served: ServedHost) -> None:
-    """By cancelling the call, and by the call's own deadline; nothing stays pending."""
+    """If the call is cancelled or its own deadline passes, nothing stays pending."""
     request = wire.WaitRequest(operation=produce(1, "orders", 42))
     call = served.stub.Wait(request)
     await eventually(lambda: served.host.engine.pending == 1, "one pending")
@@ -70,7 +70,7 @@ async def test_a_caller_that_goes_away_cancels_its_wait(served: ServedHost) -> N
 
 
 def bad_operations() -> dict[str, tuple[operation_pb2.Operation, str, str]]:
-    """Name -> (operation, field at fault, value that the message must name)."""
+    """Name -> (operation, invalid field, value that the message must contain)."""
     twice = produce(1, "orders", 1)
     twice.produce.partitions.append(twice.produce.partitions[0])
     many = produce(1, "orders", 1)
@@ -107,7 +107,7 @@ def bad_operations() -> dict[str, tuple[operation_pb2.Operation, str, str]]:
 
 @pytest.mark.parametrize("name", bad_operations())
 async def test_a_bad_wait_is_invalid(served: ServedHost, name: str) -> None:
-    """INVALID_ARGUMENT naming field and value, in text and in details; nothing is registered."""
+    """An invalid wait is INVALID_ARGUMENT with field and value, in text and in details; nothing is registered."""
     operation, field, value = bad_operations()[name]
     with refused(grpc.StatusCode.INVALID_ARGUMENT) as raised:
         await wait(served, operation)
@@ -122,14 +122,14 @@ async def test_a_bad_wait_is_invalid(served: ServedHost, name: str) -> None:
 @pytest.mark.parametrize("method", ["Wait", "Advance", "Register", "GetStatus", "Cancel"])
 @pytest.mark.parametrize("data", [b"\xff\xff\xff", b"\x0a\x05\x12"])
 async def test_bytes_that_are_no_message_are_invalid(served: ServedHost, method: str, data: bytes) -> None:
-    """INVALID_ARGUMENT, and the daemon goes on."""
+    """Undecodable bytes are INVALID_ARGUMENT, and the daemon continues."""
     with refused(grpc.StatusCode.INVALID_ARGUMENT):
         await served.raw(method)(data)
     assert await served.pending() == 0
 
 
 async def test_wrong_utf8_is_invalid(served: ServedHost) -> None:
-    """In a unary request, and in a stream, which then ends with the same status."""
+    """Invalid UTF-8 is refused in a unary request, and in a stream, which then ends with the same status."""
     data = wire.WaitRequest(operation=signal(1, "AAAA")).SerializeToString().replace(b"AAAA", b"\xff\xfe\xfdA")
     with refused(grpc.StatusCode.INVALID_ARGUMENT, "UTF-8"):
         await served.raw("Wait")(data)
@@ -144,7 +144,7 @@ async def test_wrong_utf8_is_invalid(served: ServedHost) -> None:
 
 
 async def test_a_message_that_is_too_big_is_refused(served: ServedHost) -> None:
-    """RESOURCE_EXHAUSTED from gRPC itself, unary and in a stream; the daemon goes on."""
+    """A message over the limit is RESOURCE_EXHAUSTED from gRPC itself, unary and in a stream; the daemon continues."""
     with refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
         await served.raw("Wait")(b"x" * 200_000)
     peer = await Peer(served, "a").open()
@@ -155,7 +155,7 @@ async def test_a_message_that_is_too_big_is_refused(served: ServedHost) -> None:
 
 
 async def test_the_rest_of_a_batch_of_events_is_applied(served: ServedHost) -> None:
-    """Rows: each refusal names its event, code, field and value; the others count."""
+    """In rows, each refusal has its event, code, field and value; the other events are applied."""
     name = operation_pb2.TopicPartition(topic="orders")
     receipt = await served.advance(
         high_watermark("orders", 10, leader_epoch=5),
@@ -177,7 +177,7 @@ async def test_the_rest_of_a_batch_of_events_is_applied(served: ServedHost) -> N
 
 
 async def test_columns_of_events_are_checked_one_by_one(served: ServedHost) -> None:
-    """Unknown types, row-only types and places outside the dictionary are refused, the others applied."""
+    """In columns, unknown types, row-only types and indexes outside the dictionary are refused, the others applied."""
     columns = event_pb2.EventColumns(
         partitions=[operation_pb2.TopicPartition(topic="orders")],
         type=[3, 99, 7, 3],
@@ -204,7 +204,9 @@ async def test_columns_of_events_are_checked_one_by_one(served: ServedHost) -> N
 async def test_a_batch_of_events_that_cannot_be_read_is_invalid(
     served: ServedHost, request_: wire.AdvanceRequest, field: str
 ) -> None:
-    """No shape, lengths that disagree, too many: INVALID_ARGUMENT naming the field; nothing is applied."""
+    """A batch without a shape, with inconsistent lengths or with too many events is INVALID_ARGUMENT with the field;
+    nothing is applied.
+    """
     with refused(grpc.StatusCode.INVALID_ARGUMENT) as raised:
         await served.stub.Advance(request_)
     assert violations(raised.value)[0].field == field
@@ -212,7 +214,7 @@ async def test_a_batch_of_events_that_cannot_be_read_is_invalid(
 
 
 async def test_a_stream_of_events_is_answered_in_order(served: ServedHost) -> None:
-    """One answer for each message, also where no event of it did anything."""
+    """Each message gets one answer, even if none of its events had an effect."""
     stream = served.stub.AdvanceStream()
     waiting = asyncio.create_task(wait(served, signal(1, "done")))
     await eventually(lambda: served.host.engine.pending == 1, "one pending")
@@ -227,7 +229,7 @@ async def test_a_stream_of_events_is_answered_in_order(served: ServedHost) -> No
 
 
 async def test_operations_are_listed_page_by_page_described_and_cancelled(served: ServedHost) -> None:
-    """Every pending operation is on exactly one page; filters narrow; tokens of other requests are refused."""
+    """Every pending operation is on exactly one page; filters narrow the list; tokens of other requests are refused."""
     peer = await Peer(served, "s").open()
     await peer.registered(*(produce(place, f"t{place % 2}", 42) for place in range(1, 21)), signal(21, "k"))
     seen: list[int] = []
@@ -267,7 +269,7 @@ async def test_operations_are_listed_page_by_page_described_and_cancelled(served
 
 
 async def test_partitions_are_listed_page_by_page(served: ServedHost) -> None:
-    """In order of name, filtered by prefix."""
+    """Partitions are listed in order of name, filtered by prefix."""
     for partition in range(5):
         await served.high_watermark("b", 1, partition)
     await served.high_watermark("a", 1)
@@ -298,6 +300,6 @@ async def test_partitions_are_listed_page_by_page(served: ServedHost) -> None:
     ],
 )
 async def test_a_cancel_says_exactly_one_thing(served: ServedHost, request_: wire.CancelRequest) -> None:
-    """Otherwise it is INVALID_ARGUMENT and nothing is cancelled."""
+    """A cancel with no target or several is INVALID_ARGUMENT, and nothing is cancelled."""
     with refused(grpc.StatusCode.INVALID_ARGUMENT):
         await served.stub.Cancel(request_)

@@ -1,4 +1,4 @@
-"""How sessions end: closed by a call, soon after they are finished, or when their time to live is over."""
+"""Ends of sessions: by a call, soon after they are finished, or when their time to live has passed."""
 
 import grpc
 import pytest
@@ -14,7 +14,7 @@ from tests.service.test_sessions import ids_and_sequences
 
 
 async def left_after(served: ServedHost, clock: ManualClock, ahead_ms: int, expected: set[str]) -> None:
-    """Moves the clock, after which exactly these of the sessions below are left."""
+    """Move the clock, after which exactly these sessions are left."""
     host = served.host
     clock.jump(ahead_ms)
     host.sessions.drop_expired(host.time.now_ms())
@@ -22,8 +22,8 @@ async def left_after(served: ServedHost, clock: ManualClock, ahead_ms: int, expe
 
 
 async def test_finished_sessions_go_within_seconds() -> None:
-    """What was never used, or is finished over a stream, goes soon; what unary calls have used, or has anything left,
-    stays for the whole time to live.
+    """A session that was never used, or is finished on a stream, is dropped soon. One that was used by unary calls, or
+    has anything left, is kept for its whole time to live.
     """
     settings = HostSettings(session=SessionSettings(ttl_ms=60_000, finished_ttl_ms=500))
     clock = ManualClock()
@@ -50,7 +50,7 @@ async def test_finished_sessions_go_within_seconds() -> None:
 
 
 async def test_who_returns_to_a_finished_session_is_told_that_it_is_new() -> None:
-    """So its client counts results anew, and an operation that it sends again has one result."""
+    """The client then counts results from 1 again, and an operation that it sends again has one result."""
     settings = HostSettings(session=SessionSettings(finished_ttl_ms=1))
     async with serving(settings) as served:
         await served.high_watermark("orders", 1)
@@ -73,8 +73,8 @@ async def close(served: ServedHost, session_id: str) -> tuple[int, int]:
 
 
 async def test_a_closed_session_is_gone_at_once() -> None:
-    """What is pending is cancelled without a result, what is unacknowledged is dropped, its stream ends and says why;
-    closing it again says that it is not known.
+    """Pending operations are cancelled without a result, unacknowledged results are dropped, and the stream ends with
+    the reason. A second close reports that the session is unknown.
     """
     async with serving() as served:
         await served.high_watermark("orders", 1)
@@ -94,7 +94,7 @@ async def test_a_closed_session_is_gone_at_once() -> None:
 
 
 async def test_a_session_without_a_stream_can_be_closed() -> None:
-    """One that was only registered in, too."""
+    """A session that was only used by Register can be closed too."""
     async with serving() as served:
         rows = operation_pb2.OperationRows(operations=[produce(1, "orders", 1)])
         await served.stub.Register(wire.RegisterRequest(session_id="s", batch=wire.RegisterBatch(rows=rows)))
@@ -103,7 +103,7 @@ async def test_a_session_without_a_stream_can_be_closed() -> None:
 
 
 async def test_who_finds_no_room_is_told_when_there_will_be() -> None:
-    """The delay of the advice is the time until the next session expires."""
+    """The retry delay is the time until the next session expires."""
     settings = HostSettings(LimitsSettings(sessions_max=1), SessionSettings(ttl_ms=60_000))
     clock = ManualClock()
     async with serving(settings, clock=clock) as served:
@@ -121,7 +121,7 @@ async def test_who_finds_no_room_is_told_when_there_will_be() -> None:
 
 
 class WithinAMillisecond(ManualClock):
-    """A clock that stands between two milliseconds, so that each registration moves the engine ahead of it."""
+    """A clock between two milliseconds, so that each registration moves the engine ahead of it."""
 
     def ceiling_ms(self) -> int:
         return self.now_ms() + 1

@@ -1,4 +1,4 @@
-"""Sessions over real streams: exactly once seen from the caller, across reconnects, take-overs and slow readers."""
+"""Sessions over real streams: results exactly once for the caller, across reconnects, take-overs and slow readers."""
 
 import asyncio
 
@@ -14,19 +14,19 @@ from tests.service.serving import Peer, ServedHost, eventually, produce, produce
 
 
 def ids_and_sequences(batch: wire.ResultBatch) -> list[tuple[int, int]]:
-    """(sequence, operation id) of each result, in either shape."""
+    """Return (sequence, operation id) of each result, in either shape."""
     ids = [*batch.columns.operation_id, *(result.operation_id for result in batch.rows.results)]
     return list(enumerate(ids, batch.first_sequence))
 
 
 async def drained(served: ServedHost, session_id: str) -> None:
-    """Waits until a session has no stream."""
+    """Wait until a session has no stream."""
     session = served.host.sessions.get(session_id)
     await eventually(lambda: session.stream is None, "the stream is detached")
 
 
 async def test_the_receipt_comes_before_any_result_of_its_batch() -> None:
-    """Also for operations that are satisfied when they are registered."""
+    """The receipt precedes all results of its batch, also for operations that are satisfied at registration."""
     async with serving() as served:
         await served.high_watermark("orders", 42)
         peer = await Peer(served, "s").open()
@@ -39,7 +39,7 @@ async def test_the_receipt_comes_before_any_result_of_its_batch() -> None:
 
 
 async def test_who_missed_results_is_told_as_often_as_it_asks() -> None:
-    """A client that had results of a forgotten session learns that its session is a new one, as often as it asks."""
+    """A client that had results of a forgotten session is informed that its session is new, each time it opens it."""
     async with serving() as served:
         for _ in range(2):
             peer = await Peer(served, "s").open(last_sequence=24)
@@ -56,7 +56,7 @@ async def test_who_missed_results_is_told_as_often_as_it_asks() -> None:
 
 
 async def test_the_rest_of_a_batch_is_registered() -> None:
-    """Refused operations are named in the receipt and end once as results; sent again, all is known already."""
+    """Refused operations are named in the receipt and end once as results; if they are sent again, all are known."""
     async with serving() as served:
         peer = await Peer(served, "s").open()
         rows = [
@@ -89,7 +89,7 @@ async def test_the_rest_of_a_batch_is_registered() -> None:
 
 
 async def test_an_id_has_one_result_however_often_it_is_in_a_batch() -> None:
-    """The repetition is refused in the receipt, but the one result of the id is that of the operation that waits."""
+    """A repeated id is refused in the receipt, but the only result of the id is that of the waiting operation."""
     async with serving() as served:
         peer = await Peer(served, "s").open()
         receipt = await peer.registered(produce(5, "orders", 42), produce(5, "orders", 43), signal(3, "k"))
@@ -124,7 +124,7 @@ async def test_an_id_has_one_result_however_often_it_is_in_a_batch() -> None:
     ],
 )
 async def test_a_batch_that_cannot_be_read_is_refused_as_a_whole(batch: wire.RegisterBatch, field: str) -> None:
-    """Its receipt says why, nothing is registered, and the stream goes on; a unary call has the status."""
+    """The receipt has the reason, nothing is registered, and the stream continues; a unary call has the status."""
     async with serving(HostSettings(limits=LimitsSettings(operations_per_batch_max=100))) as served:
         peer = await Peer(served, "s").open()
         await peer.send(register=batch)
@@ -137,7 +137,7 @@ async def test_a_batch_that_cannot_be_read_is_refused_as_a_whole(batch: wire.Reg
 
 
 async def test_a_broken_stream_loses_nothing_and_repeats_nothing() -> None:
-    """What was not acknowledged comes again on the next stream, with its sequence numbers; pending ones wait on."""
+    """Unacknowledged results are sent again on the next stream, with their numbers; pending operations remain."""
     async with serving() as served:
         peer = await Peer(served, "s").open()
         await peer.registered(*(produce(place, "orders", place) for place in range(1, 11)))
@@ -160,7 +160,7 @@ async def test_a_broken_stream_loses_nothing_and_repeats_nothing() -> None:
 
 
 async def test_a_second_stream_takes_the_session_over() -> None:
-    """The first one learns so and ends; results go to the second only."""
+    """The first stream is informed and ends; results are sent on the second one only."""
     async with serving() as served:
         first = await Peer(served, "s").open()
         await first.registered(produce(1, "orders", 1))
@@ -175,7 +175,7 @@ async def test_a_second_stream_takes_the_session_over() -> None:
 
 
 async def test_register_and_stream_results_share_the_session() -> None:
-    """The same session through unary calls and a server stream, acknowledged by a unary call."""
+    """The same session is used by unary calls and a server stream, and acknowledged by a unary call."""
     async with serving() as served:
         batch = wire.RegisterBatch(
             batch_id=3,
@@ -200,7 +200,7 @@ async def test_register_and_stream_results_share_the_session() -> None:
 
 
 async def test_cancels_are_answered_on_the_stream() -> None:
-    """Those cancelled now and those not pending; the results follow."""
+    """The answer has the ids cancelled now and those not pending; the results follow."""
     async with serving() as served:
         peer = await Peer(served, "s").open()
         await peer.registered(signal(1, "k"), signal(2, "k"))
@@ -224,7 +224,7 @@ async def test_cancels_are_answered_on_the_stream() -> None:
     ],
 )
 async def test_a_stream_that_breaks_the_rules_ends(messages: list[dict[str, object]]) -> None:
-    """INVALID_ARGUMENT, and the daemon goes on."""
+    """The stream ends with INVALID_ARGUMENT, and the daemon continues."""
     async with serving() as served:
         peer = Peer(served, "s")
         for message in messages:
@@ -234,7 +234,7 @@ async def test_a_stream_that_breaks_the_rules_ends(messages: list[dict[str, obje
 
 
 async def test_a_session_ends_some_time_after_its_last_stream() -> None:
-    """Its waits are then cancelled, its results dropped; before that it can be resumed."""
+    """The waits are then cancelled and the results dropped; before that the session can be resumed."""
     clock = ManualClock(1_000)
     settings = HostSettings(session=SessionSettings(heartbeat_interval_ms=40, ttl_ms=5_000))
     async with serving(settings, clock=clock) as served:
@@ -255,7 +255,7 @@ async def test_a_session_ends_some_time_after_its_last_stream() -> None:
 
 
 async def test_both_sides_hear_each_other() -> None:
-    """The daemon sends heartbeats when it has nothing to say, and ends a stream whose peer sends none."""
+    """The daemon sends heartbeats when it has nothing else to send, and ends a stream whose peer sends none."""
     clock = ManualClock(1_000)
     async with serving(HostSettings(session=SessionSettings(heartbeat_interval_ms=40)), clock=clock) as served:
         peer = await Peer(served, "s").open()
@@ -271,7 +271,7 @@ async def test_both_sides_hear_each_other() -> None:
 
 
 async def test_a_half_closed_stream_ends_when_all_is_told() -> None:
-    """A caller that has said everything still gets every result of what it registered, then status OK."""
+    """A caller that has half-closed its stream still gets every result of its registrations, then status OK."""
     async with serving() as served:
         peer = await Peer(served, "s").open()
         await peer.register(produce(1, "orders", 1), signal(2, "k", 40))
@@ -285,7 +285,7 @@ async def test_a_half_closed_stream_ends_when_all_is_told() -> None:
 
 
 async def test_sessions_are_limited() -> None:
-    """RESOURCE_EXHAUSTED for one more, which is counted; those there go on."""
+    """One more session is RESOURCE_EXHAUSTED, and counted; the existing ones continue."""
     metrics = Metrics()
     async with serving(HostSettings(limits=LimitsSettings(sessions_max=2)), listener=metrics) as served:
         connected = [await Peer(served, name).open() for name in ("a", "b", "a")]
@@ -299,7 +299,9 @@ async def test_sessions_are_limited() -> None:
 
 
 async def test_finished_sessions_make_room() -> None:
-    """At the limit, a session that was left with nothing pending and all acknowledged goes; one with anything stays."""
+    """At the limit, a disconnected session without pending operations and unacknowledged results is evicted; others are
+    kept.
+    """
     async with serving(HostSettings(limits=LimitsSettings(sessions_max=3))) as served:
         pending, unacknowledged, finished = [await Peer(served, name).open() for name in ("p", "u", "f")]
         await served.high_watermark("orders", 1)
@@ -322,7 +324,7 @@ async def test_finished_sessions_make_room() -> None:
 
 
 async def test_results_that_are_not_acknowledged_are_limited() -> None:
-    """Past the limit registrations are refused one by one, far past it batch by batch; acknowledging helps."""
+    """Past the limit registrations are refused one by one, far past it batch by batch; acknowledging makes room."""
     settings = HostSettings(limits=LimitsSettings(unacknowledged_results_max=3, operations_per_batch_max=4))
     async with serving(settings) as served:
         await served.high_watermark("orders", 1)
@@ -343,7 +345,7 @@ async def test_results_that_are_not_acknowledged_are_limited() -> None:
 
 LONG_TOPIC = "x" * 200
 MANY = 20_000
-"""With a long topic in each row this is several megabytes of results: more than a connection buffers unread."""
+"""With a long topic in each row, the results are several megabytes: more than an unread connection buffers."""
 
 
 async def test_a_stream_that_is_not_read_can_be_taken_over() -> None:

@@ -1,4 +1,4 @@
-"""Settings: names, precedence, sources, and errors that say which one is wrong. Nothing here starts a daemon."""
+"""Settings: names, precedence, sources, and errors that name the invalid setting. Nothing here starts a daemon."""
 
 import os
 import tomllib
@@ -21,7 +21,7 @@ from purgatory.service.settings import split_address
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test sees settings of whoever runs it."""
+    """Tests do not depend on the environment in which they are run."""
     for name in list(os.environ):
         if name.startswith("PURGATORY_"):
             monkeypatch.delenv(name)
@@ -32,7 +32,7 @@ def read(*arguments: str) -> CommandLine:
 
 
 def test_defaults_are_those_of_the_documentation() -> None:
-    """With nothing set, gRPC is on 127.0.0.1:7440 and HTTP on 127.0.0.1:7441."""
+    """By default, gRPC is on 127.0.0.1:7440 and HTTP on 127.0.0.1:7441."""
     settings = load_settings({})
     assert settings.grpc.address == "127.0.0.1:7440"
     assert settings.http.address == "127.0.0.1:7441"
@@ -40,7 +40,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
 
 
 def test_flag_wins_over_environment_over_file_over_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each setting comes from the strongest source that names it, and the others stay as they are."""
+    """Each setting is taken from the source with the highest precedence that has it, independently of the others."""
     path = tmp_path / "purgatory.toml"
     path.write_text("[engine]\ntick_ms = 2\nwheel_size = 30\n[limits]\npartitions_max = 7\n")
     monkeypatch.setenv("PURGATORY_ENGINE_TICK_MS", "3")
@@ -53,7 +53,7 @@ def test_flag_wins_over_environment_over_file_over_default(tmp_path: Path, monke
 
 
 def test_config_file_may_be_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PURGATORY_CONFIG serves as --config does."""
+    """PURGATORY_CONFIG is equivalent to --config."""
     path = tmp_path / "purgatory.toml"
     path.write_text('[log]\nformat = "json"\n')
     monkeypatch.setenv("PURGATORY_CONFIG", str(path))
@@ -61,18 +61,19 @@ def test_config_file_may_be_named_by_the_environment(tmp_path: Path, monkeypatch
 
 
 def test_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compose files hand on empty variables; they mean the default."""
+    """Compose files pass empty variables, which mean the default."""
     monkeypatch.setenv("PURGATORY_ENGINE_TICK_MS", "")
     assert load_settings({}).engine.tick_ms == 1
 
 
 def test_every_setting_can_be_given_as_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The names in --help are those that are read: setting each variable to its default is accepted and seen."""
+    """Setting each variable in --help to its default is accepted and recognized."""
     defaults = load_settings({})
     for part in setting_groups():
         for field, value in getattr(defaults, part):
             monkeypatch.setenv(environment_name(f"{part}.{field}"), str(value))
-    monkeypatch.setenv("PURGATORY_TLS_CLIENT_AUTH", "required")  # the default does not go with files, which are now set
+    # The default conflicts with the certificate files, which are now set.
+    monkeypatch.setenv("PURGATORY_TLS_CLIENT_AUTH", "required")
     monkeypatch.setenv("PURGATORY_INSECURE", "false")
     monkeypatch.setenv("PURGATORY_WEBHOOKS_ALLOWED_HOSTS", "example.org")  # the default is empty, as if it were not set
     monkeypatch.setenv("PURGATORY_HTTP_ALLOWED_HOSTS", "example.org")  # the same
@@ -87,7 +88,7 @@ def test_every_setting_can_be_given_as_a_variable(monkeypatch: pytest.MonkeyPatc
 
 
 def test_print_config_is_a_file_that_loads_to_the_same(tmp_path: Path) -> None:
-    """What --print-config shows can be saved and used as --config."""
+    """The output of --print-config can be saved and used as --config."""
     first = read("--engine-tick-ms", "5", "--no-grpc-reflection", "--log-level", "debug")
     lines = config_lines(first)
     assert "tick_ms = 5  # flag --engine-tick-ms" in lines
@@ -123,7 +124,7 @@ def test_print_config_is_a_file_that_loads_to_the_same(tmp_path: Path) -> None:
     ],
 )
 def test_bad_flag_is_named_with_its_value(arguments: list[str], fragments: list[str]) -> None:
-    """One line says which setting, what is wrong, the value, and where it came from."""
+    """One line has the setting, the fault, the value and its source."""
     with pytest.raises(SettingsError) as caught:
         read(*arguments)
     message = str(caught.value)
@@ -150,7 +151,7 @@ def test_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_bad_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    """A misspelt key is an error, not a default; so is a file that is no TOML."""
+    """A misspelt key is an error and does not mean the default; a file that is not TOML is an error too."""
     path = tmp_path / "purgatory.toml"
     path.write_text(text)
     with pytest.raises(SettingsError, match=message):
@@ -158,7 +159,7 @@ def test_bad_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_misspelt_variables_are_found_but_foreign_ones_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables that Kubernetes makes for a service named purgatory do not look like settings."""
+    """Variables that Kubernetes creates for a service named purgatory are not reported as misspelt settings."""
     monkeypatch.setenv("PURGATORY_ENGINE_TIK_MS", "1")
     monkeypatch.setenv("PURGATORY_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("PURGATORY_PORT", "tcp://10.0.0.1:7440")
@@ -167,7 +168,7 @@ def test_misspelt_variables_are_found_but_foreign_ones_left_alone(monkeypatch: p
 
 
 def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    """--help has each flag and each environment name."""
+    """--help has each flag and each environment variable."""
     with pytest.raises(SystemExit) as caught:
         read("--help")
     assert caught.value.code == 0
@@ -192,7 +193,7 @@ def test_names_are_unique_in_each_spelling() -> None:
     ],
 )
 def test_addresses_are_split(address: str, expected: tuple[str, int]) -> None:
-    """Host and port, with the brackets of IPv6 taken off."""
+    """The result is host and port, without the brackets of IPv6."""
     assert split_address(address) == expected
 
 
@@ -200,6 +201,6 @@ def test_addresses_are_split(address: str, expected: tuple[str, int]) -> None:
     "address", ["", ":", "7440", ":7440", "localhost:", "localhost:x", "::1:7440", "a:65536", "a:²"]
 )
 def test_bad_addresses_are_refused(address: str) -> None:
-    """Anything that is not host:port."""
+    """Anything that is not host:port is refused."""
     with pytest.raises(ValueError, match="should"):
         split_address(address)

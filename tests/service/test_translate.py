@@ -1,4 +1,4 @@
-"""Between wire and engine: every field arrives where it belongs, with its default, in both shapes."""
+"""Translation between wire and engine: every field is transferred, with its default, in both shapes."""
 
 import pytest
 
@@ -18,7 +18,7 @@ TOPIC_PARTITION = operation_pb2.TopicPartition(topic="orders", partition=3)
 
 
 def test_enums_of_the_wire_equal_the_engines_codes() -> None:
-    """Kinds, outcomes, event types and isolation levels travel as they are."""
+    """Kinds, outcomes, event types and isolation levels have the same numbers on the wire as in the engine."""
     for kind, name in codes.KIND_NAMES.items():
         assert operation_pb2.OperationKind.Value(f"OPERATION_KIND_{name.upper()}") == kind
     for outcome, name in codes.OUTCOME_NAMES.items():
@@ -31,7 +31,7 @@ def test_enums_of_the_wire_equal_the_engines_codes() -> None:
 
 
 def test_rows_are_split_into_runs_of_one_kind() -> None:
-    """Order is kept, and each run knows where its operations stood."""
+    """The order is kept, and each run has the original positions of its operations."""
     rows = [produce(1, "a", 5), produce(2, "b", 6, 100), signal(3, "k"), produce(4, "a", 7)]
     [(runs, refused, _)] = parts_from_rows(rows, 30_000)
     assert refused == []
@@ -51,7 +51,7 @@ def test_rows_are_split_into_runs_of_one_kind() -> None:
 
 
 def test_a_fetch_row_has_every_default() -> None:
-    """What a row leaves out is said explicitly to the engine."""
+    """Fields that a row omits are passed to the engine explicitly."""
     fetch = operation_pb2.Fetch(partitions=[operation_pb2.FetchPartition(topic_partition=TOPIC_PARTITION)])
     [([run], _, _)] = parts_from_rows([operation_pb2.Operation(operation_id=1, fetch=fetch)], 30_000)
     batch = run.batch
@@ -63,7 +63,7 @@ def test_a_fetch_row_has_every_default() -> None:
 
 
 def test_rows_without_condition_or_with_falling_ids_are_refused() -> None:
-    """The others of the batch are served."""
+    """The other rows of the batch are accepted."""
     rows = [produce(5, "a", 1), operation_pb2.Operation(operation_id=6), signal(4, "k"), produce(7, "a", 1)]
     [(runs, refused, _)] = parts_from_rows(rows, 30_000)
     assert [run.batch.operation_ids for run in runs] == [[5, 7]]
@@ -75,7 +75,7 @@ def test_rows_without_condition_or_with_falling_ids_are_refused() -> None:
 
 
 def test_operation_columns_are_copied() -> None:
-    """Each column arrives under its name, nothing is filled in."""
+    """Each column is copied under its name, and nothing is filled in."""
     columns = operation_pb2.OperationColumns(
         kind=operation_pb2.OPERATION_KIND_FETCH,
         partitions=[TOPIC_PARTITION],
@@ -108,14 +108,14 @@ def test_operation_columns_are_copied() -> None:
 
 @pytest.mark.parametrize("kind", [0, 5, 99])
 def test_columns_of_an_unknown_kind_cannot_be_read(kind: int) -> None:
-    """The message names the value."""
+    """The message contains the value."""
     with pytest.raises(BatchRejected, match=str(kind)) as raised:
         parts_from_columns(operation_pb2.OperationColumns(kind=kind, operation_id=[1]), 1_000)
     assert raised.value.refusal.field == "columns.kind"
 
 
 def test_event_rows_become_full_columns() -> None:
-    """Every type of event arrives with its values, -1 where one is absent."""
+    """Every type of event keeps its values, with -1 for absent ones."""
     rows = [
         event_pb2.Event(
             topic_partition=TOPIC_PARTITION, leader_append=event_pb2.LeaderAppend(log_end_offset=5, byte_position=50)
@@ -150,7 +150,7 @@ def test_event_rows_become_full_columns() -> None:
 
 
 def test_event_rows_carry_sets_of_replicas() -> None:
-    """In-sync replicas and leadership, absent values as -1."""
+    """Rows have in-sync replicas and leadership, with -1 for absent values."""
     rows = [
         event_pb2.Event(
             topic_partition=TOPIC_PARTITION,
@@ -175,7 +175,7 @@ def test_event_rows_carry_sets_of_replicas() -> None:
 
 
 def test_events_that_need_rows_are_refused_as_columns() -> None:
-    """They are neutralised in place, so that the others keep their index, and the answer says why."""
+    """They are made invalid in place, so that the others keep their index, and the answer has the reason."""
     columns = event_pb2.EventColumns(
         partitions=[TOPIC_PARTITION],
         type=[event_pb2.EVENT_TYPE_HIGH_WATERMARK, event_pb2.EVENT_TYPE_LEADERSHIP],
@@ -225,7 +225,7 @@ def columns_of(slices: list[ResultSlice]) -> result_pb2.ResultColumns:
 
 
 def test_results_as_rows_say_everything() -> None:
-    """Runs of one kind, absent values absent, fetched parts with their own operation."""
+    """Runs of one kind, absent values absent, and fetched parts with their own operation."""
     slices = slices_of(mixed_completions())
     assert [(part.kind, len(part)) for part in slices] == [
         (codes.PRODUCE, 1), (codes.FETCH, 1), (codes.SIGNAL, 1), (codes.FETCH, 1),
@@ -244,7 +244,7 @@ def test_results_as_rows_say_everything() -> None:
 
 
 def test_results_as_columns_say_the_same() -> None:
-    """Several slices of one kind share one dictionary; a column that says the same of all is short."""
+    """Several slices of one kind share one dictionary; a column with equal values is short."""
     slices = slices_of(mixed_completions())
     fetches = columns_of([slices[1], slices[3]])
     assert list(fetches.operation_id) == [2, 4]
@@ -267,7 +267,7 @@ def test_results_as_columns_say_the_same() -> None:
 
 
 def test_refused_results_keep_their_reason_in_both_shapes() -> None:
-    """Outcome REFUSED with the refusal, in order."""
+    """The outcome is REFUSED with the refusal, in order."""
     refused = [
         RefusedOperation(Refusal(3, codes.INVALID_ARGUMENT, "timeout_ms", "-1 is not in 0..10"), 7, codes.PRODUCE),
         RefusedOperation(Refusal(4, codes.RESOURCE_EXHAUSTED, "operation_id", "full"), 8, codes.PRODUCE),
@@ -286,7 +286,7 @@ def test_refused_results_keep_their_reason_in_both_shapes() -> None:
 
 
 def test_a_batch_refused_from_end_to_end_has_a_small_receipt() -> None:
-    """The first refusals say everything, further ones only which and what code."""
+    """The first refusals are complete; further ones have only the index and the code."""
     refusals = [Refusal(index, codes.INVALID_ARGUMENT, "offset", "x" * 200) for index in range(50_000)]
     answers = event_refusals(refusals)
     assert answers[MESSAGES_MAX - 1].message

@@ -29,7 +29,7 @@ class Summary:
         self.began = time.monotonic()
 
     def add(self, life: SeedResult) -> None:
-        """Adds one seed's result. The trace of a single seed is its own."""
+        """Add one seed's result. A single seed's trace is used unchanged."""
         self.trace = life.trace if self.seeds == 0 else (self.trace * 31 + life.trace) & 0xFFFFFFFF
         self.seeds += 1
         self.steps += life.steps
@@ -42,7 +42,7 @@ class Summary:
 
 
 def live_all(lived: Iterable[SeedResult], first: int, progress_every: int) -> Summary:
-    """Adds results as they come. Prints the first failure and exits with 1."""
+    """Add results as they arrive. Prints the first failure and exits with 1."""
     summary = Summary()
     for life in lived:
         if life.report:
@@ -55,7 +55,7 @@ def live_all(lived: Iterable[SeedResult], first: int, progress_every: int) -> Su
 
 
 def stop(number: int, frame: FrameType | None) -> None:
-    """Exits normally, so that the other processes end too."""
+    """Exit normally, so that the other processes end too."""
     sys.exit(f"stopped by {signal.Signals(number).name}")
 
 
@@ -77,10 +77,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the simulator. The last line is one hex word: a hash over all that ended, in order."""
+    """Run the simulator. The last line is one hex word: a hash over all ended operations, in order."""
     given = parse(arguments)
     gc.freeze()
-    gc.set_threshold(100_000)  # a life leaves little in cycles: the engine itself, once
+    gc.set_threshold(100_000)  # a run leaves little in cycles: only the engine itself, once
     first = secrets.randbelow(1_000_000) if given.seed is None else given.seed
     print(f"seed {first}", flush=True)
     seeds = range(first, first + given.seeds)

@@ -1,7 +1,7 @@
-"""Compiles the simulator: engine, oracle and all between them, copied to .build/simulator and built there by mypyc.
+"""Compiles the simulator: engine, oracle and their connection, copied to .build/simulator and built there by mypyc.
 
-`python -m tests.simulator.build`, then `python -m tests.simulator` in that folder: same steps, same traces, many times
-as many of them. Where there is no C compiler the copy stays uncompiled, which is only slower. `make sim` does both.
+`python -m tests.simulator.build`, then `python -m tests.simulator` in that folder: same steps and same traces, many
+times as fast. Without a C compiler the copy stays uncompiled, which is only slower. `make sim` does both.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ def compiled_sources() -> list[Path]:
 
 
 def digest() -> str:
-    """A hash of all compiled sources as they are now."""
+    """A hash of the current state of all compiled sources."""
     whole = hashlib.sha256()
     for path in compiled_sources():
         text = (ROOT / path).read_bytes()
@@ -53,14 +53,14 @@ def is_current() -> bool:
 
 
 def copy_sources(target: Path) -> None:
-    """A copy, without anything compiled; what runs in it does not look at the tree."""
+    """Copy the sources without compiled modules; code that runs in the copy does not use the tree."""
     for path in sources():
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / path, target / path)
 
 
 def compile_copy() -> None:
-    """Compile the copy in place, all of it in one group: calls between its modules are plain C calls."""
+    """Compile the copy in place, as one group: calls between its modules are plain C calls."""
     from mypyc.build import mypycify
 
     os.chdir(BUILT)

@@ -1,7 +1,7 @@
 """Draws the steps of a run.
 
-It keeps a rough picture of each partition, so that most of what it draws is nearly sensible. It never looks at engine
-or oracle: a run's steps depend on its seed alone.
+It keeps a rough sketch of each partition, so that most of its steps are nearly valid. It never reads the state of
+engine or oracle: the steps of a run depend only on its seed.
 """
 
 import random
@@ -12,7 +12,7 @@ from tests.simulator.swarm import EVENT_TYPES, STEP_NAMES, Swarm
 
 
 class Sketch:
-    """What the generator thinks of a partition."""
+    """The generator's approximation of a partition."""
 
     def __init__(self, name: plain.Name, says_positions: bool) -> None:
         self.name = name
@@ -48,7 +48,7 @@ class Generator:
     # Steps.
 
     def register(self) -> steps.Step:
-        """New operations, or old ids sent again."""
+        """New operations, or repeated ids."""
         owner = self.below(self.swarm.owners)
         kind = self.swarm.kinds[self.below(len(self.swarm.kinds))]
         count = 1 + self.below(self.swarm.batch_max)
@@ -99,7 +99,7 @@ class Generator:
         return self.sketches[self.below(len(self.sketches))]
 
     def different(self, count: int, limit: int) -> list[int]:
-        """So many different whole numbers from 0, below a limit; all of them if that is not enough."""
+        """`count` different integers in `0..limit - 1`, or all of them if there are fewer."""
         numbers = list(range(limit))
         for i in range(min(count, limit)):
             other = i + self.below(limit - i)
@@ -111,7 +111,7 @@ class Generator:
         return max(0, mark + (low + self.below(high - low + 1)) * self.swarm.stride)
 
     def is_nonsense(self) -> bool:
-        """Now and then a caller asks for what cannot be."""
+        """Whether to draw an invalid request, now and then."""
         return self.rng.random() < self.swarm.nonsense
 
     def operation(self, owner: int, kind: int) -> plain.Operation:
@@ -171,7 +171,7 @@ class Generator:
         any_key: bool = False,
         from_now: bool = False,
     ) -> plain.Operation:
-        """An operation. Arguments not given do not concern its kind."""
+        """An operation. Omitted arguments do not apply to its kind."""
         of_fetch = (min_bytes, replica_id, isolation, follower_reads)
         is_stale = self.swarm.stale > 0 and self.rng.random() < self.swarm.stale
         stale_timeout_ms = self.below(self.swarm.timeout_max_ms) if is_stale else -1
@@ -187,14 +187,14 @@ class Generator:
 
     @staticmethod
     def item(name: plain.Name, offset: int, epoch: int, local_error: int) -> plain.Item:
-        """One partition or key of anything but a fetch."""
+        """One partition or key of any kind except a fetch."""
         return plain.made(plain.Item, (name, offset, epoch, local_error, 1_048_576, -1, False))
 
     def near_epoch(self, sketch: Sketch) -> int:
         return max(0, sketch.epoch + (self.below(3) - 1 if self.rng.random() < 0.2 else 0))
 
     def epoch_of(self, sketch: Sketch) -> int:
-        """An epoch as a caller would give it; often none."""
+        """An epoch as a caller might send it; often none."""
         return self.near_epoch(sketch) if self.rng.random() < self.swarm.epochs else -1
 
     # Events.
@@ -238,13 +238,13 @@ class Generator:
         log_start: int = -1,
         flag: int = 0,
     ) -> plain.Event:
-        """An event that has no lists."""
+        """An event without lists."""
         marks = (offset, epoch, replica_id, position, segment, log_start, flag)
         return plain.made(plain.Event, (event_type, name, *marks, (), (), (), -1, -1))
 
     @staticmethod
     def cut(sketch: Sketch, offset: int) -> None:
-        """After a truncation the picture starts a new segment there, whatever was before."""
+        """After a truncation, the sketch starts a new segment there, whatever was before."""
         sketch.log_end = offset
         sketch.segment = offset
         sketch.position = 0
@@ -267,7 +267,7 @@ class Generator:
         return self.made_event(plain.LEADER_APPEND, sketch.name, sketch.log_end, epoch, -1, position, segment)
 
     def set_event(self, event_type: int, sketch: Sketch, epoch: int) -> plain.Event:
-        """Who is in sync, or who leads."""
+        """An event about the in-sync set or the leader."""
         ids = range(1, self.swarm.replica_ids + 1)
         if event_type == plain.IN_SYNC_REPLICAS:
             return plain.Event(

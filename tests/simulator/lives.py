@@ -1,4 +1,4 @@
-"""One seed's whole life, and what is said of it when it fails. Each gives a `SeedResult`, which can cross processes."""
+"""Runs one seed, and reports its failure. Each run gives a `SeedResult`, which can be sent between processes."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ PRINTED_STEPS_MAX = 15
 
 
 class SeedResult(NamedTuple):
-    """What came of one seed. `trace` is a hash over all that ended; `report` is empty unless it failed."""
+    """The result of one seed. `trace` is a hash over all ended operations; `report` is empty unless it failed."""
 
     seed: int
     steps: int
@@ -24,7 +24,7 @@ class SeedResult(NamedTuple):
 
 
 def steps_of(generator: Generator, steps_max: int) -> Iterator[steps.Step]:
-    """A generator's steps, as batches, until that many have been drawn."""
+    """A generator's steps, as batches, until `steps_max` have been drawn."""
     left = steps_max
     while left > 0:
         step = generator.next_step()
@@ -33,7 +33,7 @@ def steps_of(generator: Generator, steps_max: int) -> Iterator[steps.Step]:
 
 
 def live(seed: int, steps_max: int, shrink_seconds: float) -> SeedResult:
-    """One seed, engine against oracle. A difference is cut down to few steps, which the report shows."""
+    """Run one seed, engine against oracle. A difference is shrunk to few steps, which the report shows."""
     generator = Generator(seed)
     simulation = Simulation(generator.swarm)
     report = ""
@@ -52,13 +52,13 @@ def live_without_oracle(seed: int, steps_max: int) -> SeedResult:
 
 
 def shortest(seed: int, steps_max: int, failure: Failure, seconds: float) -> str:
-    """Shrinks a failed run and describes what is left."""
+    """Shrink a failed run and describe the rest."""
     generator = Generator(seed)
     swarm = generator.swarm
     taken = list(steps_of(generator, steps_max))[: failure.step_index + 1]
 
     def fails(some: Sequence[steps.Step]) -> bool:
-        """Whether these steps fail too, with the same type of error."""
+        """Whether these steps also fail, with the same type of error."""
         try:
             Simulation(swarm).run(some)
         except Failure as other:

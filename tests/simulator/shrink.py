@@ -1,4 +1,4 @@
-"""Shrinks a failing run: leaves out chunks of steps, ever smaller ones, while the rest still fails."""
+"""Shrinks a failing run: removes chunks of steps, of decreasing size, while the rest still fails."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ Steps = Sequence[steps.Step]
 
 
 def shrink(sequence: Steps, fails: Callable[[Steps], bool], seconds: float) -> list[steps.Step]:
-    """The shortest failing sequence found in the time given."""
+    """The shortest failing sequence found within `seconds`."""
     kept = list(sequence)
     deadline = time.monotonic() + seconds
     size = max(1, len(kept) // 2)
@@ -26,7 +26,7 @@ def shrink(sequence: Steps, fails: Callable[[Steps], bool], seconds: float) -> l
 def drop_chunks(
     sequence: list[steps.Step], size: int, fails: Callable[[Steps], bool], deadline: float
 ) -> list[steps.Step]:
-    """Leaves out each chunk of one size that the failure does not need, from the end."""
+    """Remove each chunk of one size that the failure does not need, from the end."""
     kept = sequence
     start = len(kept) - size
     while start > -size and time.monotonic() < deadline:
@@ -39,7 +39,7 @@ def drop_chunks(
 
 
 def drop_parts(sequence: list[steps.Step], fails: Callable[[Steps], bool], deadline: float) -> list[steps.Step]:
-    """Leaves out single operations and events that the failure does not need."""
+    """Remove single operations and events that the failure does not need."""
     kept = list(sequence)
     i = 0
     while i < len(kept) and time.monotonic() < deadline:
@@ -54,7 +54,7 @@ def drop_parts(sequence: list[steps.Step], fails: Callable[[Steps], bool], deadl
 
 
 def smaller_steps(step: steps.Step) -> list[steps.Step]:
-    """A batch without one of its members, and an operation without one of its items."""
+    """The step without one of its members, or with an operation without one of its items."""
     found: list[steps.Step] = []
     if isinstance(step, steps.Apply) and len(step.events) > 1:
         found += [step._replace(events=step.events[:i] + step.events[i + 1 :]) for i in range(len(step.events))]

@@ -1,4 +1,4 @@
-"""Runs steps: on engine and oracle side by side, or on the engine alone for speed. Both give a trace hash."""
+"""Runs steps on engine and oracle side by side, or on the engine alone for speed. Both give a trace hash."""
 
 from collections.abc import Iterable
 
@@ -9,13 +9,14 @@ from tests.simulator import steps
 from tests.simulator.swarm import Swarm
 
 RECOUNT_EVERY = 64
-"""Batches between two comparisons of all that can be seen; more where more are pending. After the others
-what they touched is compared."""
+"""Batches between two comparisons of all visible state; more if more is pending. After the other batches, only the
+state that they touched is compared.
+"""
 TRACE_MASK = 0xFFFFFFFF
 
 
 class Failure(Exception):
-    """A step after which engine and oracle differ, or at which one of them broke."""
+    """A step after which engine and oracle differ, or in which one of them raised."""
 
     def __init__(self, step_index: int, cause: BaseException) -> None:
         super().__init__(f"step {step_index}: {type(cause).__name__}: {cause}")
@@ -40,7 +41,7 @@ class Simulation:
         self.trace = 0
 
     def run(self, sequence: Iterable[steps.Step]) -> None:
-        """Takes the steps one after the other, then lets everything end."""
+        """Take the steps in order, then let all operations end."""
         for step in sequence:
             try:
                 self.take(step)
@@ -58,7 +59,7 @@ class Simulation:
             raise Failure(self.steps_done, error) from error
 
     def take(self, step: steps.Step) -> None:
-        """Takes one step and adds what it ended to the trace."""
+        """Take one step and add the operations that it ended to the trace."""
         pair = self.pair
         pair.last_ended = []
         match step:
@@ -96,7 +97,7 @@ class Simulation:
 
 
 class EngineRun:
-    """The engine alone under one run's steps, to measure its own time and the generator's."""
+    """The engine alone with the steps of one run, to measure its own time and the generator's."""
 
     def __init__(self, swarm: Swarm) -> None:
         self.now_ms = swarm.start_ms
@@ -114,7 +115,7 @@ class EngineRun:
         self.trace = 0
 
     def run(self, sequence: Iterable[steps.Step]) -> None:
-        """Takes the steps, then lets time pass until the engine is empty."""
+        """Take the steps, then advance the time until the engine is empty."""
         for step in sequence:
             self.take(step)
             self.steps_done += 1
@@ -154,7 +155,7 @@ class EngineRun:
                 self.note(engine.engine.shut_down(self.now_ms, limit))
 
     def note(self, number: int) -> None:
-        """The trace is a hash over what each step brought, and over who ended."""
+        """The trace is a hash over the results of each step and the ended operations."""
         for completions in self.engine.engine.take_completions():
             self.ended += len(completions)
             number = hash((number, tuple(completions.operation_ids), tuple(completions.outcomes)))

@@ -1,7 +1,7 @@
-"""What a simulation is made of: steps as plain data, so that a failing run can be shrunk and reported.
+"""The steps of a simulation as plain data, so that a failing run can be shrunk and reported.
 
-Counted is what is drawn, applied and compared one by one: a registration, an event, an id to cancel, a move of the
-clock, or one of the rare calls. A batch counts for each of its members (`weight`).
+Steps are counted by the things that are drawn, applied and compared one by one: a registration, an event, an id to
+cancel, a move of the clock, or one of the rare calls. A batch counts once for each of its members (`weight`).
 """
 
 from typing import NamedTuple
@@ -15,21 +15,21 @@ class Register(NamedTuple):
 
 
 class Apply(NamedTuple):
-    """A batch of events; `limit` is where a slice ends."""
+    """A batch of events; `limit` bounds each slice."""
 
     events: tuple[plain.Event, ...]
     limit: int = 100_000
 
 
 class Advance(NamedTuple):
-    """Time passes by `ms`; the reaper is woken once and may end `limit` operations."""
+    """Time advances by `ms`; the reaper runs once and may end `limit` operations."""
 
     ms: int
     limit: int = 100_000
 
 
 class Sleep(NamedTuple):
-    """Time passes, and the reaper is stalled: it is not called."""
+    """Time advances while the reaper is stalled: it is not called."""
 
     ms: int
 
@@ -48,13 +48,13 @@ class CancelName(NamedTuple):
 
 
 class FailStale(NamedTuple):
-    """Some marks have been stale for some time: each with its milliseconds."""
+    """Some marks have been stale for a time, in milliseconds."""
 
     stale: tuple[tuple[plain.Name, int], ...]
 
 
 class ReplaceOwner(NamedTuple):
-    """An owner vanishes, and another comes in its place."""
+    """An owner is removed, and replaced by a new one."""
 
     owner: int
 
@@ -67,7 +67,7 @@ Step = Register | Apply | Advance | Sleep | Cancel | CancelAll | CancelName | Fa
 
 
 def weight(step: Step) -> int:
-    """How many steps a batch counts for: its registrations, events or ids. All else is one."""
+    """The number of steps that a batch counts for: its registrations, events or ids. All other steps count once."""
     if isinstance(step, Register):
         return len(step.operations)
     if isinstance(step, Apply):

@@ -1,4 +1,4 @@
-"""The mix and the sizes of one simulation, all drawn from its seed, so that each seed tests something else."""
+"""The mix and the sizes of one simulation, all drawn from its seed, so that each seed tests something different."""
 
 import random
 
@@ -21,7 +21,7 @@ STEP_NAMES = (
 
 
 class Swarm:
-    """Options of a run. Weights are how often each thing is drawn, relative to the others of its table."""
+    """Options of a run. Weights are the frequencies of steps, relative to the others of their table."""
 
     def __init__(self, rng: random.Random) -> None:
         self.tick_ms = rng.choice((1, 1, 1, 1, 2, 7, 20))
@@ -39,7 +39,7 @@ class Swarm:
         self.bytes_per_offset = rng.choice((1, 10, 100))
         self.positions = rng.choice((0.0, 0.5, 1.0))
         self.timeout_max_ms = rng.choice((3, 20, 100, 1_000, 50_000))
-        self.timeout_min_ms = 0 if self.timeout_max_ms == 3 else 1  # 0: not to wait at all
+        self.timeout_min_ms = 0 if self.timeout_max_ms == 3 else 1  # 0: do not wait at all
         self.leap_max_ms = rng.choice((2, 10, 50, 2_000))
         self.reaper_limit = rng.choice((100_000, 100_000, 1, 5))
         self.slice_limit = rng.choice((100_000, 100_000, 1, 3))
@@ -65,7 +65,7 @@ class Swarm:
         ]
 
     def settings(self) -> str:
-        """The settings to replay by hand."""
+        """The settings, to replay a run by hand."""
         names = ("tick_ms", "wheel_size", "start_ms", "lag_max_ms", "strict", "owners")
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 

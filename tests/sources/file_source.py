@@ -1,8 +1,8 @@
-"""A source of positions that stand in a file: as small as a source can be, and a program of its own.
+"""A minimal source that reads positions from a file, with a program that runs it.
 
     python -m tests.sources.file_source POSITIONS STATE_DIR ADDRESS...
 
-The file is JSON, written as a whole: {"t/orders": [offset, identity], ...}. Its absence stales the source.
+The file is JSON and replaced as a whole: {"t/orders": [offset, identity], ...}. Without the file the source is stale.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ class FileSource(Source):
 
 
 class FileSourceProcess:
-    """The program, running."""
+    """A running source program."""
 
     def __init__(self, positions: Path, state_dir: Path, addresses: Sequence[str]) -> None:
         state_dir.mkdir(exist_ok=True)

@@ -1,6 +1,6 @@
-"""A world for mark replicators: marks that move and break, sources that read late, daemons that forget. Small and slow.
+"""A model world for mark replicators: marks that move and break, sources that read late, daemons that lose state.
 
-Every offset is used once for each mark, so that a value told says which lineage it was seen in.
+Every offset is used once per mark, so that a published value identifies the lineage in which it was seen.
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ LAG_MAX_S = SETTLE_S / 2
 
 @dataclass(frozen=True)
 class Fact:
-    """A mark stood there from `time` on."""
+    """The mark has this value from `time` on."""
 
     time: float
     lineage: int
@@ -28,7 +28,7 @@ class Fact:
 
 @dataclass
 class ToldDaemon:
-    """What a daemon does with a source's events, and every value that each epoch has had."""
+    """A model daemon: applies a source's events and stores every value of each epoch."""
 
     marks: dict[MarkName, DaemonMark] = field(default_factory=dict)
     told: dict[tuple[int, MarkName, int], set[int]] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class ToldDaemon:
     life: int = 0
 
     def apply(self, event: Event) -> int:
-        """The error code: 0 or 74."""
+        """Apply an event. Returns the error code: 0 or 74."""
         assert event.name is not None
         name, mark = event.name, self.marks.get(event.name)
         if event.type == wire.EVENT_TYPE_PARTITION_REMOVED:
@@ -95,7 +95,7 @@ class ModelSource:
             self.read_to[name] = place + 1
 
     def read_again(self, name: MarkName, place: int) -> None:
-        """An older reading comes late. Only where identities or offsets tell that it is older."""
+        """Deliver an older reading, but only if identities or offsets show that it is older."""
         facts = self.handed_over[name]
         if facts:
             old = facts[place % len(facts)]
@@ -103,7 +103,7 @@ class ModelSource:
                 self.replicator.observe([self.world.seen(name, old, None)])
 
     def exchange(self, index: int, *, is_lost: bool = False, is_cut: bool = False) -> bool:
-        """One batch and its receipt, after looking where the replicator wants to. False: there was nothing to do."""
+        """Exchange one batch and its receipt, after the requested read-backs. False: nothing was due."""
         link, daemon, now = self.links[index], self.world.daemons[index], self.world.now
         wanted = list(link.to_look_at)
         for name in wanted:
@@ -121,7 +121,7 @@ class ModelSource:
 
 
 class LineageWorld:
-    """All of it. Names with an even number have identities; for the others offsets decide."""
+    """The whole world. Names with an even number have identities; for the others, offsets decide."""
 
     def __init__(self, names: int, daemons: int, sources: int) -> None:
         self.now = 1_000.0
@@ -130,7 +130,7 @@ class LineageWorld:
         self.sources = [ModelSource(self) for _ in range(sources)]
         self.used: dict[MarkName, set[int]] = {name: set() for name in self.facts}
         self.undecidable: set[MarkName] = set()
-        """A break that no source can have seen: all looked away while the mark fell and passed where it was."""
+        """Marks with a break that no source can detect: unread in between, the mark fell and passed its old value."""
 
     @staticmethod
     def has_identities(name: MarkName) -> bool:
@@ -194,7 +194,7 @@ class LineageWorld:
                 source.replicator.check()
 
     def settle(self) -> None:
-        """Everybody reads everything, and tells it."""
+        """Let every source read and publish everything."""
         for source in self.sources:
             for name in self.facts:
                 source.read(name, 1_000_000)
@@ -206,7 +206,7 @@ class LineageWorld:
                         pass
 
     def lineages_told(self) -> dict[tuple[int, int, MarkName, int], set[int]]:
-        """For each daemon, life of it, mark and epoch: the lineages whose values it was told."""
+        """The lineages whose values each daemon received, by daemon, its restarts, mark and epoch."""
         of_value = {(name, fact.offset): fact.lineage for name, facts in self.facts.items() for fact in facts}
         return {
             (index, *key): {of_value[key[1], value] for value in values}

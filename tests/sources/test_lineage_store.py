@@ -1,4 +1,4 @@
-"""Lineages on disk: what was kept is there for the next run, and nothing else may use the file."""
+"""The lineage store keeps lineages for the next run and excludes other processes."""
 
 import sqlite3
 from pathlib import Path
@@ -11,7 +11,7 @@ from purgatory_sources.publisher.observation import Observation
 
 
 def test_a_kept_lineage_is_the_floor_of_the_next_run(tmp_path: Path) -> None:
-    """Epoch, identities and offset come back; what was seen by the last run, this one has not seen."""
+    """Epoch, identities and offset are restored; the offset is a floor that this run has not seen yet."""
     lineage = MarkLineage(2, "a")
     lineage.take(Observation("t/x", 1, 50, "a"))
     lineage.take(Observation("t/x", 1, 40, "b"))
@@ -29,7 +29,7 @@ def test_a_kept_lineage_is_the_floor_of_the_next_run(tmp_path: Path) -> None:
 
 
 def test_the_file_is_for_one_source(tmp_path: Path) -> None:
-    """A second source in the same folder is refused with what to do; after the first has ended it may."""
+    """A second source in the same folder is refused with a remedy, until the first one has ended."""
     store = LineageStore(tmp_path)
     with pytest.raises(SourceRefused, match="give each a folder of its own"):
         LineageStore(tmp_path)
@@ -38,7 +38,7 @@ def test_the_file_is_for_one_source(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_used_are_refused_and_left_alone(tmp_path: Path) -> None:
-    """A damaged file and one of a newer version are errors that name the file."""
+    """A damaged file and one of a newer version cause errors that name the file."""
     path = tmp_path / FILE_NAME
     path.write_bytes(b"not a database, but long enough to look like none" * 100)
     with pytest.raises(SourceRefused, match=FILE_NAME):

@@ -1,4 +1,4 @@
-"""Lineages: what a daemon is told, over random histories in a model world, and case by case."""
+"""Mark replication: over random histories in a model world, and in single cases."""
 
 import pytest
 from hypothesis import given, settings
@@ -56,8 +56,8 @@ def run(world: LineageWorld, steps: list[tuple[str, int, int]]) -> None:
 def test_no_mark_beyond_its_lineage_and_the_last_value_arrives(
     daemons: int, sources: int, steps: list[tuple[str, int, int]]
 ) -> None:
-    """Whatever moves, breaks, is read late, lost or restarted: an epoch never has values of two lineages, one source
-    lowers no mark without a break, and in the end every daemon has the truth, all in the same epoch.
+    """With moves, breaks, late readings, lost batches and restarts, an epoch never has values of two lineages, a single
+    source lowers no mark without a break, and every daemon ends with the current values in the same epoch.
     """
     world = LineageWorld(NAMES, daemons, sources)
     run(world, steps)
@@ -76,8 +76,8 @@ def test_no_mark_beyond_its_lineage_and_the_last_value_arrives(
 
 
 def test_settling_takes_no_longer_than_it_must() -> None:
-    """A restarted source tells a value that is no lower than the daemon's at once, and one that is lower after a while,
-    as a break.
+    """A restarted source publishes a value that is not below the daemon's at once. It publishes a lower one after the
+    settling time, as a break.
     """
     world = LineageWorld(1, 1, 1)
     name = ("t/x", 0)
@@ -102,8 +102,8 @@ def test_settling_takes_no_longer_than_it_must() -> None:
 
 
 def test_a_late_source_does_not_answer_by_the_lineage_that_another_has_ended() -> None:
-    """Two sources; one tells of a break that the other has not read yet. What the late one still reads of the old
-    lineage is refused, and not told under the new epoch either; its newest value is told once it must be new.
+    """One of two sources publishes a break that the other has not read yet. The late source's readings of the old
+    lineage are refused and not published under the new epoch. Its newest value is published once it must be newer.
     """
     world = LineageWorld(2, 1, 2)
     early, late = world.sources
@@ -134,14 +134,14 @@ def test_a_late_source_does_not_answer_by_the_lineage_that_another_has_ended() -
 
 
 def test_nothing_unsettled_is_told_while_the_source_is_stale() -> None:
-    """Time does not make what a stale source has seen any newer: it is told once it sees again, and so much later."""
+    """While a source is stale, time does not settle its readings; the settling time starts once it sees again."""
     world = LineageWorld(1, 1, 1)
     name = ("t/x", 0)
     source, daemon = world.sources[0], world.daemons[0]
     world.move(name, 50, is_break=False)
     source.read(name, 1)
     source.exchange(0)
-    daemon.marks[name] = daemon.marks[name]._replace(epoch=3, offset=40)  # by somebody else
+    daemon.marks[name] = daemon.marks[name]._replace(epoch=3, offset=40)  # published by another client
     source.connect(0)
     source.replicator.set_health(world.now, sees=False)
     world.pass_time(SETTLE_S * 20)
@@ -155,9 +155,7 @@ def test_nothing_unsettled_is_told_while_the_source_is_stale() -> None:
 
 
 def test_stale_for_some_marks_leaves_the_others_to_settle() -> None:
-    """A source that names what it cannot see sees the rest: what a daemon has above it is settled. One that does not
-    say what it cannot see sees nothing.
-    """
+    """If a source names its stale marks, the others are settled; if it is stale without naming any, none are."""
     world = LineageWorld(2, 1, 1)
     source, daemon = world.sources[0], world.daemons[0]
     names = [("t/x", 0), ("t/x", 1)]

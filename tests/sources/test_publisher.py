@@ -1,4 +1,4 @@
-"""A source of a real file, feeding real daemons: everything arrives, breaks are told, nothing is lost by kills."""
+"""A file source that publishes to real daemons: all values arrive, breaks are published, and kills lose nothing."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ StartSource = Callable[..., FileSourceProcess]
 
 @pytest.fixture
 def positions(tmp_path: Path) -> Path:
-    """The file that is read."""
+    """The positions file."""
     path = tmp_path / "positions.json"
     write_positions(path, {})
     return path
@@ -33,7 +33,7 @@ def positions(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start_source(tmp_path: Path, positions: Path) -> Iterator[StartSource]:
-    """Starts sources of that file; the same `state` is the same source again."""
+    """Start sources of that file. The same `state` means the same source again."""
     started: list[FileSourceProcess] = []
 
     def start(*daemons: DaemonProcess, state: str = "state") -> FileSourceProcess:
@@ -47,7 +47,7 @@ def start_source(tmp_path: Path, positions: Path) -> Iterator[StartSource]:
 
 
 async def until_mark(client: AsyncClient, topic: str, epoch: int, offset: int) -> None:
-    """Returns once the daemon has the mark."""
+    """Return once the daemon has the mark."""
     found = None
     async with asyncio.timeout(60):
         while found != (epoch, offset):
@@ -74,8 +74,8 @@ async def clients(*daemons: DaemonProcess) -> AsyncIterator[list[AsyncClient]]:
 async def test_marks_arrive_and_breaks_end_waits_with_an_epoch(
     start_daemon: StartDaemon, positions: Path, start_source: StartSource
 ) -> None:
-    """Two daemons are told everything; a change of identity ends waits that name the old epoch (74), and lets others
-    wait on for the new lineage.
+    """Two daemons receive everything. A change of identity ends waits that name the old epoch (74); other waits
+    continue in the new lineage.
     """
     daemons = [start_daemon(), start_daemon()]
     write_positions(positions, {"t/orders": (10, "a")})
@@ -109,7 +109,7 @@ def free_port() -> int:
 
 
 class FileWorld:
-    """Marks that move and are set back, in a file, and who waits for them; and what was true when."""
+    """Marks in a file that move and are reset, their waiters, and the history of their values."""
 
     def __init__(self, path: Path, seed: int) -> None:
         self.random = random.Random(seed)
@@ -137,7 +137,7 @@ class FileWorld:
             await asyncio.sleep(0.005)
 
     async def wait(self, client: AsyncClient) -> None:
-        """Waits for what is not there yet, and checks each answer against what was."""
+        """Wait for a future value, and check the answer against the history."""
         while True:
             topic = self.random.choice(list(self.positions))
             required = self.positions[topic][0] + self.random.randint(1, 10)
@@ -150,7 +150,7 @@ class FileWorld:
             if result.outcome is not Outcome.SATISFIED:
                 continue
             self.answered += 1
-            # The file is read every 10 ms, and a break reaches the daemon a moment later.
+            # The file is polled every 10 ms, and a break reaches the daemon shortly afterwards.
             facts = self.facts[topic]
             current = [
                 fact
@@ -162,7 +162,7 @@ class FileWorld:
 
 
 async def high_watermark(client: AsyncClient, topic: str) -> int | None:
-    """None while a daemon that has just been started again has not been told of the partition yet."""
+    """The mark; None if a restarted daemon has not received the partition yet."""
     try:
         return (await client.partition((topic, 0))).high_watermark
     except NotFound:
@@ -174,8 +174,8 @@ async def high_watermark(client: AsyncClient, topic: str) -> int | None:
 async def test_nothing_is_lost_nor_early_while_source_and_daemons_are_killed(
     start_daemon: StartDaemon, tmp_path: Path, positions: Path, start_source: StartSource, sources: int
 ) -> None:
-    """Under load, with marks that are set back now and then, source and daemons (one with a journal) are killed and
-    started again: no wait is answered before it was true, and in the end both daemons have the truth.
+    """Under load with occasional resets, source and daemons (one with a journal) are killed and restarted. No wait is
+    answered too early, and both daemons end with the current values.
     """
     ports = [free_port(), free_port()]
     flags = [
@@ -219,7 +219,7 @@ async def test_nothing_is_lost_nor_early_while_source_and_daemons_are_killed(
 
 
 class QuietSource(Source):
-    """Sees nothing by itself."""
+    """A source that observes nothing by itself."""
 
     name = "quiet://"
     topic_prefixes: tuple[str, ...] = ("t/",)
@@ -233,8 +233,8 @@ class QuietSource(Source):
 
 
 async def test_who_keeps_a_partition_reaches_the_daemon(start_daemon: StartDaemon) -> None:
-    """The in-sync set and the replicas are the partition's; they move no mark and end no wait, not even one that names
-    the epoch. Of a mark that was never seen nothing is told.
+    """Replicas and in-sync sets reach the daemon. They move no mark and end no wait, not even one that names the epoch.
+    They are not published for a mark that was never observed.
     """
     daemon, name = start_daemon(), ("t/orders", 3)
     publisher = Publisher(QuietSource(), {daemon.address: lambda: AsyncClient(daemon.address)})

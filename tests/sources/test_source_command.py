@@ -1,4 +1,4 @@
-"""`purgatory-source`: what is wrong is one line and exit code 2; SIGTERM ends it cleanly."""
+"""`purgatory-source` reports an error as one line with exit code 2, and ends cleanly on SIGTERM."""
 
 import signal
 import subprocess
@@ -24,7 +24,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_what_cannot_be_used_is_one_line(arguments: tuple[str, ...], said: str) -> None:
-    """Each fault is named on one line of stderr, without what may be a secret."""
+    """Each error is one line on stderr, without possible secrets."""
     ended = run(*arguments)
     assert ended.returncode == 2
     assert said in ended.stderr
@@ -33,7 +33,7 @@ def test_what_cannot_be_used_is_one_line(arguments: tuple[str, ...], said: str) 
 
 
 def test_it_ends_by_sigterm(tmp_path: Path) -> None:
-    """With neither a daemon nor a broker there, it goes on trying until it is told to stop: exit code 0."""
+    """Without a daemon and a broker, it retries until SIGTERM; the exit code is 0."""
     pytest.importorskip("confluent_kafka")
     command = [sys.executable, "-m", "purgatory_sources", "kafka", "127.0.0.1:9", "--to", "127.0.0.1:1"]
     with subprocess.Popen([*command, "--state-dir", str(tmp_path)], stderr=subprocess.PIPE, text=True) as process:

@@ -1,4 +1,4 @@
-"""Sources that the daemon runs itself: started again, gone with it, and never its end."""
+"""The daemon supervises its sources: it restarts them, ends them with itself, and survives their failures."""
 
 import asyncio
 import logging
@@ -21,11 +21,11 @@ from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess, children_of, is_running
 
 NOWHERE = "kafka://127.0.0.1:9"
-"""No broker is there: the source is stale, and goes on trying."""
+"""An address without a broker: the source is stale and keeps retrying."""
 
 
 def fetch_page(daemon: DaemonProcess, path: str) -> tuple[int, str]:
-    """Status and body."""
+    """Status and body of a page."""
     with urllib.request.urlopen(f"http://{daemon.http_address}{path}", timeout=10) as answer:
         return answer.status, answer.read().decode()
 
@@ -37,7 +37,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def child_of(daemon: DaemonProcess, *, other_than: int = 0) -> int:
-    """The process of its source."""
+    """The process of the daemon's source."""
     found: list[int] = []
 
     def is_there() -> bool:
@@ -49,8 +49,8 @@ async def child_of(daemon: DaemonProcess, *, other_than: int = 0) -> int:
 
 
 async def test_a_child_is_started_again_and_ends_with_the_daemon(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """A killed source is there again, status counts that and /readyz tells how it fares; a stale one does not make the
-    daemon unready, and it ends with the daemon, even when that is killed.
+    """A killed source is restarted, and status and /readyz show it. A stale source does not make the daemon unready.
+    The source ends with the daemon, even if the daemon is killed.
     """
     pytest.importorskip("confluent_kafka")
     daemon = start_daemon("--source", NOWHERE, "--data-dir", str(tmp_path / "data"))
@@ -68,7 +68,7 @@ async def test_a_child_is_started_again_and_ends_with_the_daemon(start_daemon: S
 
 
 async def test_a_stopped_daemon_stops_its_sources(start_daemon: StartDaemon) -> None:
-    """SIGTERM ends both, in time and with exit code 0."""
+    """SIGTERM ends both in time, with exit code 0."""
     daemon = start_daemon("--source", NOWHERE)
     child = await child_of(daemon)
     assert daemon.stop() == 0
@@ -76,7 +76,7 @@ async def test_a_stopped_daemon_stops_its_sources(start_daemon: StartDaemon) -> 
 
 
 async def test_the_daemons_own_source_outlives_the_age_of_connections(start_daemon: StartDaemon) -> None:
-    """While other connections are cut again and again, the source's stays: its call never ends."""
+    """The source's connection has no maximum age: its stream stays open while other connections are closed."""
     pytest.importorskip("confluent_kafka")
     age = ("--grpc-connection-age-max-ms", "200", "--shutdown-grace-ms", "100")
     daemon = start_daemon("--source", NOWHERE, *age)
@@ -97,7 +97,7 @@ async def test_the_daemons_own_source_outlives_the_age_of_connections(start_daem
 
 
 async def test_a_source_reaches_a_daemon_that_has_a_policy(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """A policy gives the principal purgatory-source its roles; without them the log names the one that is missing."""
+    """With a policy, the principal purgatory-source needs its roles; without them the log names the missing one."""
     pytest.importorskip("confluent_kafka")
     policy = tmp_path / "policy.toml"
     grant = '[[grant]]\nto = ["{}"]\nroles = ["advance", "observe"]\ntopics = ["kafka/*"]\n'
@@ -111,7 +111,7 @@ async def test_a_source_reaches_a_daemon_that_has_a_policy(start_daemon: StartDa
 
 @pytest.mark.parametrize("given", ["kafka://me:hunter2@b", "kafka://b?sasl.password=hunter2", "b:9092", "redis://b"])
 def test_what_is_no_source_is_refused(start_daemon: StartDaemon, given: str) -> None:
-    """The daemon does not start with an address that holds a secret or names nothing that it could read."""
+    """The daemon refuses to start with a source address that contains a secret or cannot be used."""
     pattern = r"source 1 (holds a user or a password|should begin with kafka://)"
     with pytest.raises(AssertionError, match=pattern) as caught:
         start_daemon("--source", given)
@@ -121,7 +121,7 @@ def test_what_is_no_source_is_refused(start_daemon: StartDaemon, given: str) -> 
 async def test_the_end_of_a_child_is_told_and_its_log_passed_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What it logs appears in the daemon's log at its level, whatever it prints besides too; restarts are counted."""
+    """The source's log lines keep their level in the daemon's log, next to other output; restarts are counted."""
     caplog.set_level("INFO")
     program = (
         "import sys, json; said = json.loads(sys.stdin.readline()); print(json.dumps({'source': 'x://y'}), flush=True);"
@@ -143,7 +143,7 @@ async def test_the_end_of_a_child_is_told_and_its_log_passed_on(
 
 
 def test_lines_that_differ_in_numbers_only_pass_once() -> None:
-    """Hundreds of failed attempts are one line; other lines are not held back."""
+    """Hundreds of similar lines pass as one; other lines are not suppressed."""
     lines = NoRepetitions()
     records = [logging.makeLogRecord({"msg": f"attempt {n} at 127.0.0.1:9", "name": "rdkafka"}) for n in range(300)]
     records.append(logging.makeLogRecord({"msg": "something else", "name": "rdkafka"}))
@@ -154,7 +154,7 @@ def test_lines_that_differ_in_numbers_only_pass_once() -> None:
 
 
 async def test_a_source_that_never_comes_is_in_status(start_daemon: StartDaemon) -> None:
-    """One that ends before it has reached the daemon is named all the same, with how it ended."""
+    """A source that exits before it reaches the daemon appears in status with its exit reason."""
     daemon = start_daemon("--source", "kafka://127.0.0.1:9?no-such-option=1")
     async with AsyncClient(daemon.address) as client, asyncio.timeout(60):
         while not (found := (await client.status()).sources) or "exit code 2" not in found[0].reason:

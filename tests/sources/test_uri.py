@@ -1,4 +1,4 @@
-"""Addresses of sources: taken apart, and refused where they carry what nobody else may read."""
+"""Source addresses are parsed, and refused if they contain secrets."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from purgatory_sources.uri import SourceUri
 
 
 def test_parts_of_an_address() -> None:
-    """Hosts, path and options come apart; an option given twice has both values."""
+    """Hosts, path and options are separated; a repeated option has both values."""
     uri = SourceUri.parse("kafka://b1:9092,b2:9092?label=eu&topics=orders&topics=items,%20x")
     assert (uri.scheme, uri.hosts, uri.path) == ("kafka", ("b1:9092", "b2:9092"), "")
     assert uri.listed("topics") == ("orders", "items", "x")
@@ -28,7 +28,7 @@ def test_parts_of_an_address() -> None:
     ],
 )
 def test_what_is_refused_says_why_and_shows_no_secret(text: str, said: str) -> None:
-    """Each message names the fault; a password in the address is not repeated."""
+    """Each message names the error and does not repeat a password."""
     with pytest.raises(SourceUriInvalid) as caught:
         SourceUri.parse(text)
     assert said in str(caught.value)
@@ -36,7 +36,7 @@ def test_what_is_refused_says_why_and_shows_no_secret(text: str, said: str) -> N
 
 
 def test_settings_come_from_file_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both forms of file give the same dotted keys, and the environment wins over them."""
+    """Both file formats result in the same dotted keys, and environment variables take precedence."""
     plain = tmp_path / "client.properties"
     plain.write_text("# comment\nsasl.username = me\nsasl.password='a=b'\n")
     toml = tmp_path / "client.toml"
@@ -48,7 +48,7 @@ def test_settings_come_from_file_and_environment(tmp_path: Path, monkeypatch: py
 
 
 def test_a_config_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """A missing file and a line without "=" are one-line errors with the place."""
+    """A missing file and a line without "=" cause one-line errors with the location."""
     with pytest.raises(SourceUriInvalid, match=r"missing\.conf"):
         SourceUri.parse(f"kafka://h?config={tmp_path / 'missing.conf'}").config("T_")
     broken = tmp_path / "broken.conf"
@@ -58,6 +58,6 @@ def test_a_config_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_unknown_options_are_refused() -> None:
-    """A misspelt option is not silently left out."""
+    """A misspelled option is refused."""
     with pytest.raises(SourceUriInvalid, match="there is no option 'topcis'"):
         SourceUri.parse("kafka://h?topcis=x").check_options(("topics",))

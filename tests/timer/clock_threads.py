@@ -1,4 +1,4 @@
-"""The two that have a thread which advances time, under one set of calls: an embedded purgatory and a system timer."""
+"""A common interface for the classes with a thread that advances time: embedded purgatory and system timer."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ both_owners = pytest.mark.parametrize("kind", [EmbeddedPurgatory, SystemTimer], 
 
 
 class Signal(TimerTask):
-    """A task that says when and where it ran, in the words of RecordingOperation."""
+    """A task that records when and where it ran, with the attributes of RecordingOperation."""
 
     def __init__(self, delay_ms: int, then: Callable[[], object] | None = None) -> None:
         super().__init__(delay_ms)
@@ -38,7 +38,7 @@ class Signal(TimerTask):
 
 
 def add(owner: Owner, delay_ms: int, then: Callable[[], object] | None = None) -> RecordingOperation | Signal:
-    """Something that ends after a delay, by the owner's thread."""
+    """Add an operation or task that the owner's thread ends after a delay."""
     if isinstance(owner, SystemTimer):
         task = Signal(delay_ms, then)
         owner.add(task)
@@ -60,7 +60,7 @@ def thread_of(owner: Owner) -> ClockThread:
 
 
 def run_forking(script: str, *arguments: str) -> None:
-    """Runs a script that forks, in a process of its own; it must end with 0 and say nothing."""
+    """Run a script that forks in a separate process; it must exit with 0 and print nothing."""
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script, *arguments]
     child = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (child.returncode, child.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""The timer on an event loop: call_later that is never early, cancels in O(1), and leaves the loop its turn."""
+"""The timer on an event loop: call_later that is never early, cancels in O(1), and does not block the loop."""
 
 import asyncio
 import contextvars
@@ -18,7 +18,7 @@ WHERE = contextvars.ContextVar("WHERE", default="nowhere")
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_calls_come_in_order_and_never_early(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    """By deadline, with their arguments, in the context of the caller, and not before their time, on either loop."""
+    """Calls run by deadline, with their arguments, in the caller's context, and never early, on either loop."""
     log: list[tuple[str, float]] = []
 
     async def main() -> float:
@@ -56,7 +56,7 @@ async def test_one_handle_of_the_loop_for_all() -> None:
 
 @pytest.mark.parametrize("own_handler", [True, False])
 async def test_a_call_that_raises(own_handler: bool) -> None:
-    """on_error is called, or else the loop's exception handler; the calls beside it are made."""
+    """on_error is called, or else the loop's exception handler; other calls due at the same time still run."""
     loop, reported, done = asyncio.get_running_loop(), list[BaseException](), asyncio.Event()
     loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
     with AsyncTimer(on_error=(lambda _, error: reported.append(error)) if own_handler else None) as timer:
@@ -68,7 +68,7 @@ async def test_a_call_that_raises(own_handler: bool) -> None:
 
 
 async def test_the_loop_has_its_turn_between_slices() -> None:
-    """3,000 calls that are due together are made in slices: other callbacks of the loop come in between."""
+    """3,000 calls that are due together run in slices: other callbacks of the loop run in between."""
     loop, log, done = asyncio.get_running_loop(), list[str](), asyncio.Event()
     with AsyncTimer() as timer:
         timer.call_later(0, loop.call_soon, log.append, "other")
@@ -82,7 +82,7 @@ async def test_the_loop_has_its_turn_between_slices() -> None:
 
 
 async def test_other_threads_may_add_and_cancel() -> None:
-    """A call asked for by another thread is made on the loop's, in time; tasks may be added and cancelled there too."""
+    """A call added from another thread runs on the loop's thread, in time; other threads may cancel tasks too."""
     made_on: list[int] = []
     done = asyncio.Event()
     with AsyncTimer() as timer:
@@ -101,7 +101,7 @@ async def test_other_threads_may_add_and_cancel() -> None:
 
 
 async def test_close_with_calls_left() -> None:
-    """They are returned, cancelled, and the loop's handle with them; what comes later is refused."""
+    """The remaining calls are cancelled and returned, the loop's handle is cancelled, and later calls are refused."""
     timer = AsyncTimer()
     tasks = [timer.call_later(60_000, fail) for _ in range(3)]
     handle = timer._handle
@@ -114,7 +114,7 @@ async def test_close_with_calls_left() -> None:
 
 
 def test_a_closed_loop_refuses_calls() -> None:
-    """The timer of a loop that is gone takes nothing that it could never run."""
+    """The timer of a closed loop refuses calls, which it could never run."""
 
     async def make() -> AsyncTimer:
         return AsyncTimer()

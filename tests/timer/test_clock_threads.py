@@ -1,4 +1,4 @@
-"""The thread of the embedded purgatory and that of the timer: on time, asleep when it may be, and hard to break."""
+"""The threads of the embedded purgatory and of the timer: on time, asleep when nothing is due, and robust."""
 
 import itertools
 import logging
@@ -17,7 +17,7 @@ from tests.timer.clock_threads import Owner, Signal, add, both_owners, cancel, t
 
 @both_owners
 def test_case_31_it_fires_by_itself_and_never_early(kind: type[Owner]) -> None:
-    """With nothing else happening each ends at its time or later; a shorter one wakes the thread; others are left."""
+    """Without other calls, each ends at its time or later; a shorter one wakes the thread; others stay pending."""
     with kind("test") as owner:
         added_at_ms = SystemClock().now_ms()
         far = add(owner, 60_000)
@@ -32,7 +32,7 @@ def test_case_31_it_fires_by_itself_and_never_early(kind: type[Owner]) -> None:
 
 @both_owners
 def test_a_quiet_system_still_fires(kind: type[Owner]) -> None:
-    """After any cancel and addition the thread is armed for the next expiration, and fires it unprompted."""
+    """After any mix of cancels and additions, the thread fires the next expiration without another call."""
     with kind("quiet") as owner:
         for delay_ms in (60_000, 30_000, 90_000):
             cancelled = add(owner, delay_ms)
@@ -45,7 +45,7 @@ def test_a_quiet_system_still_fires(kind: type[Owner]) -> None:
 
 @both_owners
 def test_wake_ups_are_not_lost(kind: type[Owner]) -> None:
-    """Short additions and cancels in quick succession: every one left alone still ends."""
+    """Short additions and cancels in quick succession: every one that is not cancelled still ends."""
     with kind("hasty") as owner:
         left_alone = []
         for number in range(300):
@@ -60,7 +60,7 @@ def test_wake_ups_are_not_lost(kind: type[Owner]) -> None:
 @both_owners
 @pytest.mark.parametrize("threads", [1, 2])
 def test_no_addition_is_missed(kind: type[Owner], threads: int) -> None:
-    """Threads that add only when their last one has ended: with nobody else about, the thread notices each."""
+    """Threads that add only after their last one has ended: without other calls, the reaper notices each."""
     with kind("quiet") as owner:
 
         def add_one_after_the_other() -> None:
@@ -72,7 +72,7 @@ def test_no_addition_is_missed(kind: type[Owner], threads: int) -> None:
 
 @both_owners
 def test_an_addition_just_before_it_sleeps(kind: type[Owner], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is added after the thread has looked, and before it sleeps, wakes it: the window is hit on purpose."""
+    """An addition between the thread's check and its sleep wakes it; the test forces that interleaving."""
     with kind("window") as owner:
         look = thread_of(owner)._wait_ms
         late: list[RecordingOperation | Signal] = []
@@ -91,7 +91,7 @@ def test_an_addition_just_before_it_sleeps(kind: type[Owner], monkeypatch: pytes
 
 @both_owners
 def test_it_sleeps_while_nothing_is_due(kind: type[Owner]) -> None:
-    """With everything far away the thread sleeps: its clock is not read again."""
+    """With only distant deadlines the thread sleeps: its clock is not read again."""
     reads = itertools.count()
 
     class CountingClock(SystemClock):
@@ -103,7 +103,7 @@ def test_it_sleeps_while_nothing_is_due(kind: type[Owner]) -> None:
         add(asleep, 10**9)
         wait_until(lambda: thread_of(asleep).armed_ms > 0)
         before = next(reads)
-        # Elsewhere one comes and goes meanwhile.
+        # On the other owner, one is added and ends in the meantime.
         assert add(awake, 30).answered.wait(DEADLINE_S)
         assert next(reads) <= before + 2
 
@@ -113,7 +113,7 @@ def test_it_sleeps_while_nothing_is_due(kind: type[Owner]) -> None:
 def test_the_thread_survives_anything(
     kind: type[Owner], caplog: pytest.LogCaptureFixture, failure: type[BaseException]
 ) -> None:
-    """Whatever an effect or a task raises is logged; those beside it and behind it run, and later ones too."""
+    """Any exception of an effect or a task is logged; others due at the same time, and later ones, still run."""
 
     def tear() -> None:
         raise failure("planted")
@@ -129,7 +129,7 @@ def test_the_thread_survives_anything(
 
 @both_owners
 def test_it_survives_a_failing_clock(kind: type[Owner], caplog: pytest.LogCaptureFixture) -> None:
-    """A clock that fails for a while delays what is due, no more."""
+    """A clock that fails for a while only delays what is due."""
     failures = 3
 
     class FailingClock(SystemClock):
@@ -147,7 +147,7 @@ def test_it_survives_a_failing_clock(kind: type[Owner], caplog: pytest.LogCaptur
 
 @both_owners
 def test_close_from_within(kind: type[Owner]) -> None:
-    """Close from within an effect or a task returns what is left, instead of waiting for the very thread it is on."""
+    """Closing within an effect or a task returns the rest instead of waiting for its own thread."""
     owner = kind("closing")
     leftovers = [add(owner, 60_000) for _ in range(10)]
     closed: list[object] = []
@@ -167,7 +167,9 @@ def test_close_from_within(kind: type[Owner]) -> None:
     ids=["purgatory", "timer"],
 )
 def test_a_manual_clock_is_refused(kind: type[Owner], says: str) -> None:
-    """The thread sleeps by real time and would never end anything: refused, with the way out, before it is started."""
+    """A manual clock is refused, with the alternative, before the thread is started: a thread sleeps in real time and
+    would never end anything.
+    """
     with pytest.raises(ValueError, match=says):
         kind("manual", clock=ManualClock())
     assert threads_of("manual") == []

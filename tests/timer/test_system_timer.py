@@ -1,4 +1,4 @@
-"""The timer with a thread and an executor: threads that add and cancel, executors, close, forks."""
+"""The timer with a thread and an executor: concurrent adds and cancels, executors, close, forks."""
 
 import itertools
 import random
@@ -21,7 +21,7 @@ def timer() -> Iterator[SystemTimer]:
 
 
 def test_an_executor_of_the_callers() -> None:
-    """It runs the tasks and outlives the timer; when it has been shut down, on_error gets the task."""
+    """The caller's executor runs the tasks and outlives the timer; once it is shut down, on_error gets the task."""
     reported: list[tuple[TimerTask, str]] = []
     executor = ThreadPoolExecutor(1, "mine")
 
@@ -44,7 +44,7 @@ def test_an_executor_of_the_callers() -> None:
 
 
 def test_close_with_tasks_left() -> None:
-    """Those that wait are returned, cancelled; what runs is waited for; no thread stays; tasks are refused."""
+    """Waiting tasks are cancelled and returned, running ones are waited for, and new tasks are refused."""
     timer = SystemTimer("closing")
     gate = Gate()
     running, behind, waiting = Signal(0, gate), Signal(0), Signal(60_000)
@@ -64,7 +64,7 @@ def test_close_with_tasks_left() -> None:
 
 
 def test_one_task_in_two_timers_by_two_threads(timer: SystemTimer) -> None:
-    """However threads add one task to two timers, it is in one of them at the end, and runs once."""
+    """If threads add one task to two timers concurrently, it is in one of them at the end, and runs once."""
     with SystemTimer("other") as other:
         for _ in range(100):
             counted = itertools.count()
@@ -81,7 +81,7 @@ def test_one_task_in_two_timers_by_two_threads(timer: SystemTimer) -> None:
 
 @pytest.mark.slow
 def test_cancel_means_that_it_does_not_run(timer: SystemTimer) -> None:
-    """Eight threads cancel while tasks fire: a task whose cancel was True never ran, every other did, once."""
+    """Eight threads cancel while tasks fire: a task for which cancel returned True never ran; every other ran once."""
     ran: list[int] = []
     cancelled: list[int] = []
 
@@ -135,5 +135,5 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 @pytest.mark.slow
 def test_a_forked_child_is_told() -> None:
-    """Every call in the child raises UsedAfterFork; its own timers work; the parent's go on."""
+    """Every call in the child raises UsedAfterFork; its own timers work; the parent's continue."""
     run_forking(FORKING)

@@ -1,4 +1,4 @@
-"""The timer on a manual clock: when tasks run, where they may be, and what cancel and close promise."""
+"""The timer on a manual clock: when tasks run, moving them between timers, and the guarantees of cancel and close."""
 
 import gc
 import random
@@ -15,7 +15,7 @@ from purgatory.timer import Timer, TimerClosed, TimerTask
 
 
 class Timers:
-    """Timers on one clock, and a log of what ran."""
+    """Timers on one clock, and a log of the tasks that ran."""
 
     def __init__(self, timers: int = 1, **settings: int) -> None:
         self.clock = ManualClock(1_000)
@@ -41,7 +41,7 @@ class Timers:
         return task
 
     def pass_ms(self, ms: int) -> list[str]:
-        """What ran in that time, everything that was due included."""
+        """Advance the clock, run everything that is due, and return what ran."""
         self.log.clear()
         self.clock.jump(ms)
         for timer in self.timers:
@@ -51,7 +51,7 @@ class Timers:
 
 
 def test_tasks_run_at_their_time_in_order() -> None:
-    """By deadline, those of one deadline as they were added; 0 and less with the next advance; none before its time."""
+    """Tasks run by deadline, equal ones in order of addition, those with 0 or less at the next advance, none early."""
     world = Timers()
     for name, delay_ms in (("c", 30), ("a", 10), ("z", 10**30), ("b", 10), ("now", 0), ("past", -(10**30))):
         world.add(name, delay_ms)
@@ -82,7 +82,7 @@ def test_never_early_by_a_fraction_of_a_millisecond() -> None:
 
 
 def test_a_task_has_one_place() -> None:
-    """Added again, to the same timer or another, it leaves where it was: it runs once, as it was added last."""
+    """A task added again, to the same timer or another, is moved: it runs once, at its last deadline."""
     world = Timers(timers=2)
     first, second = world.timers
     task = world.task("task", 10)
@@ -99,7 +99,7 @@ def test_a_task_has_one_place() -> None:
 
 
 def test_tasks_add_tasks() -> None:
-    """A task may add others, those due at once too, and itself again: it becomes periodic."""
+    """A task may add others, including ones that are due immediately, and itself again, which makes it periodic."""
     world = Timers()
 
     def add_more() -> None:
@@ -116,7 +116,7 @@ def test_tasks_add_tasks() -> None:
 
 
 def test_cancel() -> None:
-    """True: it does not run. False: it was never added, has run, runs now, or was cancelled before."""
+    """True: the task does not run. False: it was never added, has run, is running, or was cancelled before."""
     world = Timers()
     answers: list[bool] = []
     kept = world.add("kept", 10, lambda: answers.append(kept.cancel()))
@@ -133,7 +133,7 @@ def test_cancel() -> None:
 
 
 def test_cancelled_or_added_again_while_it_fires() -> None:
-    """Taken out of the wheel and not begun, a task can still be cancelled, or moved: the run that was due is void."""
+    """A task that was taken out of the wheel but has not begun can still be cancelled or moved: the due run is void."""
     world = Timers()
     answers: list[bool] = []
 
@@ -175,7 +175,7 @@ def test_a_task_that_raises(interrupt: type[BaseException] | None) -> None:
 
 
 def test_close_returns_what_is_left() -> None:
-    """Those that will never run are returned, cancelled; a task that is refused stays where it is."""
+    """Tasks that will never run are cancelled and returned; a refused task stays where it is."""
     world = Timers(timers=2)
     world.add("done", 5)
     closed: list[list[TimerTask]] = []
@@ -198,7 +198,7 @@ def test_close_returns_what_is_left() -> None:
 
 
 def test_a_slice_is_bounded() -> None:
-    """advance_clock runs at most its limit; what is left shows as due."""
+    """advance_clock runs at most its limit; the rest stays due."""
     world = Timers()
     for number in range(25):
         world.add(str(number), number % 2)
@@ -209,7 +209,7 @@ def test_a_slice_is_bounded() -> None:
 
 @pytest.mark.slow
 def test_a_million_tasks() -> None:
-    """Added, half of them cancelled, the others run once each and none early; nothing is left."""
+    """Of a million tasks half are cancelled, the others run once each and none early; nothing is left."""
     many = 1_000_000 if COMPILED else 100_000
     clock, rng = ManualClock(), random.Random(7)
     timer, ran, early = Timer(clock), 0, 0
@@ -222,7 +222,7 @@ def test_a_million_tasks() -> None:
             ran += 1
             early += clock.now_ms() < self.delay_ms
 
-    gc.disable()  # nothing here is a cycle, and to look for one among so many objects takes most of the time
+    gc.disable()  # nothing here is a cycle, and searching so large a heap for one takes most of the time
     try:
         tasks = [Counted(rng.randrange(60_000)) for _ in range(many)]
         for task in tasks:
@@ -247,7 +247,7 @@ STEPS = st.one_of(
 
 @given(st.lists(st.integers(-5, 60), min_size=6, max_size=6), st.lists(STEPS, max_size=60))
 def test_any_history_against_a_model(delays_ms: list[int], steps: list[tuple[str, int, int]]) -> None:
-    """Six tasks between two timers, whatever is done with them: as in a dictionary of deadlines."""
+    """Six tasks moved between two timers in any way behave like a dictionary of deadlines."""
     world = Timers(timers=2, wheel_size=3)
     tasks = [world.task(str(number), delay_ms) for number, delay_ms in enumerate(delays_ms)]
     waiting: dict[int, tuple[int, int]] = {}
@@ -281,6 +281,6 @@ def test_any_history_against_a_model(delays_ms: list[int], steps: list[tuple[str
     ],
 )
 def test_arguments_are_checked_by_name(make: Callable[[], object], error: type[Exception], says: str) -> None:
-    """What is of the wrong type or out of range is refused by an error that names it."""
+    """An argument of the wrong type or out of range raises an error with its name."""
     with pytest.raises(error, match=says):
         make()

@@ -1,4 +1,4 @@
-"""Spans of waits, sent to a receiver that speaks OpenTelemetry's protocol."""
+"""Spans of waits, sent to a receiver that implements OpenTelemetry's protocol."""
 
 import os
 import socket
@@ -28,7 +28,7 @@ NOT_RECORDED = ("traceparent", f"00-{TRACE}-{PARENT}-00")
 
 
 class Receiver:
-    """Takes spans at /v1/traces."""
+    """Accepts spans at /v1/traces."""
 
     def __init__(self) -> None:
         self.spans: list[Any] = []
@@ -50,7 +50,7 @@ class Receiver:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For the daemon."""
+        """Environment variables for the daemon."""
         endpoint = f"http://127.0.0.1:{self._server.server_port}"
         return {
             "PURGATORY_TRACING_ENABLED": "true",
@@ -67,7 +67,7 @@ class Receiver:
             self._came.notify_all()
 
     def wait(self, count: int) -> list[Any]:
-        """The spans, once there are so many."""
+        """Wait for `count` spans and return them."""
         with self._came:
             assert self._came.wait_for(lambda: len(self.spans) >= count, WAIT_S), f"only {len(self.spans)} came"
         return self.spans
@@ -113,7 +113,7 @@ def attributes(span: Any) -> dict[str, Any]:  # noqa: ANN401 - of generated code
 
 
 def test_a_wait_is_a_span_below_its_callers(stub: PurgatoryServiceStub, receiver: Receiver) -> None:
-    """It lasts as long as the wait, and says how that ended; a caller that records no trace has none."""
+    """The span lasts as long as the wait and has its outcome; a caller that records no trace gets no span."""
     for metadata in ([], [NOT_RECORDED], [("traceparent", "nonsense")], [RECORDED]):
         stub.Wait(wire.WaitRequest(operation=operation(timeout_ms=20)), timeout=WAIT_S, metadata=metadata)
     (span,) = receiver.wait(1)
@@ -124,7 +124,7 @@ def test_a_wait_is_a_span_below_its_callers(stub: PurgatoryServiceStub, receiver
 
 
 def test_the_waits_of_a_batch_have_a_span_each(stub: PurgatoryServiceStub, receiver: Receiver) -> None:
-    """Ended by somebody else's call, which is not traced; what is sent again has no second one."""
+    """An untraced call of another caller ends the waits; sending the batch again creates no second spans."""
     rows = operation_pb2.OperationRows(operations=[operation(number, offset=number) for number in range(1, 6)])
     request = wire.RegisterRequest(session_id="s", batch=wire.RegisterBatch(rows=rows))
     for _ in range(2):
@@ -138,7 +138,7 @@ def test_the_waits_of_a_batch_have_a_span_each(stub: PurgatoryServiceStub, recei
 
 
 def test_a_call_by_http_is_traced_too(receiver: Receiver, start_daemon: StartDaemon) -> None:
-    """By the header of the same name."""
+    """The trace context is read from the HTTP header of the same name."""
     daemon = start_daemon(environment=receiver.environment)
     httpcore.request(
         "POST",
@@ -151,7 +151,7 @@ def test_a_call_by_http_is_traced_too(receiver: Receiver, start_daemon: StartDae
 
 
 def test_a_receiver_that_is_away_slows_nobody(start_daemon: StartDaemon) -> None:
-    """Spans are lost, waits are not; and the daemon ends in its time."""
+    """Spans are lost, waits are not, and the daemon ends in time."""
     environment = {"PURGATORY_TRACING_ENABLED": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
     daemon: DaemonProcess = start_daemon(environment=environment)
     with grpc.insecure_channel(daemon.address) as channel, ThreadPoolExecutor(8) as pool:
@@ -167,14 +167,14 @@ def test_a_receiver_that_is_away_slows_nobody(start_daemon: StartDaemon) -> None
 
 @pytest.fixture
 def silent_port() -> Iterator[int]:
-    """A port where connections are accepted by the system, and nothing is read."""
+    """A port where the system accepts connections and nothing is read."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
 
 @pytest.mark.slow  # the last spans have two seconds
 def test_a_receiver_that_does_not_answer_does_not_keep_the_daemon(start_daemon: StartDaemon, silent_port: int) -> None:
-    """Its answer would be waited for a minute by OpenTelemetry's settings: the daemon gives the last spans up."""
+    """With these settings OpenTelemetry would wait for a minute: the daemon gives up on the last spans."""
     daemon = start_daemon(
         environment={
             "PURGATORY_TRACING_ENABLED": "true",
@@ -228,7 +228,7 @@ def test_an_answer_without_end_is_not_read(start_daemon: StartDaemon) -> None:
 def test_without_opentelemetry_the_daemon_says_what_to_install(
     start_daemon: StartDaemon, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """In one line, before it serves."""
+    """It ends with one line before it serves."""
     hidden = tmp_path_factory.mktemp("hidden")
     (hidden / "opentelemetry.py").write_text("raise ModuleNotFoundError(\"No module\", name='opentelemetry')\n")
     paths = os.pathsep.join([str(hidden), os.environ.get("PYTHONPATH", "")])

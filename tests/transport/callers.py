@@ -1,4 +1,4 @@
-"""Callers of a daemon with TLS that are not our client: Python's ssl, plain gRPC stubs, and HTTP."""
+"""Callers of a daemon with TLS other than our client: Python's ssl, plain gRPC stubs, and HTTP."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE_S = 60.0
 
 
 def client_context(authority: Authority, client: Issued | None = None) -> ssl.SSLContext:
-    """Trusts the authority; presents the certificate of `client`, if there is one."""
+    """A context that trusts the authority and presents the certificate of `client`, if there is one."""
     context = ssl.create_default_context(cadata=authority.certificate_pem.decode("ascii"))
     if client is not None:
         with tempfile.TemporaryDirectory() as folder:
@@ -31,7 +31,7 @@ def client_context(authority: Authority, client: Issued | None = None) -> ssl.SS
 
 
 def certificate_served(address: str, authority: Authority, *, alpn: str = "h2") -> int:
-    """The serial number of the certificate that a new connection is given. Raises ssl.SSLError."""
+    """Return the serial number of the certificate that a new connection gets. Raises ssl.SSLError."""
     host, _, port = address.rpartition(":")
     context = client_context(authority)
     context.set_alpn_protocols([alpn])
@@ -47,7 +47,7 @@ def certificate_served(address: str, authority: Authority, *, alpn: str = "h2") 
 def secure_channel(
     address: str, authority: Authority, client: Issued | None = None, *, expected_host: str | None = None
 ) -> grpc.aio.Channel:
-    """A channel of gRPC's own; `expected_host` in place of the address's."""
+    """A plain gRPC channel; `expected_host` overrides the host name of the address."""
     credentials = grpc.ssl_channel_credentials(
         authority.certificate_pem,
         None if client is None else client.key_pem,
@@ -62,7 +62,7 @@ def secure_channel(
 async def status_of(
     address: str, authority: Authority, client: Issued | None = None, *, expected_host: str | None = None
 ) -> grpc.StatusCode:
-    """How a call of GetStatus on a connection of its own ends."""
+    """Return the status of a call of GetStatus on a connection of its own."""
     async with secure_channel(address, authority, client, expected_host=expected_host) as channel:
         call = PurgatoryServiceStub(channel).GetStatus(wire.GetStatusRequest(), timeout=PATIENCE_S)
         code: grpc.StatusCode = await call.code()
@@ -73,14 +73,14 @@ async def status_of(
 async def https(
     address: str, authority: Authority, client: Issued | None = None
 ) -> AsyncIterator[aiohttp.ClientSession]:
-    """A session of HTTP over TLS that keeps no connection."""
+    """A session of HTTP over TLS that keeps no connections open."""
     connector = aiohttp.TCPConnector(ssl=client_context(authority, client), force_close=True)
     async with aiohttp.ClientSession(f"https://{address}", connector=connector) as session:
         yield session
 
 
 async def page_status(session: aiohttp.ClientSession, path: str) -> int:
-    """Of the whole answer: one that was read in part would leave its connection open."""
+    """Return the status after reading the whole answer: a partly read answer would leave its connection open."""
     async with session.get(path) as response:
         await response.read()
         return response.status

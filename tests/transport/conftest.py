@@ -14,13 +14,13 @@ HOSTS = ("localhost", "127.0.0.1")
 
 @dataclass(frozen=True)
 class TlsFolder:
-    """The files that a daemon with TLS reads, and who issued them."""
+    """The files that a daemon with TLS reads, and their issuer."""
 
     folder: Path
     authority: Authority
 
     def put_server(self, issued: Issued) -> None:
-        """Replaces certificate and key, each by renaming, as a careful program does."""
+        """Replace certificate and key, each by renaming, as a careful program does."""
         for name, content in (("server.crt", issued.certificate_pem), ("server.key", issued.key_pem)):
             self.put(name, content)
 
@@ -33,7 +33,7 @@ class TlsFolder:
         return self.authority.issue("purgatory", hosts=HOSTS)
 
     def flags(self, *, client_auth: bool = False, crl: bool = False) -> list[str]:
-        """Of a daemon that uses the files, and looks at them ten times a second."""
+        """Flags of a daemon that uses the files and checks them ten times per second."""
         flags = ["--tls-certificate-file", str(self.folder / "server.crt"), "--tls-reload-interval-ms", "100"]
         flags += ["--tls-key-file", str(self.folder / "server.key")]
         if client_auth:
@@ -50,7 +50,7 @@ def authority() -> Authority:
 
 @pytest.fixture
 def tls_folder(tmp_path: Path, authority: Authority) -> TlsFolder:
-    """With a server's certificate, the authority of clients, and an empty revocation list."""
+    """TLS files: a server certificate, the authority of clients, and an empty revocation list."""
     files = TlsFolder(tmp_path / "tls", authority)
     files.folder.mkdir()
     files.put_server(files.issue_server())

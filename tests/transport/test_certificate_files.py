@@ -1,4 +1,4 @@
-"""TLS files and settings that cannot be used are refused at start, in one line that says what to do."""
+"""Unusable TLS files and settings are refused at start, in one line that explains the remedy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def problem(files: TlsFolder) -> str:
 
 
 def test_each_file_is_checked(tls_folder: TlsFolder) -> None:
-    """One line names the setting and the file, and says what is wrong."""
+    """One line names the setting, the file and the fault."""
     folder, authority = tls_folder.folder, tls_folder.authority
     server = tls_folder.issue_server()
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -80,7 +80,7 @@ def test_each_file_is_checked(tls_folder: TlsFolder) -> None:
     cut=st.booleans(),
 )
 def test_damaged_files_are_told(tls_folder: TlsFolder, name: str, where: float, byte: int, cut: bool) -> None:
-    """Whatever byte is wrong in whichever file, or where it ends: it can be used, or the error is ours."""
+    """With any byte of any file changed, or any file truncated, the files are either usable or raise our own error."""
     path = tls_folder.folder / name
     whole = path.read_bytes()
     place = int(where * len(whole))
@@ -96,7 +96,7 @@ def test_damaged_files_are_told(tls_folder: TlsFolder, name: str, where: float, 
 
 
 def test_revoked_serials_of_all_lists(tls_folder: TlsFolder) -> None:
-    """The file may hold a list of each authority."""
+    """The file may contain a list of each authority."""
     other = Authority("Another")
     tls_folder.put("clients.crt", tls_folder.authority.certificate_pem + other.certificate_pem)
     lists = tls_folder.authority.revocation_list([7]), other.revocation_list([8, 9], next_update=NOW + HOUR)
@@ -107,7 +107,7 @@ def test_revoked_serials_of_all_lists(tls_folder: TlsFolder) -> None:
 
 
 def test_names_of_a_peer(authority: Authority) -> None:
-    """A certificate's names as they are in it; none of a connection without one."""
+    """The names of a peer are those in its certificate; a connection without a certificate has none."""
     issued = authority.issue("orders", hosts=["orders.example", "10.0.0.7"], uris=["spiffe://example/orders"])
     peer = peer_certificate({"x509_pem_cert": [issued.certificate_pem]})
     assert peer is not None
@@ -123,7 +123,7 @@ def test_names_of_a_peer(authority: Authority) -> None:
 
 
 def test_expiry_is_warned_of_once_a_day(tls_folder: TlsFolder, caplog: pytest.LogCaptureFixture) -> None:
-    """From two weeks before the end, and when it has come; of a revocation list that is overdue too."""
+    """A warning is logged from two weeks before the expiry on, and after it; also for an overdue revocation list."""
     now = NOW
     tls = Tls(settings_of(tls_folder), lambda: now)
     day = timedelta(days=1)
@@ -163,13 +163,13 @@ def test_expiry_is_warned_of_once_a_day(tls_folder: TlsFolder, caplog: pytest.Lo
     ],
 )
 def test_loopback(address: str, expected: bool) -> None:
-    """Only what other machines cannot reach counts as loopback."""
+    """Only addresses that other machines cannot reach count as loopback."""
     assert is_loopback(address) is expected
 
 
 @pytest.mark.parametrize("setting", ["grpc", "http"])
 def test_no_plain_text_beyond_loopback(tmp_path: Path, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused at start with one line that says what to do, unless --insecure is said or there is TLS."""
+    """An address beyond loopback is refused at start, in one line with the remedy, unless --insecure or TLS is set."""
     monkeypatch.delenv("PURGATORY_INSECURE", raising=False)
     ended = run_to_end(tmp_path, [f"--{setting}-address", "0.0.0.0:0"])
     assert ended.returncode == 2
@@ -198,7 +198,7 @@ def test_no_plain_text_beyond_loopback(tmp_path: Path, setting: str, monkeypatch
     ],
 )
 def test_settings_that_do_not_go_together(values: dict[str, str], words: str) -> None:
-    """What is half set is refused: it would not do what was meant."""
+    """Incomplete sets of settings are refused, because they would not have the intended effect."""
     with pytest.raises(SettingsError, match=words) as caught:
         load_settings({"tls": values})
     assert str(caught.value).startswith("tls")

@@ -1,4 +1,4 @@
-"""Names of servers that the daemon calls: looked up on threads that nothing waits for."""
+"""Host names of servers that the daemon calls are resolved on threads that nothing waits for at exit."""
 
 import asyncio
 import socket
@@ -12,7 +12,7 @@ from purgatory.service.transport.outbound import system_addresses
 
 
 async def test_names_are_looked_up_by_the_system() -> None:
-    """Each address once; what is not a name is an OSError as an unknown one is."""
+    """Each address is returned once; an invalid name raises OSError, as an unknown one does."""
     assert "127.0.0.1" in await system_addresses("localhost", 80)
     for name in ("a..b", "x" * 64 + ".example", "no.such.name.invalid"):
         with pytest.raises(OSError, match=r"\w"):
@@ -20,13 +20,13 @@ async def test_names_are_looked_up_by_the_system() -> None:
 
 
 async def test_lookups_that_hang_are_limited_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lookup may be given up while it hangs; while as many hang as are allowed further ones are refused, and after
-    that they are not.
+    """A hanging lookup can be abandoned. While the maximum number of lookups hangs, further ones are refused;
+    afterwards they work.
     """
     answered = threading.Event()
     hanging = threading.Semaphore(0)
 
-    def hang(*_: object, **__: object) -> Any:  # noqa: ANN401 - as the function that it replaces
+    def hang(*_: object, **__: object) -> Any:  # noqa: ANN401 - as in the function that it replaces
         hanging.release()
         answered.wait(30)
         return []
@@ -50,5 +50,5 @@ async def test_lookups_that_hang_are_limited_and_not_waited_for(monkeypatch: pyt
             return False
 
     async with asyncio.timeout(30):
-        while not await is_free():  # noqa: ASYNC110 - what it waits for tells nobody
+        while not await is_free():  # noqa: ASYNC110 - the thread does not notify the loop
             await asyncio.sleep(0.01)

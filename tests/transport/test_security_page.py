@@ -1,4 +1,4 @@
-"""The ten minutes of docs/security.md run as they stand."""
+"""The ten-minute tutorial of docs/security.md works as written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PURGATORY = f'purgatory() {{ {shlex.quote(sys.executable)} -m purgatory "$@"; }}
 
 
 def run(script: str, folder: Path, address: str = "") -> str:
-    """What the commands print. `purgatory` is that of this tree, and its daemon the one at `address`."""
+    """Run the commands and return their output. `purgatory` is this tree's, and its daemon is the one at `address`."""
     done = subprocess.run(
         ["bash", "-euc", PURGATORY + script],
         cwd=folder,
@@ -32,7 +32,7 @@ def run(script: str, folder: Path, address: str = "") -> str:
 
 
 def test_ten_minutes(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """Authority, tokens and policy are made, the daemon serves with them, and callers see what the page says."""
+    """Authority, tokens and policy are created, the daemon serves with them, and callers get the documented answers."""
     made, served, called, certificates = re.findall(r"```sh\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     assert run(made, tmp_path).endswith("yes\n")
     words = shlex.split(served.replace("\\\n", " "), comments=True)
@@ -47,7 +47,7 @@ def test_ten_minutes(start_daemon: StartDaemon, tmp_path: Path) -> None:
 
 
 def test_settings_on_the_page_exist() -> None:
-    """Every setting that the page names is one, so a renamed limit cannot leave the page behind."""
+    """Every setting named on the page exists, so a renamed limit must be renamed there too."""
     groups = {name.partition(".")[0] for name in setting_names() if "." in name}
     named = set(re.findall(r"`([a-z]+\.[a-z_]+)", PAGE.read_text("utf-8")))
     settings = {name for name in named if name.partition(".")[0] in groups and not name.endswith((".crt", ".key"))}
@@ -56,7 +56,7 @@ def test_settings_on_the_page_exist() -> None:
 
 
 def test_every_limit_is_on_the_page() -> None:
-    """A setting that bounds what a caller can take is in the table of limits."""
+    """Every setting that limits the use of a caller is in the table of limits."""
     bounds = {name for name in setting_names() if name.startswith(("limits.", "shares.")) or name.endswith("s_max")}
     page = PAGE.read_text("utf-8")
     assert len(bounds) > 15

@@ -39,7 +39,7 @@ def access(tmp_path: Path) -> list[str]:
 
 
 async def use(client: AsyncClient) -> None:
-    """Everything that travels in its own way: a session's stream, the stream of events, unary calls."""
+    """Use every kind of transport: a session's stream, the stream of events, unary calls."""
     await client.advance("orders-1", high_watermark=7)
     assert (await client.produce({"orders-1": 7}, timeout=10)).satisfied
     assert (await client.status()).version
@@ -48,7 +48,7 @@ async def use(client: AsyncClient) -> None:
 async def test_certificates_as_paths_and_as_bytes(
     start_daemon: StartDaemon, tls_folder: TlsFolder, access: list[str]
 ) -> None:
-    """Paths and contents are the same; the certificate's common name is the principal."""
+    """Paths and contents of certificates are equivalent; the certificate's common name is the principal."""
     daemon = start_daemon(*tls_folder.flags(client_auth=True), *access)
     issued = tls_folder.authority.issue("orders")
     certificate, key = issued.write(tls_folder.folder, "orders")
@@ -77,7 +77,7 @@ async def test_certificates_as_paths_and_as_bytes(
 async def test_tokens(
     start_daemon: StartDaemon, tls_folder: TlsFolder, access: list[str], tmp_path: Path, form: str, tls: bool
 ) -> None:
-    """Every call shows the token, over TLS and on loopback without; a file or function is asked for each call."""
+    """Every call sends the token, over TLS and on loopback without it; a file or function is read for each call."""
     daemon = start_daemon(*access, *(tls_folder.flags() if tls else ()))
     authority = tls_folder.authority.certificate_pem if tls else None
     first, second = (add_token(tmp_path / "tokens", "orders", None) for _ in range(2))
@@ -103,7 +103,7 @@ async def test_tokens(
 
 
 async def until_known(client: AsyncClient) -> None:
-    """Returns once the daemon has read the tokens again."""
+    """Return once the daemon has read the tokens again."""
 
     async def is_known() -> bool:
         try:
@@ -142,7 +142,7 @@ async def test_daemon_that_cannot_be_trusted(start_daemon: StartDaemon, tls_fold
 
 
 def test_blocking_client(start_daemon: StartDaemon, tls_folder: TlsFolder, access: list[str], tmp_path: Path) -> None:
-    """It takes the same arguments."""
+    """The blocking client takes the same arguments."""
     token = add_token(tmp_path / "tokens", "orders", None)
     daemon = start_daemon(*tls_folder.flags(), *access)
     with Client(daemon.address, tls_ca=tls_folder.folder / "clients.crt", token=token) as client:
@@ -151,7 +151,9 @@ def test_blocking_client(start_daemon: StartDaemon, tls_folder: TlsFolder, acces
 
 
 def test_command_line(start_daemon: StartDaemon, tls_folder: TlsFolder, access: list[str], tmp_path: Path) -> None:
-    """Options and variables alike; exit code 17 for a caller that is not known or not allowed, 13 without trust."""
+    """Options and variables are equivalent; exit code 17 for an unauthenticated or unauthorized caller, 13 without
+    trust.
+    """
     path = tmp_path / "token"
     path.write_text(add_token(tmp_path / "tokens", "orders", None))
     nobody = tmp_path / "nobody"
@@ -184,7 +186,7 @@ def test_command_line(start_daemon: StartDaemon, tls_folder: TlsFolder, access: 
 
 
 def test_every_command_that_calls_the_daemon_can_be_secured() -> None:
-    """Whatever takes an address takes the options of TLS and tokens too."""
+    """Every command that takes an address also takes the options for TLS and tokens."""
     callbacks = [command.callback for command in app.registered_commands]
     parameters = [set(inspect.signature(callback).parameters) for callback in callbacks if callback is not None]
     calling = [names for names in parameters if "address" in names]
@@ -205,7 +207,7 @@ def test_every_command_that_calls_the_daemon_can_be_secured() -> None:
     ],
 )
 def test_arguments_that_cannot_be_used(build: Callable[[], object], words: str) -> None:
-    """An error that names the argument, and never quotes a token."""
+    """An unusable argument causes an error that names the argument and never quotes a token."""
     with pytest.raises(InvalidRequest, match=words) as caught:
         build()
     assert "lines" not in str(caught.value)
@@ -217,7 +219,7 @@ def test_arguments_that_cannot_be_used(build: Callable[[], object], words: str) 
     [("127.0.0.1:1", False), ("[::1]:1", False), ("localhost:1", False), ("unix:/x", False), ("10.0.0.1:1", True)],
 )
 async def test_token_in_the_clear_is_warned_of(address: str, warned: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """A token that travels to another machine without TLS is logged as a warning, without the token."""
+    """A token that is sent to another machine without TLS causes a warning in the log, without the token."""
     caplog.set_level(logging.WARNING)
     channel = open_channel(address, ChannelSecurity(token="secret"))
     await channel.close()

@@ -1,4 +1,4 @@
-"""The real daemon with TLS: who gets in with which certificate, by gRPC and by HTTP."""
+"""The real daemon with TLS: which certificates are accepted, over gRPC and over HTTP."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_both_ports_speak_tls(start_daemon: StartDaemon, tls_folder: TlsFolder) -> None:
-    """Both serve the certificate of the files, and answer whoever trusts its authority."""
+    """Both ports serve the certificate from the files, and clients that trust its authority get answers."""
     daemon = start_daemon(*tls_folder.flags())
     authority = tls_folder.authority
     assert await status_of(daemon.address, authority) is OK
@@ -46,7 +46,7 @@ async def test_both_ports_speak_tls(start_daemon: StartDaemon, tls_folder: TlsFo
 
 
 async def test_plain_text_is_not_answered(start_daemon: StartDaemon, tls_folder: TlsFolder) -> None:
-    """A caller without TLS gets no answer on either port."""
+    """A client without TLS gets no answer on either port."""
     daemon = start_daemon(*tls_folder.flags())
     async with grpc.aio.insecure_channel(daemon.address) as channel:
         assert await PurgatoryServiceStub(channel).GetStatus(wire.GetStatusRequest(), timeout=5).code() is UNAVAILABLE
@@ -57,7 +57,7 @@ async def test_plain_text_is_not_answered(start_daemon: StartDaemon, tls_folder:
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1])
 def test_old_versions_are_refused(start_daemon: StartDaemon, tls_folder: TlsFolder, version: ssl.TLSVersion) -> None:
-    """TLS 1.1 and older end at the handshake, on both ports."""
+    """TLS 1.1 and older versions fail at the handshake, on both ports."""
     daemon = start_daemon(*tls_folder.flags())
     context = client_context(tls_folder.authority)
     with pytest.warns(DeprecationWarning, match="TLSVersion"):
@@ -70,7 +70,7 @@ def test_old_versions_are_refused(start_daemon: StartDaemon, tls_folder: TlsFold
 
 
 async def test_client_refuses_a_daemon_it_cannot_trust(start_daemon: StartDaemon, tls_folder: TlsFolder) -> None:
-    """A caller that trusts another authority, or expects another host, does not connect."""
+    """A client that trusts another authority, or expects another host name, does not connect."""
     daemon = start_daemon(*tls_folder.flags())
     assert await status_of(daemon.address, Authority("Another")) is UNAVAILABLE
     assert await status_of(daemon.address, tls_folder.authority, expected_host="elsewhere.example") is UNAVAILABLE
@@ -78,7 +78,7 @@ async def test_client_refuses_a_daemon_it_cannot_trust(start_daemon: StartDaemon
 
 
 async def test_required_certificates(start_daemon: StartDaemon, tls_folder: TlsFolder) -> None:
-    """Only a caller with a valid, unrevoked certificate of the right authority is served; HTTP probes need none."""
+    """Only clients with a valid, unrevoked certificate of the right authority are served; HTTP probes need none."""
     authority = tls_folder.authority
     now = datetime.now(UTC)
     hour = timedelta(hours=1)
@@ -114,7 +114,7 @@ async def test_required_certificates(start_daemon: StartDaemon, tls_folder: TlsF
 
 
 async def test_revoked_certificate_reaches_no_service(start_daemon: StartDaemon, tls_folder: TlsFolder) -> None:
-    """Health and reflection refuse it too, and it learns only that it has been revoked."""
+    """Health and reflection refuse a revoked certificate too, and reveal only that it is revoked."""
     authority = tls_folder.authority
     revoked = authority.issue("laptop")
     tls_folder.put("clients.crl", authority.revocation_list([revoked.serial_number]))

@@ -1,4 +1,4 @@
-"""TLS files change under a serving daemon: new connections get the new certificate, open streams live on."""
+"""TLS files change while the daemon serves: new connections get the new certificate, and open streams continue."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TAKEN = "new TLS files are in use"
 
 
 def served_everywhere(daemon: DaemonProcess, tls_folder: TlsFolder) -> set[int]:
-    """The serial numbers of the certificates that both ports give to new connections."""
+    """Return the serial numbers of the certificates that both ports present to new connections."""
     authority = tls_folder.authority
     return {
         certificate_served(daemon.address, authority),
@@ -37,7 +37,7 @@ def served_everywhere(daemon: DaemonProcess, tls_folder: TlsFolder) -> set[int]:
 
 
 async def test_new_certificate_while_streams_are_open(start_daemon: StartDaemon, tls_folder: TlsFolder) -> None:
-    """The stream opened before goes on; new connections to both ports see the new certificate."""
+    """A stream that was opened before continues; new connections to both ports get the new certificate."""
     daemon = start_daemon(*tls_folder.flags())
     async with secure_channel(daemon.address, tls_folder.authority) as channel:
         stream = PurgatoryServiceStub(channel).AdvanceStream()
@@ -56,7 +56,7 @@ async def test_new_certificate_while_streams_are_open(start_daemon: StartDaemon,
 
 
 async def test_files_behind_a_link_that_is_swapped(start_daemon: StartDaemon, tls_folder: TlsFolder) -> None:
-    """As a mounted secret changes: files link through a link to a folder, which is renamed over."""
+    """Files are reloaded when they are links through a folder link that is replaced, as in a mounted secret."""
     folder = tls_folder.folder
     for generation in ("first", "second"):
         (folder / generation).mkdir()
@@ -94,7 +94,9 @@ def foreign_list(files: TlsFolder) -> None:
 async def test_broken_files_change_nothing(
     start_daemon: StartDaemon, tls_folder: TlsFolder, spoil: Callable[[TlsFolder], None]
 ) -> None:
-    """The old ones serve on, which is logged and counted; files that are whole again are taken over."""
+    """Broken files leave the old ones in use, which is logged and counted; once the files are complete, they are
+    loaded.
+    """
     client = tls_folder.authority.issue("orders")
     daemon = start_daemon(*tls_folder.flags(client_auth=True, crl=True))
     spoil(tls_folder)
@@ -113,7 +115,7 @@ async def test_broken_files_change_nothing(
 
 
 async def test_new_authority_of_clients(start_daemon: StartDaemon, tls_folder: TlsFolder) -> None:
-    """Once it is taken over, certificates of the old authority open no new connection, by gRPC or by HTTP."""
+    """Once the new authority is loaded, certificates of the old one open no new connection, over gRPC or HTTP."""
     authority, other = tls_folder.authority, Authority("The next authority")
     old, new = authority.issue("orders"), other.issue("orders")
     daemon = start_daemon(*tls_folder.flags(client_auth=True))
@@ -130,7 +132,7 @@ async def test_new_authority_of_clients(start_daemon: StartDaemon, tls_folder: T
 
 
 async def test_revoked_certificate_loses_its_open_stream(start_daemon: StartDaemon, tls_folder: TlsFolder) -> None:
-    """A stream opened with a certificate that is revoked meanwhile ends with its next message."""
+    """A stream whose certificate is revoked while it is open ends with its next message."""
     authority = tls_folder.authority
     client = authority.issue("orders")
     nothing = wire.AdvanceStreamRequest(rows=event_pb2.EventRows())

@@ -1,4 +1,4 @@
-"""Waits with a callback, against a real daemon, over plain gRPC calls."""
+"""Waits with a callback, against a real daemon, with plain gRPC calls."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ NEVER_MS: Final = 3_600_000
 
 
 def webhook_flags(folder: Path, *more: str, hosts: str = "127.0.0.1:* localhost:*", retry_ms: int = 20) -> list[str]:
-    """Flags of a daemon that may call receivers on loopback, and tries again soon."""
+    """Flags of a daemon that may call receivers on loopback and retries soon."""
     secret_file = folder / "webhook-secrets"
     secret_file.write_text(SECRET + "\n", "utf-8")
     return [
@@ -44,7 +44,7 @@ class CallbackCaller:
         self._channel.close()
 
     def register(self, session_id: str, url: str, keys: Iterable[str], first_id: int = 1) -> wire.Receipt:
-        """One wait for each key, for its first signal."""
+        """Register one wait for the first signal of each key."""
         operations = [
             operation_pb2.Operation(
                 operation_id=number,
@@ -77,7 +77,7 @@ class CallbackCaller:
         return status.unacknowledged_results
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Returns once the daemon has come so far."""
+        """Wait until the condition holds."""
         deadline_s = time.monotonic() + DEADLINE_S
         while not condition():
             assert time.monotonic() < deadline_s, "it has not come to pass"

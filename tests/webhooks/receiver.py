@@ -1,4 +1,4 @@
-"""A real HTTP server that receives webhooks, and answers each as the test says."""
+"""A real HTTP server that receives webhooks and responds as the test specifies."""
 
 import json
 import ssl
@@ -14,11 +14,11 @@ from standardwebhooks import Webhook
 SECRET: Final = "whsec_" + "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 DEADLINE_S: Final = 60.0
 HANG, DROP = 0, -1
-"""Answers that are none: the connection stays silent until the server ends, or is closed at once."""
+"""No response: the connection stays silent until the server ends, or is closed at once."""
 
 
 class Received(NamedTuple):
-    """One request that came with a valid signature."""
+    """One request with a valid signature."""
 
     path: str
     webhook_id: str
@@ -30,13 +30,13 @@ class Received(NamedTuple):
 
 
 Answer = Callable[[Received], int]
-"""The status, HANG or DROP."""
+"""A status code, HANG or DROP."""
 
 
 class WebhookReceiver:
-    """Serves on a free port of loopback until the block ends; `answer` may be replaced at any time.
+    """Serves on a free port of loopback until the block ends. `answer` may be replaced at any time.
 
-    `secret` is what its senders sign with; with `tls` it speaks HTTPS.
+    `secret` is the senders' signing secret; with `tls`, the server uses HTTPS.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class WebhookReceiver:
         self._scheme: Final = "http" if tls is None else "https"
         self.received: Final[list[Received]] = []
         self.unsigned: Final[list[str]] = []
-        """What came without a valid signature, and why it is none."""
+        """The errors of requests without a valid signature."""
         self._changed: Final = threading.Condition()
         self._ending: Final = threading.Event()
         receiver = self
@@ -105,7 +105,7 @@ class WebhookReceiver:
         body = handler.rfile.read(int(handler.headers["content-length"]))
         try:
             self._webhook.verify(body, dict(handler.headers.items()))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the test is to see it
+        except Exception as error:  # noqa: BLE001 - the test examines every error
             self.unsigned.append(repr(error))
             return 500
         received = Received(handler.path, handler.headers["webhook-id"], json.loads(body))
@@ -115,7 +115,7 @@ class WebhookReceiver:
         return self.answer(received)
 
     def wait_for(self, condition: Callable[[list[Received]], bool]) -> list[Received]:
-        """What has been received once that satisfies the condition."""
+        """Wait until the received requests satisfy the condition, and return them."""
         deadline_s = time.monotonic() + DEADLINE_S
         with self._changed:
             while not condition(self.received):

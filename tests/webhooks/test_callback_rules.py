@@ -1,4 +1,4 @@
-"""Which URLs may be callbacks, and which addresses are connected to."""
+"""Which URLs are allowed as callbacks, and which addresses may be connected to."""
 
 import ipaddress
 
@@ -28,7 +28,7 @@ def rules(*hosts: str, allow_http: bool = True, allow_private: bool = False) -> 
     ],
 )
 def test_what_an_entry_allows(entry: str, url: str) -> None:
-    """A name allows the ports of its scheme, or the one or any that it says; an asterisk all names below."""
+    """A name allows the default ports of its schemes, the given port, or any; an asterisk matches all names below."""
     rules(entry).check_url(url)
 
 
@@ -54,13 +54,13 @@ def test_what_an_entry_allows(entry: str, url: str) -> None:
     ],
 )
 def test_what_no_entry_allows(entry: str, url: str) -> None:
-    """Neither other ports, nor names that look alike, nor anything that two parsers may read in two ways."""
+    """Other ports, similar names, and URLs that two parsers may read in different ways are refused."""
     with pytest.raises(CallbackNotAllowed):
         rules(entry).check_url(url)
 
 
 def test_http_needs_leave() -> None:
-    """http:// is refused unless it is allowed; the target is what is left of the URL."""
+    """http:// is refused unless it is allowed; the target is the rest of the URL."""
     with pytest.raises(CallbackNotAllowed, match="allow_http"):
         rules("a.example", allow_http=False).check_url("http://a.example/")
     assert rules("a.example").check_url("http://a.example/x?y") == CallbackTarget("http", "a.example", 80, "/x?y")
@@ -78,7 +78,7 @@ def test_http_needs_leave() -> None:
     ],
 )  # fmt: skip
 def test_addresses_that_are_not_public(address: str) -> None:
-    """None of these is connected to, by itself or by what it stands for; unless private ones are allowed."""
+    """None of these addresses, embedded or not, may be connected to, unless private addresses are allowed."""
     with pytest.raises(CallbackNotAllowed, match="not public"):
         rules().allowed_addresses("a.example", [address])
     assert rules().allowed_addresses("a.example", [address, "1.1.1.1"]) == ["1.1.1.1"]
@@ -90,13 +90,13 @@ def test_addresses_that_are_not_public(address: str) -> None:
     ["1.1.1.1", "192.88.98.1", "2606:4700::1111", "2001:4860::1", "3ffe::1", "::ffff:1.1.1.1", "64:ff9b::101:101"],
 )
 def test_addresses_that_are_public(address: str) -> None:
-    """Those of the internet, and IPv6 addresses that stand for them."""
+    """Addresses of the public internet are allowed, and so are IPv6 addresses that embed them."""
     assert rules().allowed_addresses("a.example", [address]) == [address]
 
 
 @given(st.ip_addresses(v=4))
 def test_no_disguise_makes_an_address_public(address: ipaddress.IPv4Address) -> None:
-    """An IPv4 address in an IPv6 one is allowed exactly if it is allowed by itself."""
+    """An IPv4 address embedded in an IPv6 address is allowed if and only if the IPv4 address is."""
     number = int(address)
     disguises = [
         str(address),

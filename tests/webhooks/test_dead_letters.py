@@ -1,4 +1,4 @@
-"""The list of what was given up: bounded, in order, and told to the journal."""
+"""The list of dead letters: bounded, in order, and reported to the journal."""
 
 from collections import Counter
 
@@ -11,7 +11,7 @@ from purgatory.v1 import webhook_pb2
 
 
 class KeptRows:
-    """What a journal would have after each change."""
+    """The rows that a journal would have after each change."""
 
     def __init__(self) -> None:
         self.rows: dict[int, bytes] = {}
@@ -34,8 +34,8 @@ def listed(letters: DeadLetters) -> list[str]:
 @given(st.lists(st.sampled_from(["a", "b", "c", "d", "-a", "-b"]), min_size=8, max_size=40), st.integers(1, 3))
 @example(["a", "b", "a", "c"], 2)
 def test_the_list_is_a_bounded_dictionary(steps: list[str], most: int) -> None:
-    """Against a plain dictionary: the oldest go, one that comes again keeps its place, and rows are what is listed; a
-    list that is restored from them is the same.
+    """Compared with a dictionary: the oldest letters are dropped, and a letter added again keeps its position. The
+    journal's rows match the list, and a list restored from them is equal.
     """
     kept, oracle = KeptRows(), dict[str, None]()
     letters = DeadLetters(most, kept.changed)
@@ -61,7 +61,7 @@ def test_the_list_is_a_bounded_dictionary(steps: list[str], most: int) -> None:
 
 
 def test_large_letters_go_by_their_bytes() -> None:
-    """However many may be kept, together they have their limit; the newest stays, whatever its size."""
+    """The total size is limited, whatever the number of letters; the newest letter is kept, whatever its size."""
     letters = DeadLetters(1_000, lambda _number, _content: None)
     for number in range(5):
         letters.add(letter(f"{number}", "x" * (dead_letters.LETTERS_BYTES_MAX // 3)))
@@ -74,8 +74,8 @@ def test_large_letters_go_by_their_bytes() -> None:
 @given(st.lists(st.sampled_from("abc"), min_size=20, max_size=60))
 @example(["a"] * 3 + ["b"] * 40)
 def test_no_principal_pushes_out_letters_of_one_with_fewer(principals: list[str]) -> None:
-    """With a room of six for three: each keeps its two latest letters whatever the others do, and what is dropped is
-    the oldest of whoever has most.
+    """With space for six letters of three principals, each principal keeps its two latest letters, whatever the others
+    do. The principal with the most letters loses its oldest one.
     """
     letters = DeadLetters(6, lambda _number, _content: None)
     for number, principal in enumerate(principals):
@@ -92,7 +92,7 @@ def test_no_principal_pushes_out_letters_of_one_with_fewer(principals: list[str]
 
 
 def test_bytes_are_shared_too() -> None:
-    """Large letters of one principal do not push out the small one of another."""
+    """Large letters of one principal do not displace the small letter of another."""
     letters = DeadLetters(1_000, lambda _number, _content: None)
     letters.add(letter("small", principal="a"))
     for number in range(5):
@@ -101,7 +101,7 @@ def test_bytes_are_shared_too() -> None:
 
 
 def test_a_letter_that_fails_again_is_the_same_letter() -> None:
-    """It keeps its place and its id, and says why it failed the last time."""
+    """It keeps its position and its id, and has the latest error."""
     letters = DeadLetters(10, lambda _number, _content: None)
     letters.add(letter("a"))
     letters.add(letter("b"))

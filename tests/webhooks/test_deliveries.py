@@ -1,4 +1,4 @@
-"""Who is sent next and when, with attempts that the test ends, and pauses that it lets pass."""
+"""Order and timing of deliveries. The test controls when attempts end, and pauses pass on a manual clock."""
 
 import asyncio
 from collections import Counter
@@ -12,7 +12,7 @@ SCHEDULE = RetrySchedule(first_ms=1_000, longest_ms=8_000, give_up_ms=20_000)
 
 
 class TriedPosts:
-    """Deliveries, what they have tried, and a clock that moves by the pauses."""
+    """Deliveries with a record of their attempts, and a clock that advances by the pauses."""
 
     def __init__(self, posts_max: int = 100, posts_per_host_max: int = 4, schedule: RetrySchedule = SCHEDULE) -> None:
         self.now_s = 0.0
@@ -23,10 +23,10 @@ class TriedPosts:
         self.most: Counter[str] = Counter()
         self.most_of_all = 0
         self.took_s = 0.0
-        """How far each attempt moves the clock."""
+        """Seconds by which each attempt advances the clock."""
         self.answer: Callable[[str], Attempt] = lambda _host: Attempt(DELIVERED)
         self.gates: dict[str, asyncio.Event] = {}
-        """Attempts to these hosts end once theirs is set."""
+        """Attempts to these hosts end once their event is set."""
         self.deliveries = Deliveries(
             schedule,
             posts_max=posts_max,
@@ -49,7 +49,7 @@ class TriedPosts:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(60):
-            while not condition():  # noqa: ASYNC110 - what it waits for tells nobody
+            while not condition():  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0)
 
 
@@ -83,7 +83,7 @@ class Sent:
 
 
 async def test_pauses_double_up_to_the_longest_until_it_is_given_up() -> None:
-    """1, 2, 4, 8, and the last one only as long as there is time; then it is over, with all attempts counted."""
+    """Pauses of 1, 2, 4, 8 s; the last one is cut to the time left. Then the webhook is given up, attempts counted."""
     world = TriedPosts()
     world.answer = lambda _host: Attempt(REFUSED, "HTTP 500")
     world.add("a", "s", "one")
@@ -93,7 +93,7 @@ async def test_pauses_double_up_to_the_longest_until_it_is_given_up() -> None:
 
 
 async def test_a_receiver_says_when_to_come_back() -> None:
-    """Retry-After makes a pause longer, never shorter, and not longer than there is time."""
+    """Retry-After makes a pause longer, never shorter, and never longer than the time left."""
     world = TriedPosts()
     answers = [Attempt(REFUSED, "", 7), Attempt(REFUSED, "", 1), Attempt(REFUSED, "", 100), Attempt(DELIVERED)]
     world.answer = lambda _host: answers.pop(0)
@@ -113,7 +113,7 @@ async def test_a_final_answer_is_given_up_at_once() -> None:
 
 
 async def test_hosts_have_places_and_senders_take_turns() -> None:
-    """No host has more than its places, and one sender's hundred do not come before another's one."""
+    """No host uses more than its slots, and a hundred deliveries of one sender do not delay another sender's one."""
     world = TriedPosts(posts_per_host_max=2)
     world.add("a", "first", "first")
     await world.until(lambda: len(world.ended) == 1)
@@ -129,9 +129,7 @@ async def test_hosts_have_places_and_senders_take_turns() -> None:
 
 
 async def test_a_silent_host_has_one_place_and_others_have_theirs() -> None:
-    """While 1,000 wait for a host that hangs, which has one place, those for another one are delivered with all of its
-    places.
-    """
+    """While 1,000 deliveries wait for an unresponsive host, which has one slot, another host uses all of its slots."""
     world = TriedPosts(posts_max=8, posts_per_host_max=4, schedule=RetrySchedule(1_000, 8_000, 10**9))
     world.gates["hanging"] = asyncio.Event()
     for number in range(1_000):
@@ -151,8 +149,8 @@ async def test_a_silent_host_has_one_place_and_others_have_theirs() -> None:
 
 
 async def test_silent_hosts_have_half_of_the_places() -> None:
-    """70 hosts that never answer hold half of 64 places; a host that has answered before is served at once, all of its
-    many, and a new one as soon as one of the others is given up on, before those that have been tried.
+    """70 hosts that never respond use half of 64 slots. A host that has responded before is served immediately, with
+    all of its slots. A new host gets a slot as soon as an attempt ends, before the hosts that have been tried.
     """
     world = TriedPosts(posts_max=64, schedule=RetrySchedule(1_000, 8_000, 10**9))
     world.add("known", "s", "known before")
@@ -178,7 +176,7 @@ async def test_silent_hosts_have_half_of_the_places() -> None:
 
 
 async def test_a_slow_host_is_not_prompt_until_it_is() -> None:
-    """Answers that take longer than a second leave a host among those with half of the places, with all of its own."""
+    """Hosts that take longer than a second to respond share half of the slots, until they respond within a second."""
     world = TriedPosts(posts_max=8, posts_per_host_max=4)
     world.took_s = 2.0
     for number in range(20):
@@ -195,7 +193,7 @@ async def test_a_slow_host_is_not_prompt_until_it_is() -> None:
 
 
 async def test_busy_prompt_hosts_do_not_starve_others() -> None:
-    """While more is sent to prompt hosts than there are places, a new host has its turn."""
+    """While prompt hosts have more deliveries than there are slots, a new host still gets a turn."""
     world = TriedPosts(posts_max=4, posts_per_host_max=4)
     for host in "abcd":
         world.add(host, "s", f"{host} first")
@@ -210,7 +208,7 @@ async def test_busy_prompt_hosts_do_not_starve_others() -> None:
 
 
 async def test_what_is_not_wanted_any_more_is_not_sent() -> None:
-    """Neither from the line nor after a pause; and nothing of its host is kept."""
+    """Neither from the queue nor after a pause; and no state of its host is kept."""
     world = TriedPosts(posts_per_host_max=1)
     world.gates["a"] = asyncio.Event()
     first, second = world.add("a", "s", "first"), world.add("a", "s", "second")
@@ -223,7 +221,7 @@ async def test_what_is_not_wanted_any_more_is_not_sent() -> None:
 
 
 async def test_a_host_that_answers_again_has_all_its_places() -> None:
-    """What waits behind a silent host goes by all places once an attempt has been answered."""
+    """Deliveries queued for a silent host use all of its slots once an attempt is answered."""
     world = TriedPosts(posts_per_host_max=4, schedule=RetrySchedule(1_000, 8_000, 10**9))
     world.answer = lambda _host: Attempt(UNREACHABLE)
     for number in range(50):
@@ -236,7 +234,7 @@ async def test_a_host_that_answers_again_has_all_its_places() -> None:
 
 
 async def test_closing_leaves_what_waits() -> None:
-    """What is in flight may end in the time that there is; nothing more is begun unless that is asked for."""
+    """Attempts in flight may finish in the time available; queued deliveries start only if requested."""
     for start_more, delivered in ((False, 1), (True, 3)):
         world = TriedPosts(posts_per_host_max=1)
         for number in range(3):

@@ -1,4 +1,4 @@
-"""Signatures by every secret in force, files of secrets that cannot be used, and whose dead letters are whose."""
+"""Signatures with every current secret, unusable files of secrets, and access to dead letters."""
 
 import base64
 import hmac
@@ -28,8 +28,8 @@ OLD, NEW, OTHER = ("whsec_" + base64.b64encode(bytes([number]) * 24).decode() fo
 
 
 def test_each_secret_in_force_signs(tmp_path: Path) -> None:
-    """While a secret is replaced, a receiver that knows either accepts the webhook; one that knows neither does not,
-    and nobody does once the body has changed.
+    """While a secret is being replaced, a receiver that knows either one accepts the webhook. A receiver that knows
+    neither rejects it, and every receiver rejects a modified body.
     """
     path = tmp_path / "secrets"
     path.write_text(f"{OLD}\n{NEW}\n", "utf-8")
@@ -51,7 +51,7 @@ def test_each_secret_in_force_signs(tmp_path: Path) -> None:
     "content", ["", "\n", "secret", "whsec_", "whsec_c2hvcnQ=", f"{OLD}\nwhsec_!!!", "whsec_ab\xff"]
 )
 def test_a_file_that_holds_anything_else_is_refused(tmp_path: Path, content: str) -> None:
-    """None of these signs anything; the message names the setting and not the secret."""
+    """None of these is accepted; the message names the setting and does not contain the secret."""
     path = tmp_path / "secrets"
     path.write_bytes(content.encode("latin-1"))
     with pytest.raises(CannotSendWebhooks, match=r"webhooks\.secret_file") as raised:
@@ -71,8 +71,8 @@ def test_a_file_that_holds_anything_else_is_refused(tmp_path: Path, content: str
 @example("A" * 41 + "B", 0)
 @example("A" * 20 + "==" + "A" * 20, 0)
 def test_a_secret_means_one_key_or_is_refused(text: str, cut: int) -> None:
-    """Whatever follows the prefix: what is accepted signs with the key that strict decoding gives, padded or not, and
-    with the key that the receivers' package computes from the same text.
+    """A secret that is accepted, padded or not, signs with the key from strict decoding, which is also the key that the
+    receivers' package computes from the same text.
     """
     secret = "whsec_" + text[: len(text) - cut]
     with tempfile.TemporaryDirectory() as folder:
@@ -92,8 +92,8 @@ def test_a_secret_means_one_key_or_is_refused(text: str, cut: int) -> None:
 
 @pytest.mark.parametrize("count", [24, 25, 26, 32])
 def test_secrets_of_any_random_bytes(tmp_path: Path, count: int) -> None:
-    """In the standard alphabet they are accepted, with or without padding; in the one of URLs the same bytes are
-    refused as soon as it makes a difference.
+    """In the standard alphabet they are accepted, with or without padding. In the URL-safe alphabet the same bytes are
+    refused if their text differs.
     """
     path = tmp_path / "secrets"
     key = bytes(range(255, 255 - count, -1))
@@ -114,7 +114,7 @@ def test_a_file_that_is_missing_is_refused(tmp_path: Path) -> None:
 
 
 async def test_letters_are_their_principals_and_the_admins() -> None:
-    """Nobody lists or sends the letters of others but the role admin everywhere; pages go on where they ended."""
+    """Only the owner and the role admin on everything may list or resend letters. Pages continue where they ended."""
     async with serving() as served:
         webhooks = Webhooks(served.host, WebhooksSettings())
         for number in range(3):

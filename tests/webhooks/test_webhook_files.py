@@ -1,4 +1,4 @@
-"""The files that webhooks need, with a real daemon: authorities of receivers, and secrets that are replaced."""
+"""The files that webhooks need, with a real daemon: certificate authorities of receivers, and replaced secrets."""
 
 import signal
 import ssl
@@ -13,13 +13,13 @@ from tests.webhooks.callbacks import CallbackCaller, webhook_flags
 from tests.webhooks.receiver import SECRET, WebhookReceiver
 
 OF_URLS = "whsec_" + "_" * 43
-"""As `secrets.token_urlsafe(32)` may make it: receivers drop characters that are not of the standard alphabet."""
+"""`secrets.token_urlsafe(32)` may return this: receivers drop characters outside the standard alphabet."""
 OTHER_SECRET = "whsec_" + "Zm9ydHktdHdvIG9yZGVycyBhbmQgdGhyZWU="
 
 
 @pytest.fixture
 def served_context(tmp_path: Path) -> tuple[Authority, ssl.SSLContext]:
-    """An authority that nobody knows, and what a receiver with a certificate of it serves with."""
+    """A private authority, and the TLS settings of a receiver with a certificate from it."""
     authority = Authority("A private authority")
     issued = authority.issue("receiver", hosts=["127.0.0.1"])
     files = tmp_path / "receiver.crt", tmp_path / "receiver.key"
@@ -33,7 +33,7 @@ def served_context(tmp_path: Path) -> tuple[Authority, ssl.SSLContext]:
 def test_a_receiver_with_a_certificate_of_a_private_authority(
     start_daemon: StartDaemon, tmp_path: Path, served_context: tuple[Authority, ssl.SSLContext]
 ) -> None:
-    """A daemon that was told of the authority delivers; one that was not sends nothing, and the letter says why."""
+    """A daemon with the authority delivers. Without it, the daemon sends nothing and the letter has the reason."""
     authority, context = served_context
     ca_file = tmp_path / "authority.crt"
     ca_file.write_bytes(authority.certificate_pem)
@@ -55,8 +55,8 @@ def test_a_receiver_with_a_certificate_of_a_private_authority(
 
 
 def test_a_secret_is_replaced_while_the_daemon_runs(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """From SIGHUP on webhooks are signed with the new one; what was signed before and refused is sent again. A file
-    that cannot be used changes nothing, and is named.
+    """After SIGHUP, webhooks are signed with the new secret, and so are retries of earlier ones. A file that cannot be
+    used changes nothing and is named in the log.
     """
     daemon = start_daemon(*webhook_flags(tmp_path))
     secret_file = tmp_path / "webhook-secrets"
@@ -82,7 +82,7 @@ def test_a_secret_is_replaced_while_the_daemon_runs(start_daemon: StartDaemon, t
 
 @pytest.mark.parametrize("content", ["", OF_URLS])
 def test_a_daemon_does_not_start_with_unusable_secrets(tmp_path: Path, content: str) -> None:
-    """It ends with one line that names the setting and says what a secret looks like."""
+    """The daemon ends with one line that names the setting and describes the format of a secret."""
     flags = webhook_flags(tmp_path)
     (tmp_path / "webhook-secrets").write_text(content, "utf-8")
     ended = run_to_end(tmp_path, [*flags, "--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"])

@@ -1,4 +1,4 @@
-"""One attempt against a real server: the address that is checked is the one that is connected to."""
+"""One attempt against a real server: the address that was checked is the one that is connected to."""
 
 import asyncio
 import ssl
@@ -30,12 +30,12 @@ BODY = '{"type":"operation.ended","data":{"result":{"operationId":"1"}}}'
 
 
 def signed() -> list[tuple[bytes, bytes]]:
-    """Headers signed now: a receiver refuses a signature of five minutes ago, and a suite runs for longer."""
+    """Headers signed now: receivers refuse signatures older than five minutes, and a test run takes longer."""
     return WebhookSigner([SECRET]).headers("id.1", BODY)
 
 
 class ChangingNames:
-    """A resolver whose answers come one after the other; the last one stays."""
+    """A resolver that returns its answers one after the other, then repeats the last one."""
 
     def __init__(self, *answers: list[str]) -> None:
         self.answers = list(answers)
@@ -67,8 +67,8 @@ async def make_poster() -> AsyncIterator[MakePoster]:
 
 
 async def test_a_name_is_resolved_once_for_a_connection(make_poster: MakePoster) -> None:
-    """The name means the receiver at the first question, and would mean another address at a second one: none is asked,
-    and the host header is still the name.
+    """The name resolves to the receiver at first and would resolve to another address later. It is resolved only once,
+    and the Host header still contains the name.
     """
     names = ChangingNames(["127.0.0.1"], ["192.0.2.1"])
     with WebhookReceiver() as receiver:
@@ -77,7 +77,7 @@ async def test_a_name_is_resolved_once_for_a_connection(make_poster: MakePoster)
 
 
 async def test_a_name_that_turns_private_is_not_connected_to(make_poster: MakePoster) -> None:
-    """A name that was public when it was named and means this machine by now: nothing arrives there."""
+    """A name that was public when it was checked and now resolves to this machine receives nothing."""
     names = ChangingNames(["127.0.0.1"])
     with WebhookReceiver() as receiver:
         poster = make_poster(names, allow_private=False)
@@ -87,7 +87,7 @@ async def test_a_name_that_turns_private_is_not_connected_to(make_poster: MakePo
 
 
 async def test_the_next_address_is_tried(make_poster: MakePoster) -> None:
-    """An address at which nobody listens is followed by the next one."""
+    """If an address refuses connections, the next one is tried."""
     names = ChangingNames(["127.0.0.2", "127.0.0.1"])
     with WebhookReceiver() as receiver:
         attempt = await make_poster(names).post(f"http://a.example:{receiver.port}/", signed(), BODY.encode())
@@ -106,7 +106,7 @@ async def test_the_next_address_is_tried(make_poster: MakePoster) -> None:
     ],
 )
 async def test_what_becomes_of_an_attempt(make_poster: MakePoster, answer: int, end: str, reason: str) -> None:
-    """2xx is delivered and any other answer refused; 410 is final; no answer at all is a host that is unreachable."""
+    """2xx is delivered and any other status is refused; 410 is final; without a response the host is unreachable."""
     with WebhookReceiver(lambda _received: answer) as receiver:
         poster = make_poster(ChangingNames(["127.0.0.1"]), timeout_ms=300 if answer == HANG else 5_000)
         attempt = await poster.post(f"http://a.example:{receiver.port}/", signed(), BODY.encode())
@@ -117,7 +117,7 @@ async def test_what_becomes_of_an_attempt(make_poster: MakePoster, answer: int, 
 
 
 async def test_a_name_that_nobody_knows(make_poster: MakePoster) -> None:
-    """A resolver's error is one of the attempt."""
+    """An error of the resolver is the result of the attempt."""
 
     class NoNames(ChangingNames):
         async def __call__(self, host: str, port: int) -> list[str]:
@@ -131,8 +131,8 @@ async def test_a_name_that_nobody_knows(make_poster: MakePoster) -> None:
 async def test_interim_responses_without_end(
     make_poster: MakePoster, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    """A receiver that streams them is unreachable once their bytes exceed the limit, long before the deadline; the
-    parser is never given more than a little at a time, so that the event loop is free in between.
+    """A receiver that streams interim responses is unreachable once they exceed the size limit, long before the
+    deadline. The parser receives only small parts at a time, so that the event loop is free in between.
     """
     parts: list[int] = []
     receive_data = h11.Connection.receive_data
@@ -163,7 +163,7 @@ async def test_interim_responses_without_end(
 
 
 async def test_a_kept_connection_has_the_limit_for_each_answer(make_poster: MakePoster) -> None:
-    """Many answers on one connection together may have more bytes than one."""
+    """The size limit applies to each response: many responses on one connection may exceed it together."""
     body = b"x" * (ANSWER_BYTES_MAX // 2)
     connections: list[int] = []
 
@@ -210,18 +210,18 @@ NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
     ],
 )
 def test_when_a_receiver_asks_to_be_called_again(value: bytes, seconds: int) -> None:
-    """In seconds or as a date in any of the three forms of HTTP, an hour at most; nothing else counts."""
+    """A pause in seconds or as a date in any of HTTP's three formats, at most an hour; other values are ignored."""
     assert retry_after_s(value, NOON) == seconds
 
 
 @given(st.binary(max_size=40) | st.text().map(lambda text: f"Wed, {text} GMT".encode()))
 def test_any_value_is_a_pause_or_none(value: bytes) -> None:
-    """Whatever a receiver writes there."""
+    """Any header value results in a pause within the limits, or none."""
     assert 0 <= retry_after_s(value, NOON) <= 3_600
 
 
 async def test_a_date_after_which_to_try_again_is_honoured(make_poster: MakePoster) -> None:
-    """A 429 with an HTTP date in a minute asks for a pause of about a minute."""
+    """A 429 with an HTTP date one minute ahead results in a pause of about a minute."""
     date = format_datetime(datetime.now(UTC) + timedelta(seconds=600), usegmt=True)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -238,7 +238,7 @@ async def test_a_date_after_which_to_try_again_is_honoured(make_poster: MakePost
 
 
 async def test_an_answer_without_end_is_not_read(make_poster: MakePoster) -> None:
-    """A receiver that answers 200 and then sends for ever: it is delivered, and the rest is not waited for."""
+    """A receiver responds with 200 and then sends without end: the webhook is delivered, and the rest is not read."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

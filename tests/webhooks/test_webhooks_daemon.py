@@ -1,4 +1,4 @@
-"""Webhooks end to end: a real daemon, and real HTTP servers that take, refuse, redirect, hang or die."""
+"""Webhooks end to end: a real daemon, and real HTTP servers that accept, refuse, redirect, hang or die."""
 
 import json
 import os
@@ -27,7 +27,7 @@ MANY: Final = 10_000
 
 @pytest.fixture(scope="module")
 def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    """One daemon that tries again after 20 ms, and gives up after a day."""
+    """One daemon that retries after 20 ms and gives up after a day."""
     folder = tmp_path_factory.mktemp("webhooks")
     daemon = DaemonProcess(folder, webhook_flags(folder, "--webhooks-timeout-ms", "2000"))
     yield daemon
@@ -45,7 +45,7 @@ def status_of(raised: pytest.ExceptionInfo[Any]) -> tuple[grpc.StatusCode, str]:
 
 
 def test_a_result_is_posted_signed_and_then_acknowledged(caller: CallbackCaller) -> None:
-    """The receiver gets the payload of webhook.proto as JSON, with a signature that the package accepts, once."""
+    """The receiver gets the payload of webhook.proto as JSON once, with a signature that the package accepts."""
     with WebhookReceiver() as receiver:
         receipt = caller.register("plain", receiver.url("/hook?a=b"), ["plain-1", "plain-2"])
         assert (receipt.accepted, receiver.received) == (2, [])
@@ -67,7 +67,7 @@ def test_a_result_is_posted_signed_and_then_acknowledged(caller: CallbackCaller)
 
 
 def test_what_fails_is_sent_again_with_the_same_id(caller: CallbackCaller) -> None:
-    """Errors, redirects, silence and closed connections are all no delivery; redirects are not followed."""
+    """Errors, redirects, silence and closed connections are retried under the same id; redirects are not followed."""
     answers = [500, 302, DROP, HANG, 429]
     with WebhookReceiver(lambda _received: answers.pop(0) if answers else 200) as receiver:
         caller.register("stubborn", receiver.url(), ["stubborn"])
@@ -79,7 +79,7 @@ def test_what_fails_is_sent_again_with_the_same_id(caller: CallbackCaller) -> No
 
 
 def test_a_receiver_that_comes_back_gets_everything(caller: CallbackCaller) -> None:
-    """While nobody listens on the port results wait; each arrives once somebody does."""
+    """While the receiver is down, results wait; each is delivered once it is back."""
     with WebhookReceiver() as gone:
         port, url = gone.port, gone.url()
     keys = [f"back-{number}" for number in range(200)]
@@ -92,7 +92,7 @@ def test_a_receiver_that_comes_back_gets_everything(caller: CallbackCaller) -> N
 
 
 def test_one_refused_result_does_not_hold_others_back(caller: CallbackCaller) -> None:
-    """Results behind one that is refused each time are delivered."""
+    """Results behind one that keeps being refused are delivered."""
     with WebhookReceiver(lambda one: 500 if one.operation_id == 1 else 200) as receiver:
         keys = [f"poison-{number}" for number in range(40)]
         caller.register("poison", receiver.url(), keys)
@@ -117,7 +117,7 @@ def test_one_refused_result_does_not_hold_others_back(caller: CallbackCaller) ->
 def test_a_url_that_is_not_allowed_is_refused_with_nothing_registered(
     caller: CallbackCaller, url: str, why: str
 ) -> None:
-    """INVALID_ARGUMENT names the field and the reason, and there is no such session afterwards."""
+    """INVALID_ARGUMENT names the field and the reason, and the session is not created."""
     with pytest.raises(grpc.RpcError) as raised:
         caller.register("never", url, ["never"])
     code, message = status_of(raised)
@@ -130,10 +130,12 @@ def test_a_url_that_is_not_allowed_is_refused_with_nothing_registered(
 
 
 def test_a_session_has_one_reader(caller: CallbackCaller) -> None:
-    """A callback is neither changed nor given to a session that is read by streams; its results are for nobody else."""
+    """A callback can neither be changed nor be added to a session that is read by streams, and no stream can read the
+    results of a session with a callback.
+    """
     with WebhookReceiver() as receiver:
         caller.register("one reader", receiver.url(), ["reader-1"])
-        caller.register("one reader", "", ["reader-2"], first_id=2)  # the session has its callback
+        caller.register("one reader", "", ["reader-2"], first_id=2)  # the session keeps its callback
         caller.register("by stream", "", ["reader-3"])
         acknowledge = wire.AcknowledgeRequest(session_id="one reader", sequence=0)
         read = wire.StreamResultsRequest(session_id="one reader")
@@ -153,7 +155,7 @@ def test_a_session_has_one_reader(caller: CallbackCaller) -> None:
 
 
 def test_a_closed_session_sends_nothing_more(caller: CallbackCaller) -> None:
-    """What was tried again and again is dropped with its session."""
+    """A result that keeps failing is dropped together with its session."""
     with WebhookReceiver(lambda _received: 500) as receiver:
         caller.register("closed", receiver.url(), ["closed"])
         caller.signal("closed")
@@ -167,7 +169,7 @@ def test_a_closed_session_sends_nothing_more(caller: CallbackCaller) -> None:
 
 
 def test_a_refused_registration_is_posted_too(caller: CallbackCaller) -> None:
-    """An operation that is refused by itself ends as OUTCOME_REFUSED, and says so to the callback."""
+    """An operation that is refused individually ends as OUTCOME_REFUSED, which is also posted to the callback."""
     with WebhookReceiver() as receiver:
         receipt = caller.register("refused", receiver.url(), ["x" * 300])
         assert receipt.accepted == 0
@@ -176,8 +178,8 @@ def test_a_refused_registration_is_posted_too(caller: CallbackCaller) -> None:
 
 
 def test_results_survive_a_kill_between_end_and_delivery(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """Killed while the receiver refuses everything: the next daemon delivers every result, under the ids of the first,
-    and what was still pending ends and is delivered as well.
+    """Killed while the receiver refuses everything: the next daemon delivers every result under the same ids, and
+    pending operations end and are delivered as well.
     """
     flags = webhook_flags(tmp_path, "--data-dir", str(tmp_path / "journal"))
     keys = [f"kill-{number}" for number in range(30)]
@@ -203,7 +205,7 @@ def test_results_survive_a_kill_between_end_and_delivery(start_daemon: StartDaem
 
 
 def test_what_is_given_up_is_a_dead_letter_and_can_be_sent_again(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """What is given up is listed with its reason, over a kill too, until it is delivered after all."""
+    """An undelivered result is listed with the reason, also after a kill, until it is finally delivered."""
     flags = webhook_flags(tmp_path, "--data-dir", str(tmp_path / "journal"), "--webhooks-give-up-ms", "1")
     with WebhookReceiver(lambda _received: 500) as receiver:
         first = start_daemon(*flags)
@@ -212,7 +214,7 @@ def test_what_is_given_up_is_a_dead_letter_and_can_be_sent_again(start_daemon: S
             caller.signal("dead-1", "dead-2", "dead-3")
             caller.until(lambda: len(caller.dead_letters()) == 3)
             assert caller.unacknowledged() == 0
-            caller.signal("durable")  # its answer waits for the disk, and so for what came before
+            caller.signal("durable")  # its response waits for the disk, which then also has everything before it
         first.kill()
         second = start_daemon(*flags)
         with CallbackCaller(second.address) as caller:
@@ -252,8 +254,8 @@ def test_what_is_given_up_is_a_dead_letter_and_can_be_sent_again(start_daemon: S
 
 
 def test_a_session_with_a_callback_lives_while_anything_waits(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """It outlives its time to live while an operation is pending, which a session that nobody reads does not; once its
-    last result is delivered its time begins, and it goes.
+    """While an operation is pending, it outlives its time to live, unlike a session without a reader. Once its last
+    result is delivered, its time to live starts, and it is removed.
     """
     lives = ("--session-ttl-ms", "100", "--session-finished-ttl-ms", "100", "--session-heartbeat-interval-ms", "100")
     daemon = start_daemon(*webhook_flags(tmp_path, *lives))
@@ -272,7 +274,7 @@ def sessions_of(caller: CallbackCaller) -> int:
 
 
 def test_a_private_address_is_refused_at_the_connection(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """An allowed name that means this machine is not connected to: the result is given up with that reason."""
+    """An allowed name that resolves to this machine is not connected to: the result is given up with that reason."""
     flags = [*webhook_flags(tmp_path, "--webhooks-give-up-ms", "1"), "--no-webhooks-allow-private"]
     daemon = start_daemon(*flags)
     with WebhookReceiver() as receiver, CallbackCaller(daemon.address) as caller:
@@ -284,8 +286,8 @@ def test_a_private_address_is_refused_at_the_connection(start_daemon: StartDaemo
 
 
 def test_a_hanging_host_takes_one_place_and_nobody_elses(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """While 10,000 results wait for a host that hangs, those of another host and calls of a client are served, and the
-    hanging host has seen no more requests than it has places.
+    """While 10,000 results wait for a host that hangs, results for another host and calls of a client are served, and
+    the hanging host has received no more requests than it has slots.
     """
     daemon = start_daemon(*webhook_flags(tmp_path, "--shutdown-grace-ms", "100"))
     with WebhookReceiver(lambda _received: HANG) as hanging, WebhookReceiver() as honest:

@@ -200,7 +200,7 @@ class Top(App[None]):
         self.query_one(Input).display = keep
         self.query_one(DataTable).focus()
 
-    # What is shown.
+    # Display.
 
     async def _refresh_forever(self) -> None:
         while True:

@@ -1,1 +1,1 @@
-"""The outbox: a file that makes a crash of the calling program safe, and what keeps it in step with the session."""
+"""The outbox: a file that preserves waits across a crash of the program, and its coordination with the session."""

@@ -1,16 +1,16 @@
-"""The outbox file: what one client has registered and not confirmed yet, and the results that have come for it.
+"""The outbox file: the waits that one client has registered and not yet confirmed, and the results received for them.
 
 SQLite in WAL mode; each commit is synced before it returns. Calls block, so `outbox_writer` makes them in a thread.
 
-- `session`: one row: the session's id; the next operation id, which never decreases; the highest one that was removed
+- `session`: one row: the session's id; the next operation id, which never decreases; the highest id that was removed
   from `registrations`; and the session's incarnation when it was last opened.
 - `registrations`: a row for each unconfirmed wait or batch of waits, as it was or will be sent.
-- `results`: a row for each message of results, as it came; deleted once no unconfirmed wait has a result in it.
+- `results`: a row for each message of results, as received; deleted once no unconfirmed wait has a result in it.
 
-Each row has a checksum. `FILE-lock` beside it is locked by the process that uses it.
+Each row has a checksum. The process that uses the file holds a lock on `FILE-lock`.
 
-Each time an existing file is opened, its operation ids skip a random number. So two programs that use copies of one
-file do not give out the same ids, and each can tell whether the highest id that the daemon knows is one of its own.
+Each time an existing file is opened, its operation ids skip a random number. Two programs that use copies of one file
+therefore assign different ids, and each can tell whether the highest id known to the daemon is one of its own.
 """
 
 import fcntl
@@ -31,9 +31,9 @@ from purgatory_client.errors import OutboxCopied, OutboxDamaged, OutboxInUse, Ou
 
 VERSION: Final = 2
 IDS_SKIPPED_MAX: Final = 2**31
-"""Operation ids that are skipped at most when a file is opened again."""
+"""Maximum number of operation ids that are skipped when a file is opened again."""
 APPLICATION_ID: Final = 0x50757267
-"""Tells the file from other SQLite files: "Purg"."""
+"""The SQLite application id that identifies an outbox: "Purg"."""
 
 SCHEMA: Final = """
 CREATE TABLE session (session_id TEXT NOT NULL, next_operation_id INTEGER NOT NULL);
@@ -54,7 +54,7 @@ ALTER TABLE session ADD COLUMN removed_operation_id INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE session ADD COLUMN incarnation TEXT NOT NULL DEFAULT '';
 UPDATE session SET removed_operation_id = next_operation_id - 1;
 """
-"""All ids that a file of version 1 has given out count as its own."""
+"""Migration from version 1: all ids that such a file has assigned count as its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +83,14 @@ class ResultsRecord:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmationRecord:
-    """The registration with this first id is to be deleted."""
+    """The registration with this first id must be deleted."""
 
     first_operation_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class OpeningRecord:
-    """The daemon has opened the session, and knows its operations up to this id."""
+    """The daemon has opened the session, and its highest known operation id is `highest_operation_id`."""
 
     incarnation: str
     highest_operation_id: int
@@ -101,7 +101,7 @@ Record: TypeAlias = RegistrationRecord | ResultsRecord | ConfirmationRecord | Op
 
 @dataclass(slots=True)
 class _RegistrationRow:
-    """A registration in the file. `places`: the rows of `results` that have results of it."""
+    """A registration in the file. `places`: the rows of `results` that contain results for it."""
 
     operations: int
     is_batch: bool
@@ -117,7 +117,7 @@ class OutboxFile:
         self._rows: Final[dict[int, _RegistrationRow]] = {}
         self._batch_ids: Final[list[int]] = []
         self._holders: Final[dict[int, set[int]]] = {}
-        """For each row of `results`, the registrations that have results in it."""
+        """For each row of `results`, the registrations with results in it."""
         self._database: sqlite3.Connection | None = None
         try:
             with self._typed_errors():
@@ -130,28 +130,28 @@ class OutboxFile:
 
     @property
     def session_id(self) -> str:
-        """The one session that everything in it belongs to."""
+        """The id of the session to which all contents of the file belong."""
         return self._session_id
 
     @property
     def next_operation_id(self) -> int:
-        """No operation of the session has this id or a higher one."""
+        """The next operation id. No operation of the session has this id or a higher one."""
         with self._typed_errors():
             self._opened()
         return self._next_operation_id
 
     def registrations(self) -> list[RegistrationRecord]:
-        """Everything unconfirmed, in the order of ids."""
+        """All unconfirmed registrations, in the order of ids."""
         with self._typed_errors():
             return self._read_registrations(self._opened())
 
     def results(self) -> list[bytes]:
-        """The stored results, in the order in which they came."""
+        """The stored results, in the order of arrival."""
         with self._typed_errors():
             return [batch for _, batch in self._read_results(self._opened())]
 
     def commit(self, items: Sequence[Record]) -> None:
-        """Write all of the records or, when it raises, none. Returns when they are safe on the disk."""
+        """Write all of the records, or none if it raises. Returns when they are synced to disk."""
         with self._typed_errors():
             database = self._opened()
             database.execute("BEGIN IMMEDIATE")
@@ -172,7 +172,7 @@ class OutboxFile:
             database.execute("COMMIT")
 
     def close(self) -> None:
-        """Release the file. Harmless when closed already."""
+        """Release the file. Does nothing if it is already closed."""
         self._drop_database()
         self._lock.close()
 
@@ -253,7 +253,7 @@ class OutboxFile:
         self._next_operation_id = max(self._next_operation_id, one.first_operation_id + one.operations)
 
     def _keep(self, database: sqlite3.Connection, arrived: ResultsRecord) -> None:
-        """Store results, unless nobody waits for any of them."""
+        """Store results, unless no registration needs any of them."""
         place = self._last_place + 1
         if self._hold(place, arrived.batch):
             values = (place, arrived.batch, zlib.crc32(arrived.batch))
@@ -297,7 +297,7 @@ class OutboxFile:
             insort(self._batch_ids, one.first_operation_id)
 
     def _hold(self, place: int, batch: bytes) -> bool:
-        """Index whose results these are. False: nobody's, as with a repeat of what a wait has already."""
+        """Record which registrations have results in this row. Returns False if none does, as for a repeated result."""
         holders = self._holders_of(_operation_ids(batch))
         for first_operation_id in holders:
             self._rows[first_operation_id].places.add(place)
@@ -310,12 +310,13 @@ class OutboxFile:
         holders = set()
         for operation_id in operation_ids:
             first = self._registration_with(operation_id)
+            # A batch may have results in several rows; a single wait needs only the first result that arrived.
             if first is not None and (self._rows[first].is_batch or not self._rows[first].places):
                 holders.add(first)
         return holders
 
     def _registration_with(self, operation_id: int) -> int | None:
-        """The first id of the registration with this operation; None: there is none in the file."""
+        """The first id of the registration that contains this operation; None if it is not in the file."""
         if operation_id in self._rows:
             return operation_id
         place = bisect_right(self._batch_ids, operation_id) - 1
@@ -333,7 +334,7 @@ class OutboxFile:
 
     @contextmanager
     def _typed_errors(self) -> Iterator[None]:
-        """Raise errors of SQLite as this package's. After any error the next call starts from what is in the file."""
+        """Convert SQLite's errors to this package's. After any error, the next call starts by rereading the file."""
         try:
             yield
         except sqlite3.Error as error:
@@ -357,7 +358,9 @@ def _operation_ids(batch: bytes) -> list[int]:
 
 
 class LockFile:
-    """The lock beside an outbox, with its owner's process id. The file stays; the lock ends with the process."""
+    """The lock file of an outbox, which contains its owner's process id. The file remains; the lock ends with the
+    process.
+    """
 
     def __init__(self, path: Path, of: Path) -> None:
         try:
@@ -374,7 +377,7 @@ class LockFile:
         os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
 
     def close(self) -> None:
-        """Release the lock. Harmless when released already."""
+        """Release the lock. Does nothing if it is already released."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

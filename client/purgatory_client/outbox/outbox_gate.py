@@ -1,15 +1,17 @@
-"""Keeps a session and its outbox in step, on the event loop. The order of things is what makes a crash safe.
+"""Keeps a session and its outbox consistent, on the event loop.
 
-- A registration is sent only once it is in the file. A crash before that leaves nothing behind at the daemon; after it,
-  the next client sends it again under the same id, which is harmless.
-- A result reaches the session only once it is in the file, because the session acknowledges what it has, and the daemon
-  then forgets it.
-- The opening of the session is written before anything is sent, and checked against the file: a copy of the file that
-  another program uses is found out before anything is acknowledged.
+The order of writes and sends makes a crash safe:
+
+- A registration is sent only after it has been written to the file. A crash before that leaves nothing at the daemon;
+  after a later crash, the next client sends it again under the same id, which is harmless.
+- A result reaches the session only after it has been written to the file, because the session acknowledges it, and the
+  daemon then drops it.
+- The opening of the session is written before anything is sent, and compared with the file: if another program uses a
+  copy of the file, this is detected before anything is acknowledged.
 - Writes finish in the order in which they were made, so ids in the file never have a gap that is filled later.
 
-What cannot be written is refused: registrations end with the error, and results are left to the daemon, which sends
-them again over the next connection.
+A record that cannot be written is refused: registrations end with the error, and results stay at the daemon, which
+sends them again over the next connection.
 """
 
 import asyncio
@@ -43,7 +45,7 @@ NEVER_LOST: Final = float("-inf")
 
 
 class OutboxGate:
-    """The outbox of one session. `changed` is called when there may be something to send, or waits have ended."""
+    """The outbox of one session. `changed` is called when there may be messages to send, or waits have ended."""
 
     def __init__(self, file: OutboxFile, core: SessionCore, changed: Callable[[], None]) -> None:
         self._writer: Final = OutboxWriter(file, self._on_written)
@@ -54,16 +56,16 @@ class OutboxGate:
         self._staged: Final[deque[Entry]] = deque()
         self._submitting: Final[dict[Entry, asyncio.Future[None]]] = {}
         self._tags: Final[dict[Entry, str]] = {}
-        """Waits that stay in the file until they are confirmed, and the tags they were submitted with."""
+        """Waits that stay in the file until they are confirmed, with their tags."""
         self._confirming: Final[dict[int, asyncio.Future[None]]] = {}
         self._unwritten_messages: Final[deque[wire.SessionResponse]] = deque()
         self._failure: asyncio.Future[str] | None = None
         self._lost_confirmations: PurgatoryClientError | None = None
         self.recovered: Final[list[Ticket]] = []
-        """What an earlier client left in the file."""
+        """The tickets of waits that an earlier client left in the file."""
 
     def load(self) -> None:
-        """Load what is in the file into the session, on the running loop. Harmless when done already."""
+        """Load the file's contents into the session, on the running loop. Does nothing if they are already loaded."""
         if self._loaded:
             return
         self._loaded = True
@@ -77,28 +79,33 @@ class OutboxGate:
             entries.append(entry)
             self.recovered.append(ticket_of(entry, one.tag, one.submitted_time))
         self._core.restore(entries, file.next_operation_id, loop.time(), file.incarnation)
+        # Only after `restore`, because results are matched with the waits by operation id.
         for batch in file.results():
             for wait, answer in self._core.replay(wire.ResultBatch.FromString(batch)):
                 settle(wait, answer)
         self._writer.start()
 
-    # What callers do
+    # Calls from the client
 
     def schedule_staging(self) -> None:
-        """Have what was submitted written, together with all that is submitted until the commit before it is done."""
+        """Schedule a write of the submitted waits. Waits submitted until the previous commit is done share the next
+        one.
+        """
         if not self._staging_scheduled and not self._staged:
             self._staging_scheduled = True
             asyncio.get_running_loop().call_soon(self._stage)
 
     async def keep(self, entry: Entry, tag: str) -> Ticket:
-        """Keep what was just submitted until it is confirmed. Returns when it is in the file."""
+        """Keep a submitted wait until it is confirmed. Returns when it has been written to the file."""
         self._keep(entry, tag)
         self._submitting[entry] = written = asyncio.get_running_loop().create_future()
         await written
         return ticket_of(entry, tag, _wall_time(entry))
 
     async def result(self, ticket: Ticket, expected: type[T], otherwise: str) -> T:
-        """The answer of a ticket, once there is one. `otherwise`: what to do if it is not of the type `expected`."""
+        """Wait for the answer of a ticket. `otherwise`: the error message if the answer does not have the type
+        `expected`.
+        """
         future = ticket.entry.future
         assert future is not None, f"{ticket} is of no outbox"
         answer = await asyncio.shield(future)
@@ -107,7 +114,9 @@ class OutboxGate:
         return answer
 
     async def confirm(self, ticket: Ticket) -> None:
-        """Remove an entry whose result was used. Returns when that is on the disk; harmless when it was before."""
+        """Remove an entry whose result was used. Returns when the removal is on disk; does nothing if it was removed
+        before.
+        """
         entry = ticket.entry
         if entry not in self._tags:
             return
@@ -119,15 +128,15 @@ class OutboxGate:
         await confirmed
 
     def cancelled(self, entry: Entry) -> None:
-        """Remove an entry whose caller has gone."""
+        """Remove an entry whose caller was cancelled."""
         self._tags.pop(entry, None)
         self._submitting.pop(entry, None)
         self._forget(entry)
 
     async def close(self) -> None:
-        """Write what is left and release the file.
+        """Write the remaining records and release the file.
 
-        Raises OutboxUnwritable when a confirmation could not be written: what it was for will be recovered once more.
+        Raises OutboxUnwritable if a confirmation could not be written; the next client will recover its wait once more.
         """
         if self._loaded:
             self._stage()
@@ -135,25 +144,27 @@ class OutboxGate:
         if self._lost_confirmations is not None:
             raise self._lost_confirmations
 
-    # What the connection does
+    # Calls from the connection
 
     def connecting(self) -> asyncio.Future[str]:
-        """Start a connection. The future tells why it has to end, or raises what makes another one useless."""
+        """Start a connection. The future returns why the connection must end, or raises an error that makes
+        reconnecting useless.
+        """
         self._failure = asyncio.get_running_loop().create_future()
         return self._failure
 
     @staticmethod
     def must_write_first(message: wire.SessionResponse) -> bool:
-        """Whether a message goes to `write_message` before the session: the opening, results, and the refusal of a
-        whole batch.
+        """Whether a message must go to `write_message` before the session gets it: the opening, results, and the
+        refusal of a whole batch.
         """
         return message.WhichOneof("message") in ("opened", "results") or message.receipt.HasField("batch_refusal")
 
     def write_message(self, message: wire.SessionResponse) -> None:
         """Write an opening or results to the file; the session gets the message after that.
 
-        Once the connection has failed nothing more of it is written: the daemon sends it again over the next one.
-        Raises OutboxCopied for results of others.
+        Once the connection has failed, no more of its messages are written: the daemon sends them again over the next
+        one. Raises OutboxCopied for results that belong to another program's waits.
         """
         assert self._failure is not None, "a message without a connection"
         if self._failure.done():
@@ -169,7 +180,7 @@ class OutboxGate:
         self._writer.write(record)
 
     def settle_all(self, ended: Sequence[Ended]) -> None:
-        """Give waits their answers. Those of plain calls leave the file: they need no confirmation."""
+        """Give waits their answers. Plain calls are removed from the file; they need no confirmation."""
         for wait, answer in ended:
             settle(wait, answer)
             if wait not in self._tags:
@@ -177,13 +188,13 @@ class OutboxGate:
 
     @property
     def is_settled(self) -> bool:
-        """True: no messages are on their way to the file."""
+        """Whether no messages are waiting to be written to the file."""
         return not self._unwritten_messages
 
-    # What the writer reports
+    # Callbacks from the writer
 
     def _on_written(self, items: Sequence[Record], error: PurgatoryClientError | None) -> None:
-        """Some records are on the disk, or with `error` none of them is."""
+        """Some records are on disk; or, with `error`, none of them is."""
         for item in items:
             if isinstance(item, RegistrationRecord):
                 self._on_registration(item, error)
@@ -198,6 +209,7 @@ class OutboxGate:
     def _on_registration(self, item: RegistrationRecord, error: PurgatoryClientError | None) -> None:
         entry = self._staged.popleft()
         assert entry.operation_id == item.first_operation_id, f"{item.first_operation_id} was written out of order"
+        # Raised even after a failed write: the entry is withdrawn below, and must not hold back later ones.
         self._core.written_id = item.first_operation_id + item.operations - 1
         written = self._submitting.pop(entry, None)
         if error is None:
@@ -238,7 +250,7 @@ class OutboxGate:
         else:
             confirmed.set_exception(error)
 
-    # Inside
+    # Internals
 
     def _stage(self) -> None:
         self._staging_scheduled = False
@@ -247,7 +259,9 @@ class OutboxGate:
             self._writer.write(_registration(entry, self._tags.get(entry, "")))
 
     def _keep(self, entry: Entry, tag: str) -> None:
-        """Give the entry its future. Nobody needs to ask for it, so an error in it that nobody saw is not reported."""
+        """Give the entry its future. The result need not be awaited, so asyncio must not report an error that was never
+        read.
+        """
         self._tags[entry] = tag
         entry.future = asyncio.get_running_loop().create_future()
         entry.future.add_done_callback(lambda future: future.cancelled() or future.exception())
@@ -268,5 +282,5 @@ def _registration(entry: Entry, tag: str) -> RegistrationRecord:
 
 
 def _wall_time(entry: Entry) -> float:
-    """When it was submitted, in seconds since the epoch."""
+    """When the entry was submitted, in seconds since the epoch."""
     return time.time() - (asyncio.get_running_loop().time() - entry.submitted_at)

@@ -1,9 +1,9 @@
-"""Writes records to an outbox file in a thread of its own, off the event loop. What comes during a commit is in the
-next one, so a sync of the disk is shared by all that wait for it.
+"""Writes records to an outbox file in its own thread, off the event loop. Records that arrive during a commit are
+written with the next one, so that all of them share one sync of the disk.
 
-Methods are called on the event loop, and so is `done`: for each commit, in the order of writing, with its error if it
-failed. Only confirmations that failed are tried again, with the next commit: their callers got the error, but a result
-that was used should not come back. A registration or a result that failed was refused, and must not appear later.
+Methods are called on the event loop, and so is `done`: once per commit, in the order of writing, with its error if it
+failed. Only failed confirmations are tried again, with the next commit: their callers got the error, but a used result
+should not be recovered. A registration or result that failed was refused, and must not appear later.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ Done = Callable[[Sequence[Record], PurgatoryClientError | None], None]
 
 
 class OutboxWriter:
-    """The writer of one file. `start` it before the first write."""
+    """The writer of one file. Call `start` before the first write."""
 
     def __init__(self, file: OutboxFile, done: Done) -> None:
         self.file: Final = file
@@ -28,7 +28,7 @@ class OutboxWriter:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread; `done` will be called on the running loop. Harmless when started already."""
+        """Start the thread; `done` will be called on the running loop. Does nothing if it is already started."""
         if self._thread is None:
             arguments = (asyncio.get_running_loop(),)
             self._thread = threading.Thread(target=self._run, args=arguments, name="purgatory outbox", daemon=True)
@@ -39,7 +39,7 @@ class OutboxWriter:
         self._queue.put(item)
 
     async def close(self) -> None:
-        """Write what is left and release the file. Harmless when closed already."""
+        """Write the remaining records and release the file. Does nothing if it is already closed."""
         if self._thread is not None:
             self._queue.put(None)
             await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
@@ -60,7 +60,7 @@ class OutboxWriter:
                 loop.call_soon_threadsafe(self._done, written, error)
 
     def _gathered(self) -> list[Record | None]:
-        """All that waits to be written, once there is something; None at its end: the writer is being closed."""
+        """Wait for records, and return all that are queued; a final None means that the writer is being closed."""
         items = [self._queue.get()]
         while items[-1] is not None:
             try:

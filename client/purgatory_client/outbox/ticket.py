@@ -12,10 +12,10 @@ class Ticket:
     """A wait, or a batch of waits, in the outbox.
 
     Attributes:
-        tag: What it was submitted with; empty for a plain call.
+        tag: The tag it was submitted with; empty for a plain call.
         kind: The kind of its operations.
-        operation_id: The session's id for it, or for the first operation of a batch.
-        operations: How many operations it has.
+        operation_id: Its operation id, or the id of the first operation of a batch.
+        operations: The number of operations.
         submitted_time: When it was first submitted, in UTC.
         entry: Internal.
     """
@@ -29,7 +29,7 @@ class Ticket:
 
     @property
     def is_batch(self) -> bool:
-        """True: a batch, whose results `result_many` returns."""
+        """Whether it is a batch, whose results `result_many` returns."""
         return isinstance(self.entry, WaitBatch)
 
 

@@ -1,1 +1,1 @@
-"""Talking to the daemon: the session with and without I/O, the stream of events, single calls, retries."""
+"""Communication with the daemon: the session with and without I/O, the stream of events, unary calls and retries."""

@@ -1,6 +1,6 @@
-"""How long to pause before the next attempt: exponential backoff, capped, with full jitter.
+"""Pauses between attempts: exponential backoff, capped, with full jitter.
 
-Full jitter (anything from 0 to the ceiling) spreads the clients of a daemon that has just restarted.
+Full jitter (a random pause between 0 and the ceiling) spreads out the clients of a daemon that has just restarted.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ _RETRIED_CODES: Final = frozenset(
     (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 )
 _BROKEN_CODES: Final = frozenset((grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED))
-"""What a call ends with whose connection breaks, and one that the daemon resets unread."""
+"""Codes of a call whose connection broke, or that the daemon reset before reading it."""
 NO_CONNECTION: Final = "failed to connect"
-"""How gRPC's message begins when nobody listens."""
+"""Beginning of gRPC's message when no process listens at the address."""
 CONNECTED_MIN: Final = 1.0
-"""Seconds after which an attempt counts as connected."""
+"""Seconds after which an attempt counts as a successful connection."""
 
 
 class Backoff:
@@ -44,7 +44,9 @@ class Backoff:
 
 
 class Retry:
-    """The attempts of one call that is harmless to repeat. `give_up_after`: seconds from the first one; None: never."""
+    """The attempts of one call that may be repeated safely. `give_up_after`: seconds from the first attempt; None:
+    never.
+    """
 
     def __init__(self, give_up_after: float | None) -> None:
         self._give_up_after: Final = give_up_after
@@ -52,7 +54,9 @@ class Retry:
         self._started_at: Final = asyncio.get_running_loop().time()
 
     async def pause(self, error: Exception) -> None:
-        """Wait until the next attempt. Raises `error` where another cannot help, and Unavailable when out of time."""
+        """Wait until the next attempt. Raises `error` if repeating cannot help, and Unavailable once `give_up_after`
+        has passed.
+        """
         if isinstance(error, grpc.aio.AioRpcError) and error.code() not in _RETRIED_CODES:
             raise error
         delay = self._backoff.next_delay()
@@ -63,8 +67,8 @@ class Retry:
 
 
 class Resumption:
-    """The attempts of a call that is resumed when its connection breaks. `give_up_after`: as for `Retry`, from the
-    moment that it broke.
+    """The attempts of a call that is resumed when its connection breaks. `give_up_after`: as for `Retry`, counted
+    from the moment at which the connection broke.
     """
 
     def __init__(self, give_up_after: float | None) -> None:
@@ -73,13 +77,14 @@ class Resumption:
         self._attempted_at: float = asyncio.get_running_loop().time()
 
     async def pause(self, error: Unavailable) -> None:
-        """Wait until the next attempt. Raises `error` if the daemon itself has answered, if the call took longer than
-        its deadline, and if there was no connection to begin with.
+        """Wait until the next attempt. Raises `error` if the daemon itself answered, if the call exceeded its
+        deadline, or if the first connection could not be made.
         """
         loop, cause = asyncio.get_running_loop(), error.__cause__
         is_broken = isinstance(cause, grpc.aio.AioRpcError) and cause.code() in _BROKEN_CODES and not error.is_answer
         if not is_broken or (self._retry is None and str(error).startswith(NO_CONNECTION)):
             raise error
+        # An attempt that lasted this long was connected, so the pauses and the time until giving up start again.
         if self._retry is None or loop.time() - self._attempted_at > CONNECTED_MIN:
             self._retry = Retry(self._give_up_after)
         await self._retry.pause(error)

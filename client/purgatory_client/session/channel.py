@@ -1,7 +1,7 @@
-"""Makes gRPC channels to the daemon, with the options that matter here, over TLS and with a token where asked to.
+"""Makes gRPC channels to the daemon, with the required channel options, and with TLS and a token if configured.
 
-A session uses a new channel for each connection. A TCP connection whose peer fell silent must not be used again, so
-channels do not share a pool of connections either.
+A session uses a new channel for each connection. Channels do not share a pool of connections, because a TCP connection
+whose peer has become silent must not be used again.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ OPTIONS: Final[tuple[tuple[str, int], ...]] = (
 )
 
 REFUSED_STREAM: Final = "RST_STREAM with error code 7"
-"""In gRPC's message for a call that a proxy or an older daemon refused before it was processed (RFC 9113, 8.7)."""
+"""Part of gRPC's message for a call that a proxy or an older daemon refused before processing it (RFC 9113, 8.7)."""
 REFUSED_GIVE_UP: Final = 10.0
 """Seconds after which a call whose stream is still refused fails."""
 
 Pem = str | os.PathLike[str] | bytes
-"""The path of a PEM file, or what is in one."""
+"""The path of a PEM file, or its content."""
 
 Token = str | os.PathLike[str] | Callable[[], str]
-"""A bearer token, the path (not as a plain str) of a file that holds one, or a function that returns one."""
+"""A bearer token, the path (not as a plain str) of a file with a token, or a function that returns one."""
 
 _log: Final = logging.getLogger(__name__)
 
 _channels: Final[weakref.WeakSet[grpc.aio.Channel]] = weakref.WeakSet()
-"""All that exist: gRPC runs for as long as there is one, closed or not."""
+"""All existing channels, open or closed: gRPC's threads run as long as one of them exists."""
 _is_unusable: Final = threading.Event()
-"""Set in a child process whose parent had channels when it forked."""
+"""Set in a forked child process if the parent had channels at the time of the fork."""
 
 
 def _after_fork() -> None:
@@ -61,7 +61,9 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def check_process() -> None:
-    """Raises ClientClosed in a process that was forked while a client was connected: gRPC hangs or crashes there."""
+    """Raises ClientClosed in a process that was forked while a client was connected, because gRPC hangs or crashes
+    there.
+    """
     if _is_unusable.is_set():
         raise ClientClosed(
             "this process was forked while a client was connected, and gRPC cannot be used in it; close all clients "
@@ -71,12 +73,13 @@ def check_process() -> None:
 
 @dataclass(frozen=True)
 class ChannelSecurity:
-    """How a channel is protected, and what it shows of the caller. Files are read when a channel is made, that of the
-    token for each call, so that what is renewed is used. Raises InvalidRequest where arguments do not go together.
+    """How a channel is protected, and how the caller authenticates. PEM files are read when a channel is made and
+    the token file for each call, so that renewed credentials are used. Raises InvalidRequest for a contradictory
+    combination.
     """
 
     tls: bool = False
-    """With public authorities, if there is no `ca`."""
+    """Without `ca`, the public authorities are trusted."""
     ca: Pem | None = None
     certificate: Pem | None = None
     key: Pem | None = None
@@ -91,13 +94,13 @@ class ChannelSecurity:
         return self.tls or self.ca is not None or self.certificate is not None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """For TLS. Raises InvalidRequest for a file that cannot be read."""
+        """Credentials for TLS. Raises InvalidRequest for a file that cannot be read."""
         return grpc.ssl_channel_credentials(
             _pem("tls_ca", self.ca), _pem("tls_key", self.key), _pem("tls_certificate", self.certificate)
         )
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What each call shows. Raises InvalidRequest for a token file that cannot be read."""
+        """The metadata of each call: the token. Raises InvalidRequest for a token file that cannot be read."""
         token = self.token
         if token is None:
             return ()
@@ -115,11 +118,11 @@ class ChannelSecurity:
 
 
 UNPROTECTED: Final = ChannelSecurity()
-"""Neither TLS nor token: for a daemon on loopback without a policy."""
+"""Neither TLS nor token, for a daemon on loopback without a policy."""
 
 
 def open_channel(address: str, security: ChannelSecurity = UNPROTECTED) -> grpc.aio.Channel:
-    """A channel to "host:port" (or any gRPC target). Needs a running event loop; connects on first use.
+    """Open a channel to "host:port" (or any gRPC target). Needs a running event loop; connects on first use.
 
     Raises InvalidRequest for a file of `security` that cannot be read, and ClientClosed as `check_process` does.
     """
@@ -135,10 +138,11 @@ def open_channel(address: str, security: ChannelSecurity = UNPROTECTED) -> grpc.
 
 
 class _Channel:
-    """A channel whose calls all present the token, and whose unary calls are sent again if their stream was refused.
+    """A channel that sends the token with every call, and repeats unary calls whose stream was refused.
 
-    gRPC's own call credentials are refused on a channel without TLS, loopback included, and its interceptors wrap each
-    stream in another that reads and writes through queues. gRPC sends a refused call again only once, at once.
+    Two features of gRPC are not usable here: its call credentials are rejected on a channel without TLS, even on
+    loopback, and its interceptors wrap each stream in another one that reads and writes through queues. gRPC itself
+    repeats a refused call only once, without a pause.
     """
 
     def __init__(self, channel: grpc.aio.Channel, security: ChannelSecurity) -> None:
@@ -186,9 +190,9 @@ class _Channel:
 
 
 def _was_unread(error: grpc.aio.AioRpcError) -> bool:
-    """Whether nothing of a call was processed: its stream was refused, or the daemon reset it unread.
+    """Whether no part of a call was processed: its stream was refused, or the daemon reset it before reading.
 
-    A cancelled call always means the latter: what this client cancels itself raises no `AioRpcError`.
+    CANCELLED always means a reset by the daemon, because a cancel by this client raises no `AioRpcError`.
     """
     if error.code() is grpc.StatusCode.CANCELLED:
         return rpc_status.from_call(error) is None

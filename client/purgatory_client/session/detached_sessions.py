@@ -1,8 +1,8 @@
-"""Sessions of others: registers batches in them, and collects their results once nobody is connected to them.
+"""Detached sessions: registers batches in a session, and collects its results while no client is connected to it.
 
-Registering is a unary call, repeated until the daemon has answered. To collect, the session's stream is opened and
-half-closed at once; the daemon then ends it by itself when everything pending has ended and been sent. So
-acknowledgements have to be calls of their own.
+Registering is a unary call, repeated until the daemon answers. To collect, the session's stream is opened and
+half-closed at once; the daemon then ends the stream when all pending operations have ended and their results have been
+sent. Acknowledgements must therefore be separate calls.
 """
 
 import asyncio
@@ -21,23 +21,23 @@ from purgatory_client.wire.decode_results import ResultsArrived, refusal_error
 from purgatory_client.wire.encode_waits import fill_with_many
 
 CALL_TIMEOUT: Final = 30.0
-"""Seconds that an attempt may take."""
+"""Timeout of one attempt, in seconds."""
 NEVER_LOST: Final = -1.0
 SILENCE_MAX: Final = 30.0
-"""Seconds without a message, heartbeats included, after which a connection is replaced."""
+"""Seconds without a message, including heartbeats, after which a connection is replaced."""
 
 Call = grpc.aio.StreamStreamCall[wire.SessionRequest, wire.SessionResponse]
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What became of a batch.
+    """The effect of registering a batch.
 
     Attributes:
-        accepted: How many operations were registered.
-        already_known: How many have an id that the daemon knew before; nothing was done for them.
-        refusals: The errors of refused operations by operation id; each of these also ends as a result.
-        incarnation: Random name of this life of the session. It changes when the session is created again.
+        accepted: The number of operations that were registered.
+        already_known: The number of operations whose ids the daemon knew before; they were skipped.
+        refusals: The errors of refused operations by operation id. Each of these operations also ends with a result.
+        incarnation: A random name for this incarnation of the session. It changes when the session is created again.
     """
 
     accepted: int
@@ -48,11 +48,11 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class ClosedSession:
-    """What ended with a session.
+    """The effect of closing a session.
 
     Attributes:
-        cancelled: Operations that were pending; they have no results.
-        results_dropped: Results that nobody had acknowledged.
+        cancelled: The number of pending operations that were cancelled; they have no results.
+        results_dropped: The number of unacknowledged results that were dropped.
     """
 
     cancelled: int
@@ -62,7 +62,7 @@ class ClosedSession:
 async def register(
     stub: PurgatoryServiceStub, session_id: str, batch: WaitBatch, give_up_after: float | None, incarnation: str
 ) -> Registered:
-    """Register the batch, whose ids begin with `batch.operation_id`; with `incarnation`, only in that one."""
+    """Register the batch, whose ids begin with `batch.operation_id`. With `incarnation`, only in that incarnation."""
     request = wire.RegisterRequest(session_id=session_id, incarnation=incarnation)
     request.batch.batch_id = 1
     fill_with_many(request.batch.columns, batch, batch.pending_positions(), NEVER_LOST, 0.0)
@@ -83,7 +83,7 @@ class Collected:
     """A batch of collected results.
 
     Attributes:
-        operation_ids: The session's ids of the operations.
+        operation_ids: The ids of the operations in the session.
         results: Their results, in the same order.
     """
 
@@ -92,7 +92,7 @@ class Collected:
 
 
 class Collector:
-    """The results of one incarnation of a session: the one given, or else the first one met.
+    """Collects the results of one incarnation of a session: the given one, or else the first one found.
 
     `give_up_after`: seconds without a connection; None: never.
     """
@@ -103,13 +103,14 @@ class Collector:
         self._incarnation = incarnation
         self._call: Call | None = None
         self._used = 0
-        """The sequence number of the last result that the caller got."""
+        """The sequence number of the last result that was returned to the caller."""
         self._acknowledged = 0
 
     async def next(self, stub: PurgatoryServiceStub) -> Collected | None:
-        """Acknowledge the results before and return the next ones; None: nothing is pending any more.
+        """Acknowledge the previously returned results and return the next ones. None: no operation is pending any more.
 
-        Asking for more shows that those before have been used: only then may the daemon forget them.
+        A request for more results shows that the caller has used the previous ones, so the daemon may drop them only
+        then.
         """
         retry = Retry(self._give_up_after)
         while True:
@@ -156,7 +157,7 @@ class Collector:
         return call
 
     async def _read(self, call: Call) -> Collected | None:
-        """The next results; None: the daemon has ended the stream, as nothing is pending."""
+        """Read the next results. None: the daemon has ended the stream, because no operation is pending."""
         while True:
             async with asyncio.timeout(SILENCE_MAX):
                 answer = await call.read()

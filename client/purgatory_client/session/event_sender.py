@@ -1,7 +1,8 @@
-"""Sends events, in the order in which callers gave them. Events that come while a message is in flight share the next.
+"""Sends events in the order of the calls. Events submitted while a message is in flight share the next message.
 
-One message at a time, so that the daemon applies them in that order, whoever awaits them. Nothing is ever sent again: a
-signal would count twice. A message that fails raises in exactly those calls whose events were in it.
+Only one message is in flight, so that the daemon applies events in order, no matter which calls are awaited. Nothing is
+sent twice, because a signal would count twice. A message that fails raises in exactly the calls whose events it
+contained.
 """
 
 import asyncio
@@ -21,15 +22,15 @@ Exchange = Callable[[service.AdvanceStreamRequest], Awaitable[service.AdvanceRec
 
 
 class _Batch(NamedTuple):
-    """Events of one call (at most as many as fit a message) and the future of their receipt."""
+    """Events of one call (at most as many as fit in a message) and the future of their receipt."""
 
     events: Sequence[Event]
     future: asyncio.Future[AdvanceReceipt]
 
 
 class EventSender:
-    """Sends the events of one client. `exchange` sends a message and returns its receipt or raises this package's
-    errors.
+    """Sends the events of one client. `exchange` sends a message and returns its receipt, or raises one of this
+    package's errors.
     """
 
     def __init__(self, exchange: Exchange, events_max: int = 1_000_000) -> None:
@@ -40,7 +41,7 @@ class EventSender:
         self._task: asyncio.Task[None] | None = None
 
     async def send(self, events: Sequence[Event]) -> AdvanceReceipt:
-        """Send events, in several messages where one cannot hold them. Raises LimitExceeded, Unavailable, ..."""
+        """Send events, in several messages if they do not fit in one. Raises LimitExceeded, Unavailable, ..."""
         if not events:
             return AdvanceReceipt([], 0, [])
         if self._queued + len(events) > self._events_max:
@@ -62,7 +63,7 @@ class EventSender:
         return _joined([len(part.events) for part in parts], receipts)
 
     async def close(self) -> None:
-        """Stop. Calls that have not been answered raise ClientClosed."""
+        """Stop sending. Unanswered calls raise ClientClosed."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -109,6 +110,7 @@ class EventSender:
             end = start + len(batch.events)
             refusals = [_moved(one, -start) for one in receipt.refusals if start <= one.index < end]
             if not batch.future.done():
+                # The daemon counts per message, so only a count of 0 can be attributed to each call.
                 unchanged = None if receipt.unchanged else 0
                 batch.future.set_result(AdvanceReceipt(receipt.ended[start:end], unchanged, refusals))
             start = end

@@ -1,7 +1,7 @@
-"""The stream on which a client's events travel: a message out, its receipt in, then the next.
+"""The stream that carries a client's events: it sends a message, waits for its receipt, and then sends the next.
 
-A call for each message would cost several times as much. The stream is opened when it is first needed, and again after
-it has ended: at worst one message finds that out, by an error. A refused message ends the stream, and fails alone.
+A call per message would cost several times as much. The stream is opened on first use, and reopened after it has ended;
+at worst, one message detects the end by failing. A refused message ends the stream, and only that message fails.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ Call = grpc.aio.StreamStreamCall[wire.AdvanceStreamRequest, wire.AdvanceStreamRe
 
 
 class EventStream:
-    """The stream of one client. `open_call` opens one; `timeout`: seconds that a receipt may take."""
+    """The stream of one client. `open_call` opens a stream; `timeout`: seconds to wait for a receipt."""
 
     def __init__(self, open_call: Callable[[], Call], timeout: float = 30.0) -> None:
         self._open_call: Final = open_call
@@ -26,7 +26,9 @@ class EventStream:
         self._idle: Call | None = None
 
     async def exchange(self, request: wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
-        """Send a message and return its receipt; one at a time. Raises Unavailable, or gRPC's error when refused."""
+        """Send a message and return its receipt. One call at a time. Raises Unavailable, or gRPC's error if refused."""
+        # Put back only after its receipt: after an error or a cancel, the next receipt on this stream would belong to
+        # this message.
         call, self._idle = self._idle, None
         if call is None or call.done():
             call = self._open_call()
@@ -47,7 +49,8 @@ async def _exchanged(call: Call, request: wire.AdvanceStreamRequest) -> wire.Adv
     try:
         await call.write(request)
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-        # The stream had ended before the daemon got these events; another one will do, unless nobody would let it in.
+        # The stream ended before the daemon received these events. The next message opens a new stream, which cannot
+        # help if the daemon rejects the caller's credentials.
         code = await call.code()
         if code in _NOT_LET_IN:
             raise from_code(code.value[0], "", await call.details()) from error

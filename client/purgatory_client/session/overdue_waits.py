@@ -1,6 +1,6 @@
-"""Finds waits that a living daemon should have answered long ago, so that none hangs for ever.
+"""Finds waits that a connected daemon should have answered long ago, so that no wait hangs forever.
 
-Costs nothing for each wait: what is pending is visited in rounds, a part each second.
+There is no timer per wait: pending waits are visited in rounds, a part of the round each second.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,27 +13,31 @@ TURN: Final = 1.0
 """Seconds between two parts of a round."""
 TURNS_PER_ROUND: Final = 10
 VISITS_MIN: Final = 1_000
-"""Waits visited in a part, at least."""
+"""Minimum number of waits visited in a part."""
 GRACE: Final = 10.0
-"""Seconds that an answer may be late, at least."""
+"""Minimum number of seconds by which an answer may be late."""
 GRACE_SHARE: Final = 0.1
-"""And as a share of the timeout, if that is more."""
+"""Allowed lateness as a share of the timeout, if that is longer than `GRACE`."""
 
 
 class OverdueWaits:
-    """`waiting` returns everything that somebody waits for."""
+    """`waiting` returns all waits that have not ended."""
 
     def __init__(self, waiting: Callable[[], Sequence[Entry]]) -> None:
         self._waiting: Final = waiting
         self._round: Sequence[Entry] = ()
         self._visited = 0
         self._suspects: set[Entry] = set()
-        """What was overdue in this round, and in the one before: a result that has come may not have been read yet."""
+        """Waits found overdue in this round. They are reported in the next one, as a received result may not have
+        been read yet.
+        """
         self._suspects_before: set[Entry] = set()
 
     def visit(self, due_at: Callable[[Entry], float], heard_at: float) -> list[Entry]:
-        """Visit a part. Returns what is overdue: was so in the round before, by what `due_at` says, and the daemon has
-        been heard since (at `heard_at`, the last time): one that is silent is noticed in other ways.
+        """Visit the next part of a round and return its overdue waits.
+
+        A wait is overdue if it was due (according to `due_at`) before the daemon's last message (at `heard_at`) both
+        now and in the previous round. A silent daemon is detected elsewhere, by the watchdog of the connection.
         """
         if self._visited >= len(self._round):
             self._round, self._visited = self._waiting(), 0
@@ -50,7 +54,7 @@ class OverdueWaits:
 
 
 def due_after(entry: Entry, timeout_default: float | None) -> float | None:
-    """Seconds after which the answer to a wait, or the last one to a batch, is overdue; None: nobody knows."""
+    """Seconds after which the answer to a wait, or the last answer to a batch, is overdue. None: unknown."""
     timeout_ms = entry.longest_timeout_ms if isinstance(entry, WaitBatch) else entry.timeout_ms
     timeout = timeout_default if timeout_ms is None else timeout_ms / 1_000
     return None if timeout is None else timeout + max(GRACE, timeout * GRACE_SHARE)

@@ -1,7 +1,8 @@
 """The waits that have an operation id and no result yet, and the chunks in which they are sent.
 
-They are in one dictionary in the order of ids, so what is above the daemon's highest id is its tail. A `WaitBatch` is
-one entry however many operations it has; its other ids are found by bisection among those of the batches.
+They are stored in one dictionary in the order of ids, so those above the daemon's highest id are at its end. A
+`WaitBatch` is one entry regardless of its size; an operation inside a batch is found by bisection over the first ids of
+all batches.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Ended = tuple[Entry, Answer]
 """A wait and how it ended."""
 
 OPERATION_ID_MAX = 2**61 - 1
-"""The highest that a daemon takes. Nobody gets there by counting."""
+"""The highest id that a daemon accepts. Counting up never reaches it."""
 OPERATIONS_PER_CHUNK_MAX = 10_000
 ITEMS_PER_CHUNK_MAX = 50_000
 BYTES_PER_CHUNK_MAX = 2_000_000
@@ -30,16 +31,16 @@ BYTES_PER_CHUNK_MAX = 2_000_000
 
 @dataclass(slots=True, eq=False)
 class WaitChunk:
-    """What is sent as one batch: single waits of one kind, or some operations of one `WaitBatch`."""
+    """The content of one batch message: single waits of one kind, or some operations of one `WaitBatch`."""
 
     waits: list[Wait]
     batch: WaitBatch | None = None
     positions: Sequence[int] = ()
     size_bytes: int = 0
-    """Of its message. Set when it is encoded."""
+    """Size of its message in bytes. Set when it is encoded."""
 
     def halves(self) -> tuple[WaitChunk, WaitChunk] | None:
-        """None: it is a single operation."""
+        """Split the chunk in two. None: it contains a single operation."""
         middle = len(self.waits or self.positions) // 2
         if not middle:
             return None
@@ -57,7 +58,7 @@ class WaitChunk:
 
 
 class PendingWaits:
-    """Waits by operation id. Ids rise; each is given once, and stays with its wait over reconnects."""
+    """Waits by operation id. Ids increase; each is assigned once, and stays with its wait across reconnects."""
 
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
@@ -66,16 +67,16 @@ class PendingWaits:
         self.count = 0
 
     def start_after(self, operation_id: int) -> None:
-        """Give only ids above this one, as the daemon knows it already."""
+        """Assign only ids above this one, because the daemon already knows it."""
         self._next_id = max(self._next_id, operation_id + 1)
 
     @property
     def is_used_up(self) -> bool:
-        """Whether the daemon takes none of the ids that are left."""
+        """Whether the daemon would refuse all remaining ids."""
         return self._next_id > OPERATION_ID_MAX
 
     def add(self, entry: Entry) -> None:
-        """Give the wait, or the operations of the batch, their ids and add it."""
+        """Assign ids to the wait, or to the operations of the batch, and add it."""
         entry.operation_id = self._next_id
         self._next_id += entry.count
         self._entries[entry.operation_id] = entry
@@ -87,7 +88,7 @@ class PendingWaits:
         return self._entries.get(entry.operation_id) is entry
 
     def take(self, entry: Entry) -> bool:
-        """Remove a wait, or a batch with all that is pending in it. False: it is not here (any more)."""
+        """Remove a wait, or a batch with all its pending operations. False: it is not (or no longer) here."""
         if entry not in self:
             return False
         self.count -= entry.remaining
@@ -95,9 +96,10 @@ class PendingWaits:
         return True
 
     def end(self, arrived: ResultsArrived, skip: int, ended: list[Ended]) -> None:
-        """End waits by results from place `skip` on. Results that nobody waits for any more are ignored.
+        """End waits with results from position `skip` on. Results without a pending wait are ignored.
 
-        Runs of consecutive ids are looked up once a run, not once an operation: a batch is answered in few of them.
+        Runs of consecutive ids are looked up once per run, not once per operation: the results of a batch consist of a
+        few runs.
         """
         columns, starts, operation_ids = arrived.columns, arrived.starts, arrived.operation_ids
         entries = self._entries
@@ -118,7 +120,9 @@ class PendingWaits:
                     place += self._end_of_batch(arrived, place, end, ended)
 
     def _end_of_batch(self, arrived: ResultsArrived, place: int, end: int, ended: list[Ended]) -> int:
-        """Give the batch with the operation at `place` its part of the run; returns how many results that took."""
+        """Assign the batch that contains the operation at `place` its part of the run. Returns the number of results
+        used.
+        """
         operation_id = arrived.operation_ids[place]
         batch = self._find_batch(operation_id)
         if batch is None:
@@ -130,7 +134,7 @@ class PendingWaits:
         return count
 
     def check_names(self, arrived: ResultsArrived) -> None:
-        """Raise OutboxCopied if a result is of other partitions or keys than the wait with its id."""
+        """Raise OutboxCopied if a result has other partitions or keys than the wait with its id."""
         columns, starts = arrived.columns, arrived.starts
         for place, operation_id in enumerate(arrived.operation_ids):
             entry = self._entries.get(operation_id) or self._find_batch(operation_id)
@@ -145,7 +149,7 @@ class PendingWaits:
                 )
 
     def refuse(self, operation_id: int, error: PurgatoryClientError, ended: list[Ended]) -> None:
-        """End an operation that the daemon has refused; ignored when it has ended."""
+        """End an operation that the daemon refused; ignored if it has already ended."""
         entry = self._entries.get(operation_id)
         if isinstance(entry, Wait):
             self.take(entry)
@@ -154,7 +158,7 @@ class PendingWaits:
             self._some_ended(batch, batch.set_refused(operation_id - batch.operation_id, error), ended)
 
     def chunks_above(self, operation_id: int, chunk_max: int) -> list[WaitChunk]:
-        """Everything pending with a higher id, as chunks in the order of ids."""
+        """All pending waits with a higher id, as chunks in the order of ids."""
         above: list[Entry] = []
         for entry in reversed(self._entries.values()):
             if entry.operation_id + entry.count - 1 <= operation_id:
@@ -172,7 +176,7 @@ class PendingWaits:
         self.count = 0
 
     def _find_batch(self, operation_id: int) -> WaitBatch | None:
-        """The batch with this operation; None: there is none, or all of it has ended."""
+        """The batch that contains this operation. None: there is no such batch, or all of it has ended."""
         place = bisect_right(self._batch_ids, operation_id) - 1
         if place < 0:
             return None
@@ -181,7 +185,7 @@ class PendingWaits:
         return batch if operation_id < batch.operation_id + batch.count else None
 
     def _some_ended(self, batch: WaitBatch, count: int, ended: list[Ended]) -> None:
-        """Note that `count` operations of a batch have ended; with the last of them the batch has."""
+        """Record that `count` operations of a batch have ended. The batch ends with its last operation."""
         self.count -= count
         if count and not batch.remaining:
             self._forget(batch)
@@ -194,15 +198,15 @@ class PendingWaits:
 
 
 def batch_key(entry: Entry) -> object:
-    """Waits with the same key can share a batch on the wire; a `WaitBatch` shares its batches with nobody."""
+    """Waits with the same key can share a batch message; a `WaitBatch` never shares its messages."""
     if isinstance(entry, Wait):
         return entry.kind, entry.timeout_ms is None, entry.stale_timeout_ms is None
     return entry
 
 
 def cut_into_chunks(entries: Iterable[Entry], chunk_max: int, known_id: int = 0) -> list[WaitChunk]:
-    """Chunks that fit the daemon's limit and a message, in the order of `entries`; of batches only the operations
-    above `known_id`.
+    """Cut entries, in their order, into chunks that fit the daemon's limit and a message. Of each batch, only
+    operations above `known_id` are included.
     """
     chunks: list[WaitChunk] = []
     for key, run in groupby(entries, key=batch_key):
@@ -227,7 +231,7 @@ def take_waits(waits: Iterator[Wait], chunk_max: int) -> list[Wait]:
 
 
 def batch_chunks(batch: WaitBatch, chunk_max: int, start: int) -> Iterator[WaitChunk]:
-    """Cut what is pending of a batch from position `start` on into chunks."""
+    """Cut the pending operations of a batch, from position `start` on, into chunks."""
     positions = batch.pending_positions(start)
     items_each = max(1, -(-batch.item_total // batch.count))
     step = max(1, min(chunk_max, ITEMS_PER_CHUNK_MAX // items_each))
@@ -236,7 +240,9 @@ def batch_chunks(batch: WaitBatch, chunk_max: int, start: int) -> Iterator[WaitC
 
 
 def settle(wait: Entry, answer: Answer) -> None:
-    """Give a wait's future its answer, unless its caller has gone. A second answer would be a bug, and raises."""
+    """Set the result of a wait's future, unless its caller was cancelled. A second answer would be a bug, and
+    raises.
+    """
     future = wait.future
     if future is None or future.cancelled():
         return

@@ -1,8 +1,8 @@
 """Which results have arrived, and when to acknowledge them.
 
-Results carry consecutive sequence numbers and are sent again after a reconnect until they are acknowledged. What has
-arrived is one number, so a repeat is recognised by comparison. An acknowledgement costs a message and only frees memory
-of the daemon, so it is sent after `results_max` results or `DELAY` seconds, whichever comes first.
+Results carry consecutive sequence numbers and are sent again after a reconnect until they are acknowledged. The highest
+number received is enough to recognise repeats. An acknowledgement costs a message and only frees memory of the daemon,
+so it is sent after `results_max` results or `DELAY` seconds, whichever comes first.
 """
 
 from typing import Final
@@ -12,7 +12,7 @@ from purgatory_client.errors import ProtocolError
 DELAY: Final = 0.5
 """Seconds that an acknowledgement may be delayed."""
 RESULTS_MAX: Final = 5_000
-"""Results after which the acknowledgement is not delayed; at most half of what the daemon keeps unacknowledged."""
+"""Results after which the acknowledgement is sent at once. Limited to half of the daemon's `unacknowledged_max`."""
 
 
 class ResultSequence:
@@ -26,26 +26,26 @@ class ResultSequence:
         self._restarted = False
 
     def restart(self) -> None:
-        """Count again from wherever the next batch begins: the daemon has forgotten the session, or the number of the
-        last result is not known.
+        """Restart the numbering at the next batch's first number, because the daemon has dropped the session or the
+        number of the last result is unknown.
         """
         self.last = self._acknowledged = 0
         self._due_at = None
         self._restarted = True
 
     def limit(self, unacknowledged_max: int) -> None:
-        """Set how many unacknowledged results the daemon keeps before it refuses registrations."""
+        """Set the number of unacknowledged results at which the daemon refuses registrations."""
         self.results_max = max(1, min(RESULTS_MAX, unacknowledged_max // 2))
 
     def opened(self) -> None:
-        """Note that a connection was opened with `last`, which acknowledges everything up to it."""
+        """Record that a connection was opened with `last`, which acknowledges all results up to it."""
         self._acknowledged = self.last
         self._due_at = None
 
     def arrive(self, first: int, count: int, now: float) -> int:
-        """Note results `first` to `first + count - 1`; returns how many of them, from the first on, are repeats.
+        """Record results `first` to `first + count - 1`. Returns how many of them, from the first on, are repeats.
 
-        Raises ProtocolError when results before them are missing: no later message will bring these.
+        Raises ProtocolError if earlier results are missing, because no later message will contain them.
         """
         if self._restarted:
             self.last, self._restarted = first - 1, False
@@ -58,7 +58,7 @@ class ResultSequence:
         return repeats
 
     def acknowledge(self, now: float, at_once: bool = False) -> int | None:
-        """The sequence number to acknowledge now; None: nothing is due yet."""
+        """The sequence number to acknowledge now; None: no acknowledgement is due yet."""
         unacknowledged = self.last - self._acknowledged
         if not unacknowledged or self._due_at is None:
             return None
@@ -69,5 +69,5 @@ class ResultSequence:
 
     @property
     def due_at(self) -> float | None:
-        """When an acknowledgement falls due (monotonic seconds); None: nothing to acknowledge."""
+        """When an acknowledgement is due (monotonic seconds); None: there is nothing to acknowledge."""
         return self._due_at

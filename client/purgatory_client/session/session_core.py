@@ -443,7 +443,7 @@ class SessionCore:
         return None
 
     def _next_chunk(self) -> WaitChunk | None:
-        """The next batch; None: there is none, or it is not in the outbox file yet, and nothing may overtake it."""
+        """The next batch. None: there is none, or it is not in the outbox file yet, and nothing may overtake it."""
         while self._plan or (not self._has_outbox and self._plan_unsent()):
             chunk = self._still_pending(self._plan.popleft())
             if chunk is None:
@@ -472,7 +472,7 @@ class SessionCore:
         return []
 
     def _still_pending(self, chunk: WaitChunk) -> WaitChunk | None:
-        """The chunk without what has ended since it was planned; None: all of it has."""
+        """The chunk without the operations that have ended since it was planned; None: all of them have."""
         if chunk.batch is None:
             waits = [wait for wait in chunk.waits if wait in self._table]
             return WaitChunk(waits) if waits else None

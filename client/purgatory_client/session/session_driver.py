@@ -98,7 +98,7 @@ class SessionDriver:
         self._received_at = 0.0
         self._closed: PurgatoryClientError | None = None
         self.connections = 0
-        """Number of connections opened so far."""
+        """The number of connections that have been opened."""
 
     @property
     def session_id(self) -> str:
@@ -111,7 +111,7 @@ class SessionDriver:
         return self._core.pending
 
     def submit(self, wait: Entry) -> asyncio.Future[Result | ResultColumns]:
-        """Send the wait as soon as the connection allows. Returns the future of its answer.
+        """Submit the wait, which is sent as soon as the connection allows. Returns the future of its answer.
 
         Raises LimitExceeded, ClientClosed, and OutboxError for an outbox that cannot be read.
         """
@@ -137,7 +137,7 @@ class SessionDriver:
         self._notify()
 
     def outbox(self) -> OutboxGate:
-        """The outbox, its file loaded. Raises OutboxError when there is none."""
+        """The outbox, with its file loaded. Raises OutboxError if the client has none."""
         if self._outbox is None:
             raise OutboxError("this client has no outbox; make it with outbox=PATH")
         if self._closed is not None:
@@ -148,7 +148,7 @@ class SessionDriver:
         return self._outbox
 
     async def close(self, finish: bool) -> None:
-        """End the session. `finish`: let everything pending end first, else cancel it here and at the daemon."""
+        """End the session. With `finish`, wait for all pending waits first; else cancel them here and at the daemon."""
         if finish and self._closed is None:
             await self._wait_until(lambda: not self._core.pending)
         if self._closed is None:

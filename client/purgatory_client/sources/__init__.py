@@ -1,1 +1,1 @@
-"""What sources tell (docs/sources.md): the names of their marks, positions in logs, and the link of a source itself."""
+"""Access to sources (docs/sources.md): mark names, log positions, and the link that a source uses."""

@@ -9,9 +9,9 @@ _LSN: Final = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 
 
 def offset_of_lsn(text: str) -> int:
-    """The offset of a log sequence number: what `pg_current_wal_insert_lsn() - '0/0'` gives on a server.
+    """The offset of a log sequence number, equal to `pg_current_wal_insert_lsn() - '0/0'` on a server.
 
-    Raises InvalidRequest for anything else than two hexadecimal numbers of up to eight digits with a slash.
+    Raises InvalidRequest unless the text is two hexadecimal numbers of up to eight digits, separated by a slash.
     """
     match = _LSN.fullmatch(text)
     if match is None:

@@ -1,4 +1,4 @@
-"""Where logs ended when somebody asked, and what to wait for: offsets with their leader epochs, as one text."""
+"""Position tokens: the ends of logs as offsets with leader epochs, in one text that can be waited for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from purgatory_client.partition_names import PartitionName, format_partition, pa
 from purgatory_client.waits import ByPartition, Name, Wait
 
 FORM: Final = "at1."
-"""What every token begins with; the number is that of its form."""
+"""Prefix of every token, with the version of the format."""
 TOKEN_CHARACTERS_MAX: Final = 1_000_000
 
 
@@ -27,12 +27,12 @@ class Positions:
 
     Attributes:
         offsets: By partition: "kafka/billing/orders-3".
-        leader_epochs: The same for partitions of which it is known. A wait fails (74) once that epoch is over: its
-            offset then speaks of records that are no more.
+        leader_epochs: Leader epochs by partition, where known. A wait fails (error 74) once that epoch has ended,
+            because its offset then belongs to records that no longer exist.
     """
 
     def __init__(self, offsets: ByPartition, leader_epochs: ByPartition | None = None) -> None:
-        """Raises InvalidRequest for an offset that is not a 64-bit integer, and for the epoch of another partition."""
+        """Raises InvalidRequest for an offset that is not a 64-bit integer, or an epoch without an offset."""
         if offsets or leader_epochs:
             waits.produce(offsets, leader_epochs=leader_epochs)
         self.offsets: Final = {_text(name): offset for name, offset in offsets.items()}
@@ -41,7 +41,7 @@ class Positions:
 
     @property
     def token(self) -> str:
-        """The same as a text of letters, digits and "-_.", for a header or a command line. `of_token` reads it."""
+        """The positions as a text of letters, digits and "-_.", for a header or a command line. `of_token` reads it."""
         ends = source_pb2.PositionToken()
         for name, offset in self.offsets.items():
             topic, partition = partition_name(name)
@@ -53,7 +53,7 @@ class Positions:
 
     @classmethod
     def of_token(cls, token: str) -> Positions:
-        """Raises InvalidRequest for a text that no `token` gave."""
+        """Parse the text of `token`. Raises InvalidRequest if it is invalid."""
         if len(token) > TOKEN_CHARACTERS_MAX:
             raise InvalidRequest("token", f"{len(token)} characters; at most {TOKEN_CHARACTERS_MAX}")
         form, packed = token[: len(FORM)], token[len(FORM) :]
@@ -69,7 +69,7 @@ class Positions:
 
     @classmethod
     def of_ends(cls, ends: Iterable[source_pb2.PartitionEnd]) -> Positions:
-        """Of the wire's message. Raises InvalidRequest if there is none."""
+        """Convert the wire message."""
         offsets: dict[Name, int] = {}
         leader_epochs: dict[Name, int] = {}
         for end in ends:
@@ -80,10 +80,10 @@ class Positions:
         return cls(offsets, leader_epochs)
 
     def wait(self, *, timeout: float | None = None, fail_when_stale: float | None = None) -> Wait:
-        """The wait that is satisfied once all offsets are reached. The arguments are those of `waits.produce`.
+        """A wait that is satisfied once all offsets are reached. The arguments are those of `waits.produce`.
 
         Raises:
-            InvalidRequest: There are no offsets, and so nothing to wait for. `AsyncClient.wait_for` returns at once.
+            InvalidRequest: The offsets are empty. (`AsyncClient.wait_for` returns at once instead.)
         """
         return waits.produce(
             self.offsets, timeout=timeout, leader_epochs=self.leader_epochs, fail_when_stale=fail_when_stale

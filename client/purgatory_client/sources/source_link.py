@@ -1,4 +1,4 @@
-"""The stream of a source to one daemon: how it fares in one direction, what is waited on and asked in the other."""
+"""The stream between a source and one daemon: sends reports and ends, receives demand and requests for ends."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from purgatory_client.partition_names import PartitionName
 
 STALE_MAX: Final = 2_000
 STALE_PARTITIONS_MAX: Final = 10_000
-"""What a report may name, as the daemon takes it."""
+"""Maximum number of partitions in a report; the daemon enforces both limits."""
 
 
 class SourceState(IntEnum):
-    """How a source fares; numbers as on the wire. The last two are seen in status only."""
+    """Health of a source; numbers as on the wire. The last two appear only in status."""
 
     LOADING = 1
     LIVE = 2
@@ -38,10 +38,10 @@ class StaleMarks(NamedTuple):
     """Marks that a source cannot see.
 
     Attributes:
-        topic_prefix: The partitions of all topics that start with this; empty: all of the source's.
-        exact: Only those of the topic of just this name.
-        partitions: Only these of it; none: all.
-        stale_ms: For how long they have not been seen, when this is reported.
+        topic_prefix: The partitions of all topics with this prefix; empty: all of the source's.
+        exact: `topic_prefix` is the whole name of one topic.
+        partitions: Only these partitions; empty: all.
+        stale_ms: Age of the last reading when this is reported, in milliseconds.
         reason: Why, in a few words for people.
     """
 
@@ -53,7 +53,7 @@ class StaleMarks(NamedTuple):
 
 
 class MarkEnd(NamedTuple):
-    """Where a partition ends: the mark that has all of it. Without `leader_epoch` a wait for it checks none."""
+    """The end of a partition: the mark that covers all of it. Without `leader_epoch`, a wait for it checks no epoch."""
 
     topic: str
     partition: int
@@ -62,26 +62,26 @@ class MarkEnd(NamedTuple):
 
 
 class DemandChanged(NamedTuple):
-    """Partitions that somebody waits on now and nobody did before, and those that nobody waits on any more."""
+    """Partitions that now have pending waits, and partitions that have none any more."""
 
     gained: list[PartitionName]
     lost: list[PartitionName]
 
 
 class EndsWanted(NamedTuple):
-    """Somebody wants to know where these topics end, by a look that begins from now on: `answer_ends`."""
+    """A request for the ends of these topics, to be read after it arrived. Reply with `answer_ends`."""
 
     ask_id: int
     topics: list[str]
 
 
 class SourceLink:
-    """Made by `AsyncClient.attach_source`, to be used in `async with`, and iterated all the while.
+    """Created by `AsyncClient.attach_source`. Use it in `async with`, and iterate over it the whole time.
 
-    Everything raises what the daemon refuses it with, or Unavailable once the stream has ended: attach again then.
+    Methods raise the daemon's errors, or Unavailable once the stream has ended; then attach again.
 
     Attributes:
-        demand: The partitions that somebody waits on, as of the last message that was iterated over.
+        demand: The partitions with pending waits, as of the last message that was iterated over.
     """
 
     def __init__(self, stub: Callable[[], PurgatoryServiceStub], name: str, topic_prefixes: Iterable[str]) -> None:
@@ -89,7 +89,7 @@ class SourceLink:
         self._stub: Final = stub
         self._hello: Final = source_pb2.SourceHello(name=name, topic_prefixes=topic_prefixes)
         self._call: Any = None  # its type in the stubs has no methods
-        self._writing: Final = asyncio.Lock()  # gRPC takes one message at a time
+        self._writing: Final = asyncio.Lock()  # gRPC permits one write at a time
 
     async def __aenter__(self) -> Self:
         self._call = self._stub().AttachSource()
@@ -104,15 +104,15 @@ class SourceLink:
     async def report(
         self, state: SourceState, reason: str = "", stale: Iterable[StaleMarks] = (), lag_ms: int = 0
     ) -> None:
-        """Say how the source fares: at once when that changes, and every second. After three seconds without a report
-        all its marks count as stale.
+        """Report the health of the source: at once when it changes, and every second. After three seconds without a
+        report all its marks are stale.
 
         Args:
-            state: What it can do just now.
+            state: The current health of the source.
             reason: Why, for people.
-            stale: The marks that it cannot see now. More than a report may name are named by what their topics begin
-                with, and so perhaps others too.
-            lag_ms: How far what it tells lies behind what it reads from.
+            stale: The marks that it cannot see now. If there are more than a report may contain, they are merged into a
+                common prefix, which may include other marks.
+            lag_ms: Milliseconds by which observations lag behind the system.
         """
         report = source_pb2.SourceReport(
             state=source_pb2.SourceState.Name(state),
@@ -123,12 +123,12 @@ class SourceLink:
         await self._write(source_pb2.AttachSourceRequest(report=report))
 
     async def answer_ends(self, ask_id: int, ends: Iterable[MarkEnd] = (), error: str = "") -> None:
-        """Answer an `EndsWanted`, by a look that began after it came.
+        """Answer an `EndsWanted` with ends that were read after it arrived.
 
         Args:
-            ask_id: Its own.
-            ends: Where each partition of its topics ends.
-            error: Why there is no answer, for people.
+            ask_id: The id in the request.
+            ends: The end of each partition of the requested topics.
+            error: Why the ends are unknown, for people.
         """
         answer = source_pb2.SourceEnds(ask_id=ask_id, error=error)
         for topic, partition, offset, leader_epoch in ends:
@@ -137,7 +137,7 @@ class SourceLink:
         await self._write(source_pb2.AttachSourceRequest(ends=answer))
 
     async def __aiter__(self) -> AsyncIterator[DemandChanged | EndsWanted]:
-        """What the daemon tells and asks, until the stream ends, which raises."""
+        """Demand changes and requests from the daemon. Raises when the stream ends."""
         while True:
             try:
                 message = await self._call.read()
@@ -161,7 +161,7 @@ class SourceLink:
             raise await self._ended() from None
 
     async def _ended(self) -> PurgatoryClientError:
-        """Why the stream has ended."""
+        """The error that describes why the stream has ended."""
         code = await self._call.code()
         if code is grpc.StatusCode.OK:
             return Unavailable("the daemon has ended the stream of this source")
@@ -169,7 +169,7 @@ class SourceLink:
 
 
 def fitting(stale: list[StaleMarks]) -> list[StaleMarks]:
-    """As many entries as one report may have, which name at least these marks."""
+    """Merge entries until they fit into one report. The result covers at least these marks."""
     if len(stale) <= STALE_MAX and sum(len(one.partitions) for one in stale) <= STALE_PARTITIONS_MAX:
         return stale
     oldest: dict[tuple[str, bool], StaleMarks] = {}

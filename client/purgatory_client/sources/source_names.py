@@ -1,9 +1,9 @@
-"""Names under which the sources of Kafka and PostgreSQL keep their marks (docs/sources.md).
+"""Names of the marks of Kafka and PostgreSQL sources (docs/sources.md).
 
-`kafka/TOPIC` is a topic, whose high watermark the mark is; `kafka/stable:TOPIC` its last stable offset: up to where
-those read who read only what is committed; `kafka/GROUP/TOPIC` what a consumer group has committed of it: the next
-offset it will read. Where there are several clusters, each has a label in place of `kafka`. The names of
-topics have no "/", and in those of groups it is escaped, so that a name says which of the two it is.
+`kafka/TOPIC` is the high watermark of a topic; `kafka/stable:TOPIC` is its last stable offset, which is the limit for
+readers of committed records; `kafka/GROUP/TOPIC` is the committed offset of a consumer group, which is the next offset
+it will read. With several clusters, each has a label in place of `kafka`. Topic names contain no "/", and it is escaped
+in group names, so the two kinds of names cannot be confused.
 """
 
 from typing import Final
@@ -12,13 +12,13 @@ from urllib.parse import quote, unquote
 from purgatory_client.base_errors import InvalidRequest
 
 KAFKA: Final = "kafka"
-"""The label of a cluster that was given no other."""
+"""The default label of a cluster."""
 
 STABLE: Final = "stable:"
-"""Before a topic whose last stable offset is meant; no topic's own name has a ":"."""
+"""Prefix of a topic in the name of its last stable offset; a topic name contains no ":"."""
 
 _PLAIN: Final = " !\"#$&'()*+,:;<=>?@[\\]^`{|}~"
-"""Left as they are, beside letters, digits and "_.-": all of ASCII but "/", "%" and control characters."""
+"""Characters left unescaped, with letters, digits and "_.-": all of ASCII except "/", "%" and control characters."""
 
 
 def kafka_topic(topic: str, label: str = KAFKA) -> str:
@@ -37,9 +37,9 @@ def kafka_group(group: str, topic: str, label: str = KAFKA) -> str:
 
 
 def escaped_group(group: str) -> str:
-    """A group's id as a part of a name: "/", "%" and control characters as %2F, all others of ASCII as they are.
+    """Escape a group id for use in a name: "/", "%" and control characters as %2F, other ASCII characters unchanged.
 
-    Characters beyond ASCII stay, too: names are counted in characters, and an escaped one would be six to twelve.
+    Characters beyond ASCII are unchanged too: the limit counts characters, and an escaped one would take six to twelve.
     """
     if not group:
         raise InvalidRequest("group", "a consumer group needs an id; give the group.id of the consumers")
@@ -47,7 +47,7 @@ def escaped_group(group: str) -> str:
 
 
 def unescaped_group(part: str) -> str:
-    """What `escaped_group` was given."""
+    """The inverse of `escaped_group`."""
     return unquote(part)
 
 

@@ -1,1 +1,1 @@
-"""Values to messages and back: waits, events and results as the protobuf messages of `purgatory.v1`."""
+"""Conversion between values and messages: waits, events and results as the protobuf messages of `purgatory.v1`."""

@@ -1,6 +1,6 @@
-"""Decodes results: columns and rows both become `ResultColumns`, so that nothing else has to know two shapes.
+"""Decodes results: columns and rows both become `ResultColumns`, so that other code handles only one form.
 
-Most columns of most answers are never read, so values stay in their messages until somebody asks for a column.
+Most columns of most answers are never read, so values stay in their messages until a column is accessed.
 """
 
 from collections.abc import Iterator
@@ -15,19 +15,21 @@ from purgatory_client.base_errors import ProtocolError, PurgatoryClientError, fr
 from purgatory_client.results import COLUMNS, FETCH_COLUMNS, OPERATION_COLUMNS, Outcome, ResultColumns, item_columns
 
 SEGMENTS_MAX: Final = 32
-"""Messages with results of one batch, after which their values are copied: a batch whose results come a few at a time
-would hold on to many messages.
+"""Maximum number of messages that a batch's results refer to before their values are copied. Without the limit, a
+batch whose results arrive a few at a time would keep many messages in memory.
 """
 
 _MISSING: Final = {
     "waited_ms": 0, "lateness_ms": 0, "error_codes": 0, "available_bytes": 0, "paces_per_second": -1.0,
     "stale_reasons": "",
 }  # fmt: skip
-"""What stands where an operation has no result, being refused; -1 in all other columns."""
+"""The values of an operation without a result, because it was refused; -1 in all other columns."""
 
 
 class ArrivedMessage:
-    """A message of results that gives its columns at full length; in it one value may stand for all, or none."""
+    """A message of results that returns its columns at full length. In the message, one value may represent all, or
+    none.
+    """
 
     __slots__ = ("_count", "_item_total", "_message")
 
@@ -59,7 +61,7 @@ class ArrivedMessage:
         return [column[0] if column else absent] * (end - start)
 
     def _stale_reasons(self, start: int, end: int) -> list[str]:
-        """The reason of each item from place `start` to `end` (exclusive); empty where its mark was not stale."""
+        """The reason of each item from position `start` to `end` (exclusive); empty if its mark was not stale."""
         reasons = list(self._message.stale_reasons)
         if not reasons:
             return [""] * (end - start)
@@ -74,8 +76,8 @@ class ArrivedMessage:
 
 
 class ResultsArrived:
-    """A decoded batch of results. The operation `operation_ids[i]` has the result at place i of `columns`, with its
-    items from `starts[i]` on. Raises ProtocolError when the lengths of the columns disagree.
+    """A decoded batch of results. The operation `operation_ids[i]` has the result at position i of `columns`, and
+    its items start at `starts[i]`. Raises ProtocolError if the lengths of the columns disagree.
     """
 
     __slots__ = ("columns", "message", "operation_ids", "starts")
@@ -99,9 +101,10 @@ class ResultsArrived:
             self.columns.refusals = {place: errors[one] for place, one in enumerate(ids) if one in errors}
 
     def runs(self, skip: int) -> Iterator[tuple[int, int]]:
-        """Runs of consecutive ids from place `skip` on, as (start, end) places: a batch is answered in a few of them.
+        """Runs of consecutive ids from position `skip` on, as (start, end) positions. The results of a batch consist of
+        a few runs.
 
-        A refused operation has no items, and is a run of its own.
+        If one of the operations was refused, each result is a run of its own, because a refused one has no items.
         """
         ids = self.operation_ids
         if len(ids) <= skip:
@@ -115,7 +118,7 @@ class ResultsArrived:
 
 
 def arrived_row(row: result_pb2.Result) -> ResultsArrived:
-    """A result that came as a row, as columns."""
+    """Convert a result in row form to columns."""
     message = result_pb2.ResultColumns(
         kind=row.kind,
         operation_id=[row.operation_id],
@@ -154,8 +157,8 @@ def _add_item(message: result_pb2.ResultColumns, item: result_pb2.PartitionResul
 
 
 class ResultSegment(NamedTuple):
-    """Results at `places` of a message, with its `items` (both from, to). They belong to the operations of the batch
-    from `position` on, and to its items from `item` on.
+    """Results at `places` of a message, with its `items` (both as start and end). They belong to the operations of
+    the batch from `position` on, and to its items from `item` on.
     """
 
     message: ArrivedMessage
@@ -166,7 +169,7 @@ class ResultSegment(NamedTuple):
 
 
 class BatchResults:
-    """The results so far of a batch of `count` operations with `item_total` items."""
+    """The results received for a batch of `count` operations with `item_total` items."""
 
     def __init__(self, kind: int, count: int, item_total: int) -> None:
         self._lengths: Final = {
@@ -184,7 +187,7 @@ class BatchResults:
             self._segments.clear()
 
     def column(self, name: str) -> list[Any]:
-        """One column, as far as results have arrived; empty for one that this kind of operation does not have."""
+        """One column, as far as results have arrived; empty if this kind of operation does not have it."""
         length = self._lengths.get(name, 0)
         if not length:
             return []

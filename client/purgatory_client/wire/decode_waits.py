@@ -1,4 +1,4 @@
-"""Decodes waits: from columns of an outbox file to the wait or batch that `encode_waits` made them of."""
+"""Decodes waits: from columns of an outbox file back to the wait or batch that `encode_waits` encoded."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,6 +1,6 @@
 """Encodes waits: single waits of one kind or a slice of a `WaitBatch` as columns, one wait as a row.
 
-Values were checked when the waits were made (`number_checks`, `partition_names`), so nothing is refused here.
+Values were checked when the waits were created (`number_checks`, `partition_names`), so nothing is refused here.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,9 +21,9 @@ _OFFSET_FIELDS: Final = {
     OperationKind.FETCH: "fetch_offset",
     OperationKind.DELETE_RECORDS: "offset",
 }
-"""What a row calls the offset of an item."""
+"""Names of an item's offset in rows, by kind."""
 _FETCH_FIELDS: Final = {"leader_epoch": "current_leader_epoch"}
-"""What a row of a fetch calls otherwise than its column."""
+"""Fields of a fetch row whose names differ from their columns."""
 _ABSENT_BELOW_0: Final = frozenset(("replica_id", "leader_epoch", "current_leader_epoch", "last_fetched_epoch"))
 
 
@@ -57,7 +57,7 @@ def fill_with_waits(columns: wire.OperationColumns, waits: Sequence[Wait], lost_
 def fill_with_many(
     columns: wire.OperationColumns, batch: WaitBatch, positions: Sequence[int], lost_at: float, now: float
 ) -> None:
-    """Encode the operations of a batch at `positions`, which rise; timeouts as in `fill_with_waits`."""
+    """Encode the operations of a batch at `positions`, which must increase; timeouts as in `fill_with_waits`."""
     items = batch.items_of(positions)
     columns.kind = batch.kind.value  # type: ignore[assignment]
     columns.operation_id.extend(batch.ids_of(positions))
@@ -78,7 +78,7 @@ def fill_with_many(
 
 
 def row_of_wait(wait: Wait) -> wire.Operation:
-    """A wait as a row, for the unary call."""
+    """Encode a wait as a row, for the unary call."""
     row = wire.Operation(timeout_ms=wait.timeout_ms)
     if wait.stale_timeout_ms is not None:
         row.stale_timeout_ms = wait.stale_timeout_ms
@@ -98,7 +98,7 @@ def row_of_wait(wait: Wait) -> wire.Operation:
 
 
 def _set(message: Message, field: str, value: int) -> None:
-    """Set a field of a row, unless the value says that it is absent."""
+    """Set a field of a row, unless the value means that it is absent."""
     if value >= 0 or field not in _ABSENT_BELOW_0:
         setattr(message, field, value)
 
@@ -118,12 +118,14 @@ def _remaining_column(batch: WaitBatch, lost_at: float, now: float) -> list[int]
 
 
 def _remaining(timeout_ms: int, elapsed_ms: int) -> int:
-    """At least 1 ms: 0 would be another request, for an answer at once. What is not above 0 stays as it is."""
+    """The remaining timeout, at least 1 ms because 0 requests an immediate answer. Values of 0 or less are not
+    changed.
+    """
     return max(1, timeout_ms - elapsed_ms) if timeout_ms > 0 else timeout_ms
 
 
 def _add_names(columns: wire.OperationColumns, waits: Sequence[Wait]) -> None:
-    """Add the dictionary of names, and each item's place in it."""
+    """Add the dictionary of names, and the index of each item's name in it."""
     places: dict[PartitionName | str, int] = {}
     indexes = [places.setdefault(name, len(places)) for wait in waits for name in wait.names]
     if len(places) > 1:
@@ -143,7 +145,7 @@ def _extend_names(columns: wire.OperationColumns, names: Iterable[PartitionName 
 def _narrowed(
     indexes: Sequence[int], names: Sequence[PartitionName] | Sequence[str]
 ) -> tuple[Sequence[int], Sequence[PartitionName] | Sequence[str]]:
-    """The same items over a dictionary of only the names that they use."""
+    """Convert the items to use a dictionary of only the names that they refer to."""
     places: dict[int, int] = {}
     narrowed = [places.setdefault(index, len(places)) for index in indexes or [0]]
     used: list[PartitionName] | list[str] = [names[index] for index in places]  # type: ignore[assignment]

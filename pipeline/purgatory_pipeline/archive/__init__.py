@@ -1,1 +1,1 @@
-"""The intake: an archive's files found, checked, read, and every row accounted for."""
+"""The intake: finds, checks and reads an archive's files, and accounts for every row."""

@@ -1,4 +1,4 @@
-"""Accounts for an archive: combines its files, its runs and the survey of its rows."""
+"""Builds the account of an archive from its files, its daemon runs and the survey of its rows."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -22,9 +22,9 @@ from purgatory_pipeline.spark.failures import unwrapped_errors
 
 ROWS_PER_TASK: Final = 2_000_000
 SURVEYS_MAX: Final = 64
-"""Each sends the driver less than a megabyte."""
+"""Maximum number of survey tasks. Each sends the driver less than 1 MB."""
 LATE: Final = timedelta(hours=1)
-"""Outcomes are searched for until this long after the operation's timeout."""
+"""Outcomes are searched for up to this long after the operation's timeout."""
 _MARGIN: Final = timedelta(milliseconds=MARGIN_MS)
 
 
@@ -36,9 +36,9 @@ def account(
     until: datetime | None = None,
     topics: Iterable[str] | None = None,
 ) -> IntakeAccount:
-    """Reads a few columns of everything once and accounts for every row that `read` with the same arguments returns.
+    """Reads a few columns of the files once and accounts for every row that `read` returns for the same arguments.
 
-    Operations are those registered in the window; their outcomes may come after it.
+    The account covers operations registered in the window; their outcomes may be later than the window.
     """
     window = Selection.of(since, until, None if topics is None else list(topics))
     runs = read_runs(archive)
@@ -63,7 +63,7 @@ def account(
 
 
 def chunked(files: Sequence[ArchiveFile], tasks_min: int, tasks_max: int) -> list[list[ArchiveFile]]:
-    """Groups files into chunks of about equal rows, one per task; files written at the same time stay together."""
+    """Groups files into chunks of about equal row counts, one per task. Files written together stay together."""
     rows = sum(file.rows for file in files)
     tasks = min(max(tasks_min, rows // ROWS_PER_TASK, 1), tasks_max)
     chunks: list[list[ArchiveFile]] = [[]]
@@ -78,7 +78,7 @@ def chunked(files: Sequence[ArchiveFile], tasks_min: int, tasks_max: int) -> lis
 
 def _files_to_read(archive: ArchiveCatalog, since: datetime | None, until: datetime | None) -> list[ArchiveFile]:
     """Files with rows in the window, or with outcomes of operations registered in it."""
-    # Wider than the window: the wall clock may have jumped, and an operation may end long after the window does.
+    # Wider than the window: the wall clock may have jumped, and an operation may end long after the window.
     early = None if since is None else since - _MARGIN
     late = None if until is None else until + _MARGIN
     registrations = archive.files(schema.REGISTRATIONS, since=early, until=late)

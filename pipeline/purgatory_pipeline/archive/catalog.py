@@ -1,4 +1,4 @@
-"""An archive as the commands see it: its usable files by table, what was set aside, and its tables as DataFrames."""
+"""The catalogue of an archive: its usable files by table, the files set aside, and its tables as DataFrames."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from purgatory_pipeline.archive.location import Location, open_location
 from purgatory_pipeline.errors import ArchiveUnusable
 
 _THREADS: Final = 32
-"""Footers read at once: reading them waits for the disk or the network, not for the processor."""
+"""Number of footers read concurrently. Reading one waits for the disk or the network, not for the CPU."""
 
 ROW_KEYS: Final = {
     schema.REGISTRATIONS: ["run_id", "call_number", "session_number", "operation_id", "item"],
@@ -33,18 +33,18 @@ ROW_KEYS: Final = {
 
 @dataclass(frozen=True)
 class ArchiveCatalog:
-    """The usable files of an archive, and those set aside. `uri` is as it was given."""
+    """The usable files of an archive and those set aside. `uri` is kept as the caller gave it."""
 
     uri: str
     used: tuple[ArchiveFile, ...]
     set_aside: tuple[SetAside, ...]
     leftovers: int
-    """Unfinished files under `_writing/`: a file is moved out of there only when it is complete."""
+    """Number of unfinished files under `_writing/`. A file is moved out of that folder only when it is complete."""
     doubled: frozenset[str] = frozenset()
-    """Paths of files in which rows occur twice; `account` finds them."""
+    """Paths of files with duplicate rows inside one file; filled in by `account`."""
 
     def files(self, table: str, *, since: datetime | None = None, until: datetime | None = None) -> list[ArchiveFile]:
-        """The files of a table by run and number; with a window, those that may have rows in it."""
+        """The files of a table, sorted by run and number. With a window, only the files that may have rows in it."""
         start, end = to_utc(since), to_utc(until)
         return [
             file
@@ -58,7 +58,9 @@ class ArchiveCatalog:
         return sum(file.rows for file in self.files(table))
 
     def lost_files(self, table: str, run_id: str) -> list[str]:
-        """Paths of files that were set aside and, by their names, hold rows of a run that are in no other file."""
+        """Paths of files that were set aside and whose names say that they contain rows of this run. Copies are left
+        out: their rows are in another file.
+        """
         return [
             file.path
             for file in self.set_aside
@@ -66,8 +68,9 @@ class ArchiveCatalog:
         ]
 
     def missing_files(self, table: str, run_id: str, *, first: int | None, last: int) -> list[int]:
-        """Numbers of a run's files that are neither used nor set aside. `first`: None where earlier ones may have been
-        rolled away.
+        """Numbers of a run's files that are neither used nor set aside.
+
+        `first` is None if retention may have deleted the first files.
         """
         numbers = {file.file_number for file in self.files(table) if file.run_id == run_id}
         paths = (file.path for file in self.set_aside if file.table == table and run_id in file.path)
@@ -79,8 +82,8 @@ class ArchiveCatalog:
         return sorted({file.run_id for file in self.used})
 
     def overlapping(self, table: str) -> list[ArchiveFile]:
-        """Files with rows that may be duplicated: those of one run whose ranges of calls overlap, and those in which
-        rows were found twice. Usually none.
+        """Files whose rows may be duplicated: files of one run with overlapping call ranges, and files in `doubled`.
+        Usually there are none.
         """
         found = {file.path: file for file in self.files(table) if file.path in self.doubled}
         widest: ArchiveFile | None = None
@@ -104,8 +107,8 @@ class ArchiveCatalog:
     ) -> DataFrame:
         """A table's rows with `since <= at < until`, of these topics (a signal's key counts as its topic).
 
-        Rows without a partition, such as a cancelled session, are kept whatever the topics, and markers whatever the
-        window. Each row comes once, even where files overlap. Instants without a time zone are UTC.
+        The topic filter keeps rows without a partition, such as a cancelled session; the window does not apply to
+        markers. Each row is returned once, even if files overlap. Instants without a time zone are UTC.
         """
         marked = table == schema.MARKERS
         files = self.files(table) if marked else self.files(table, since=since, until=until)
@@ -126,7 +129,7 @@ class ArchiveCatalog:
         until: datetime | None = None,
         topics: Iterable[str] | None = None,
     ) -> int:
-        """How many rows `read` drops because they occur in another file too. Reads only files that overlap."""
+        """The number of rows that `read` drops because another file has them too. Reads only files that overlap."""
         overlapping = self.overlapping(table)
         if not overlapping:
             return 0
@@ -158,13 +161,13 @@ def find_archive(uri: str) -> ArchiveCatalog:
 
 
 def _sort_paths(place: Location, paths: list[str]) -> tuple[list[tuple[str, str]], list[SetAside], int]:
-    """(path, table) of possible archive files, misplaced files, and the number of unfinished ones."""
+    """The candidate files as (path, table), files outside the archive's layout, and the number of unfinished files."""
     candidates: list[tuple[str, str]] = []
     strays: list[SetAside] = []
     leftovers = 0
     for path in paths:
         parts = path[len(place.root) :].lstrip("/").split("/")
-        if any(part.startswith(("_", ".")) for part in parts):  # hidden files are ignored, as by Spark
+        if any(part.startswith(("_", ".")) for part in parts):  # skip hidden files, as Spark does
             leftovers += parts[0] == layout.WRITING and path.endswith(".parquet")
         elif len(parts) > 1 and parts[0] in schema.TABLES and path.endswith(".parquet"):
             candidates.append((path, parts[0]))
@@ -174,8 +177,8 @@ def _sort_paths(place: Location, paths: list[str]) -> tuple[list[tuple[str, str]
 
 
 def _drop_copies(files: list[ArchiveFile]) -> tuple[list[ArchiveFile], list[SetAside]]:
-    """Keeps one file for each run, table and number, and for each content: the one with most rows, then the one that is
-    named as the daemon would.
+    """Keeps one file for each run, table and number, and one for each content. Prefers the file with the most rows,
+    then the file with the daemon's naming.
     """
 
     def rank(file: ArchiveFile) -> tuple[int, bool, str]:
@@ -227,7 +230,9 @@ def _within(
 
 
 def _overlap(earlier: ArchiveFile, later: ArchiveFile) -> bool:
-    """A file may begin with the call that the file before ended in, in the middle of the call's rows: no overlap."""
+    """Whether two files of a run have overlapping call ranges. If a file starts in the middle of the call that the
+    previous file ended with, that is not an overlap.
+    """
     assert earlier.last_call is not None, earlier.path
     assert later.first_call is not None, later.path
     same_range = (earlier.first_call, earlier.last_call) == (later.first_call, later.last_call)
@@ -236,5 +241,5 @@ def _overlap(earlier: ArchiveFile, later: ArchiveFile) -> bool:
 
 
 def to_utc(instant: datetime | None) -> datetime | None:
-    """UTC, unless the instant has a time zone."""
+    """Attaches UTC to an instant without a time zone."""
     return instant if instant is None or instant.tzinfo is not None else instant.replace(tzinfo=UTC)

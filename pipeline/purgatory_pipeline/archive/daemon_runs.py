@@ -1,4 +1,4 @@
-"""The runs of an archive, from its markers: how each started and ended, and rows dropped by a slow disk."""
+"""The daemon runs in an archive, read from its markers: how each run started and ended, and which rows it dropped."""
 
 import json
 from collections import Counter, defaultdict
@@ -18,7 +18,7 @@ from purgatory_pipeline.archive.location import first_line, open_location
 from purgatory_pipeline.errors import ArchiveUnusable
 
 OPEN: Final = "open"
-"""Neither ended nor marked as crashed: alive, or crashed and not yet detected."""
+"""Neither ended nor marked as crashed: the daemon is still running, or no later daemon has checked."""
 
 _THREADS: Final = 16
 _COLUMNS: Final = ["run_id", "call_number", "time_ms", "at", "marker", "table", "rows", "last_call_number", "detail"]
@@ -26,30 +26,30 @@ _COLUMNS: Final = ["run_id", "call_number", "time_ms", "at", "marker", "table", 
 
 @dataclass(frozen=True)
 class DaemonRun:
-    """A daemon from its start to its end. `state` is ENDED, CRASHED or OPEN."""
+    """One run of a daemon, from start to end. `state` is ENDED, CRASHED or OPEN."""
 
     run_id: str
     state: str = OPEN
     started_at: datetime | None = None
-    """None: its beginning is no longer in the archive."""
+    """None if the run's STARTED marker is no longer in the archive."""
     has_journal: bool = False
-    """Waits pending at its end continue in the daemon's next run."""
+    """Waits that are pending at the end of this run continue in the daemon's next run."""
     is_continued: bool = False
-    """It continues the journal of an earlier run."""
+    """This run continues the journal of an earlier run."""
     dropped_rows: dict[str, int] = field(default_factory=dict)
-    """Rows of each table that were dropped because the disk was too slow."""
+    """Number of rows dropped because the disk was too slow, by table."""
     last_files: dict[str, int] = field(default_factory=dict)
-    """The number of the last file of each table; empty if unknown."""
+    """Number of the last file, by table; empty if unknown."""
 
 
 def read_runs(archive: ArchiveCatalog) -> list[DaemonRun]:
-    """All runs that have a file, by id; without markers nothing but the id is known."""
+    """All runs that have a file, sorted by id. Without markers, only the id of a run is known."""
     markers = read_markers(archive)
     return [_run(run_id, markers.get(run_id, [])) for run_id in sorted({*archive.run_ids(), *markers})]
 
 
 def read_markers(archive: ArchiveCatalog) -> dict[str, list[dict[str, Any]]]:
-    """The markers of each run, read here and not on the executors: they are few. Raises `ArchiveUnusable`."""
+    """The markers of each run. They are few, so the driver reads them, not the executors. Raises `ArchiveUnusable`."""
     place = open_location(archive.uri)
 
     def read(file: ArchiveFile) -> list[dict[str, Any]]:
@@ -77,15 +77,13 @@ def _run(run_id: str, markers: Iterable[Mapping[str, Any]]) -> DaemonRun:
                 run = replace(run, has_journal=details.journal, is_continued=details.continued)
         elif row["marker"] == schema.DROPPED:
             dropped[row["table"]] += row["rows"] or 0
-        elif (
-            row["marker"] == schema.ENDED or run.state != schema.ENDED
-        ):  # a run that was declared dead may still have ended properly
+        elif row["marker"] == schema.ENDED or run.state != schema.ENDED:  # a run marked as crashed may still have ended
             run = replace(run, state=row["marker"], last_files=last_files(row))
     return replace(run, dropped_rows=dict(dropped))
 
 
 def last_files(ended: Mapping[str, Any]) -> dict[str, int]:
-    """By table, the number of the last file of a run, as its ENDED or CRASHED marker has it; empty: not known."""
+    """The number of a run's last file by table, from its ENDED or CRASHED marker; empty if unknown."""
     try:
         return {table: int(number) for table, number in json.loads(ended["detail"] or "{}").get("files", {}).items()}
     except (ValueError, AttributeError):
@@ -93,7 +91,7 @@ def last_files(ended: Mapping[str, Any]) -> dict[str, int]:
 
 
 def details_of(started: Mapping[str, Any]) -> RunDetails | None:
-    """The details in a STARTED marker; None if they are not readable."""
+    """The run details from a STARTED marker; None if they cannot be decoded."""
     try:
         return RunDetails.from_json(started["detail"] or "")
     except (ValueError, TypeError):

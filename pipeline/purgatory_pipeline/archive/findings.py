@@ -1,4 +1,4 @@
-"""Inconsistencies of an archive in words: clocks that went backwards, missing ends, and the reasons."""
+"""Findings about an archive as text: clocks that went backwards, missing registrations or outcomes, and the cause."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ _SHOWN: int = 3
 
 
 def clock_findings(clocks: Iterable[FileClock]) -> list[IntakeFinding]:
-    """Falls within files, and from one file of a run's table to its next."""
+    """Clock falls within files, and from one file of a run's table to the next."""
     by_table: defaultdict[tuple[str, str], list[FileClock]] = defaultdict(list)
     for clock in clocks:
         if clock.last_call >= 0:
@@ -41,7 +41,7 @@ def clock_findings(clocks: Iterable[FileClock]) -> list[IntakeFinding]:
 def unmatched_findings(
     unmatched: Sequence[UnmatchedCount], runs: Sequence[DaemonRun], archive: ArchiveCatalog
 ) -> list[IntakeFinding]:
-    """Operations with only one end, explained by the markers and the set-aside files of their run."""
+    """Operations with only a registration or only an outcome, explained by their run's markers and set-aside files."""
     by_id = {run.run_id: run for run in runs}
     counts: Counter[str] = Counter()
     whose: defaultdict[str, set[str]] = defaultdict(set)
@@ -57,7 +57,7 @@ def unmatched_findings(
 
 
 def loss_findings(runs: Sequence[DaemonRun], archive: ArchiveCatalog, earlier: int) -> list[IntakeFinding]:
-    """Losses according to the markers, unfinished files, and operations cut off by the window."""
+    """Rows lost according to markers, unfinished files, and operations cut off by the window."""
     dropped: Counter[str] = Counter()
     for run in runs:
         dropped.update(run.dropped_rows)
@@ -76,9 +76,9 @@ def loss_findings(runs: Sequence[DaemonRun], archive: ArchiveCatalog, earlier: i
 
 
 def missing_files(runs: Sequence[DaemonRun], archive: ArchiveCatalog) -> IntakeFinding:
-    """Gaps in the numbers of files. Where rows were dropped, numbers may have been given and not used.
+    """Gaps in the file numbers. After dropped rows, a number may have been assigned but never used.
 
-    The first registrations and outcomes may be rolled away: that shows in operations with one end.
+    Retention may have deleted the first registration and outcome files; that shows up as operations with only one end.
     """
     found = []
     for run in runs:
@@ -90,7 +90,7 @@ def missing_files(runs: Sequence[DaemonRun], archive: ArchiveCatalog) -> IntakeF
 
 
 def some_runs(run_ids: Iterable[str]) -> str:
-    """A few names, and how many more there are."""
+    """The first few names, and the number of the remaining ones."""
     known = sorted(run_ids)
     more = f" and {len(known) - _SHOWN:,} more" if len(known) > _SHOWN else ""
     return ", ".join(known[:_SHOWN]) + more
@@ -102,8 +102,8 @@ def _reason(one: UnmatchedCount, run: DaemonRun, archive: ArchiveCatalog) -> str
             return names.KEPT
         if archive.lost_files(schema.OUTCOMES, run.run_id):
             return names.OUTCOME_SET_ASIDE
-        # A run that ended has written every outcome that it had; what is then missing was dropped, or waits on in the
-        # journal for the next run, whose rows have the outcome under that run's id.
+        # An ended run has written all its outcomes. A missing one was dropped, or its wait continues in the journal:
+        # then the next run writes the outcome under its own run id.
         if run.state == schema.ENDED:
             if run.dropped_rows.get(schema.OUTCOMES):
                 return names.OUTCOME_DROPPED
@@ -112,7 +112,7 @@ def _reason(one: UnmatchedCount, run: DaemonRun, archive: ArchiveCatalog) -> str
     if one.what == NO_REGISTRATION:
         if archive.lost_files(schema.REGISTRATIONS, run.run_id):
             return names.REGISTRATION_SET_ASIDE
-        # Registered before this run began: the registration is among the rows of the run that it continues.
+        # Registered before this run began: the registration is in the run that this one continues.
         if (one.before_run or one.continued) and run.is_continued:
             return names.EARLIER_RUN
         if one.early:

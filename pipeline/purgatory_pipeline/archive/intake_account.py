@@ -1,4 +1,4 @@
-"""The account of an intake: files and rows of an archive, used or set aside and why, and inconsistencies."""
+"""The account of an intake: an archive's files and rows, used or set aside with a reason, and inconsistencies."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from purgatory_pipeline.archive.daemon_runs import OPEN, DaemonRun
 from purgatory_pipeline.archive.survey import USED
 
 TWICE: Final = "duplicates"
-"""Why rows of used files are set aside, besides OUTSIDE and OTHER_TOPIC."""
+"""A reason for setting aside rows of used files, besides OUTSIDE and OTHER_TOPIC."""
 
 # Names of findings.
 TIME_FELL: Final = "steps back of the engine's clock"
@@ -54,17 +54,18 @@ MEANINGS: Final = {
     REPEATED: "each counts as often as it occurs",
     UNFINISHED: "of runs that are alive, or that died before the files were complete; not read",
 }
-"""Meanings of findings that do not depend on the archive."""
+"""Explanations of findings that do not depend on the archive."""
 
 ORDINARY: Final = frozenset({PENDING, KEPT, EARLIER, EARLIER_RUN, ROLLED_AWAY, UNFINISHED})
-"""Findings that are normal for a part of a history: no data was lost."""
+"""Findings that are normal for a part of a history: nothing was lost."""
 
 
 @dataclass(frozen=True)
 class IntakeLine:
-    """Files and rows of one table with one reason: USED, or why not. Rows: None where they cannot be counted.
+    """Files and rows of one table with one reason: USED, or why they were set aside. `rows` is None if they cannot be
+    counted.
 
-    `files` is 0 where only some rows of used files were set aside.
+    `files` is 0 if only some rows of used files were set aside.
     """
 
     table: str
@@ -75,7 +76,7 @@ class IntakeLine:
 
 @dataclass(frozen=True)
 class IntakeFinding:
-    """An inconsistency: its count and its meaning in words."""
+    """An inconsistency: its name, its count, and an explanation."""
 
     name: str
     count: int
@@ -92,19 +93,19 @@ class IntakeFinding:
 
 @dataclass(frozen=True)
 class IntakeAccount:
-    """The whole account; the lines of a table add up to all its rows."""
+    """The account of an archive. The lines of a table add up to all its rows."""
 
     uri: str
     lines: tuple[IntakeLine, ...]
     findings: tuple[IntakeFinding, ...]
     runs: tuple[DaemonRun, ...]
     doubled: frozenset[str] = frozenset()
-    """Files in which rows occur twice: `ArchiveCatalog.doubled`."""
+    """Files with duplicate rows, as in `ArchiveCatalog.doubled`."""
     is_matched: bool = False
-    """No rows were left out, and accepted registrations and outcomes match one to one."""
+    """No rows were left out, and every accepted registration has exactly one outcome and vice versa."""
 
     def rows_in(self, table: str | None = None) -> int:
-        """Rows found that could be counted: of one table, or all."""
+        """Number of rows found, in one table or in all. Rows that cannot be counted are ignored."""
         return sum(line.rows or 0 for line in self._of(table))
 
     def rows_used(self, table: str | None = None) -> int:
@@ -114,11 +115,11 @@ class IntakeAccount:
         return sum(line.rows or 0 for line in self._of(table) if line.reason != USED)
 
     def found(self, name: str) -> int:
-        """The count of a finding."""
+        """The total count of the findings with this name."""
         return sum(finding.count for finding in self.findings if finding.name == name)
 
     def notes(self) -> list[str]:
-        """Caveats about the figures, as sentences; empty if there are none."""
+        """Sentences to read before any figures; empty if there is nothing to report."""
         return [finding.sentence for finding in self.findings if not finding.is_ordinary]
 
     def rows(self) -> list[dict[str, object]]:
@@ -127,7 +128,7 @@ class IntakeAccount:
         ]
 
     def print(self, console: Console | None = None) -> None:
-        """Prints a small table with its totals, and the findings below it."""
+        """Prints the account as a table with totals, followed by the findings."""
         console = console or Console(soft_wrap=True)
         states = Counter(run.state for run in self.runs)
         ended = ", ".join(f"{states[state]} {state}" for state in (schema.ENDED, schema.CRASHED, OPEN) if states[state])

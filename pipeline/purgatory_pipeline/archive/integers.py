@@ -1,4 +1,4 @@
-"""Arrays of integers: a stable sort and a way to number values that are faster than numpy's, and hashes."""
+"""Integer arrays: a stable sort and an encoding of distinct values, both faster than numpy's, and hashes."""
 
 from typing import Any, Final
 
@@ -13,13 +13,14 @@ _LOOKUP_MAX: Final = 1 << 22
 
 
 def stable_order(keys: Integers) -> Integers:
-    """The places of numbers from lowest to highest; equal ones stay in order.
+    """The indices that sort the numbers in ascending order; equal numbers keep their order.
 
-    A stable `argsort` at a tenth of its cost: each number is sorted together with its place in the lower bits.
+    Equivalent to a stable `argsort` at a tenth of the cost: each number is sorted with its index in the lower bits.
     """
     if not len(keys):
         return np.empty(0, np.int64)
     lowest, bits = int(keys.min()), len(keys).bit_length()
+    # Keys and indices do not fit into 63 bits together.
     if int(keys.max()) - lowest >= 1 << (63 - bits):
         return np.argsort(keys, kind="stable")
     packed: Integers = ((keys.astype(np.int64) - lowest) << bits) | np.arange(len(keys))
@@ -29,7 +30,7 @@ def stable_order(keys: Integers) -> Integers:
 
 
 def distinct_places(values: npt.NDArray[Any], below: int) -> tuple[Integers, npt.NDArray[np.int32]]:
-    """The distinct values (from 0 to `below`) in rising order, and the place of each value among them."""
+    """The distinct values (from 0 to `below`) in ascending order, and the index of each value among them."""
     if below > _LOOKUP_MAX:
         distinct, places = np.unique(values, return_inverse=True)
         return distinct, places.astype(np.int32)
@@ -48,5 +49,5 @@ def mix(values: Hashes) -> Hashes:
 
 
 def hash_operations(sessions: Integers, operations: Integers, seed: int = 0) -> Hashes:
-    """A hash of each operation, from its session's number and its own."""
+    """A hash of each operation, from its session number and its operation id."""
     return mix(mix(sessions.astype(np.uint64) + np.uint64(seed)) ^ operations.astype(np.uint64))

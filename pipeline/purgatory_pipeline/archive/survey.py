@@ -1,10 +1,11 @@
-"""One pass over an archive's files, on the executors: rows inside and outside the window, clocks, and missing ends.
+"""One pass over an archive's files, on the executors: counts rows inside and outside the window, checks the clocks, and
+checks that every registration has an outcome.
 
-Each task reads a few columns with pyarrow, in the order in which they were written, and returns sums. To match
-registrations with outcomes without a shuffle, the operations of both tables are assigned to BUCKETS in blocks of
-neighbours, and each bucket is summed up: the number of operations, and two halves of a hash of each. If the sums of a
-bucket agree, so do its operations (except with a probability of 2**-48). Only the operations of other buckets are
-compared one by one, in `unmatched_operations`.
+Each task reads the few columns it needs with pyarrow, in the order in which they were written, and returns sums. To
+match registrations and outcomes without a shuffle, each side's operations are hashed into BUCKETS, with neighbouring
+operations in the same bucket. Each bucket holds the number of its operations and the sums of both halves of their
+hashes. If the sums of a bucket agree on both sides, its operations are the same, except with a probability of 2**-48.
+Only the other buckets are compared row by row, in `unmatched_operations`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.spark.malloc import keep_freed_memory
 
 BUCKETS: Final = 1 << 14
-# Classes of rows in used files.
+# How the rows of used files are classified.
 USED: Final = "used"
 OUTSIDE: Final = "outside the window"
 OTHER_TOPIC: Final = "of another topic"
@@ -41,12 +42,12 @@ _KEY: Final = ("session_number", "operation_id", "item")
 _BLOCK_BITS: Final = 10
 _PART_BITS: Final = 24
 _PART: Final = np.uint64((1 << _PART_BITS) - 1)
-"""Half of a 48-bit hash: float64 sums of 2**29 of them are exact."""
+"""Mask for half of a 48-bit hash. float64 sums of up to 2**29 such halves are exact."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Rows with since_ms <= at < until_ms (Unix time), of these topics; None: all."""
+    """Selects rows with since_ms <= at < until_ms (Unix time) of these topics. None means no restriction."""
 
     since_ms: int | None = None
     until_ms: int | None = None
@@ -54,7 +55,7 @@ class Selection:
 
     @classmethod
     def of(cls, since: datetime | None, until: datetime | None, topics: Sequence[str] | None) -> Selection:
-        """Converts a command's arguments; instants without a time zone are UTC."""
+        """Makes a selection from a command's arguments; instants without a time zone are UTC."""
         start, end = (None if at is None else round(at.timestamp() * 1_000) for at in (to_utc(since), to_utc(until)))
         return cls(start, end, None if topics is None else frozenset(topics))
 
@@ -64,7 +65,7 @@ class Selection:
         return replace(self, since_ms=start, until_ms=end)
 
     def holds(self, at_ms: Integers) -> Flags:
-        """Whether each instant is in the window."""
+        """A mask of the instants inside the window."""
         held: Flags = np.ones(len(at_ms), bool)
         if self.since_ms is not None:
             held &= at_ms >= self.since_ms
@@ -75,19 +76,19 @@ class Selection:
 
 @dataclass
 class Survey:
-    """Sums over some files; `add` merges two of them."""
+    """The survey of some files; `add` merges another survey into this one."""
 
     rows: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Counts of rows by table and class (USED, OUTSIDE or OTHER_TOPIC)."""
+    """Number of rows, by table and USED, OUTSIDE or OTHER_TOPIC."""
     earlier: int = 0
     """Operations that ended in the window and were registered before it."""
     clocks: list[FileClock] = field(default_factory=list)
     doubled: list[str] = field(default_factory=list)
-    """Paths of files in which a row occurs twice."""
+    """Paths of files with duplicate rows."""
     sums: Integers = field(default_factory=lambda: np.zeros((len(SIDES), 3, BUCKETS), np.int64))
 
     def add(self, other: Survey) -> Survey:
-        """Adds the other one to this one, and returns it."""
+        """Adds the other survey to this one and returns this one."""
         self.rows.update(other.rows)
         self.earlier += other.earlier
         self.clocks += other.clocks
@@ -96,14 +97,14 @@ class Survey:
         return self
 
     def differing(self) -> Flags:
-        """The buckets whose two sides are not the same operations."""
+        """A mask of the buckets in which registrations and outcomes differ."""
         differs: Flags = np.any(self.sums[0] != self.sums[1], axis=0)
         return differs
 
 
 @dataclass(frozen=True)
 class Operations:
-    """Operations of one part of a file, each once for each of its items."""
+    """The operations of one part of a file, with one entry per item of an operation."""
 
     item: Integers
     session: Integers
@@ -112,19 +113,21 @@ class Operations:
     at_ms: Integers
     registered_at_ms: Integers
     registered_ms: Integers
-    """On the engine's clock, which continues over restarts with a journal."""
+    """Time of registration on the engine's clock, which continues across restarts with a journal."""
     inside: Flags
-    """Registered in the window."""
+    """Whether the operation was registered in the window."""
 
     @property
     def buckets(self) -> Integers:
-        """The bucket of each operation. Neighbours share one, so that a lost range of rows affects few buckets."""
+        """The bucket of each operation. Neighbours share a bucket, so a lost range of rows makes only a few buckets
+        differ.
+        """
         blocks = hash_operations(self.session, self.operation >> _BLOCK_BITS)
         return (blocks & np.uint64(BUCKETS - 1)).astype(np.int64)
 
 
 def survey_files(uri: str, files: Sequence[ArchiveFile], window: Selection) -> Survey:
-    """Surveys whole files, one part after the other."""
+    """Surveys whole files, part by part."""
     keep_freed_memory()
     survey = Survey()
     for file in files:
@@ -148,7 +151,7 @@ def survey_files(uri: str, files: Sequence[ArchiveFile], window: Selection) -> S
 
 
 def parts_of(uri: str, file: ArchiveFile, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """A file's row groups, one by one. Raises `ArchiveUnusable` where one cannot be read."""
+    """Yields a file's row groups. Raises `ArchiveUnusable` if one cannot be read."""
     place = open_location(uri)
     try:
         words = [name for name in columns if name == "topic"]
@@ -162,7 +165,7 @@ def parts_of(uri: str, file: ArchiveFile, columns: Sequence[str]) -> Iterator[pa
 
 
 def operations_of(file: ArchiveFile, part: pa.Table, window: Selection) -> Operations:
-    """The operations of a part that count: accepted, of the window's topics, ended since it began."""
+    """The operations in a part that must match: accepted, of the selected topics, and not ended before the window."""
     at_ms = instants_of(part, "at")
     item = numbers_of(part, "item")
     chosen = np.ones(part.num_rows, bool)
@@ -195,7 +198,7 @@ def columns_of(table: str, window: Selection) -> list[str]:
 
 
 def _count(survey: Survey, table: str, part: pa.Table, window: Selection) -> None:
-    if table == schema.MARKERS:  # they count whatever the window
+    if table == schema.MARKERS:  # the window does not apply to markers
         survey.rows[table, USED] += part.num_rows
         return
     inside = window.holds(instants_of(part, "at"))
@@ -206,7 +209,7 @@ def _count(survey: Survey, table: str, part: pa.Table, window: Selection) -> Non
 
 
 def _row_hashes(table: str, part: pa.Table) -> Hashes:
-    """A hash of each row's key; empty for tables with few rows."""
+    """A hash of the columns that identify each row; empty for the small tables."""
     calls = numbers_of(part, "call_number")
     if table == schema.EVENTS:
         return hash_operations(calls, numbers_of(part, "row"))
@@ -229,7 +232,7 @@ def _has_topic(part: pa.Table, topics: frozenset[str]) -> Flags:
 
 
 def _bucket_sums(run_id: str, operations: Operations) -> Integers:
-    """By bucket: number and summed hash halves of the items registered in the window."""
+    """For the items registered in the window, by bucket: their number and the sums of both hash halves."""
     seed = int.from_bytes(blake2b(run_id.encode(), digest_size=8).digest(), "little")
     hashes = hash_operations(operations.session, operations.operation, seed)
     items = mix(hashes + operations.item.astype(np.uint64))[operations.inside]
@@ -240,7 +243,7 @@ def _bucket_sums(run_id: str, operations: Operations) -> Integers:
 
 
 def _before(operations: Operations, window: Selection) -> Flags:
-    """First items that ended in the window and were registered before it."""
+    """A mask of first items that ended in the window and were registered before it."""
     if window.since_ms is None:
         return np.zeros(len(operations.at_ms), bool)
     earlier: Flags = (operations.item == 0) & (operations.registered_at_ms < window.since_ms)

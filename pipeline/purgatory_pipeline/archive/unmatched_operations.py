@@ -1,4 +1,4 @@
-"""Finds operations without a registration or outcome, in the buckets that differ in the survey."""
+"""Finds operations with only a registration or only an outcome: compares the rows of differing buckets."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ NO_REGISTRATION: Final = "no registration"
 REPEATED: Final = "repeated"
 
 MARGIN_MS: Final = 60_000
-"""Around a window: the wall clock may have jumped between the two ends of an operation."""
+"""Margin around a window, as the wall clock may have jumped between an operation's registration and its outcome."""
 
 _KEY: Final = ["run_id", "session_number", "operation_id"]
 _ROWS: Final = (
@@ -31,10 +31,10 @@ _NEVER: Final = 2**63 - 1
 
 @dataclass(frozen=True)
 class UnmatchedCount:
-    """How many operations of a run do not have exactly one registration and one outcome. `continued`: the other one is
-    in another run, as a journal kept the operation over a restart.
+    """A count of a run's operations that do not have exactly one registration and one outcome.
 
-    `early`: registered before the run's first registration that is in the archive. `before_run`: before the run began.
+    `continued`: the other half is in another run, because a journal kept the operation across a restart. `early`:
+    registered before the run's first registration in the archive. `before_run`: registered before the run started.
     """
 
     run_id: str
@@ -47,7 +47,7 @@ class UnmatchedCount:
 
 @dataclass(frozen=True)
 class CandidateReader:
-    """The work of a task: reads chunks of files and yields the operations of the buckets that differ."""
+    """A Spark task: reads chunks of files and yields the operations in the differing buckets."""
 
     uri: str
     chunks: Sequence[Sequence[ArchiveFile]]
@@ -55,7 +55,7 @@ class CandidateReader:
     differing: Flags
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Takes the numbers of chunks."""
+        """The input batches contain chunk numbers."""
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 for file in self.chunks[number]:
@@ -87,7 +87,7 @@ class CandidateReader:
 def find_unmatched(
     spark: SparkSession, reading: CandidateReader, first_registered_ms: dict[str, int], started_ms: dict[str, int]
 ) -> list[UnmatchedCount]:
-    """Counts unmatched operations by run, in a few rows each. Both tables are by run, on the wall clock."""
+    """Counts unmatched operations by run. Both dictionaries map run ids to wall-clock milliseconds."""
     run_ids = sorted({*first_registered_ms, *started_ms})
     starts = [(run_id, first_registered_ms.get(run_id, _NEVER), started_ms.get(run_id, 0)) for run_id in run_ids]
     firsts = spark.createDataFrame(starts, "run_id string, first_ms bigint, started_ms bigint")
@@ -107,7 +107,7 @@ def find_unmatched(
     )
     early = F.col("registered_at_ms") < F.coalesce("first_ms", F.lit(_NEVER))
     before_run = F.col("registered_at_ms") < F.coalesce("started_ms", F.lit(0))
-    # Sessions keep their numbers over a restart with a journal, unary waits (session 0) end with their daemon.
+    # With a journal, sessions keep their numbers across a restart. Unary waits (session 0) end with their daemon.
     others = F.collect_set("what").over(Window.partitionBy("session_number", "operation_id", "registered_ms"))
     is_pair = F.array_contains(others, NO_OUTCOME) & F.array_contains(others, NO_REGISTRATION)
     counted = (
@@ -122,7 +122,7 @@ def find_unmatched(
 
 
 def _what() -> Column:
-    """The inconsistency of an operation, or null."""
+    """The kind of mismatch of an operation, or null if it is matched."""
     registered, ended = F.col("registered_inside"), F.col("ended_inside")
     repeated = (F.col("outcomes") > 1) | (F.col("registrations") > 1)
     return (

@@ -1,5 +1,5 @@
-"""HTML pages that open offline, in one file: wording, parts, charts, and the templates that `document` renders.
+"""Self-contained HTML pages that open offline: wording, parts, charts, and the templates that `document` renders.
 
-The pages themselves are in `report.page` and `replay.page`, made of `parts` (what a page is made of) and `charts` (how
-plots look).
+The pages themselves are in `report.page` and `replay.page`. They are built from `parts` (sections, tables, plots) and
+`charts` (the appearance of plots).
 """

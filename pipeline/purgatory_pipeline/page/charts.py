@@ -1,7 +1,8 @@
-"""The look of plots: a shared Vega-Lite configuration, colours, axes, and the data of a plot.
+"""The appearance of plots: a shared Vega-Lite configuration, colours, axes, and the data of a plot.
 
 Colours are CSS variables (page.css) that Vega's SVG renderer passes through, so a plot follows light, dark and print
-without being redrawn. Legends are part of the page, not of the drawing, so that they wrap and can be read aloud.
+styles without being redrawn. Legends are part of the page, not of the drawing, so that they can wrap and be read by
+screen readers.
 """
 
 import math
@@ -18,7 +19,7 @@ from purgatory_pipeline.page.parts import LegendEntry, Plot
 Channel = TypeVar("Channel", alt.X, alt.Y)
 Values = list[dict[str, Any]]
 Span = tuple[datetime, datetime]
-"""The time that plots reach over: the same for all of a page, so that they can be compared."""
+"""The time range of plots: the same for all plots of a page, so that they can be compared."""
 
 OUTCOME_COLOURS: Final = {
     "satisfied": "var(--satisfied)",
@@ -78,7 +79,7 @@ CONFIG: Final[dict[str, Any]] = {
 }
 
 SHORTEST_MS: Final = 1.0
-"""The daemon counts milliseconds: logarithmic scales begin here, and a wait of 0 ms is drawn at 1 ms."""
+"""Logarithmic scales begin here, since the daemon counts in milliseconds; a wait of 0 ms is drawn at 1 ms."""
 
 TIME_TICKS_MAX: Final = 9
 _TIME_STEPS_MS: Final = (
@@ -111,7 +112,7 @@ def plot(
     note: str = "",
     legend: Sequence[LegendEntry] = (),
 ) -> Plot:
-    """A chart as wide as its place on the page, with the shared configuration."""
+    """A chart with the width of its container and the shared configuration."""
     spec = chart.properties(
         width="container", height=height, autosize=alt.AutoSizeParams(type="fit-x", contains="padding")
     )
@@ -133,10 +134,10 @@ def bars(
     note: str = "",
     legend: Sequence[LegendEntry] = (),
 ) -> Plot:
-    """Horizontal bars from zero, each with its unique label, and with its value as it is `written` at its end.
+    """Horizontal bars from zero, each with a unique label, and with its value, formatted by `written`, at the end.
 
-    `axis` names the values and their unit. Without a `description`, the plot is described by all its bars, and `by`
-    names what they are.
+    `axis` names the values and their unit. Without a `description`, the default one lists all bars, and `by` names them
+    as a group.
     """
     rows = [
         {"label": label, "place": place, "value": value, "written": words, "colour": colour}
@@ -168,26 +169,26 @@ def bars(
 def over_time(
     values: Iterable[Mapping[Any, object]], span: Span, height: alt.Y, colours: Mapping[str, str]
 ) -> alt.Chart:
-    """Rows along the time of the archive, coloured by their `word`; tooltips may show `when` they were."""
+    """A chart of rows along the archive's time axis, coloured by their `word`; tooltips may show `when`."""
     when = "utcFormat(datum.at, '%-d %b %H:%M')"
     base: alt.Chart = alt.Chart(data(values)).transform_calculate(when=when)
     return base.encode(x=time_axis(span), y=height, color=by_word(colours))
 
 
 def layered(*charts: alt.Chart) -> alt.LayerChart:
-    """One chart over the other, on the same scales."""
+    """Layers charts over each other, on the same scales."""
     return alt.LayerChart(layer=list(charts))
 
 
 def data(values: Iterable[Mapping[Any, object]]) -> alt.InlineData:
-    """Rows for a chart as plain JSON: texts made safe to show, instants as milliseconds, missing values as null."""
+    """Rows for a chart as plain JSON: texts made safe to show, instants in milliseconds, missing values as null."""
     return alt.InlineData(values=[{str(key): _plain(value) for key, value in row.items()} for row in values])
 
 
 def time_axis(span: Span) -> alt.X:
-    """`at` along the time of the archive, in UTC for every reader; midnight is written as the day.
+    """The time axis for `at`, in UTC for every reader; midnight is labelled with the date.
 
-    Instants are plain numbers: Vega-Lite's own time scales do not accept one domain in several layers.
+    Instants are plain numbers, because Vega-Lite's own time scales do not accept the same domain in several layers.
     """
     start, end = (_instant_ms(one) for one in span)
     end = max(end, start + 1_000)
@@ -217,13 +218,13 @@ def milliseconds_axis(channel: type[Channel], key: str, title: str, low: float, 
 
 
 def drawn_ms(value: object) -> float | None:
-    """A duration on a logarithmic scale, at least the shortest that it shows; None if missing."""
+    """A duration for a logarithmic scale, at least SHORTEST_MS; None if missing."""
     number = wording.number_of(value)
     return None if math.isnan(number) else max(number, SHORTEST_MS)
 
 
 def rows_axis() -> alt.Y:
-    """One line of a plot for each row, in the order of `place`, labelled by `label`, which must be unique."""
+    """An axis with one line per row, ordered by `place` and labelled by `label`, which must be unique."""
     return alt.Y(
         "label:N",
         title=None,
@@ -239,7 +240,7 @@ def rows_height(rows: int) -> int:
 
 
 def unique_labels(labels: Iterable[str], length_max: int = 60) -> list[str]:
-    """Labels made fit to be shown; those that would then be equal are numbered."""
+    """Makes labels safe to show and numbers the labels that would become equal."""
     seen: dict[str, int] = {}
     unique = []
     for label in labels:
@@ -270,19 +271,19 @@ def colour_of(kind: object) -> str:
 
 
 def amounts_axis(key: str, title: str, written: str = "") -> alt.Y:
-    """Numbers upwards from zero, `written` in a format of D3's."""
+    """An axis of numbers from zero upwards, `written` in a D3 format."""
     return alt.Y(f"{key}:Q", title=title, axis=alt.Axis(tickCount=5, format=written or alt.Undefined))
 
 
 def tooltips(*entries: tuple[str, str] | tuple[str, str, str]) -> list[alt.Tooltip]:
-    """Tooltips: (field, title), and for numbers a format."""
+    """Tooltips from (field, title), with an optional number format."""
     return [
         alt.Tooltip(field, title=title, format=rest[0] if rest else alt.Undefined) for field, title, *rest in entries
     ]
 
 
 def share_axis(channel: type[Channel], key: str, title: str, high: float = math.nan) -> Channel:
-    """Shares from 0 to `high`, written as everywhere on the page: 2 %."""
+    """An axis of shares from 0 to `high`, formatted as everywhere on the page: 2 %."""
     scale = alt.Scale(zero=True) if math.isnan(high) else alt.Scale(domain=[0, high], nice=False)
     return channel(f"{key}:Q", title=title, scale=scale, axis=alt.Axis(tickCount=4, grid=True, labelExpr=SHARE_LABEL))
 

@@ -1,8 +1,9 @@
-"""Turns the parts of a page into one HTML file that needs no network and no other file.
+"""Renders the parts of a page as one HTML file that needs no network and no other file.
 
 All HTML is in `templates/`, rendered by Jinja2 with autoescape: text that is not `Markup` is escaped. The JSON of a
-plot is in a script element, with `<`, `>` and `&` as JSON escapes. A content security policy names the
-page's two scripts by their hashes and lets nothing be loaded, so text that slipped through would still do nothing.
+plot is embedded in a script element, with `<`, `>` and `&` written as JSON escapes. A content security policy allows
+only the page's two scripts, by their hashes, and forbids loading anything, so text that escaped this protection could
+still do nothing.
 """
 
 import base64
@@ -21,14 +22,14 @@ from purgatory_pipeline.page import wording
 from purgatory_pipeline.page.parts import Grid, Page, PageTable, Plot
 
 LONG_CELL: Final = 26
-"""Longer texts in tables may wrap; shorter ones stay on one line."""
+"""Texts in tables may wrap if they are longer than this; shorter ones stay on one line."""
 NOTICE_LENGTH_MAX: Final = 600
 FOOTER_LENGTH_MAX: Final = 400
 _JSON_ESCAPES: Final = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
 
 def write(page: Page, path: Path) -> None:
-    """Writes to a temporary name and renames, so that a partial page is never visible."""
+    """Writes to a temporary name and then renames it, so that no reader sees a partial page."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.unfinished")
     unfinished.write_text(render(page), encoding="utf-8", newline="\n")
@@ -36,7 +37,7 @@ def write(page: Page, path: Path) -> None:
 
 
 def render(page: Page) -> str:
-    """The whole file as text."""
+    """Renders the whole file as text."""
     scripts, program = libraries(), _asset("page.js")
     return (
         _templates()
@@ -53,13 +54,13 @@ def render(page: Page) -> str:
 
 
 def render_part(part: Plot | PageTable | Grid) -> str:
-    """One part by itself, as it appears in a page."""
+    """Renders one part on its own, as it appears in a page."""
     template = "{% from 'parts.html.jinja' import part_of with context %}{{ part_of(part) }}"
     return _templates().from_string(template).render(part=part, numbers=itertools.count(1))
 
 
 def to_json(value: object) -> Markup:
-    """JSON that is safe in a script element, whatever text it contains. Raises `ValueError` for a NaN."""
+    """JSON that is safe inside a script element, whatever text it contains. Raises `ValueError` for a NaN."""
     plain = json.dumps(value, allow_nan=False, separators=(",", ":"))
     for character, escaped in _JSON_ESCAPES.items():
         plain = plain.replace(character, escaped)
@@ -68,7 +69,7 @@ def to_json(value: object) -> Markup:
 
 @functools.cache
 def libraries() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script, bundled by vl-convert; takes a second, once per process."""
+    """Vega, Vega-Lite and Vega-Embed as one script, bundled by vl-convert. Takes a second, once per process."""
     import vl_convert  # noqa: PLC0415 -- 60 MB that only pages need
 
     bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")

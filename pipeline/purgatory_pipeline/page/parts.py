@@ -1,4 +1,4 @@
-"""The parts of a page: sections of plots and tables. Plain data; `document` turns it into HTML."""
+"""The parts of a page: sections of plots and tables. They are plain data; `document` turns them into HTML."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ ROWS_MAX: Final = 12
 
 @dataclass(frozen=True)
 class PageColumn:
-    """One column of a table: its `key` in the frame, its title, and how a value is written (escaped unless Markup)."""
+    """One column of a table: its `key` in the frame, its title, and its formatter (escaped unless Markup)."""
 
     key: str
     title: str
@@ -22,12 +22,12 @@ class PageColumn:
 
     @property
     def is_figure(self) -> bool:
-        """Whether it holds numbers, which are aligned to the right."""
+        """Whether the column contains numbers, which are right-aligned."""
         return self.shown in wording.FIGURES
 
 
 def columns(shown: Callable[[object], str], *keys: str, **titles: str) -> tuple[PageColumn, ...]:
-    """Columns that are written alike: first those whose title is their key, then those with a title of their own."""
+    """Columns with the same formatter: first those titled by their key, then those with a separate title."""
     plain = {key: key.replace("_", " ") for key in keys}
     return tuple(PageColumn(key, title, shown) for key, title in {**plain, **titles}.items())
 
@@ -38,7 +38,9 @@ KIND: Final = PageColumn("kind", "kind")
 
 @dataclass(frozen=True)
 class PageTable:
-    """The first `rows_max` rows of a frame. `rest` says where the others are; rows whose `marked` is true stand out."""
+    """The first `rows_max` rows of a frame. `rest` tells where to find the others; rows with a true `marked` are
+    highlighted.
+    """
 
     caption: str
     frame: pd.DataFrame
@@ -48,7 +50,7 @@ class PageTable:
     marked: str = ""
 
     def rows(self) -> Iterator[tuple[bool, list[tuple[PageColumn, str]]]]:
-        """For each row that is shown: whether it stands out, and each column with its value as text."""
+        """For each visible row: whether it is highlighted, and each column with its value as text."""
         first = self.frame.head(self.rows_max)
         marks = first[self.marked].tolist() if self.marked else [False] * len(first)
         values = [first[column.key].tolist() for column in self.columns]
@@ -58,7 +60,7 @@ class PageTable:
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """A colour of a plot (a CSS value) and its meaning, drawn as an `area`, a `line` or `dashes`."""
+    """A legend entry: a colour of a plot (a CSS value) and its meaning, drawn as an `area`, a `line` or `dashes`."""
 
     label: str
     colour: str
@@ -67,7 +69,7 @@ class LegendEntry:
 
 @dataclass(frozen=True)
 class Plot:
-    """A Vega-Lite specification with its title. `description` says in words what it shows, for screen readers."""
+    """A Vega-Lite specification with its title. `description` describes the plot for screen readers."""
 
     title: str
     spec: dict[str, Any]
@@ -78,9 +80,9 @@ class Plot:
 
 @dataclass(frozen=True)
 class Grid:
-    """Parts side by side where there is room, else one below the other; `narrow` fits up to three in a row.
+    """Parts side by side if there is room, otherwise one below the other; `narrow` fits up to three in a row.
 
-    `legend` is shared by all of them and shown above.
+    `legend` is shared by all parts and shown above them.
     """
 
     parts: tuple[Plot | PageTable, ...]
@@ -90,9 +92,9 @@ class Grid:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with sentences, plots and tables. `notices` are caveats about the figures.
+    """A heading with sentences, plots and tables. `notices` must be read before the figures.
 
-    Without parts, the sentences explain why there is nothing to show.
+    A section without parts uses its sentences to explain why there is nothing to see.
     """
 
     anchor: str
@@ -104,7 +106,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Headline:
-    """One figure at the top of a page. `alarming` ones stand out."""
+    """One figure at the top of a page, highlighted if `alarming`."""
 
     label: str
     value: str
@@ -114,7 +116,7 @@ class Headline:
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence worth reading first, and the section that shows it."""
+    """A sentence to read first, and the section with its details."""
 
     sentence: Markup
     anchor: str
@@ -122,7 +124,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Page:
-    """A whole page, top to bottom."""
+    """A whole page, from top to bottom."""
 
     title: str
     subtitle: Markup
@@ -138,7 +140,7 @@ class Page:
 
 
 def footer_lines(options: Mapping[str, str], versions: Mapping[str, str]) -> tuple[str, ...]:
-    """The footer of a page: the options, and the versions of the programs that made it."""
+    """The footer of a page: the options used to make it, and the versions of the software."""
     given = " ".join(f"{key}={value}" for key, value in options.items())
     made = ", ".join(f"{name} {version}" for name, version in versions.items())
     return tuple(line for line in (f"Options: {given}" if given else "", f"Made with {made}" if made else "") if line)

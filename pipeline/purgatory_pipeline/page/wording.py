@@ -1,6 +1,6 @@
-"""How numbers, instants and other people's texts are written on a page. `Markup` is already escaped.
+"""Formats numbers, instants and untrusted texts for a page. `Markup` is already escaped.
 
-Missing numbers are a dash; a share is only "0 %" or "100 %" if it is exactly that.
+Missing numbers are shown as a dash. A share is shown as "0 %" or "100 %" only if it is exactly that.
 """
 
 import math
@@ -18,7 +18,7 @@ SHOWN_LENGTH_MAX: Final = 120
 
 
 def is_missing(value: object) -> bool:
-    """Whether there is nothing to show: None, NaN, or pandas' NaT and NA."""
+    """Whether a value is missing: None, NaN, or pandas' NaT and NA."""
     return bool(pd.isna(value))
 
 
@@ -33,13 +33,13 @@ def number_of(value: object) -> float:
 
 
 def count(value: object) -> str:
-    """12,345."""
+    """Formats an integer: 12,345."""
     number = number_of(value)
     return MISSING if math.isnan(number) else f"{number:,.0f}"
 
 
 def rough_count(value: object) -> str:
-    """12.3 million: for headlines; exact below a million."""
+    """Formats an integer for headlines: 12.3 million; exact below a million."""
     number = number_of(value)
     for limit, word in ((1e9, "billion"), (1e6, "million")):
         if abs(number) >= limit:
@@ -48,7 +48,7 @@ def rough_count(value: object) -> str:
 
 
 def decimal(value: object) -> str:
-    """A plain number with suitable precision: 1,234, 12.3, 0.12."""
+    """Formats a plain number with suitable precision: 1,234, 12.3, 0.12."""
     number = number_of(value)
     if math.isnan(number):
         return MISSING
@@ -58,7 +58,7 @@ def decimal(value: object) -> str:
 
 
 def share(value: object) -> str:
-    """A fraction in percent: 3.1 %; never rounded to none or all."""
+    """Formats a fraction in percent: 3.1 %; never rounded to 0 % or 100 %."""
     number = number_of(value)
     if math.isnan(number):
         return MISSING
@@ -74,12 +74,12 @@ def share(value: object) -> str:
 
 
 def share_in_sentence(value: object) -> str:
-    """The same inside a sentence, where it need not line up with others: 63 %, not 63.0 %."""
+    """Formats a share inside a sentence, where alignment does not matter: 63 %, not 63.0 %."""
     return share(value).replace(".0" + NBSP, NBSP)
 
 
 def milliseconds(value: object) -> str:
-    """The length of one wait: 0.4 ms, 740 ms, 1,240 ms, 12.4 s, 3.5 min, 2.1 h."""
+    """Formats the length of one wait: 0.4 ms, 740 ms, 1,240 ms, 12.4 s, 3.5 min, 2.1 h."""
     number = number_of(value)
     if math.isinf(number):
         return "∞"
@@ -91,7 +91,7 @@ def milliseconds(value: object) -> str:
 
 
 def total_time(value: object) -> str:
-    """A sum of times: 740 ms, 7.4 s, 105 min, 14.2 h, 12.5 days."""
+    """Formats a sum of times: 740 ms, 7.4 s, 105 min, 14.2 h, 12.5 days."""
     number = number_of(value)
     days = (172_800_000, 86_400_000, "days")
     for limit_ms, unit_ms, unit in (days, (7_200_000, 3_600_000, "h"), (120_000, 60_000, "min"), (1_000, 1_000, "s")):
@@ -102,12 +102,12 @@ def total_time(value: object) -> str:
 
 
 def as_is(value: object) -> str:
-    """For figures that are in words already."""
+    """Returns figures that are already formatted."""
     return value if isinstance(value, str) else text(value)
 
 
 def instant(value: object) -> str:
-    """2026-07-01 14:00, in UTC; seconds only if there are any."""
+    """Formats an instant in UTC: 2026-07-01 14:00, with seconds only if they are not 0."""
     if is_missing(value):
         return MISSING
     moment = to_utc(value)
@@ -115,19 +115,19 @@ def instant(value: object) -> str:
 
 
 def to_utc(value: object) -> datetime:
-    """A datetime of pandas or Python; without a time zone it is UTC already."""
+    """A datetime of pandas or Python in UTC; one without a time zone is taken as UTC."""
     moment = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 def plural(number: object, one: str, many: str = "") -> str:
-    """1 operation; 2 operations."""
+    """Formats a number with its noun: 1 operation; 2 operations."""
     return f"{count(number)}{NBSP}{one if number_of(number) == 1 else many or one + 's'}"
 
 
 def text(value: object, length_max: int = SHOWN_LENGTH_MAX) -> str:
-    """Other people's text, made fit to be shown, not yet escaped: invisible characters and changes of direction are
-    spelled out.
+    """Makes untrusted text safe to show, without escaping it: invisible characters and changes of direction are spelled
+    out.
     """
     if is_missing(value):
         return MISSING
@@ -138,17 +138,17 @@ def text(value: object, length_max: int = SHOWN_LENGTH_MAX) -> str:
 
 
 def name(value: object) -> Markup:
-    """A topic, key or principal inside a sentence, set apart from it."""
+    """A topic, key or principal inside a sentence, set off as code."""
     return Markup("<code><bdi>{}</bdi></code>").format(text(value))
 
 
 def name_or_all(topic: object) -> str:
-    """The topic of a row; rows without one are about all topics."""
+    """The topic of a row, or "all topics" for a row without a topic."""
     return "all topics" if is_missing(topic) else name(topic)
 
 
 def strong(value: object) -> Markup:
-    """The figure that a sentence is about."""
+    """Emphasises the main figure of a sentence."""
     return Markup("<strong>{}</strong>").format(value)
 
 
@@ -160,18 +160,18 @@ def subtitle(archive: str, first_at: datetime | None, last_at: datetime | None, 
 
 
 def unbroken(sentence: str) -> str:
-    """The sentence with figures and their units kept on one line."""
+    """Keeps figures and their units on one line."""
     return re.sub(r"(?<=\d) (?=%|ms\b)", NBSP, sentence)
 
 
 def with_code_names(words: str) -> Markup:
-    """Our own words, in which `names` are between backticks."""
+    """Converts backticks in our own texts to code names."""
     parts = words.split("`")
     return Markup().join(name(part) if place % 2 else escape(part) for place, part in enumerate(parts))
 
 
 def listed(parts: list[Markup] | list[str]) -> Markup:
-    """a, b and c."""
+    """Joins texts with commas: a, b and c."""
     if len(parts) <= 1:
         return escape(parts[0]) if parts else Markup()
     return Markup(", ").join(parts[:-1]) + " and " + escape(parts[-1])
@@ -183,4 +183,4 @@ def _visible(character: str) -> str:
 
 
 FIGURES: Final = (count, rough_count, decimal, share, milliseconds, total_time, as_is)
-"""Ways to write figures, which tables align to the right."""
+"""The formatters of figures, which tables align to the right."""

@@ -1,1 +1,1 @@
-"""The report: from an archive to tables that show which timeouts are wrong and which replica is slow."""
+"""The report: turns an archive into tables that show wrong timeouts and slow replicas."""

@@ -1,7 +1,7 @@
-"""Advice on timeouts, read from survival curves and put into a sentence: three tables.
+"""Advice on timeouts, computed from survival curves: three tables, with a sentence per curve.
 
-Curves come from counts by topic, kind and millisecond waited. These, and nothing larger, come to the driver: for the
-topics (and keys) with the most operations, and for all topics together.
+Curves are computed from counts by topic, kind and milliseconds waited. Only these counts are collected on the driver:
+for the topics (and keys) with the most operations, and for all topics together.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,24 +19,24 @@ from purgatory_pipeline.report.report_tables import ADVICE, SURVIVAL, TIMEOUTS
 from purgatory_pipeline.report.survival import Curve, Share, estimate
 
 IN_USE_MAX: Final = 3
-"""The number of timeouts of each curve, the most common, that are evaluated."""
+"""Number of timeouts judged per curve: the most common ones."""
 LADDER_MS: Final = tuple(sorted({step * 10**power // 10 for power in range(7) for step in (10, 15, 20, 30, 50, 70)}))
 AROUND: Final = 5
-"""Round timeouts are evaluated up to this factor above or below the one in use."""
+"""Judges the timeouts in `LADDER_MS` that differ from the one in use by at most this factor."""
 ACCEPTABLE: Final = 0.01
-"""The sentence names the shortest timeout that expires no more than this."""
+"""The sentence recommends the shortest timeout that expires at most this share."""
 
 ADVISED_MIN: Final = 30
-"""With fewer operations there is no advice."""
+"""Minimum number of operations for advice."""
 
 ALL: Final = None
-"""The topic of a row about all topics together."""
+"""The topic value of rows that cover all topics together."""
 
 Row = dict[str, Any]
 
 
 def largest_topics(facts: DataFrame, topics_max: int) -> dict[str, list[str]]:
-    """By kind, the topics with the most operations; from condensed facts."""
+    """The topics with the most operations by kind, from condensed facts."""
     by_size = Window.partitionBy("kind").orderBy(F.desc("size"), "topic")
     sizes = _seen(facts).groupBy("kind", "topic").agg(F.sum("operations").alias("size"))
     placed = sizes.withColumn("place", F.row_number().over(by_size)).where(F.col("place") <= topics_max)
@@ -45,20 +45,20 @@ def largest_topics(facts: DataFrame, topics_max: int) -> dict[str, list[str]]:
 
 
 def waited_counts(facts: DataFrame, largest: Mapping[str, Sequence[str]]) -> pd.DataFrame:
-    """Operations by topic, kind, fate and time waited, from condensed facts; smaller topics become null."""
+    """Operations by topic, kind, fate and time waited, from condensed facts. The topic is null for smaller topics."""
     seen = _seen(facts).where("waited_ms is not null")
     return _of_large(seen, largest, "fate", "waited_ms").toPandas()
 
 
 def timeout_counts(registered: DataFrame, largest: Mapping[str, Sequence[str]]) -> pd.DataFrame:
-    """Operations by topic, kind and timeout, from `registered_counts`; smaller topics become null."""
+    """Operations by topic, kind and timeout, from `registered_counts`. The topic is null for smaller topics."""
     return _of_large(registered.where("not refused and operations > 0"), largest, "timeout_ms").toPandas()
 
 
 def timeouts_in_use(counts: pd.DataFrame) -> pd.DataFrame:
-    """From `timeout_counts`, the commonest timeouts of each topic and of all topics (null), numbered by `place`.
+    """The most common timeouts of each topic and of all topics (null), from `timeout_counts`, numbered by `place`.
 
-    Adds `timeouts`, the number of different ones, and `share`.
+    Adds `timeouts`, the number of distinct timeouts, and `share`.
     """
     of_all = counts.groupby(["kind", "timeout_ms"], as_index=False)["operations"].sum().assign(topic=ALL)
     both = pd.concat([counts.dropna(subset=["topic"]), of_all], ignore_index=True)
@@ -77,14 +77,14 @@ def _seen(facts: DataFrame) -> DataFrame:
 
 
 def _of_large(rows: DataFrame, largest: Mapping[str, Sequence[str]], *columns: str) -> DataFrame:
-    """`operations` by topic (null unless it is a large one), kind and these columns."""
+    """`operations` by topic (null for smaller topics), kind and these columns."""
     large = [f"{kind}\0{topic}" for kind, topics in largest.items() for topic in topics]
     topic = F.when(F.concat("kind", F.lit("\0"), "topic").isin(large), F.col("topic")).alias("topic")
     return rows.groupBy(topic, "kind", *columns).agg(F.sum("operations").alias("operations"))
 
 
 def advise(counts: pd.DataFrame, in_use: pd.DataFrame, asked_ms: Sequence[int] = ()) -> dict[str, pa.Table]:
-    """The tables by name, from `waited_counts` and `timeouts_in_use`."""
+    """Makes the three tables, by name, from `waited_counts` and `timeouts_in_use`."""
     advice: list[Row] = []
     timeouts: list[Row] = []
     points: list[Row] = []
@@ -106,7 +106,7 @@ def advise(counts: pd.DataFrame, in_use: pd.DataFrame, asked_ms: Sequence[int] =
 
 
 def sentence(row: Row, judged: Mapping[int, Share]) -> str:
-    """The advice in words: a row of the table, and the timeout that would suffice."""
+    """Puts a row of the table into words, with a timeout that would be sufficient."""
     if row["operations"] < ADVISED_MIN:
         return f"Too few to advise: {row['operations']:,} seen, {row['satisfied']:,} of them satisfied."
     seen = f"{row['seen_until_ms']:,} ms"
@@ -134,7 +134,7 @@ def sentence(row: Row, judged: Mapping[int, Share]) -> str:
 
 
 def percent(share: float) -> str:
-    """3.1 %, with about two significant digits."""
+    """Formats a share as a percentage with about two significant digits: 3.1 %."""
     if share == 0:
         return "nothing"
     if share < 0.0001:
@@ -143,7 +143,7 @@ def percent(share: float) -> str:
 
 
 def _curves(counts: pd.DataFrame) -> Iterator[tuple[str | None, str, pd.DataFrame]]:
-    """Topic, kind and counts by time waited, for each curve."""
+    """Yields topic, kind and counts by time waited for each curve."""
     fates = {
         SATISFIED: counts["fate"] == SATISFIED,
         EXPIRED: counts["fate"] == EXPIRED,
@@ -157,7 +157,7 @@ def _curves(counts: pd.DataFrame) -> Iterator[tuple[str | None, str, pd.DataFram
 
 
 def _used(in_use: pd.DataFrame) -> dict[tuple[str | None, str], list[Row]]:
-    """The timeouts in use by curve, the commonest first."""
+    """The timeouts in use by curve, most common first."""
     used: dict[tuple[str | None, str], list[Row]] = {}
     for row in in_use.sort_values("place").to_dict("records"):
         used.setdefault((ALL if pd.isna(row["topic"]) else row["topic"], row["kind"]), []).append(row)
@@ -165,7 +165,7 @@ def _used(in_use: pd.DataFrame) -> dict[tuple[str | None, str], list[Row]]:
 
 
 def _candidates(curve: Curve, used: Sequence[Row], asked_ms: Sequence[int]) -> list[int]:
-    """Timeouts to judge, in rising order."""
+    """The timeouts to judge, ascending."""
     in_use = [int(row["timeout_ms"]) for row in used]
     middle_ms = (in_use[0] if in_use else 0) or max(curve.seen_until_ms, 1)
     near = [step for step in LADDER_MS if middle_ms / AROUND <= step <= middle_ms * AROUND]
@@ -187,7 +187,7 @@ def _needs(curve: Curve, satisfied: int, expired: int) -> Row:
 
 
 def _use(used: Sequence[Row], judged: Mapping[int, Share]) -> Row:
-    """The columns about the commonest timeout."""
+    """The columns about the most common timeout."""
     if not used:
         none: Row = dict.fromkeys(("timeout_ms", "timeout_share", *Share(None, 0, 1).columns("timeout_expires")))
         return none | {"timeouts": 0}

@@ -1,10 +1,10 @@
-"""Anomalies: windows that differ from the same window of the day before, or else from the preceding window.
+"""Anomalies: windows that differ from the same window a day earlier or, if there is none, from the previous window.
 
-Changes are measured on symmetric scales: logarithms of counts and waits, log-odds of rates. A change is compared with
-two spreads: chance, which follows from the counts, and how much this measure usually changes, as the median absolute
-deviation, so that the anomalies themselves do not widen it.
+Changes are measured on symmetric scales: logarithms for counts and waits, log-odds for rates. A change is compared with
+two spreads. One is chance, which follows from the counts. The other is the usual change of this measure, taken as the
+median absolute deviation so that the anomalies themselves do not widen it.
 
-Computed in pandas over a row for each window, topic and kind: for the largest topics, and for all together.
+Plain pandas, with a row for each window, topic and kind, for the largest topics and for all topics together.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ DAY_MS: Final = 86_400_000
 STRIKING: Final = 3.5
 ROWS_MAX: Final = 1_000
 COUNT_MIN: Final = 100
-"""Windows with fewer registrations, or ends, are not compared."""
+"""Windows with fewer registrations or ends are not compared."""
 SPREAD_MIN: Final = 0.05
-"""Changes of a few percent are never anomalies, however certain."""
+"""Lower limit of the spread, so that a change of a few percent is never an anomaly, however certain."""
 NORMAL: Final = 1.4826
-"""Turns a median absolute deviation into a standard deviation."""
+"""Factor from a median absolute deviation to a standard deviation."""
 
 RATES: Final = {"expiry_rate": "expired", "completion_rate": "satisfied"}
 QUANTILES: Final = {"wait_p50_ms": 1.25, "wait_p99_ms": 3.7}
-"""Standard error of the logarithm of a quantile, times the square root of the count, for log-normal waits."""
+"""Standard error of the logarithm of each quantile, times the square root of the count, for log-normal waits."""
 
 SERIES: Final = ["topic", "kind"]
 COLUMNS: Final = ("window", *SERIES, "registered", "ended", *RATES.values(), *QUANTILES)
 
 
 def measured_windows(rows: DataFrame, topics_max: int) -> pd.DataFrame:
-    """Windows from `rolled_up`: of all topics together, and of the largest ones."""
+    """The windows of all topics together and of the largest topics, from `rolled_up`."""
     sizes = rows.where(F.col("level") == OF_TOPICS_AND_WINDOWS).groupBy("topic").agg(F.sum("ended").alias("size"))
     largest: pd.DataFrame = sizes.orderBy(F.desc("size"), "topic").limit(topics_max).toPandas()
     of_largest = (F.col("level") == OF_TOPICS_AND_WINDOWS) & F.col("topic").isin([*largest["topic"]])
@@ -47,7 +47,7 @@ def measured_windows(rows: DataFrame, topics_max: int) -> pd.DataFrame:
 
 
 def anomalies(windows: pd.DataFrame, window_ms: int) -> pa.Table:
-    """The table `anomalies`, from `measured_windows`."""
+    """Makes the table `anomalies` from `measured_windows`."""
     pairs = _compared(
         windows[[*COLUMNS]].assign(topic=windows["topic"].fillna("").astype(str), is_all=windows["topic"].isna()),
         window_ms,
@@ -66,7 +66,7 @@ def anomalies(windows: pd.DataFrame, window_ms: int) -> pa.Table:
 
 
 def _compared(windows: pd.DataFrame, window_ms: int) -> pd.DataFrame:
-    """Joins each window with the one it is compared with, whose columns end in `_before`."""
+    """Joins each window with the window that it is compared with, whose columns get the suffix `_before`."""
     day = DAY_MS // window_ms if DAY_MS % window_ms == 0 else 1
     key = ["is_all", *SERIES, "window"]
     found = []
@@ -77,7 +77,7 @@ def _compared(windows: pd.DataFrame, window_ms: int) -> pd.DataFrame:
 
 
 def _scored(pairs: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """The pairs with enough counts: value, usual, direction and score."""
+    """Adds value, usual value, direction and score to the pairs with enough counts."""
     count = "registered" if measure == "registered" else "ended"
     enough = (pairs[count] >= COUNT_MIN) & (pairs[f"{count}_before"] >= COUNT_MIN)
     rows = pairs[enough].assign(measure=measure, value=lambda row: row[measure] if measure not in RATES else np.nan)
@@ -102,7 +102,7 @@ def _value(rows: pd.DataFrame, measure: str, end: str) -> pd.Series[float]:
 
 
 def _place(rows: pd.DataFrame, measure: str, end: str) -> tuple[pd.Series[float], pd.Series[float]]:
-    """A value on its symmetric scale, and the variance that chance gives it."""
+    """A value on its symmetric scale, and its variance due to chance."""
     if measure in RATES:
         part, rest = rows[RATES[measure] + end] + 0.5, rows["ended" + end] - rows[RATES[measure] + end] + 0.5
         return np.log(part / rest), 1 / part + 1 / rest
@@ -112,7 +112,7 @@ def _place(rows: pd.DataFrame, measure: str, end: str) -> tuple[pd.Series[float]
 
 
 def _without_returns(striking: pd.DataFrame) -> pd.DataFrame:
-    """Drops windows that are normal and only differ from an anomaly, with which they are compared."""
+    """Drops windows that returned to normal and differ only because they are compared with an anomaly."""
     names = ["is_all", *SERIES, "measure"]
     odd = {(*row, direction) for *row, direction in striking[[*names, "window", "direction"]].itertuples(index=False)}
     opposite = {"up": "down", "down": "up"}

@@ -1,11 +1,12 @@
-"""The maximum number of pending waits: +1 at each registration, -1 at each end, summed over time.
+"""The largest number of waits pending at once: +1 at each registration, -1 at each end, summed over time.
 
 An outcome contains the time of its registration (`time_ms - waited_ms`), so registrations are not read again. Waits of
 0 ms were never pending.
 
-Sorting all steps would be too expensive, so they are first counted in slots of some milliseconds. A slot can contain
-the maximum only if the pending waits before it plus all waits that begin in it exceed the pending waits at the end of
-every slot. The waits of these few slots are read again and summed up by millisecond.
+Sorting all these steps would cost too much, so they are first counted in slots of some milliseconds. A slot can contain
+the deepest moment only if the number pending before it plus the number that began in it exceeds the number pending at
+the end of every slot. Only a few slots meet this condition. Their waits are read again and summed millisecond by
+millisecond.
 """
 
 from typing import Final
@@ -18,19 +19,19 @@ from purgatory_pipeline.report.report_tables import BACKLOG
 KEY: Final = ("run_id", "topic", "partition", "kind")
 
 COARSE_MS: Final = 1_000
-"""Slot length of an approximate report, which looks at the end of each second only."""
+"""In approximate mode, only the end of each second is examined."""
 
 SLOT_BITS: Final = 5
-"""A slot is 2**5 ms: shorter than most waits, so that few waits begin in a slot compared with those pending."""
+"""A slot is 2**5 ms, shorter than most waits, so that few waits begin in a slot compared with those pending."""
 
 BROADCAST_ROWS_MAX: Final = 1_000_000
-"""Up to this many slots are broadcast, so that waits are joined without a shuffle."""
+"""Up to this many slots are broadcast, so that joining the waits with them needs no shuffle."""
 
 
 def deepest_backlog(
     outcomes: DataFrame, unfinished: DataFrame | None = None, *, approximate: bool = False
 ) -> DataFrame:
-    """The table `backlog`: the maximum of each partition and kind over all runs, and when it was first reached."""
+    """Makes the table `backlog`: the deepest moment of each partition and kind over all runs, the first in a tie."""
     waits = _waits(outcomes, F.col("time_ms") - F.col("waited_ms"), F.col("time_ms"), approximate=approximate)
     if unfinished is not None:
         never = F.lit(None).cast("bigint")
@@ -66,7 +67,9 @@ def deepest_backlog(
 
 
 def _waits(rows: DataFrame, begin_ms: Column, end_ms: Column, *, approximate: bool) -> DataFrame:
-    """Begin and end of each wait on the engine's clock (end null: still pending), and the offset of the wall clock."""
+    """The start and end of each wait on the engine's clock (end null: still pending), and the wall clock's lead over
+    it.
+    """
     if approximate:
         begin_ms, end_ms = ((F.floor(time_ms / COARSE_MS) + 1) * COARSE_MS for time_ms in (begin_ms, end_ms))
     return rows.select(
@@ -79,14 +82,15 @@ def _waits(rows: DataFrame, begin_ms: Column, end_ms: Column, *, approximate: bo
 
 
 def _deep_slots(steps: DataFrame) -> DataFrame:
-    """Slots that may contain the maximum: `key`, `slot`, and the number pending `before`."""
+    """Slots that may contain the deepest moment: `key`, `slot`, and `before`, the number pending before the slot."""
     counts = steps.groupBy("key", "slot").agg(F.count_if(F.col("step") > 0).alias("begun"), F.sum("step").alias("net"))
     along = Window.partitionBy("key").orderBy("slot")
     sums = counts.withColumn("after", F.sum("net").over(along)).withColumn("before", F.col("after") - F.col("net"))
-    # The first of the slots with the most pending waits at their end.
+    # Among the slots with the most waits pending at their end, take the first.
     highest = F.max(F.struct("after", (-F.col("slot")).alias("earlier"))).over(Window.partitionBy("key"))
     most = F.col("before") + F.col("begun")
     can_be_deeper = most > F.col("highest.after")
+    # The first of equal moments is reported, so a tie counts only in the same slot or an earlier one.
     can_be_first = (most == F.col("highest.after")) & (-F.col("slot") >= F.col("highest.earlier"))
     return (
         sums.withColumn("highest", highest)

@@ -1,11 +1,11 @@
-"""Counts of waits, from which nearly all tables are computed, so that rows are read once.
+"""Aggregated counts: the small frames from which nearly all tables are computed, so that rows are read only once.
 
-A *fact* is the number of waits with the same window, topic, partition, kind, principal, fate and times. Times are whole
-milliseconds, so facts are far fewer than rows, and a quantile over facts equals the quantile over rows.
+A *fact* is a number of waits with the same window, topic, partition, kind, principal, fate and times. Waits are whole
+milliseconds, so rows often share these values, and a quantile over facts equals the quantile over rows exactly.
 
-Registrations without an end, and ends without a registration, are found without shuffling all rows: both sides are
-summed up by run and slot (about a minute) of the registration. Rows are compared one by one only in slots whose sums
-differ: usually the last minutes of a run, or those around a loss.
+Registrations without an end and ends without a registration are found without shuffling all rows. Both sides are summed
+by run in slots of about a minute, by the instant of registration. Rows are compared one by one only if the sums of a
+slot differ: usually in the last minutes of a run, or around a loss.
 """
 
 from dataclasses import dataclass
@@ -26,35 +26,36 @@ CARRIED_IN: Final = "carried_in"
 SATISFIED: Final = codes.OUTCOME_NAMES[codes.SATISFIED]
 EXPIRED: Final = codes.OUTCOME_NAMES[codes.EXPIRED]
 ENDS: Final = tuple(codes.OUTCOME_NAMES[outcome] for outcome in codes.OUTCOMES)
-"""Fates of operations that have ended."""
+"""Fates of operations that have ended, one per outcome."""
 
 GROUP: Final = ("topic", "partition", "kind", "principal")
 
 BITS_KEPT: Final = 7
-"""Significant bits of an approximate wait; rounding changes it by less than 1 %."""
+"""Significant bits of an approximate wait; the rounding error is below 1 %."""
 
 
 SLOT_BITS: Final = 16
 """A slot is 2**16 ms."""
 
 LATENESS_MAX_MS: Final = 60_000
-"""The outcome of an operation counts as lost if it is missing this long after the deadline."""
+"""If a run's rows continue this long after an operation's deadline, its missing end was lost."""
 
 _ROW: Final = ("run_id", "session_number", "operation_id", "item")
 _ACROSS: Final = ("session_id", "session_number", "operation_id", "item", "registered_ms")
-"""Columns that identify a wait over all runs of a daemon with a journal."""
+"""Columns that identify a wait across all runs of a daemon with a journal."""
 WALL_STEP_MAX_MS: Final = 600_000
-"""The maximum adjustment of the wall clock during a wait."""
+"""The largest wall clock adjustment during a wait that is still recognised."""
 
 
 @dataclass(frozen=True)
 class UnmatchedRows:
-    """Rows without a counterpart; None if there are none.
+    """Registrations without an end and ends without a registration; a field is None if it would have no rows.
 
-    `unfinished` are registrations, with `waited_ms` up to the last row of their run; null if their end is lost,
-    because it was due before that. `carried_in` are outcomes. A wait that a journal preserved over a restart has its
-    counterpart in another run. `open` are all registrations without an end in their own run. `again` are outcomes of
-    waits that had already ended in an earlier run, whose daemon was killed before the journal recorded it.
+    `unfinished` are registrations. Their `waited_ms` lasts until the last known time of their run; it is null if their
+    end was lost, because they must have ended before that time. `carried_in` are outcomes. If a journal kept a wait
+    across a restart, its other half is in another run. `open` are all registrations without an end in their own run.
+    `again` are outcomes of waits that had already ended in an earlier run: the daemon was killed before the journal
+    recorded that end.
     """
 
     unfinished: DataFrame | None = None
@@ -64,7 +65,7 @@ class UnmatchedRows:
 
 
 def find_unmatched(registrations: DataFrame, outcomes: DataFrame) -> UnmatchedRows:
-    """Compares the two tables and reads both. Refused registrations never end and are left out."""
+    """Compares the two tables, reading both. Refused registrations never end and are excluded."""
     begun = registrations.where(F.col("refusal_code") == ACCEPTED).withColumn("registered_ms", F.col("time_ms"))
     ended = outcomes.withColumn("registered_ms", F.col("time_ms") - F.col("waited_ms"))
     begun, ended = (rows.withColumn("slot", _slot(F.col("registered_ms"))) for rows in (begun, ended))
@@ -92,8 +93,10 @@ def find_unmatched(registrations: DataFrame, outcomes: DataFrame) -> UnmatchedRo
 
 
 def _across_runs(begun: DataFrame, unfinished: DataFrame, carried_in: DataFrame) -> UnmatchedRows:
-    """Matches rows without a counterpart over several runs. With a journal, sessions keep their numbers over a restart
-    and the engine's clock continues; unary waits (session 0) end with their daemon.
+    """Match rows without a partner in their own run with those of other runs.
+
+    With a journal, sessions keep their numbers across a restart and the engine's clock continues. Unary waits (session
+    0) end with their daemon.
     """
     left = _join_waits(carried_in, unfinished, "left_anti").localCheckpoint()
     known = _join_waits(begun, F.broadcast(left), "left_semi")
@@ -104,7 +107,9 @@ def _across_runs(begun: DataFrame, unfinished: DataFrame, carried_in: DataFrame)
 
 
 def _join_waits(rows: DataFrame, others: DataFrame, how: str) -> DataFrame:
-    """Joins rows of the same waits in different runs. Unrelated runs may agree in the engine's clock, not in both."""
+    """Join rows of the same waits in different runs. The engine clocks of unrelated runs may agree, so the wall clocks
+    are compared too.
+    """
     named = others.select(
         *(F.col(name).alias(f"other_{name}") for name in _ACROSS), _registered_at_ms().alias("other_at")
     )
@@ -115,29 +120,31 @@ def _join_waits(rows: DataFrame, others: DataFrame, how: str) -> DataFrame:
 
 
 def _registered_at_ms() -> Column:
-    """Wall-clock time of the registration, derived from the two clocks of the row's own call."""
+    """The wall-clock time of the registration: each row has both clocks of its call, and the registration's engine
+    time.
+    """
     return F.unix_millis("at") - F.col("time_ms") + F.col("registered_ms")
 
 
 def registered_counts(registrations: DataFrame, window_ms: int) -> DataFrame:
-    """Registrations by window, group, timeout and whether they were refused: `waits` and `operations`."""
+    """Registrations by window, group, timeout and refusal, with the counts `waits` and `operations`."""
     return registrations.groupBy(
         _window(window_ms), *_group(), "timeout_ms", (F.col("refusal_code") != ACCEPTED).alias("refused")
     ).agg(*_counted())
 
 
 def ended_counts(outcomes: DataFrame, window_ms: int, *, approximate: bool) -> DataFrame:
-    """Ends as facts; `approximate` rounds `waited_ms`, which makes fewer of them."""
+    """Ends as facts. `approximate` rounds `waited_ms`, which makes fewer facts."""
     return _counted_by(outcomes, window_ms, F.col("outcome"), _waited(approximate=approximate), F.col("lateness_ms"))
 
 
 def make_facts(
     registered: DataFrame, ended: DataFrame, unmatched: UnmatchedRows, window_ms: int, *, approximate: bool
 ) -> DataFrame:
-    """All facts: `window`, the group, `fate`, `waited_ms`, `lateness_ms`, and how many waits share these.
+    """All facts: `window`, the group, `fate`, `waited_ms`, `lateness_ms`, and the number of waits with these values.
 
-    `waits` counts each partition of an operation, `operations` only the first. `waited_ms` is null where it does
-    not apply. `registered` comes from `registered_counts`, `ended` from `ended_counts`.
+    `waits` counts every partition of an operation, `operations` only the first. `waited_ms` is null where it does not
+    apply. `registered` comes from `registered_counts`, `ended` from `ended_counts`.
     """
     nothing = F.lit(None).cast("bigint")
     fate = F.when(F.col("refused"), REFUSED).otherwise(REGISTERED)
@@ -152,19 +159,19 @@ def make_facts(
 
 
 def condensed(facts: DataFrame) -> DataFrame:
-    """The facts without partition and principal."""
+    """Sums the facts over partitions and principals."""
     return facts.groupBy("window", "topic", "kind", "fate", "waited_ms", "lateness_ms").agg(*_added())
 
 
 def rounded(value: Column) -> Column:
-    """Keeps the highest bits, and returns the middle of the values that share them."""
+    """Keeps the highest bits of a value and returns the middle of the values that share them."""
     dropped = F.greatest(F.floor(F.log2(F.greatest(value, F.lit(1)))).cast("int") - (BITS_KEPT - 1), F.lit(0))
     step = F.pow(F.lit(2.0), dropped).cast("bigint")
     return (F.floor(value / step) * step + F.floor(step / 2)).cast("bigint")
 
 
 def has_ended() -> Column:
-    """Whether a fact is about an end."""
+    """Whether a fact counts ends."""
     return F.col("fate").isin(*ENDS)
 
 
@@ -173,7 +180,7 @@ def _window(window_ms: int) -> Column:
 
 
 def _group() -> list[Column]:
-    """The columns of GROUP. An unreadable registration was refused, and has neither topic nor principal."""
+    """The group columns. A refused registration may have been undecodable; it then has neither topic nor principal."""
     return [
         F.coalesce("topic", F.lit("")).alias("topic"),
         F.coalesce("partition", F.lit(-1)).alias("partition"),
@@ -204,9 +211,10 @@ def _slot(time_ms: Column) -> Column:
 
 
 def _digests(rows: DataFrame, sign: int) -> DataFrame:
-    """Sums by run and slot that cancel those of the other table if the rows match."""
+    """Sums by run and slot that cancel out with those of the other side if both have the same rows."""
     return rows.groupBy("run_id", "slot").agg(
         (F.count(F.lit(1)) * sign).alias("rows"),
+        # A row that occurs twice on one side cancels out here, but not in the number of rows.
         F.expr("bit_xor(xxhash64(session_number, operation_id, item))").alias("digest"),
         F.max("time_ms").alias("last_ms"),
     )

@@ -1,6 +1,7 @@
-"""Writes the tables of a report: DIR/tables/NAME as Parquet, and the first rows of each as DIR/csv/NAME.csv.
+"""Writes a report: DIR/tables/NAME as Parquet, DIR/csv/NAME.csv, and the page DIR/report.html.
 
-Spark writes the tables that it computed, however large. The page gets the same first rows as the CSV files.
+Spark writes the tables it computed, whatever their size. The CSV files and the page contain the first rows of each
+table in its sort order.
 """
 
 from collections.abc import Mapping
@@ -17,15 +18,15 @@ from purgatory_pipeline.archive.location import Location, write_file
 from purgatory_pipeline.report.report_tables import PAGE_ROWS_MAX, TABLES, ResultTable
 
 WRITERS: Final = 4
-"""Tables written concurrently: while Spark plans one, the others use the cores."""
+"""Number of tables written concurrently: while Spark plans one, the others use the cores."""
 
 
 Written = dict[str, tuple[pd.DataFrame, int]]
-"""The first rows of each table, and its number of rows."""
+"""The first rows and the total number of rows, by table."""
 
 
 def write_tables(computed: Mapping[str, DataFrame], known: Mapping[str, pa.Table], place: Location) -> Written:
-    """Writes tables that Spark computes, and tables in memory."""
+    """Writes the tables that Spark computes and those already in memory."""
     with ThreadPoolExecutor(WRITERS) as pool:
         writing = {
             name: pool.submit(write_computed, computed[name], table, place)
@@ -37,7 +38,7 @@ def write_tables(computed: Mapping[str, DataFrame], known: Mapping[str, pa.Table
 
 
 def write_computed(frame: DataFrame, table: ResultTable, place: Location) -> tuple[pd.DataFrame, int]:
-    """Writes a table as Parquet, sorted, and its first rows as CSV; returns these and the number of all rows."""
+    """Writes a table as sorted Parquet, and its first rows as CSV. Returns these rows and the total number of rows."""
     path = f"{place.root}/tables/{table.name}"
     order = [F.desc(name[1:]) if name.startswith("-") else F.asc(name) for name in table.order]
     rows = frame.select(*table.column_names).repartition(1).sortWithinPartitions(*order)
@@ -47,7 +48,7 @@ def write_computed(frame: DataFrame, table: ResultTable, place: Location) -> tup
 
 
 def write_known(rows: pa.Table, table: ResultTable, place: Location) -> tuple[pd.DataFrame, int]:
-    """The same for a table in memory."""
+    """Like `write_computed`, for a table in memory."""
     names, rising = [name.lstrip("-") for name in table.order], [not name.startswith("-") for name in table.order]
     order = rows.select(names).to_pandas().sort_values(names, ascending=rising, na_position="first").index
     written = rows.select(list(table.column_names)).take(pa.array(order))

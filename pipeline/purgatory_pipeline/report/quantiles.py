@@ -1,6 +1,6 @@
-"""Exact quantiles of values with counts: the smallest value with a sufficient share at or below it.
+"""Exact quantiles of weighted values: the smallest value such that enough of the total weight is at or below it.
 
-Computed in numpy over counts by value, which are few whatever the number of operations.
+Plain numpy over counts by value, which are few whatever the number of operations.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ Ints = NDArray[np.int64]
 
 MILLION: Final = 1_000_000
 QUANTILES: Final[Mapping[str, int]] = {"p50": 500_000, "p90": 900_000, "p99": 990_000, "p999": 999_000}
-"""Quantiles of the report's tables in whole millionths: shares such as 0.99 are not exact in binary."""
+"""Quantiles of the report's tables in millionths, since shares such as 0.99 are not exact in binary."""
 
 
 def quantiles(group: Ints, value: Ints, weight: Ints, groups: int, wanted: Mapping[str, int]) -> dict[str, Ints]:
-    """For each name an array with a value per group, 0 to `groups` - 1; undefined for groups without rows.
+    """The value of each quantile, by name, for each group from 0 to `groups`; undefined for groups without rows.
 
     `weight` is the count of each value, at least 1.
     """

@@ -1,8 +1,8 @@
-"""Which replica held a slow produce back: from the events of its partition during the wait and in the call that ended
-it.
+"""Finds the replica that held a slow produce back, from its partition's events during the wait and in the call that
+ended it.
 
-A produce is satisfied when the last in-sync replica reaches its offset, so the event that reached it last is in the
-very call that the outcome came from. The second-last is looked for during the wait: what had the offset before the
+A produce is satisfied when the last in-sync replica reaches its offset, so the last replica's event is in the same call
+as the outcome. The second-last replica is searched for during the wait: a replica that had the offset before the
 registration held nothing back.
 """
 
@@ -26,31 +26,33 @@ IN_SYNC: Final = codes.EVENT_NAMES[codes.IN_SYNC_REPLICAS]
 LEADERSHIP: Final = codes.EVENT_NAMES[codes.LEADERSHIP]
 
 CAUSES: Final = ("unknown", "told", "left", "leader", "follower")
-"""From worst to best known; of an operation over several partitions, the best known cause counts."""
+"""From least to most certain. An operation over several partitions takes its most certain cause."""
 
 HELD: Final = {"median_ms": 500_000, "p99_ms": 990_000, "max_ms": MILLION}
 
 UNKNOWN_REPLICA: Final = -1
 LOOK_BACK_MS: Final = 256
-"""How long before the registration events are looked at: a replica that had the offset then, and repeats it later, had
-it.
+"""How long before the registration events are read. A replica that had the offset in this time and repeats it later is
+known to have had it before.
 """
 
 SLOT_BITS: Final = 10
 """Waits and events are joined in slots of 2**10 ms."""
 
 ROW_BITS: Final = 24
-"""Bits for the row in the number that orders a run's events; the rest is the call. A message has far fewer events."""
+"""Bits for the row in the number that orders a run's events; the other bits are for the call. A message has far fewer
+events than this allows.
+"""
 
 BROADCAST_ROWS_MAX: Final = 1_000_000
-"""Up to this many slow waits by slot are broadcast, so that events need no shuffle to join them."""
+"""Up to this many slow waits by slot are broadcast, so that joining the events with them needs no shuffle."""
 
 _WAIT: Final = ("run_id", "session_number", "operation_id", "topic", "partition")
 _PLACE: Final = ("run_id", "topic", "partition")
 
 
 def slow_waits(outcomes: DataFrame, slow_over_ms: int) -> DataFrame:
-    """Produces satisfied after longer than this: a row for each of their partitions, numbered by `wait`."""
+    """Produces satisfied after a longer wait than this: a row for each of their partitions, numbered by `wait`."""
     return outcomes.where(
         (F.col("kind") == codes.KIND_NAMES[codes.PRODUCE])
         & (F.col("outcome") == codes.OUTCOME_NAMES[codes.SATISFIED])
@@ -67,9 +69,9 @@ def slow_waits(outcomes: DataFrame, slow_over_ms: int) -> DataFrame:
 
 
 def held_back(slow: DataFrame, events: DataFrame) -> DataFrame:
-    """A row for each slow produce: topic, `cause`, `replica_id` if one is to blame, `held_ms` and `waited_ms`.
+    """A row for each slow produce: topic, `cause`, `replica_id` if a replica is to blame, `held_ms` and `waited_ms`.
 
-    `slow` comes from `slow_waits`; it is read several times, so persist it.
+    `slow` comes from `slow_waits`. It is read several times, so persist it.
     """
     applied = events.where(F.col("refusal_code") == ACCEPTED)
     is_about_roles = F.col("type").isin(IN_SYNC, LEADERSHIP)
@@ -86,13 +88,13 @@ def held_back(slow: DataFrame, events: DataFrame) -> DataFrame:
 
 
 def held_counts(held: DataFrame) -> pd.DataFrame:
-    """Slow produces by topic, `cause`, `replica_id` and `held_ms`, from `held_back`: `waits` and `waited_ms`."""
+    """Counts slow produces by topic, `cause`, `replica_id` and `held_ms`, from `held_back`: `waits` and `waited_ms`."""
     counted = held.groupBy("topic", "cause", "replica_id", "held_ms")
     return counted.agg(F.count(F.lit(1)).alias("waits"), F.sum("waited_ms").alias("waited_ms")).toPandas()
 
 
 def slow_produces(counts: pd.DataFrame) -> pa.Table:
-    """The table `slow_produces`, from `held_counts`."""
+    """Makes the table `slow_produces` from `held_counts`."""
     sums = counts.groupby("cause", as_index=False)[["waits", "waited_ms"]].sum()
     named = sums.rename(columns={"waits": "operations", "waited_ms": "waited_total_ms"})
     share = named["operations"] / named["operations"].sum()
@@ -100,7 +102,7 @@ def slow_produces(counts: pd.DataFrame) -> pa.Table:
 
 
 def stragglers(counts: pd.DataFrame) -> pa.Table:
-    """The table `stragglers`, from `held_counts`: of all topics together (topic null) and of each."""
+    """Makes the table `stragglers` from `held_counts`, for all topics together (topic null) and for each topic."""
     known = counts.dropna(subset=["replica_id"])
     both = pd.concat([known.assign(topic=None), known], ignore_index=True)
     both = both.assign(total_ms=both["held_ms"] * both["waits"])
@@ -113,13 +115,13 @@ def stragglers(counts: pd.DataFrame) -> pa.Table:
 
 
 def _stayed(roles: DataFrame) -> DataFrame:
-    """By call that set the in-sync replicas: who `stayed`."""
+    """The replicas that `stayed` in sync, for each call that set the in-sync replicas."""
     first = F.min_by("in_sync", "row").alias("stayed")
     return roles.where(F.col("type") == IN_SYNC).groupBy(*_PLACE, F.col("call_number").alias("end_call")).agg(first)
 
 
 def _states(roles: DataFrame) -> DataFrame:
-    """Spans of calls in which a partition had the same in-sync replicas and leader."""
+    """Ranges of calls during which a partition had the same in-sync replicas and leader."""
     along = Window.partitionBy(*_PLACE).orderBy("call_number", "row")
     return roles.select(
         *_PLACE,
@@ -131,7 +133,7 @@ def _states(roles: DataFrame) -> DataFrame:
 
 
 def _with_states(waits: DataFrame, states: DataFrame) -> DataFrame:
-    """Adds `members` and `leader` as they were before the call that ended the wait (null: not known)."""
+    """Adds `members` and `leader` as of just before the call that ended the wait (null: unknown)."""
     same = (
         (waits["run_id"] == states["run_id"])
         & (waits["topic"] == states["topic"])
@@ -143,8 +145,8 @@ def _with_states(waits: DataFrame, states: DataFrame) -> DataFrame:
 
 
 def _reached(slow: DataFrame, applied: DataFrame) -> DataFrame:
-    """`steps` by wait: for each replica (-1: the leader) its first event during the wait that has the offset, and
-    whatever else may have ended the wait.
+    """`steps` by wait: for each replica (-1: the leader) its first event during the wait that has the offset, and any
+    other event that may have ended the wait.
     """
     since_ms = F.col("begin_ms") - LOOK_BACK_MS
     slots = F.sequence(F.shiftright(since_ms, SLOT_BITS), F.shiftright("end_ms", SLOT_BITS))
@@ -176,7 +178,7 @@ def _place(slot: Column) -> Column:
 
 
 def _moment(call: Column, row: Column) -> Column:
-    """The place of an event in its run as one number; a call has fewer than 2**ROW_BITS rows."""
+    """An event's position in its run as one number; a call has fewer than 2**ROW_BITS rows."""
     return F.shiftleft(call, ROW_BITS).bitwiseOR(row.cast("bigint"))
 
 
@@ -201,10 +203,10 @@ def _judged(waits: DataFrame) -> DataFrame:
         return F.get(steps, F.lit(0))
 
     def is_member(step: Column) -> Column:
-        """Where the in-sync replicas are not known, all replicas count."""
+        """If the in-sync replicas are unknown, every replica counts."""
         return F.coalesce(F.array_contains("members", step["replica"]), F.lit(True))
 
-    # The latest first.
+    # Latest first.
     followers = F.sort_array(F.filter(steps_of(PROGRESS), is_member), asc=False)
     had_it = F.transform(steps_of(PROGRESS), lambda step: step["replica"])
     gone = F.array_sort(F.array_except(F.array_except("members", "stayed"), had_it))
@@ -224,7 +226,7 @@ def _judged(waits: DataFrame) -> DataFrame:
         .when(F.col("cause") == "leader", F.coalesce("leader", F.lit(UNKNOWN_REPLICA)))
         .when(F.col("cause") == "left", first_of(F.col("gone")))
     )
-    # No follower can have the offset before its leader, so an append after the last follower's step is a later one.
+    # No follower has the offset before its leader, so an append after the last follower's step is not the first one.
     appended_ms = F.when(last.isNull() | (append["at_ms"] <= last["at_ms"]), append["at_ms"])
     second_ms = F.when(F.col("cause") == "follower", F.coalesce(before["at_ms"], appended_ms)).otherwise(
         F.coalesce(last["at_ms"], F.when(F.col("cause") == "left", appended_ms))

@@ -1,1 +1,1 @@
-"""Spark itself: the session, its progress while it runs, and its failures."""
+"""The Spark session, its progress display, and its errors."""

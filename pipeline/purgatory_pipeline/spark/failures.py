@@ -1,4 +1,4 @@
-"""Spark's failures in one line: what happened, without the stack traces of two languages around it."""
+"""Spark's errors in one line: the cause, without the surrounding Python and Java stack traces."""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _JAVA_CLASS = re.compile(r"^:? ?(?:[a-z]\w*\.)+[A-Z]\w*(?:Exception|Error): ")
 
 @contextmanager
 def unwrapped_errors() -> Iterator[None]:
-    """Re-raises a `PipelineError` that was raised on an executor as itself, in place of Spark's error around it."""
+    """Re-raises a `PipelineError` from an executor as itself, instead of as the Spark error that wraps it."""
     try:
         yield
     except Exception as error:
@@ -29,9 +29,9 @@ def is_spark_error(error: BaseException) -> bool:
 
 
 def root_cause(error: BaseException | str) -> str:
-    """The innermost cause of a failure, or of its text, as one line.
+    """The innermost cause of an error, or of its text, as one line.
 
-    That is the last line of a Python traceback from an executor, else Java's last `Caused by`.
+    This is the last line of a Python traceback from an executor, otherwise Java's last `Caused by`.
     """
     said = str(error).strip()
     if "Traceback (most recent call last)" in said:
@@ -44,6 +44,6 @@ def root_cause(error: BaseException | str) -> str:
 
 
 def _raised(stack: str) -> str:
-    """The line of a Python traceback that names the exception: the first that is not indented, after the head."""
+    """The line of a Python traceback that names the exception: the first line after the header that is not indented."""
     lines = stack.splitlines()[1:]
     return next((line.strip() for line in lines if line.strip() and not line[0].isspace()), lines[-1].strip())

@@ -1,4 +1,4 @@
-"""Memory settings for tasks that allocate and free the same large arrays over and over."""
+"""Memory settings for tasks that repeatedly allocate and free large arrays of the same size."""
 
 import ctypes
 from functools import cache
@@ -18,10 +18,11 @@ _GROWN_BYTES: Final = 1 << 26
 
 @cache
 def keep_freed_memory() -> None:
-    """Lets this process keep up to a gigabyte of freed memory, for Arrow and numpy alike, instead of returning it.
+    """Lets this process keep up to 1 GB of freed memory, for Arrow and numpy alike, instead of returning it to the
+    system.
 
-    Each page that was returned costs a page fault when it is used again: for small windows of rows that is more than
-    all work on them. Only glibc has the setting; elsewhere nothing changes.
+    Reusing a returned page costs a page fault; for small windows of rows, the page faults cost more than all work on
+    the rows. Only glibc has this setting; elsewhere the function does nothing.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

@@ -1,4 +1,4 @@
-"""Spark's progress on stderr: nothing for short work, then one line, redrawn on a terminal, repeated in a log."""
+"""Spark's progress on stderr: nothing for short work, then one line, redrawn on a terminal and repeated in a log."""
 
 import atexit
 import sys
@@ -10,10 +10,10 @@ from typing import Final, TextIO
 from pyspark import SparkContext
 
 QUIET_S: Final = 4.0
-"""Shorter work shows nothing."""
+"""Work shorter than this shows no progress."""
 TERMINAL_S: Final = 0.5
 LOG_S: Final = 15.0
-"""Between two lines in a log."""
+"""Seconds between two lines in a log."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class ProgressLine:
                 continue
             try:
                 seen = job_progress(self._context)
-            except Exception:  # noqa: BLE001 -- whatever a context raises that is being stopped: nothing to see there
+            except Exception:  # noqa: BLE001 -- a context that is being stopped may raise anything
                 break
             if seen is not None:
                 self._write(seen.line(self._name, now - started))
@@ -115,7 +115,7 @@ _shown: ProgressLine | None = None
 
 
 def show(context: SparkContext, name: str) -> None:
-    """Shows progress of the context from now on; once per process, whatever the context."""
+    """Shows the context's progress from now on. Only the first call in a process has an effect."""
     global _shown  # noqa: PLW0603 -- a program has one terminal
     if _shown is None:
         _shown = ProgressLine(context, name, sys.stderr)

@@ -1,4 +1,4 @@
-"""The generic purgatory: a program's own operations, tested by its own predicates; no marks, no partitions.
+"""The generic purgatory: operations that a program defines, with its own predicates. No marks, no partitions.
 
-`purgatory.embedded` is the face that programs use.
+Programs use it through `purgatory.embedded`.
 """

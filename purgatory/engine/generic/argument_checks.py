@@ -1,6 +1,7 @@
-"""Checks of what a program's own code passes and returns: what is wrong is refused by name, the same in both builds.
+"""Checks of the values that a program passes in and returns. Errors name the argument, and are the same in both builds.
 
-The parameters are typed so that compiled code does not check them by itself: its errors name no argument.
+Parameters have wide types on purpose: compiled code would check narrow types itself, with errors that do not name the
+argument.
 """
 
 import operator
@@ -9,7 +10,7 @@ from typing import SupportsIndex
 
 
 def whole_number(name: str, value: SupportsIndex) -> int:
-    """The argument called `name` as an int. Raises TypeError for what is no whole number, such as 1.5 or "3"."""
+    """Return the argument called `name` as an int. Raises TypeError if it is not an integer, such as 1.5 or "3"."""
     try:
         return operator.index(value)
     except TypeError as error:
@@ -17,7 +18,7 @@ def whole_number(name: str, value: SupportsIndex) -> int:
 
 
 def in_range(name: str, value: SupportsIndex, least: int, most: int) -> int:
-    """The argument called `name` as an int between `least` and `most`. Raises TypeError, or ValueError out of range."""
+    """Return the argument called `name` as an int in `least..most`. Raises TypeError, or ValueError if out of range."""
     number = whole_number(name, value)
     if not least <= number <= most:
         raise ValueError(f"{name}: {number} is not in {least}..{most}")
@@ -25,7 +26,7 @@ def in_range(name: str, value: SupportsIndex, least: int, most: int) -> int:
 
 
 def distinct_keys(keys: Iterable[Hashable]) -> dict[Hashable, None]:
-    """Each key once, in order; all of them have been hashed."""
+    """Return each key once, in order. TypeError: a single string, or an unhashable key. ValueError: no keys."""
     if isinstance(keys, (str, bytes)):
         raise TypeError(f"keys: one string, {keys!r}; give a list of keys")
     try:
@@ -38,7 +39,7 @@ def distinct_keys(keys: Iterable[Hashable]) -> dict[Hashable, None]:
 
 
 def truth(answer: object) -> bool:
-    """What a `try_complete` answered, read as `if` would read it."""
+    """The truth value of what `try_complete` returned. Raises TypeError for a coroutine, which would always be true."""
     if isinstance(answer, bool):
         return answer
     if isinstance(answer, Coroutine):

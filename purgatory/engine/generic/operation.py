@@ -1,14 +1,14 @@
-"""A program's own delayed operation, and the queue in which the effects of ended ones wait for their turn.
+"""Base class of a program's own delayed operations, and the queue of effects of ended operations.
 
-This is Kafka's contract for any condition a program can test (docs/semantics.md): the operations of the
-daemon's wire are packed and live elsewhere. An operation ends exactly once. To end it is to *claim* it: set its outcome
-and unlink it from every key and from the timer, all before any of its effects run. The effects, `on_complete` and then
-perhaps `on_expiration`, are queued and run when the purgatory's state is settled, so they may call back in freely, and
-completing one operation from within another's effects never recurses.
+This is Kafka's contract for any condition that a program can test (docs/semantics.md). The daemon's own kinds of
+operation are packed into arrays and implemented elsewhere. An operation ends exactly once. To end it is to *claim* it:
+set its outcome and unlink it from every key and from the timer, before any of its effects run. The effects are
+`on_complete` and then, after an expiry, `on_expiration`. They are queued and run once the purgatory's state is settled,
+so they may call the purgatory freely, and completing an operation from within another's effects never recurses.
 
 | hook            | called                                          | must                                    |
 |-----------------|-------------------------------------------------|-----------------------------------------|
-| `try_complete`  | many times, with the purgatory's state locked   | look; if met, return `force_complete()` |
+| `try_complete`  | many times, with the purgatory's state locked   | test; if met, return `force_complete()` |
 | `on_complete`   | once, whatever the outcome                      | answer; may call the purgatory          |
 | `on_expiration` | once, if the timer won, after `on_complete`     | extra effects: metrics, clean-up        |
 """
@@ -25,14 +25,14 @@ from purgatory.engine.generic.argument_checks import whole_number
 
 
 def chained(error: BaseException, before: BaseException | None) -> BaseException:
-    """`error`, whose traceback shows the one that came before it, as if it had been raised while that was handled."""
+    """Return `error` with `before` as its context, as if it had been raised while `before` was being handled."""
     if error.__context__ is None and error is not before:
         error.__context__ = before
     return error
 
 
 def take(right: list[None]) -> bool:
-    """Whether the caller is the one who got the right: to pop from a list is one step for all threads."""
+    """Whether the caller won this right. Exactly one thread does: popping from a list is atomic."""
     try:
         right.pop()
     except IndexError:
@@ -42,49 +42,50 @@ def take(right: list[None]) -> bool:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class GenericOperation:
-    """One waiting request. Programs subclass `purgatory.embedded.DelayedOperation`, which is this and can be awaited.
+    """One waiting request. Programs subclass `purgatory.embedded.DelayedOperation`, an awaitable subclass of this.
 
-    `timeout_ms` may be any whole number: 0 or less expires at the next `advance_clock`, more than 2**62 is taken as
-    that. None: it never expires. `outcome` is PENDING, or how it ended: SATISFIED, EXPIRED, CANCELLED, SHUTTING_DOWN;
-    it is set before `on_complete` runs. The attributes named `purgatory_…` belong to the purgatory.
+    `timeout_ms` may be any integer. 0 or less expires at the next `advance_clock`; values above 2**62 are capped there;
+    None never expires. `outcome` is PENDING, SATISFIED, EXPIRED, CANCELLED or SHUTTING_DOWN, and is set before
+    `on_complete` runs. Attributes named `purgatory_…` are reserved for the purgatory.
     """
 
     def __init__(self, timeout_ms: SupportsIndex | None) -> None:
         self.timeout_ms: Final[int | None] = None if timeout_ms is None else whole_number("timeout_ms", timeout_ms)
         self.outcome = PENDING
-        # Rights that one thread alone may `take`: to put the operation into a purgatory, and to set its outcome.
+        # Rights that only one thread can `take`: to register the operation with a purgatory, and to set its outcome.
         self.purgatory_right_to_register: Final[list[None]] = [None]
         self.purgatory_right_to_end: Final[list[None]] = [None]
         self.purgatory_slot = -1
         self.purgatory_keys: list[Hashable] = []
         self.purgatory_claim: Callable[[GenericOperation], bool] | None = None
         self.purgatory_is_answered = False
-        """Whether all its effects have run."""
+        """Whether all effects have run."""
         self.purgatory_is_listened_to = False
         self.purgatory_listeners: Final[list[Callable[[], object]]] = []
 
     def try_complete(self) -> bool:
-        """Test the condition. Met: `return self.force_complete()`; else False. Anything else is read by its truth.
+        """Test the condition. Return `self.force_complete()` if it is met, else False.
 
-        Cheap, repeatable and harmless. It must not call the purgatory: that raises `ReentrantCall`.
+        It must be cheap, repeatable and free of side effects. Any other result counts by its truth value. Calling the
+        purgatory from it raises `ReentrantCall`.
         """
         raise NotImplementedError
 
     def on_complete(self) -> None:
-        """Answer the caller. Runs exactly once; `outcome` says why."""
+        """Answer the caller. Runs exactly once; `outcome` tells why."""
 
     def on_expiration(self) -> None:
-        """Do what only an expiry asks for. Skipped when `on_complete` raised."""
+        """Extra effects of an expiry. Skipped if `on_complete` raised."""
 
     @property
     def is_completed(self) -> bool:
-        """Whether it has been claimed. Its effects may not have run yet."""
+        """Whether the operation has been claimed. Its effects may not have run yet."""
         return self.outcome != PENDING
 
     def force_complete(self) -> bool:
-        """End it as SATISFIED whatever its condition says. True: this call was the one that ended it.
+        """End the operation as SATISFIED, regardless of its condition. Returns True if this call ended it.
 
-        An operation that was never registered runs its effects at once, on the caller; what they raise is the caller's.
+        The effects of an operation that was never registered run within this call, and their exceptions propagate.
         """
         claim = self.purgatory_claim
         if claim is not None:
@@ -92,6 +93,7 @@ class GenericOperation:
         if not take(self.purgatory_right_to_end):
             return False
         self.outcome = SATISFIED
+        # Read again: another thread may have registered the operation since the first look. It must be unlinked there.
         registered_meanwhile = self.purgatory_claim
         if registered_meanwhile is not None:
             registered_meanwhile(self)
@@ -102,21 +104,21 @@ class GenericOperation:
         return True
 
     def purgatory_listen(self, listener: Callable[[], object]) -> None:
-        """Call `listener` once when all effects have run: now, if they have, else on the thread that runs them."""
-        # Each side sets its flag before it reads the other's, so one of the two sees the other, and `pop` lets only one
-        # of them call the listener.
+        """Call `listener` once after all effects have run: now if they have, else on the thread that runs them."""
+        # Each side sets its own flag before it reads the other's, so at least one side sees the other; `pop` ensures
+        # that only one of them calls the listener.
         self.purgatory_listeners.append(listener)
         self.purgatory_is_listened_to = True
         if self.purgatory_is_answered:
             self.purgatory_tell_listeners()
 
     def purgatory_forget(self, listener: Callable[[], object]) -> None:
-        """Take a listener back; one that was called already is no longer there."""
+        """Remove a listener. Does nothing if it has been called already."""
         with suppress(ValueError):
             self.purgatory_listeners.remove(listener)
 
     def purgatory_tell_listeners(self) -> None:
-        """Say that the effects have run. For whoever ran them."""
+        """Mark the effects as done and call the listeners. Called by the thread that ran the effects."""
         self.purgatory_is_answered = True
         while self.purgatory_listeners:
             try:
@@ -127,25 +129,25 @@ class GenericOperation:
 
 
 OnError = Callable[[Any, Exception], object]
-"""Called with each exception that a hook of an operation raised: (operation, exception). It should not raise."""
+"""Called with each exception raised by a hook of an operation: (operation, exception). It should not raise."""
 
 
 def run_effects(operation: GenericOperation, on_error: OnError) -> None:
-    """Run what follows the end of a claimed operation; what it raises goes to `on_error` and stops nobody else."""
+    """Run the effects of a claimed operation. Exceptions go to `on_error` and do not affect other operations."""
     try:
         operation.on_complete()
         if operation.outcome == EXPIRED:
             operation.on_expiration()
-    except Exception as error:  # noqa: BLE001 - contained and handed on, never swallowed
+    except Exception as error:  # noqa: BLE001 - contained and passed to on_error, never swallowed
         on_error(operation, error)
     finally:
         operation.purgatory_is_answered = True
-        if operation.purgatory_is_listened_to:  # a flag, as to read the list of each costs a cache miss: 100 ns
+        if operation.purgatory_is_listened_to:  # a flag: reading each operation's list would be a cache miss, 100 ns
             operation.purgatory_tell_listeners()
 
 
 class ActionQueue:
-    """Ended operations whose effects have yet to run, oldest first. May be shared by several purgatories."""
+    """Ended operations whose effects have not run yet, oldest first. Several purgatories may share one queue."""
 
     def __init__(self) -> None:
         self._operations: Final[deque[GenericOperation]] = deque()
@@ -158,14 +160,14 @@ class ActionQueue:
         self._operations.append(operation)
 
     def drain(self, on_error: OnError) -> int:
-        """Run the effects that are queued now; those added meanwhile wait for the next drain. Return how many ran."""
+        """Run the effects queued at this moment; return how many. Effects added during the call wait for the next."""
         count = len(self._operations)
         for _ in range(count):
             run_effects(self._operations.popleft(), on_error)
         return count
 
     def take_all(self) -> list[GenericOperation]:
-        """Empty the queue: the caller runs the effects."""
+        """Empty the queue and return its operations; the caller runs their effects."""
         operations = list(self._operations)
         self._operations.clear()
         return operations

@@ -1,20 +1,22 @@
-"""The generic purgatory: where a program's own delayed operations wait until satisfied, expired or cancelled.
+"""The generic purgatory: holds a program's own delayed operations until they are satisfied, expired or cancelled.
 
-Sans-I/O with one owner and no locks, like all of the engine; `purgatory.embedded` wraps it for threads. Kafka's
-contract in its 4.1+ form (docs/semantics.md, section 2), with its gaps closed:
+Sans-I/O, with one owner and no locks, like the rest of the engine; `purgatory.embedded` wraps it for threads. It
+follows Kafka's contract in its 4.1+ form (docs/semantics.md, section 2), and closes its gaps:
 
-* An ended operation is unlinked from every key and from the timer the moment it is claimed, so nothing is purged, no
-  payload outlives its operation, and `watched` counts pending entries only.
-* What a hook raises is contained: `on_error` is called, the operation stays as it was, the others continue. What is no
-  `Exception` (KeyboardInterrupt, SystemExit, CancelledError) reaches the caller, after the others had their turn.
-* A registration that raises leaves nothing behind: arguments are looked at first, and what was linked is unlinked.
-* Cancel and shutdown are outcomes, for which `on_complete` runs too. No operation is forgotten.
-* Never early: a deadline is rounded up to a tick.
+* An operation is unlinked from every key and from the timer when it is claimed. So there is no purge, no payload
+  outlives its operation, and `watched` counts pending entries only.
+* Exceptions of hooks are contained: `on_error` is called, the operation keeps its state, and the others continue. A
+  BaseException (KeyboardInterrupt, SystemExit, CancelledError) reaches the caller, after the others had their turn.
+* A registration that raises leaves nothing behind: arguments are checked first, and links already made are removed.
+* Cancellation and shutdown are outcomes, and run `on_complete` too. No operation is forgotten.
+* No operation expires early: deadlines are rounded up to a tick.
 
-User predicates have no threshold, so a visit to a key costs its watchers. (The daemon's kinds do better: `watches`.)
+User predicates have no threshold, so a check of a key evaluates all its watchers. (The daemon's own kinds avoid that
+cost; see `waiting/watches`.)
 
-Every public call ends by running the effects of what it ended, and of what those ended in turn, in order; a call made
-from within an effect leaves its own to the outermost one. With an `ActionQueue` given, its owner drains it instead.
+Every public call ends by running the effects of the operations that it ended, and of those that they ended in turn, in
+order. A call made from within an effect leaves its effects to the outermost call. If an `ActionQueue` is passed in, the
+owner of that queue runs the effects instead.
 """
 
 from collections import OrderedDict
@@ -35,16 +37,19 @@ from purgatory.engine.generic.operation import (
 from purgatory.engine.waiting.wheel import DEADLINE_MAX, TICK_MS_MAX, WHEEL_SIZE_MAX, TimingWheel
 
 TIMEOUT_MS_MAX: Final = 2**62
-"""Longer timeouts are taken as this one: 146 million years. Compiled arithmetic has 64 bits, Python's has no end."""
+"""Longer timeouts are capped at this value (146 million years), because compiled arithmetic has 64 bits."""
 
 
 class DelayedOperationPurgatory:
-    """Pending operations by watch key and by deadline. All times are monotonic milliseconds and must not go back.
+    """Pending operations, by watch key and by deadline. All times are monotonic milliseconds and must not decrease.
 
-    `on_error(operation, exception)` is called with what hooks raise; what it raises reaches the caller, after the state
-    is settled. `timer_enabled=False`: nothing expires. `pending_max` operations may be pending, None: any number.
-    `claim` replaces the purgatory's own `force_complete` for operations that are forced from outside: a wrapper with a
-    lock passes its own.
+    Args:
+        on_error: Called as `on_error(operation, exception)` for exceptions raised by hooks. If it raises, that
+            exception reaches the caller, after the state is settled.
+        timer_enabled: If False, nothing expires.
+        pending_max: Maximum number of pending operations; None means no limit.
+        claim: Replaces the purgatory's own `force_complete` for operations that are completed from outside; a wrapper
+            with a lock passes its own.
     """
 
     def __init__(
@@ -66,7 +71,7 @@ class DelayedOperationPurgatory:
         self.pending = 0
         """Registered operations that have not ended."""
         self.evaluations = 0
-        """Calls of `try_complete` so far."""
+        """Number of `try_complete` calls."""
         self._on_error: Final = on_error
         self._timer_enabled: Final = timer_enabled
         self._pending_max: Final = -1 if pending_max is None else in_range("pending_max", pending_max, 1, 2**63 - 1)
@@ -85,17 +90,17 @@ class DelayedOperationPurgatory:
 
     @property
     def num_delayed(self) -> int:
-        """Operations with a live timer entry: every pending one that can expire."""
+        """Operations with a timer entry: all pending operations that can expire."""
         return self._wheel.count + len(self._due)
 
     @property
     def key_count(self) -> int:
-        """Keys that somebody waits on; a key vanishes with its last watcher."""
+        """Keys with at least one watcher. A key is removed with its last watcher."""
         return len(self._watchers)
 
     @property
     def is_busy(self) -> bool:
-        """Whether a public call is under way, so that this is a call from within it: an effect, a hook or a signal."""
+        """Whether a public call is in progress. If so, this call comes from an effect, a hook or a signal handler."""
         return self._is_busy
 
     def is_registered(self, operation: GenericOperation) -> bool:
@@ -104,12 +109,19 @@ class DelayedOperationPurgatory:
         return 0 <= slot < len(self._operations) and self._operations[slot] is operation
 
     def try_complete_else_watch(self, operation: GenericOperation, keys: Iterable[Hashable], now_ms: int) -> bool:
-        """Try to complete an operation; if it can't yet, watch it on `keys` until it can or its time runs out.
+        """Try to complete an operation; if its condition is not met, watch it on `keys` until it is met or times out.
 
-        True: this call completed it. False: it is watched (or was, until somebody else ended it just now). Duplicate
-        keys count once. Raises ValueError when `keys` is empty or the operation is pending already, TypeError for keys
-        that are one string or can't be hashed, OperationEnded, PurgatoryClosed after `shut_down`, and PurgatoryFull;
-        the operation is then not watched. So it is when `try_complete` raises what is no Exception.
+        Returns True if this call completed it. False means that it is watched, or that another party ended it during
+        this call. Duplicate keys count once.
+
+        If the call raises, the operation is not watched; this includes a BaseException from `try_complete`.
+
+        Raises:
+            ValueError: `keys` is empty, or the operation is already pending.
+            TypeError: `keys` is a single string, or a key is not hashable.
+            OperationEnded: The operation has ended.
+            PurgatoryClosed: After `shut_down`.
+            PurgatoryFull: `pending_max` operations are pending.
         """
         distinct = distinct_keys(keys)
         if self.is_closed:
@@ -127,14 +139,15 @@ class DelayedOperationPurgatory:
             self._leave(outermost)
 
     def check_and_complete(self, key: Hashable) -> int:
-        """Re-test the operations watched on a key, oldest first; return how many this call completed on it."""
+        """Evaluate the operations watched on a key, oldest first. Returns how many this call completed on it."""
         outermost = self._enter()
         try:
             completed = 0
             interrupt: BaseException | None = None
             for operation in list(self._watchers.get(key, {}).values()):
                 if operation.outcome == PENDING:
-                    # Nobody looks at the others again until the next event: they have their turn before it is raised.
+                    # The other operations would not be evaluated until the next event, so they get their turn before it
+                    # is raised.
                     try:
                         if self._evaluate(operation):
                             completed += 1
@@ -147,7 +160,7 @@ class DelayedOperationPurgatory:
             self._leave(outermost)
 
     def force_complete(self, operation: GenericOperation) -> bool:
-        """End an operation as SATISFIED. True: this call ended it. May be called from within its `try_complete`."""
+        """End an operation as SATISFIED. Returns True if this call ended it. Allowed within its own `try_complete`."""
         if self._is_evaluating:
             return self._claim(operation, SATISFIED)
         outermost = self._enter()
@@ -157,9 +170,9 @@ class DelayedOperationPurgatory:
             self._leave(outermost)
 
     def cancel(self, operation: GenericOperation) -> bool:
-        """End an operation as CANCELLED. False: it has ended, or is pending in another purgatory.
+        """End an operation as CANCELLED. Returns False if it has ended, or is pending in another purgatory.
 
-        One that was never registered ends too, and can't be registered any more.
+        An operation that was never registered is ended too, and cannot be registered afterwards.
         """
         outermost = self._enter()
         try:
@@ -169,17 +182,17 @@ class DelayedOperationPurgatory:
             self._leave(outermost)
 
     def cancel_for_key(self, key: Hashable) -> list[GenericOperation]:
-        """End every operation watched on a key as CANCELLED; return them, oldest first."""
+        """End all operations watched on a key as CANCELLED. Returns them, oldest first."""
         return self._end_for_key(key, CANCELLED)
 
     def force_complete_for_key(self, key: Hashable) -> list[GenericOperation]:
-        """End every operation watched on a key as SATISFIED, whatever its condition says; return them, oldest first."""
+        """End all operations watched on a key as SATISFIED, whatever their conditions. Returns them, oldest first."""
         return self._end_for_key(key, SATISFIED)
 
     def advance_clock(self, now_ms: int, limit: int) -> int:
-        """Expire operations due at `now_ms`, at most `limit`, in order of deadline; return how many.
+        """Expire up to `limit` operations that are due at `now_ms`, in order of deadline. Returns how many expired.
 
-        What is left over shows as `next_expiration_ms() <= now_ms`: call again.
+        If more are due, `next_expiration_ms() <= now_ms` afterwards: call again.
         """
         outermost = self._enter()
         try:
@@ -194,7 +207,7 @@ class DelayedOperationPurgatory:
                     claimed += 1
                     self._claim(operation, EXPIRED)
             finally:
-                # The wheel has released them all: if an interrupt cut this short, the rest is still due.
+                # The wheel has already released all of them. After an interrupt, the rest must be kept as due.
                 for slot in slots[claimed:]:
                     self._due[slot] = None
             return len(slots)
@@ -202,13 +215,15 @@ class DelayedOperationPurgatory:
             self._leave(outermost)
 
     def next_expiration_ms(self) -> int:
-        """When `advance_clock` has something to do; -1: never. A value at or before now means at once."""
+        """When to call `advance_clock` next; -1: never. A value at or before now means immediately."""
         if self._due:
             return self.now_ms
         return self._wheel.next_expiration_ms()
 
     def shut_down(self, limit: int) -> int:
-        """Refuse registrations from now on and end up to `limit` operations as SHUTTING_DOWN. 0: none is left."""
+        """Reject registrations from now on; end up to `limit` operations as SHUTTING_DOWN. Returns 0 if none is
+        left.
+        """
         outermost = self._enter()
         try:
             self.is_closed = True
@@ -241,7 +256,7 @@ class DelayedOperationPurgatory:
         assert entries == self.watched, f"{entries} entries are in watch lists, not {self.watched}"
 
     def _enter(self) -> bool:
-        """Begin a public call. True: it is the outermost one, so it runs the effects when it leaves."""
+        """Begin a public call. Returns True for the outermost call, which runs the effects in `_leave`."""
         if self._is_evaluating:
             raise ReentrantCall("try_complete called its own purgatory; do it in on_complete")
         outermost = not self._is_busy
@@ -270,7 +285,7 @@ class DelayedOperationPurgatory:
         if 0 <= self._pending_max <= self.pending:
             raise PurgatoryFull(f"{self.pending} operations are pending, as many as pending_max allows")
         self._watch(operation, keys)
-        # Again, now that it is watched: what came true since the first look found nobody to wake.
+        # Evaluate again now that it is watched: an event between the first evaluation and now found no watcher to wake.
         if self._evaluate(operation):
             return True
         if self._has_ended_meanwhile(operation):
@@ -280,22 +295,22 @@ class DelayedOperationPurgatory:
         return False
 
     def _withdraw(self, operation: GenericOperation) -> None:
-        """Take back a registration that raised: unlinked, and if it has not ended it may be registered again."""
+        """Undo a registration that raised. The operation may be registered again unless it has ended."""
         self._unlink(operation)
         if operation.purgatory_right_to_end:
             operation.purgatory_right_to_register.append(None)
 
     def _evaluate(self, operation: GenericOperation) -> bool:
-        """Ask an operation that is pending; True: it ended. An Exception of `try_complete` counts as "not yet"."""
+        """Evaluate a pending operation; True: it ended. An Exception from `try_complete` counts as "not yet"."""
         self.evaluations += 1
         failure: Exception | None = None
         is_met = False
         self._is_evaluating = True
         try:
-            # By way of Any: called as declared, compiled code would refuse every answer that is not a bool.
+            # Called through Any: with the declared type, compiled code would reject every result that is not a bool.
             asked: Any = operation
             is_met = truth(asked.try_complete())
-        except Exception as error:  # noqa: BLE001 - contained and handed on below
+        except Exception as error:  # noqa: BLE001 - contained and passed to on_error below
             failure = error
         finally:
             self._is_evaluating = False
@@ -315,7 +330,7 @@ class DelayedOperationPurgatory:
         return operation.outcome != PENDING
 
     def _watch(self, operation: GenericOperation, keys: dict[Hashable, None]) -> None:
-        """Give the operation a slot and a place behind the watchers of each of its keys."""
+        """Assign a slot to the operation and append it to the watchers of each key."""
         if self._free_slots:
             slot = self._free_slots.pop()
             self._operations[slot] = operation
@@ -325,7 +340,8 @@ class DelayedOperationPurgatory:
             self._wheel.ensure(slot + 1)
         operation.purgatory_slot = slot
         self.pending += 1
-        # One by one, so that `_unlink` is right however far this came: a key's hash or comparison may raise here too.
+        # One key at a time, so that `_unlink` is correct after a partial run: a key's hash or comparison may raise here
+        # too.
         for key in keys:
             watchers = self._watchers.get(key)
             if watchers is None:
@@ -355,19 +371,20 @@ class DelayedOperationPurgatory:
             self._leave(outermost)
 
     def _claim(self, operation: GenericOperation, outcome: int) -> bool:
-        """The one transition: out of PENDING, out of every list and the timer, effects queued. False: it had ended.
+        """The only transition out of PENDING: unlink, stop the timer, queue the effects. False: it had already ended.
 
-        One that a thread ended just while it was being registered is still unlinked; its effects are that thread's.
+        An operation that another thread ended during its registration is still unlinked; that thread runs its effects.
         """
         is_winner = take(operation.purgatory_right_to_end)
         if is_winner:
+            # Queued before `_unlink`, which may raise through `on_error`: the effects must run anyway.
             operation.outcome = outcome
             self._actions.add(operation)
         self._unlink(operation)
         return is_winner
 
     def _unlink(self, operation: GenericOperation) -> None:
-        """Take an operation out of its keys and the timer, if it is in them."""
+        """Remove an operation from its keys and from the timer, if it is linked."""
         operation.purgatory_claim = None
         slot = operation.purgatory_slot
         if slot < 0:
@@ -387,9 +404,9 @@ class DelayedOperationPurgatory:
                 del watchers[slot]
                 if not watchers:
                     del self._watchers[key]
-        except Exception as error:  # noqa: BLE001 - handed on
-            # A key whose hash has changed, or raises now. Its list can't be found by it any more, so all are searched:
-            # the slot is about to be given to another operation.
+        except Exception as error:  # noqa: BLE001 - passed to on_error
+            # The hash of a key has changed, or raises now. Its list can no longer be found by key, so all lists are
+            # searched: the slot is about to be reused for another operation.
             for watchers in self._watchers.values():
                 watchers.pop(slot, None)
             self._on_error(operation, error)

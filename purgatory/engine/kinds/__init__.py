@@ -1,1 +1,1 @@
-"""One module a kind of operation: what is invalid, is it met already, what wakes it, what it answers."""
+"""One module per kind of operation: its validity rules, its condition, what wakes it, and its result."""

@@ -1,4 +1,4 @@
-"""A batch of operations of one kind, with every value looked at once and ready to be read."""
+"""A batch of operations of one kind, with all values range-checked in one pass and defaults applied."""
 
 from typing import Final
 
@@ -24,9 +24,9 @@ NO_ERRORS: Final = Column([], NONE, NONE, NONE)
 
 
 class BatchColumns:
-    """The columns of an `OperationBatch`. Raises InvalidBatch when they cannot be read together.
+    """The columns of an `OperationBatch`. Raises InvalidBatch if their lengths do not fit together.
 
-    Rows number operations; items number the partitions (or keys) of all operations of the batch, in order.
+    A row is one operation. An item is one partition (or key) of an operation; items are numbered over the whole batch.
     """
 
     def __init__(self, kind: int, batch: OperationBatch, limits: EngineLimits, named: NamedPartitions) -> None:
@@ -45,10 +45,10 @@ class BatchColumns:
         self.operation_ids: Final = Column(batch.operation_ids, 0, 1, OPERATION_ID_MAX)
         self.timeouts_ms: Final = Column(batch.timeouts_ms, limits.timeout_ms_default, 0, limits.timeout_ms_max)
         self.places: Final = Column(batch.item_indexes, 0, 0, self.names - 1)
-        """Of each item: the place of its partition or key in the dictionary."""
+        """For each item: the index of its partition or key in the dictionary."""
         self._columns: Final[dict[str, Column]] = {}
         self.faulty: Final[list[OperationColumn]] = []
-        """Columns of which some value is out of range; nearly always none."""
+        """Columns with at least one value out of range; nearly always empty."""
         for described in columns_of(kind):
             column = described.read(getattr(batch, described.batch_name))
             self._columns[described.name] = column
@@ -68,15 +68,15 @@ class BatchColumns:
             and self.timeouts_ms.is_within
             and self.places.is_within
         )
-        """No value needs a second look, and no produce may be answered before its partition is looked at."""
+        """A produce batch in which all values are valid and none resolves an item before its partition is looked at."""
         self._named: Final = named
         if self.is_plain:
             named.use(batch.partitions)
         self.name_faults: Final[list[str]] = []
         self.first_place: Final[list[int]] = []
-        """For each place of the dictionary: the first place with the same name, so that a repeat is found."""
+        """For each dictionary index: the first index with the same name, to detect repeats within an operation."""
         self.named_by: Final[list[int]] = []
-        """For each place: the last row that named it; -1: none yet."""
+        """For each dictionary index: the last row that named it; -1: none yet."""
 
     def _check_lengths(self, batch: OperationBatch) -> None:
         rows = self.rows
@@ -90,15 +90,15 @@ class BatchColumns:
             check_length(column.wire_name, len(values), items if column.level == ITEM else rows)
 
     def column(self, name: str) -> Column:
-        """A column that the kind has."""
+        """A column by name; the kind must have it."""
         return self._columns[name]
 
     def known_partition(self, item: i64) -> Partition | None:
-        """The partition that an item of a plain batch names, if it is known."""
+        """The partition named by an item of a plain batch, or None if it is not known yet."""
         return self._named.at(self.places.at(item))
 
     def enter_names(self, length_max: int) -> None:
-        """Validates the dictionary of names, once."""
+        """Validate the dictionary of names. Repeated calls do nothing."""
         if self.named_by:
             return
         self.named_by.extend([-1] * self.names)

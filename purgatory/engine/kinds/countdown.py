@@ -1,7 +1,7 @@
-"""Kinds that count down: an operation ends when each of its partitions has been resolved, one by one.
+"""Countdown kinds: an operation ends when all of its partitions have been resolved, one by one.
 
 An item waits for one mark of its partition and is watched at a threshold of that mark. It is resolved once, with an
-error code; the operation ends with its last item. A kind says which mark, which threshold, and what the state is.
+error code; the operation ends with its last item. A subclass defines the mark, the threshold and the state of an item.
 """
 
 from typing import Final
@@ -35,9 +35,9 @@ __all__ = ["Countdown", "TriedItems", "partition_fault"]
 
 
 def partition_fault(partition: Partition, leader_epoch: i64) -> i64:
-    """Why nothing can be waited for on a partition; NONE if something can. `leader_epoch` -1: any.
+    """The error code if waiting on the partition is impossible, else NONE. `leader_epoch` -1 matches any epoch.
 
-    The epoch comes before leadership: a wait under an old epoch is fenced even where the partition has moved.
+    The epoch is checked before leadership: a wait with an old epoch is fenced even if the partition has moved.
     """
     if partition.removed_error_code != NONE:
         return partition.removed_error_code
@@ -51,7 +51,7 @@ def partition_fault(partition: Partition, leader_epoch: i64) -> i64:
 
 
 class TriedItems:
-    """The items of an operation that was tried once, before it is known whether it has to wait."""
+    """The items of an operation after the first evaluation, before it is known whether the operation has to wait."""
 
     def __init__(self) -> None:
         self.partitions: Final[list[Partition]] = []
@@ -60,10 +60,10 @@ class TriedItems:
         self.epochs: Final[list[i64]] = []
         self.errors: Final[list[i64]] = []
         self.left: i64 = 0
-        """Items that have to be waited for."""
+        """Number of items that have to wait."""
 
     def add(self, partition: Partition, required: i64, mark: i64, epoch: i64, error: i64) -> None:
-        """One item; its error is UNRESOLVED if it has to be waited for."""
+        """Add one item; its error is UNRESOLVED if it has to wait."""
         self.partitions.append(partition)
         self.required.append(required)
         self.marks.append(mark)
@@ -74,8 +74,10 @@ class TriedItems:
 
 
 class Countdown(Kind):
-    """A kind that counts down. `answers_mark_of_now`: items that time out answer the mark as it stands then; otherwise
-    as it stood at registration.
+    """Base class of countdown kinds.
+
+    `answers_mark_of_now`: items that time out report the mark at the end of the wait; otherwise the mark at
+    registration.
     """
 
     def __init__(self, code: int, pending: PendingOperations, answers_mark_of_now: bool) -> None:
@@ -84,14 +86,14 @@ class Countdown(Kind):
         self.items: Final = pending.items
         self.answers_mark_of_now: Final = answers_mark_of_now
 
-    # What each kind defines.
+    # Each kind defines these.
 
     def mark(self, partition: Partition) -> i64:
-        """The mark that its items wait for."""
+        """The mark that items of this kind wait for."""
         raise NotImplementedError
 
     def state(self, partition: Partition, required: i64, epoch: i64) -> i64:
-        """Error code of an item, UNRESOLVED while it has to wait."""
+        """The error code of an item; UNRESOLVED while it has to wait."""
         raise NotImplementedError
 
     def threshold(self, partition: Partition, required: i64) -> i64:
@@ -99,11 +101,11 @@ class Countdown(Kind):
         return required
 
     def mark_told(self, partition: Partition, error: i64) -> i64:
-        """The mark that an item of this state has noted, and answers."""
+        """The mark that is recorded for an item in this state, and reported in its result."""
         return self.mark(partition)
 
     def try_item(self, tried: TriedItems, partition: Partition, required: i64, epoch: i64) -> None:
-        """Tries an item that came without an error of its own."""
+        """Evaluate an item that was registered without a local error."""
         error = self.state(partition, required, epoch)
         tried.add(partition, required, self.mark_told(partition, error), epoch, error)
 
@@ -138,7 +140,7 @@ class Countdown(Kind):
                 self.watch(partition, last, required)
 
     def watch(self, partition: Partition, item: i64, required: i64) -> None:
-        """Watches for an unresolved item."""
+        """Watch for an unresolved item."""
         self.pending.watch(partition.waits_of(self.code), self.code, item, self.threshold(partition, required))
 
     def _end_at_once(self, owner: Owner, operation_id: i64, tried: TriedItems) -> None:
@@ -156,13 +158,15 @@ class Countdown(Kind):
             self.partitions.release(partition)
         self.pending.end_at_once(completions, operation_id, self.code, outcome, len(tried.partitions))
 
-    # The end.
+    # Results.
 
     def build_result(self, slot: i64, outcome: i64, waited_ms: i64, completions: Completions) -> bool:
         items = self.items
         failed = False
         item = i64(self.pending.operations.first_item[slot])
         while item >= 0:
+            # Read before `release`, which reuses `next` for the free list. The item is released before `unwatch`, which
+            # may compact the list by generation.
             after = i64(items.next[item])
             partition = self.partitions.at(i64(items.target[item]))
             error = i64(items.error_code[item])
@@ -188,7 +192,7 @@ class Countdown(Kind):
             item = after
         return failed
 
-    # What happens to partitions.
+    # Changes of partitions.
 
     def wake(self, partition: Partition, now_ms: i64) -> None:
         waits = partition.waits[self.code]
@@ -210,7 +214,7 @@ class Countdown(Kind):
                     self._evaluate(partition, waits, ref_item(ref), now_ms)
 
     def _evaluate(self, partition: Partition, waits: WatchList, item: i64, now_ms: i64) -> None:
-        """The entry of `item` was taken from `waits`: resolves the item, or watches for it again."""
+        """The entry of `item` was taken from `waits`: resolve the item, or watch for it again."""
         items = self.items
         self.pending.popped(waits, self.code)
         self.pending.evaluations_by_kind[self.code] += 1
@@ -236,7 +240,8 @@ class Countdown(Kind):
             removed = saved.removed[item]
             log_start = saved.log_starts[item]
             if error != UNRESOLVED and removed == 0 and self.partitions.get(name) is None:
-                # It was removed after it was resolved and is only named here: that must not create a new partition.
+                # The partition was removed after this item was resolved; it is only named here and must not be created
+                # again.
                 removed = UNKNOWN_TOPIC_OR_PARTITION
                 log_start = 0
             partition = self.partitions.mention_again(name, removed, log_start)

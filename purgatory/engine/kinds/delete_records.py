@@ -18,7 +18,7 @@ __all__ = ["DeleteRecordsKind"]
 
 @final
 class DeleteRecordsKind(Countdown):
-    """Expired ones answer the low watermark of their registration, as Kafka's do."""
+    """Expired operations report the low watermark at their registration, as Kafka does."""
 
     def __init__(self, pending: PendingOperations) -> None:
         super().__init__(DELETE_RECORDS, pending, answers_mark_of_now=False)

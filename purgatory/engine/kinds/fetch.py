@@ -1,6 +1,6 @@
-"""Fetch: a long poll waits until enough bytes are readable over its partitions, or until one gives a reason to answer.
+"""Fetch: a long poll that waits until enough bytes are readable, or until one partition gives a reason to answer.
 
-When that is and what is answered stands in `fetch_rules`; here fetches are entered, watched and ended.
+The conditions and results are defined in `fetch_rules`; this module registers, watches and ends fetches.
 """
 
 from typing import Final, final
@@ -23,8 +23,10 @@ __all__ = ["FetchKind"]
 
 @final
 class FetchKind(Kind):
-    """The only kind that sums over its partitions: each is watched for its share of the missing bytes, and whenever one
-    has its share the whole fetch is examined again.
+    """The only kind whose condition is a sum over its partitions.
+
+    Each partition is watched for its share of the missing bytes. When one of them reaches its share, the whole fetch is
+    examined again.
     """
 
     def __init__(self, pending: PendingOperations) -> None:
@@ -33,7 +35,7 @@ class FetchKind(Kind):
         self._fetches: Final[dict[int, Fetch]] = {}
         """By slot."""
         self.item_count: i64 = 0
-        """Of all pending fetches."""
+        """Total items of all pending fetches."""
 
     # Registration and end.
 
@@ -97,7 +99,7 @@ class FetchKind(Kind):
         return failed
 
     def _answer_items(self, fetch: Fetch, completions: Completions) -> bool:
-        """Writes down what a read of each partition would give now; whether one of them is an error."""
+        """Record the result of reading each partition now. Returns whether one of them is an error."""
         failed = False
         for item in fetch.items:
             said = answer(fetch, item)
@@ -112,7 +114,7 @@ class FetchKind(Kind):
     # Watches.
 
     def _watch(self, fetch: Fetch) -> None:
-        """Watches each partition of a fetch for its share; entries that stand at the same reach stay."""
+        """Watch each partition of a fetch for its share. Entries whose threshold is unchanged are kept."""
         thresholds = share_out(fetch)
         for place, item in enumerate(fetch.items):
             partition = item.partition
@@ -129,7 +131,7 @@ class FetchKind(Kind):
             self.pending.watch(watch.entries, FETCH, item.item, threshold)
 
     def _unwatch(self, fetch: Fetch, item: FetchItem) -> None:
-        """Ends the watch of one partition of a fetch, if it has one."""
+        """End the watch of one partition of a fetch, if there is one."""
         if item.threshold >= 0:
             item.threshold = -1
             # The entry stays in its list; a new generation of the item makes it stale.
@@ -137,11 +139,12 @@ class FetchKind(Kind):
             self.pending.unwatch(fetch.watch(item.partition).entries, FETCH)
 
     def _evaluate(self, item: i64, watch: FetchWatch, now_ms: i64) -> None:
-        """The entry of `item` was taken from `watch`: ends its fetch, or watches all its partitions for new shares."""
+        """The entry of `item` was taken from `watch`: end its fetch, or watch all its partitions with new shares."""
         slot = i64(self.pending.items.slot[item])
         fetch = self._fetches[int(slot)]
         for part in fetch.items:
             if part.item == item:
+                # Its entry has been popped: `_unwatch` must not count it as dead a second time.
                 part.threshold = -1
                 self.pending.popped(watch.entries, FETCH)
         self.pending.evaluations_by_kind[FETCH] += 1
@@ -151,7 +154,7 @@ class FetchKind(Kind):
         else:
             self._watch(fetch)
 
-    # What happens to partitions.
+    # Changes of partitions.
 
     def wake(self, partition: Partition, now_ms: i64) -> None:
         watch = partition.fetches_to_log_end
@@ -167,7 +170,8 @@ class FetchKind(Kind):
     def _wake_watch(self, partition: Partition, watch: FetchWatch, mark: i64, now_ms: i64) -> None:
         segment = partition.positions.segment(mark)
         if segment != watch.segment:
-            # A fetch that began in an older segment is answered wherever it stands, so no threshold counts any more.
+            # A fetch that starts in an older segment is answered regardless of its bytes, so thresholds no longer
+            # apply.
             watch.segment = segment
             self._evaluate_all(watch, now_ms)
             return
@@ -187,12 +191,12 @@ class FetchKind(Kind):
             self._evaluate_all(watch, now_ms)
 
     def on_mark_lowered(self, partition: Partition, now_ms: i64) -> None:
-        # A fetch offset may lie above the end now, and shares were worked out for a reach that is no more.
+        # A fetch offset may now be above the end, and shares were computed from a reach that no longer exists.
         self.reevaluate(partition, now_ms)
 
     def anchor(self, partition: Partition, now_ms: i64) -> None:
-        """The partition's first byte position is known: until now a byte stood for a record. The starts of waiting
-        fetches are computed again, in bytes.
+        """The first byte position of the partition is known; until now a record counted as one byte. The starts of
+        waiting fetches are recomputed in bytes.
         """
         for watch in partition.fetch_watches():
             for ref in watch.entries.drain():
@@ -248,7 +252,7 @@ class FetchKind(Kind):
                 saved.last_fetched_epochs[extra],
                 saved.throttled[extra] != 0,
             )
-            # Not where the log stands now: the fetch continues from where it was anchored at registration.
+            # The saved start, not the current log: the fetch continues from where it was anchored at registration.
             part.start_segment = saved.start_segments[extra]
             part.start_reach = saved.start_reaches[extra]
             fetch.items.append(part)

@@ -1,12 +1,12 @@
-"""The rules of a fetch: when a long poll may answer, what it then answers, and which reach it waits for meanwhile.
+"""The rules of a fetch: when a long poll may answer, what it answers, and which reach it waits for in between.
 
-A fetch is a sum over partitions. Instead of adding it up at every append, each partition gets a share of the missing
-bytes as its threshold; only when one passes its share is the sum computed again and the rest shared out again. If no
-partition has grown by its share (the missing bytes divided by the partitions that can still grow, rounded up), their
-sum is short of what is missing; so nothing is overlooked, and a fetch is examined O(partitions * log(min_bytes)) times,
-not once an append.
+The condition of a fetch is a sum over partitions. Instead of adding it up at every append, each partition gets a share
+of the missing bytes as its threshold; the sum is recomputed, and the rest shared out again, only when one partition
+reaches its share. The share is the missing bytes divided by the partitions that can still grow, rounded up: if none has
+grown by its share, the sum is still too small. So no wakeup is missed, and a fetch is examined
+O(partitions * log(min_bytes)) times instead of once per append.
 
-Fetches are few beside produce waits (a long poll for each reader, not for each write), so they are objects.
+Fetches are few compared to produce waits (one long poll per reader, not per write), so they are objects.
 Rules: Kafka's DelayedFetch, cases A to H (docs/semantics.md).
 """
 
@@ -29,7 +29,7 @@ from purgatory.engine.marks.partition import FetchWatch, Partition
 __all__ = ["Fetch", "FetchAnswer", "FetchItem", "answer", "examine", "share_out"]
 
 NEVER: Final[i64] = 2**62
-"""A threshold no reach passes: only a change of the partition's state can end the wait there."""
+"""A threshold that no reach passes: only a change of the partition's state can end the wait there."""
 
 ANSWER_NOW: Final[i64] = -1
 
@@ -38,7 +38,7 @@ UNDEFINED: Final = (-1, -1)
 
 
 class FetchItem:
-    """One partition of a fetch. `threshold`: the reach it is watched for; -1 while it is not watched."""
+    """One partition of a fetch. `threshold` is the reach it is watched for; -1 while it is not watched."""
 
     def __init__(
         self,
@@ -63,13 +63,13 @@ class FetchItem:
         self.anchor()
 
     def anchor(self) -> None:
-        """Takes the start's place in the log, as a first read would."""
+        """Record the position of the fetch offset in the log, as a first read would."""
         self.start_segment = self.partition.positions.segment(self.fetch_offset)
         self.start_reach = self.partition.positions.reach(self.fetch_offset)
 
 
 class Fetch:
-    """A fetch: who reads, up to which mark, and how much it wants."""
+    """A fetch: who reads, up to which mark, and how many bytes are requested."""
 
     def __init__(self, min_bytes: i64, replica_id: i64, isolation_level: i64, follower_reads: bool) -> None:
         self.min_bytes: Final[i64] = min_bytes
@@ -80,15 +80,13 @@ class Fetch:
         self.items: Final[list[FetchItem]] = []
 
     def end_offset(self, partition: Partition) -> i64:
-        """Up to where it may read: log end for followers, last stable offset or high watermark for consumers; -1
-        unknown.
-        """
+        """Readable end: log end for followers, last stable offset or high watermark for consumers; -1: unknown."""
         if self.is_follower:
             return partition.log_end_offset
         return partition.last_stable_offset() if self.read_committed else partition.high_watermark
 
     def watch(self, partition: Partition) -> FetchWatch:
-        """The partition's list for the mark that this fetch reads up to."""
+        """The partition's watch list for the mark that this fetch reads up to; created if missing."""
         segment = partition.positions.segment(self.end_offset(partition))
         if self.is_follower:
             if partition.fetches_to_log_end is None:
@@ -103,12 +101,12 @@ class Fetch:
         return partition.fetches_to_high_watermark
 
     def holds_back(self, item: FetchItem) -> bool:
-        """Whether the item's bytes count as none: a follower over its quota and outside the in-sync set."""
+        """Whether the item's bytes are not counted: a follower over its quota and outside the in-sync set."""
         return item.throttled and self.is_follower and int(self.replica_id) not in item.partition.in_sync
 
 
 def read_error(fetch: Fetch, item: FetchItem) -> i64:
-    """Why the partition cannot be read at all: cases A to E; 0 if it can. The epoch is checked before leadership."""
+    """Why the partition cannot be read (cases A to E); NONE if it can. The epoch is checked before leadership."""
     partition = item.partition
     if partition.removed_error_code != NONE:
         return partition.removed_error_code
@@ -122,7 +120,10 @@ def read_error(fetch: Fetch, item: FetchItem) -> i64:
 
 
 def divergence(item: FetchItem) -> tuple[int, int]:
-    """AGREES; UNDEFINED: the reader's epoch is not known here; else the epoch and the offset where its log diverged."""
+    """Where the reader's log diverged, as (epoch, end offset).
+
+    AGREES: it did not diverge. UNDEFINED: the reader's epoch is not known here.
+    """
     partition = item.partition
     if item.last_fetched_epoch < 0 or partition.log_end_offset < 0:
         return AGREES
@@ -135,7 +136,7 @@ def divergence(item: FetchItem) -> tuple[int, int]:
 
 
 def examine_item(fetch: Fetch, item: FetchItem) -> i64:
-    """Bytes that one partition adds, or ANSWER_NOW."""
+    """The bytes that one partition adds to the sum, or ANSWER_NOW."""
     if read_error(fetch, item) != NONE:
         return ANSWER_NOW
     partition = item.partition
@@ -158,9 +159,7 @@ def examine_item(fetch: Fetch, item: FetchItem) -> i64:
 
 
 def examine(fetch: Fetch) -> bool:
-    """Whether the fetch may answer now: a partition gives a reason to, or the bytes suffice. Notes each item's
-    bytes.
-    """
+    """Whether the fetch may answer now: a partition gives a reason to, or there are enough bytes. Sets `available`."""
     total: i64 = 0
     for item in fetch.items:
         available = examine_item(fetch, item)
@@ -172,7 +171,7 @@ def examine(fetch: Fetch) -> bool:
 
 
 def share_out(fetch: Fetch) -> list[i64]:
-    """The reach to watch for on each partition, after `examine` returned no answer; always above the current reach."""
+    """The reach to watch for on each partition, after `examine` returned False. Always above the current reach."""
     missing = fetch.min_bytes
     growing: i64 = 0
     for item in fetch.items:
@@ -188,16 +187,16 @@ def _threshold(fetch: Fetch, item: FetchItem, share: i64) -> i64:
     end = fetch.end_offset(partition)
     reach = partition.positions.reach(end) if end >= 0 else -1
     if reach < 0:
-        # The mark is not known: whatever comes is news.
+        # The mark is unknown: wake at the first one.
         return 0
     if fetch.holds_back(item):
-        # Only a change of the in-sync set helps, and that is rechecked.
+        # Only a change of the in-sync set helps, and that reevaluates all waits.
         return NEVER
     if partition.positions.segment(end) > item.start_segment:
-        # The log rolled at the fetch offset itself: the first byte of the new segment answers.
+        # The log rolled exactly at the fetch offset: the first byte of the new segment answers.
         return reach + 1
     if item.available >= item.max_bytes:
-        # This partition adds no more; the others have to grow.
+        # This partition cannot add more; the others have to grow.
         return NEVER
     room = item.max_bytes - item.available
     needed = item.start_reach + item.available + (share if share < room else room)
@@ -205,7 +204,7 @@ def _threshold(fetch: Fetch, item: FetchItem, share: i64) -> i64:
 
 
 class FetchAnswer:
-    """What one partition of an ended fetch answers."""
+    """The result of one partition of an ended fetch."""
 
     def __init__(self, error_code: i64, reached_offset: i64, log_start_offset: i64, fetched: FetchedPartition) -> None:
         self.error_code: Final[i64] = error_code
@@ -215,7 +214,7 @@ class FetchAnswer:
 
 
 def answer(fetch: Fetch, item: FetchItem) -> FetchAnswer:
-    """What a read of the partition would give now; Kafka's order of checks within one read."""
+    """The result of reading the partition now. Checks are in the order of a read in Kafka."""
     partition = item.partition
     error = read_error(fetch, item)
     said = AGREES

@@ -1,7 +1,7 @@
-"""What a kind of operation is to the rest of the engine: the one interface that all kinds have.
+"""The interface that every kind of operation implements.
 
-A kind decides when its operations end and what they answer. It enters them into the pending operations and resolves or
-ends them there; slots, timers and counters are kept by these alone. An engine has one object of each kind.
+A kind decides when its operations end, and their results. It adds them to the pending operations and resolves or ends
+them there; only the pending operations manage slots, timers and counters. An engine has one object per kind.
 """
 
 from typing import Final
@@ -34,7 +34,7 @@ class Kind:
     # Registration and end.
 
     def register(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
-        """Tries a valid operation once: it ends now, or is admitted and watched."""
+        """Evaluate a valid operation once. It either ends now, or is admitted and watched."""
         raise NotImplementedError
 
     def register_plain(
@@ -47,50 +47,50 @@ class Kind:
         item_count: i64,
         now_ms: i64,
     ) -> bool:
-        """A faster way in for operations of a plain batch that have to wait. False: nothing was done, `register` it."""
+        """Fast path for operations of a plain batch that have to wait. False: nothing was done, call `register`."""
         return False
 
     def build_result(self, slot: i64, outcome: i64, waited_ms: i64, completions: Completions) -> bool:
-        """Records what each item of an ending operation answers and releases its watches, items and targets.
-        Returns whether an item failed.
+        """Record the result of each item of an ending operation, and release its watches, items and targets. Returns
+        whether an item failed.
         """
         raise NotImplementedError
 
-    # What happens to partitions.
+    # Changes of partitions.
 
     def wake(self, partition: Partition, now_ms: i64) -> None:
-        """Marks of the partition may have moved up: ends what they have reached, at a cost that follows what ends."""
+        """Marks of the partition may have risen: end the operations that are reached, at a cost per ended operation."""
 
     def reevaluate(self, partition: Partition, now_ms: i64) -> None:
-        """Anything about the partition may have changed: evaluates all that waits on it."""
+        """Anything about the partition may have changed: evaluate every operation that waits on it."""
 
     def on_mark_lowered(self, partition: Partition, now_ms: i64) -> None:
-        """The high watermark or the log end has gone down. Who waits for a mark to rise just waits on."""
+        """The high watermark or the log end was lowered. Waits for a rising mark are not affected."""
 
     def watch_lists(self, partition: Partition) -> list[WatchList]:
-        """Where operations of this kind are watched on the partition."""
+        """The lists in which operations of this kind are watched on the partition."""
         waits = partition.waits[self.code]
         return [] if waits is None else [waits]
 
     # Views.
 
     def name_of(self, target: i64) -> AsGiven:
-        """(topic, partition), or (key, -1)."""
+        """The name of a target: (topic, partition), or (key, -1)."""
         return self.partitions.at(target).name
 
     def reached(self, slot: i64, target: i64) -> i64:
-        """Where the mark that a waiting item waits for stands now."""
+        """The current value of the mark that a waiting item waits for."""
         raise NotImplementedError
 
     def min_bytes(self, slot: i64) -> i64:
-        """Fetches only; -1 for other kinds."""
+        """The `min_bytes` of a fetch; -1 for other kinds."""
         return -1
 
     # Snapshots.
 
     def save_extra(self, saved: SavedOperations, slot: i64) -> None:
-        """Adds what operations of this kind have besides what all have."""
+        """Save the state that only this kind has."""
 
     def restore(self, saved: SavedOperations, place: SavedPlace, slot: i64) -> bool:
-        """Enters and watches the items of a saved operation. Returns whether it can end now."""
+        """Add and watch the items of a saved operation. Returns whether it can end now."""
         raise NotImplementedError

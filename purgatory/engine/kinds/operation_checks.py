@@ -1,4 +1,4 @@
-"""The validation errors of one operation of a batch. All checks pass before anything of it is done."""
+"""The validation of one operation of a batch. All checks pass before anything is changed."""
 
 from typing import Final
 
@@ -18,7 +18,7 @@ __all__ = ["OperationChecks"]
 
 
 class OperationChecks:
-    """The checks of one operation of a batch, in the order in which faults are reported."""
+    """Checks one operation of a batch, in the order in which faults are reported."""
 
     def __init__(self, limits: EngineLimits, partitions: Partitions, keys: SignalKeys) -> None:
         self.limits: Final = limits
@@ -28,8 +28,10 @@ class OperationChecks:
     def fault(
         self, columns: BatchColumns, row: int, first_item: int, holdings: Holdings, pending: int, pending_items: int
     ) -> Fault | None:
-        """Why the operation in a row is refused, or None. `pending` operations of so many items wait already; those of
-        the account are in `holdings`.
+        """Why the operation in a row is refused, or None.
+
+        `pending` operations with `pending_items` items are pending in the engine; `holdings` counts those of the
+        account.
         """
         limits = self.limits
         if pending >= limits.pending_operations_max:
@@ -110,7 +112,7 @@ class OperationChecks:
         return f"{cut(topic)}-{partition}"
 
     def _room_fault(self, columns: BatchColumns, first_item: int, count: int, holdings: Holdings) -> Fault | None:
-        """Whether the partitions or keys that the operation would make have room."""
+        """Check that there is room for the partitions or keys that the operation would create."""
         known = len(self.partitions.by_name)
         if columns.kind == SIGNAL:
             room, share = self.keys.room(), int(holdings.keys_max - holdings.keys)

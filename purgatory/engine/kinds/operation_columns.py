@@ -1,7 +1,7 @@
-"""The table of operation columns: what a batch of operations may say of each operation and of each of its items.
+"""The table of operation columns: all per-operation and per-item fields of a batch of operations.
 
-Everything that has to know the columns reads them here: the engine's checks and defaults, the translation from the
-wire, the archive's schema and the replay. A column that a kind does not have is not read for operations of that kind.
+This is the only definition of the columns: the engine's checks and defaults, the translation from the wire, the
+archive's schema and the replay all read it. Columns that a kind does not have are ignored for operations of that kind.
 
 Not in the table, because every batch has them: `operation_id`, `timeout_ms` (its default and maximum are settings),
 `item_count`, `item_index` and the dictionaries of names.
@@ -37,7 +37,7 @@ __all__ = [
 
 OPERATION: Final = "operation"
 ITEM: Final = "item"
-"""Levels: one value for each operation, or for each partition (or key) of it."""
+"""Levels: one value per operation, or one per partition (or key) of an operation."""
 
 INT32: Final = "int32"
 INT64: Final = "int64"
@@ -50,8 +50,8 @@ class OperationColumn:
     """One column, as some kinds use it.
 
     `name`: in the archive and in a replay. `batch_name`: the attribute of `OperationBatch`. `wire_name`: the field of
-    the wire's columns. `row_name`: the field of the wire's rows, which a refusal names. `default`: for values that are
-    not given; it is always allowed. Other values must lie in `lowest..highest`.
+    the wire's columns. `row_name`: the field of the wire's rows, which a refusal names. `default`: used for missing
+    values, and always allowed. Other values must be in `lowest..highest`.
     """
 
     def __init__(
@@ -81,16 +81,16 @@ class OperationColumn:
         self._not_given: Final = self._read([])
 
     def read(self, values: list[int]) -> Column:
-        """The values of a batch, each looked at once."""
+        """The values of a batch, range-checked in one pass."""
         return self._read(values) if values else self._not_given
 
     @property
     def is_of_all_kinds(self) -> bool:
-        """Whether it belongs to operations as such: the wire's rows have it beside the condition, not in it."""
+        """Whether every kind has it. The wire's rows have such a field next to the condition instead of inside it."""
         return self.kinds == KINDS
 
     def fault(self, value: int) -> str:
-        """What is wrong with a value that is out of range."""
+        """The message for a value that is out of range."""
         return f"{value} is not in {self.lowest}..{self.highest}"
 
     def _read(self, values: list[int]) -> Column:
@@ -128,7 +128,7 @@ OPERATION_COLUMNS: Final = (
     OperationColumn("from_now", "from_now", (SIGNAL,), OPERATION, BOOL, 0, 0, 1),
     OperationColumn("stale_timeout_ms", "stale_timeouts_ms", KINDS, OPERATION, INT64, UNKNOWN, 0, OFFSET_MAX - 1),
 )
-"""In the archive's order. A name stands more than once where kinds use the column differently."""
+"""In the archive's order. A name is repeated where kinds use the column differently."""
 
 COLUMNS_BY_NAME: Final = {column.name: column for column in OPERATION_COLUMNS}
 """Each column once, in the same order. All uses of a column agree on everything but `row_name`, kinds and values."""
@@ -142,7 +142,7 @@ def columns_of(kind: int) -> list[OperationColumn]:
 
 
 def default_of(name: str, kind: int) -> int:
-    """What an operation of a kind has in a column that it was not given; the kind must have the column."""
+    """The default of a column for operations of a kind. Raises KeyError if the kind does not have the column."""
     for column in _COLUMNS_OF[kind]:
         if column.name == name:
             return column.default

@@ -22,7 +22,7 @@ __all__ = ["SignalKind"]
 
 @final
 class SignalKind(Kind):
-    """The only kind whose targets are keys. A key is watched at the count it must reach, and never fails."""
+    """The only kind whose targets are keys. A key is watched at the count that it must reach, and never fails."""
 
     def __init__(self, pending: PendingOperations) -> None:
         super().__init__(SIGNAL, pending.partitions, on_partitions=False)
@@ -64,10 +64,10 @@ class SignalKind(Kind):
                 pending.watch(key.waits, SIGNAL, item, required[place])
 
     def _hold_keys(self, holder: Holdings, columns: BatchColumns, row: i64, first_item: i64) -> list[SignalKey]:
-        """The keys of an operation, each held."""
+        """The keys of an operation, each with one reference added."""
         stop = first_item + columns.item_counts.at(row)
         names = [columns.keys[columns.places.at(item)] for item in range(first_item, stop)]
-        # Known ones first: making a new key may forget the idle one that was signalled longest ago, which must not be
+        # Hold known keys first: creating a key may evict the idle key that was signalled longest ago, which must not be
         # one that this operation names further on.
         for name in names:
             key = self.keys.get(name)
@@ -86,6 +86,7 @@ class SignalKind(Kind):
         items = self.pending.items
         item = i64(self.pending.operations.first_item[slot])
         while item >= 0:
+            # The order of reads, `release` and `unwatch` is that of `Countdown.build_result`.
             after = i64(items.next[item])
             key = self.keys.at(i64(items.target[item]))
             error = i64(items.error_code[item])
@@ -108,7 +109,7 @@ class SignalKind(Kind):
         return False
 
     def wake_key(self, key: SignalKey, now_ms: i64) -> None:
-        """The key was signalled."""
+        """End the operations whose count is reached, after the key was signalled."""
         items = self.pending.items
         while True:
             ref = key.waits.pop_reached(key.count)

@@ -1,1 +1,1 @@
-"""What is known of a partition, and the rules by which its marks move."""
+"""The state of partitions and signal keys, and the rules by which marks move."""

@@ -1,7 +1,6 @@
-"""Leader epochs of one partition: where each began, and so where a reader's log may have diverged.
+"""Leader epochs of one partition and where each began, to find where a reader's log has diverged.
 
-Kafka's leader epoch cache (docs/semantics.md): sorted (epoch, start offset), the newest `ENTRIES_MAX`
-kept.
+Kafka's leader epoch cache (docs/semantics.md): sorted (epoch, start offset) pairs; the newest `ENTRIES_MAX` are kept.
 """
 
 from typing import Final
@@ -21,9 +20,10 @@ class EpochCache:
         self.start_offsets: Final[list[int]] = []
 
     def assign(self, epoch: i64, start_offset: i64) -> None:
-        """Notes that `epoch` began at `start_offset`, unless it is known already.
+        """Record that `epoch` began at `start_offset`, unless it is already known.
 
-        Entries that this contradicts (a newer epoch, or one that began no earlier and so has no records) are dropped.
+        Contradicted entries are dropped: those with a newer epoch, and those that began no earlier and so have no
+        records.
         """
         if self.epochs and self.epochs[-1] == epoch and self.start_offsets[-1] <= start_offset:
             return
@@ -37,14 +37,15 @@ class EpochCache:
             del self.start_offsets[0]
 
     def truncate(self, log_end_offset: i64) -> None:
-        """The log was cut: drops the epochs that begin at or above its new end."""
+        """Drop the epochs that begin at or above the new end of the log."""
         while self.start_offsets and self.start_offsets[-1] >= log_end_offset:
             self.epochs.pop()
             self.start_offsets.pop()
 
     def end_offset(self, epoch: i64, log_end_offset: i64) -> tuple[int, int]:
-        """The (epoch, end offset) that answers for `epoch`; (-1, -1): undefined (unknown, newer than all, or none
-        known).
+        """The (epoch, end offset) that answers for `epoch`.
+
+        (-1, -1): undefined, because the epoch is unknown, is newer than all known ones, or none is known.
         """
         epochs = self.epochs
         if epoch < 0 or not epochs or epoch > epochs[-1]:

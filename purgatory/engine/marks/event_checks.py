@@ -1,4 +1,4 @@
-"""An event as read from its columns, and its validation errors. All checks pass before anything is changed."""
+"""An event read from its columns, and its validation. All checks pass before anything is changed."""
 
 from typing import Final
 
@@ -41,13 +41,13 @@ POSITION_MAX: Final = OFFSET_MAX // 4
 """Byte positions add up over segments."""
 
 REPLICAS_MAX: Final = 1_000
-"""Replicas of one partition."""
+"""Maximum number of replicas of one partition."""
 
 NO_SETS: Final = ReplicaSets()
 
 
 class Event:
-    """One event, taken from its columns. -1: not given."""
+    """One event, read from its columns. -1: not present."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Event:
 
 
 def check_columns(batch: EventBatch) -> None:
-    """Raises InvalidBatch when the columns of a batch cannot be read together."""
+    """Raise InvalidBatch if the columns of a batch do not fit together."""
     rows = len(batch.types)
     check_length("item_index", len(batch.item_indexes), rows)
     check_length("offset", len(batch.offsets), rows)
@@ -104,7 +104,7 @@ def event_at(batch: EventBatch, row: int) -> Event:
 
 
 class Fault:
-    """Why an event is refused: what a `Refusal` says, without its place in the batch."""
+    """Why an event is refused: the fields of a `Refusal`, without the index in the batch."""
 
     def __init__(self, code: int, field: str, message: str, error_code: int = 0) -> None:
         self.code: Final = code
@@ -114,29 +114,29 @@ class Fault:
 
 
 def out_of_range(field: str, value: int, lowest: int, highest: int) -> Fault:
-    """The refusal of a value that must lie in `lowest..highest`."""
+    """The refusal of a value that is not in `lowest..highest`."""
     return Fault(INVALID_ARGUMENT, field, f"{value} is not in {lowest}..{highest}")
 
 
 def no_memory(field: str) -> Fault:
-    """The refusal of an event that would make something while memory is short."""
+    """The refusal of an event that would create something while memory is short."""
     message = "memory is short: only marks of what is known already are taken now; try again later"
     return Fault(RESOURCE_EXHAUSTED, field, message)
 
 
 class EventChecks:
-    """The checks of one event: its own shape, then the state of its partition."""
+    """Checks one event: first its own fields, then the state of its partition."""
 
     def __init__(self, limits: EngineLimits, strict_partitions: bool) -> None:
         self.limits: Final = limits
         self.strict_partitions: Final = strict_partitions
         self.is_full = False
-        """Memory is short: nothing may become known."""
+        """Memory is short: nothing new may become known."""
 
     def fault(
         self, name: PartitionName, partition: Partition | None, partition_count: int, event: Event, maker: Holdings
     ) -> Fault | None:
-        """Why the event is refused, or None. `partition` is None where it is not known yet, and would be `maker`'s."""
+        """Why the event is refused, or None. `partition` is None if it is unknown; it would be counted in `maker`."""
         return (
             self._shape_fault(event)
             or self._state_fault(name, partition, partition_count, event)
@@ -144,7 +144,7 @@ class EventChecks:
         )
 
     def _room_fault(self, partition: Partition | None, event: Event, maker: Holdings) -> Fault | None:
-        """Whether whoever sends the event may make what it would make, and whether there is memory for it."""
+        """Check that there is room and memory for everything that the event would create."""
         if partition is None:
             if event.kind == PARTITION_REMOVED:
                 return None
@@ -218,7 +218,7 @@ class EventChecks:
     def _state_fault(
         self, name: PartitionName, partition: Partition | None, partition_count: int, event: Event
     ) -> Fault | None:
-        """Errors in the present state of the partition."""
+        """Errors that depend on the current state of the partition."""
         kind = event.kind
         if partition is None:
             if kind != PARTITION_REMOVED and self.strict_partitions and kind not in (LEADERSHIP, LEADER_APPEND):
@@ -269,7 +269,7 @@ class EventChecks:
 
     @staticmethod
     def _replica_room_fault(partition: Partition, event: Event) -> Fault | None:
-        """Whether there is room for the replicas that the event would make: the cost of an append grows with them."""
+        """Check that there is room for the replicas that the event would create: they make each append slower."""
         kind = event.kind
         known = partition.replicas
         made = 0

@@ -1,7 +1,7 @@
-"""Events: each is checked, moves the marks of its partition, and then has the affected waits re-evaluated.
+"""Events: each is checked, moves the marks of its partition, and then wakes the affected waits.
 
-An event that is refused changes nothing and the rest of its batch is applied. The order within one event is always:
-check everything, change state, wake.
+A refused event changes nothing; the rest of its batch is applied. The order within one event is always: check
+everything, change state, wake.
 """
 
 from typing import Final
@@ -51,7 +51,7 @@ from purgatory.engine.waiting.wakeups import Wakeups
 __all__ = ["Events"]
 
 POSITIONS_WHEN_FULL: Final = 64
-"""While memory is short a partition's positions are thinned from here on; they stay true, and are less exact."""
+"""While memory is short, positions of a partition are thinned at this count; they stay correct but less exact."""
 
 MOVED: Final = 1
 DEAD: Final = 1
@@ -78,16 +78,18 @@ class Events:
         self.lag_max_ms: Final[i64] = lag_max_ms
         self._named: Final = NamedPartitions(partitions)
         self._maker = partitions.unowned
-        """Of whoever sends the events being applied."""
+        """Holdings of the sender of the events that are being applied."""
 
     def apply(
         self, batch: EventBatch, now_ms: i64, start: int, limit: int, maker: Holdings, is_full: bool
     ) -> EventsReceipt:
-        """Applies events from `start` on until events and units of work together reach `limit`.
+        """Apply events from `start` on until events and units of work together reach `limit`.
 
-        What becomes known is counted in `maker`. With `is_full`, memory being short, only what is known may change.
+        Everything that becomes known is counted in `maker`. With `is_full` (memory is short), events may change only
+        what is already known.
 
-        Raises InvalidBatch before anything is done.
+        Raises:
+            InvalidBatch: The columns do not fit together. Nothing has been changed.
         """
         check_columns(batch)
         self._named.use(batch.partitions)
@@ -108,8 +110,8 @@ class Events:
     def apply_row(
         self, batch: EventBatch, row: int, now_ms: i64, receipt: EventsReceipt, known: NamedPartitions
     ) -> None:
-        """Applies one event of a batch whose columns were checked, or adds its refusal to the receipt. `known` are the
-        partitions of its dictionary.
+        """Apply one event of a batch whose columns were checked, or add its refusal to the receipt. `known` are the
+        partitions of the batch's dictionary.
         """
         kind = batch.types[row]
         place = value_at(batch.item_indexes, row, 0)
@@ -136,8 +138,9 @@ class Events:
     def _apply_plain(
         self, batch: EventBatch, kind: int, row: int, partition: Partition, now_ms: i64, receipt: EventsReceipt
     ) -> bool:
-        """A faster way for the commonest events: a valid mark of a known partition. False: nothing was done, and the
-        event takes the full path, which alone words the errors.
+        """Fast path for the most common events: a valid mark of a known partition.
+
+        False: nothing was done; use the full path, which also writes the refusals.
         """
         offset = value_at(batch.offsets, row, -1)
         if partition.storage_failed or not 0 <= offset < OFFSET_MAX:
@@ -229,11 +232,12 @@ class Events:
     # Changes. Each returns whether anything moved.
 
     def _take_newer_epoch(self, partition: Partition, event: Event, now_ms: i64) -> bool:
-        """Takes over the newer epoch of an event. The role and what is known of the replicas stay."""
-        # Leadership sets the epoch itself, along with the role; a removal has no further use for it.
+        """Take over the newer epoch of an event. The role and the state of the replicas are kept."""
+        # A leadership event sets the epoch itself, together with the role; a removal does not need it.
         if event.leader_epoch <= partition.leader_epoch or event.kind in (LEADERSHIP, PARTITION_REMOVED):
             return False
         partition.take_epoch(event.leader_epoch)
+        # Before the event itself is applied: fenced waits are answered with the marks before it.
         self.wakeups.reevaluate(partition, now_ms)
         return True
 
@@ -262,7 +266,7 @@ class Events:
         return self._storage(partition, kind == STORAGE_FAILED, now_ms)
 
     def _settle(self, partition: Partition, now_ms: i64, fetches_first: bool) -> None:
-        """Lets the high watermark follow the replicas, then wakes."""
+        """Let the high watermark follow the replicas, then wake."""
         self._recompute(partition, now_ms)
         self.wakeups.wake(partition, now_ms, fetches_first)
 
@@ -287,7 +291,7 @@ class Events:
         if not partition.append(offset, segment, position):
             return False
         self._recompute(partition, now_ms)
-        # Before waking: with the first byte position, thresholds that were counted in records mean something else.
+        # Must run before waking: from the first byte position on, thresholds counted in records are no longer valid.
         if not had_positions and len(partition.positions) > 0:
             self.wakeups.fetches.anchor(partition, now_ms)
         self.wakeups.wake(partition, now_ms, fetches_first=False)
@@ -310,15 +314,15 @@ class Events:
     def _log_start(self, partition: Partition, offset: i64, now_ms: i64) -> bool:
         if not partition.raise_log_start(offset):
             return False
-        # Thresholds do not tell who now lies below the log start, so all fetches are looked at, if there may be one.
+        # Thresholds do not show which fetches are now below the log start, so all are evaluated if there may be one.
         if partition.log_start_offset > partition.lowest_fetch_offset:
             self.wakeups.fetches.reevaluate(partition, now_ms)
         self.wakeups.wake(partition, now_ms, fetches_first=False)
         return True
 
     def _in_sync_replicas(self, partition: Partition, event: Event, now_ms: i64) -> bool:
-        # A proposal by itself must not raise the high watermark: it only adds replicas that have to be waited for. What
-        # was proposed and no longer is may raise it, as may a new committed set, minimum or leader.
+        # A proposal alone must not raise the high watermark: it only adds replicas that have to be waited for.
+        # Withdrawing a proposal may raise it, and so may a new committed set, minimum or leader.
         committed = partition.in_sync
         proposed = partition.proposed
         minimum = partition.min_in_sync_replicas
@@ -332,7 +336,7 @@ class Events:
             or not set(proposed).issubset(partition.proposed)
         ):
             self._recompute(partition, now_ms)
-        # Bytes of a throttled follower count as soon as it is in sync, which moves no mark.
+        # Bytes of a throttled follower count as soon as it is in sync, although no mark moves.
         if partition.throttled_fetches > 0:
             self.wakeups.fetches.reevaluate(partition, now_ms)
         self.wakeups.wake(partition, now_ms, fetches_first=True)
@@ -350,6 +354,7 @@ class Events:
         partition.assign(event.sets.replicas, event.sets.leader_id)
         if not newer and not turned and partition.assignment() == before:
             return False
+        # Before the high watermark can move: fenced waits are answered with the marks before the event.
         self.wakeups.reevaluate(partition, now_ms)
         self._settle(partition, now_ms, True)
         return True
@@ -374,7 +379,7 @@ class Events:
         return True
 
     def _removed(self, partition: Partition, moved: bool, now_ms: i64) -> bool:
-        # Held meanwhile: the last wait that ends would otherwise free its place while it is being walked.
+        # Hold the partition: otherwise the last wait that ends would free its index while it is being visited.
         self.partitions.hold(partition)
         self.partitions.forget(partition, NOT_LEADER_OR_FOLLOWER if moved else UNKNOWN_TOPIC_OR_PARTITION)
         self.wakeups.reevaluate(partition, now_ms)

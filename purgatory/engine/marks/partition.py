@@ -1,9 +1,8 @@
-"""One partition as its leader (or a follower) sees it: marks, replicas, in-sync set, epochs; and the rules by which
-they move.
+"""One partition as its leader (or a follower) sees it: marks, replicas, in-sync set and epochs, and how they move.
 
-Rules are Kafka's (3.7 and later; docs/semantics.md lists where ours close a gap). Marks are guarded where they are
-stored: every method that may move one returns whether it did. Operations are not known here; a partition only carries
-the watch lists of those that wait on it. -1 means not known, everywhere.
+The rules are Kafka's (3.7 and later; docs/semantics.md lists where ours close a gap). Marks are guarded where they are
+stored: every method that may move a mark returns whether it did. This module does not know operations; a partition only
+holds the watch lists of its waits. -1 means unknown, everywhere.
 """
 
 from typing import Final
@@ -24,7 +23,7 @@ NO_FETCH_OFFSET: Final[i64] = 2**62
 
 
 class Replica:
-    """A remote replica: what its last fetch reported, and whether it counts."""
+    """A remote replica: the offsets of its last fetch, and whether it counts."""
 
     def __init__(self, replica_id: int) -> None:
         self.replica_id: Final = replica_id
@@ -39,7 +38,7 @@ class Replica:
         self.leader_end_at_last_fetch: i64 = -1
 
     def forget_progress(self) -> None:
-        # A new leader knows nothing of what this replica has until it fetches.
+        # A new leader knows nothing about the replica's log until the replica fetches.
         self.log_end_offset = -1
         self.log_start_offset = -1
         self.last_caught_up_ms = -1
@@ -47,14 +46,14 @@ class Replica:
         self.leader_end_at_last_fetch = -1
 
     def is_caught_up(self, leader_end_offset: i64, now_ms: i64, lag_max_ms: i64) -> bool:
-        """Kafka's rule: at the leader's end, or last seen there at most `lag_max_ms` ago."""
+        """Kafka's rule: at the leader's end, or last there at most `lag_max_ms` ago."""
         if self.log_end_offset == leader_end_offset:
             return True
         return self.last_caught_up_ms >= 0 and now_ms - self.last_caught_up_ms <= lag_max_ms
 
 
 class FetchWatch:
-    """Fetches that wait for one mark of a partition, by the reach they need; all were looked at within `segment`."""
+    """Fetches that wait for one mark of a partition, by the reach they need. All were examined within `segment`."""
 
     def __init__(self, segment: i64) -> None:
         self.entries: Final = WatchList()
@@ -68,11 +67,11 @@ class Partition:
         self.name: Final[AsGiven] = name
         self.index: Final[i64] = index
         self.is_named = False
-        """Its name leads here."""
+        """Whether the name is mapped to this partition."""
         self.announced = False
-        """An event has spoken of it; until then it was only mentioned by those who wait."""
+        """Whether an event has named this partition; until then only waits have."""
         self.removed_error_code: i64 = 0
-        """Other than 0: it is gone, and its waits are answered with this code."""
+        """If not 0, the partition was removed, and its waits end with this code."""
         self.storage_failed = False
         self.leader_epoch: i64 = -1
         self.is_leader = True
@@ -89,37 +88,38 @@ class Partition:
         self.positions: Final = PositionIndex()
         self.epochs: Final = EpochCache()
         self.maker: Final = maker
-        """Of whoever named it first."""
+        """Holdings of the account that was first to name it."""
         self.weighed_bytes: i64 = 0
-        """What it was counted as taking last."""
+        """Bytes at which it was last counted."""
         self.unchanged_events: i64 = 0
         self.stale_events: i64 = 0
 
         self.references: i64 = 0
         """Items of pending operations that name it."""
         self.named_by_row: i64 = -1
-        """The row that named it last, by the number that registration gave it."""
+        """The last plain row that named it, by the sequence number of `ProduceKind`."""
         self.waits: Final[list[WatchList | None]] = [None] * (len(KINDS) + 1)
-        """By kind: who waits for one mark, by the value it must reach. Fetches have lists of their own."""
+        """By kind: waits for one mark, by the value that it must reach. Fetches have their own lists."""
         self.fetches_to_log_end: FetchWatch | None = None
         self.fetches_to_high_watermark: FetchWatch | None = None
         self.fetches_to_last_stable: FetchWatch | None = None
         self.lowest_fetch_offset: i64 = NO_FETCH_OFFSET
-        """At most the lowest fetch offset that waits here."""
+        """A lower bound of the fetch offsets that wait here."""
         self.throttled_fetches: i64 = 0
 
     # Derived marks.
 
     def last_stable_offset(self) -> i64:
-        """The first unstable offset where it is below the high watermark, else the high watermark."""
+        """The first unstable offset if it is below the high watermark, else the high watermark."""
         unstable = self.first_unstable_offset
         if unstable < 0 or unstable >= self.high_watermark:
             return self.high_watermark
         return unstable if unstable > self.log_start_offset else self.log_start_offset
 
     def low_watermark(self) -> i64:
-        """Lowest log start offset over the leader and all replicas that are not dead; -1: one has not fetched, or not
-        leader.
+        """Lowest log start offset of the leader and all replicas that are not dead.
+
+        -1: a replica has not fetched yet, or this is not the leader.
         """
         if not self.is_leader:
             return -1
@@ -130,26 +130,28 @@ class Partition:
         return lowest
 
     def effective_min_in_sync_replicas(self) -> i64:
-        """Never more than there are replicas (Kafka 3.7+)."""
+        """The minimum, but never more than there are replicas (Kafka 3.7+)."""
         replicas: i64 = len(self.replicas) + 1
         return self.min_in_sync_replicas if self.min_in_sync_replicas < replicas else replicas
 
     def is_under_min_in_sync(self) -> bool:
-        """Whether too few replicas are in sync to acknowledge; False where the set is not known."""
+        """Whether too few replicas are in sync to acknowledge a write. False if the set is unknown."""
         return bool(self.in_sync) and self._maximal_in_sync < self.effective_min_in_sync_replicas()
 
     # Marks.
 
     def raise_high_watermark(self, offset: i64) -> bool:
-        """A high watermark was reported. On a leader it only moves up; on a follower it is what the leader says,
-        clamped to its own log, and may go down.
+        """Apply a reported high watermark.
+
+        On a leader it only rises. On a follower it is set to the leader's value, limited to its own log end, and may be
+        lowered.
         """
         if offset < self.log_start_offset:
             offset = self.log_start_offset
         if self.is_leader:
             if offset <= self.high_watermark:
                 return False
-            # What is committed is in the log, even if no append has reported it yet.
+            # Committed records are in the log, even if no append has reported them yet.
             if self.log_end_offset < offset:
                 self.log_end_offset = offset
         elif self.log_end_offset < 0:
@@ -162,7 +164,7 @@ class Partition:
 
     def append(self, log_end_offset: i64, segment: i64, position: i64) -> bool:
         """The log has grown to `log_end_offset`, or rolled to a new segment there. Positions were checked before."""
-        # A roll at the same end is news: fetches from the older segment are answered.
+        # A roll at the same end is a change: fetches from the older segment can be answered.
         rolled = log_end_offset == self.log_end_offset and segment > self.positions.last_segment()
         if log_end_offset <= self.log_end_offset and not rolled:
             return False
@@ -173,7 +175,7 @@ class Partition:
         return True
 
     def raise_log_start(self, offset: i64) -> bool:
-        """The first readable offset has moved up; at most to the high watermark, which was checked before."""
+        """The first readable offset has risen; it is at most the high watermark, which was checked before."""
         if offset <= self.log_start_offset:
             return False
         self.log_start_offset = offset
@@ -184,14 +186,14 @@ class Partition:
         return True
 
     def set_first_unstable(self, offset: i64) -> bool:
-        """The oldest open transaction starts at `offset`; -1: none is open. The last stable offset never goes back."""
+        """The oldest open transaction starts at `offset`; -1: none is open. The last stable offset is never lowered."""
         if offset == self.first_unstable_offset or (0 <= offset < self.last_stable_offset()):
             return False
         self.first_unstable_offset = offset
         return True
 
     def truncate(self, log_end_offset: i64) -> bool:
-        """The log was cut; every mark above the cut goes down with it."""
+        """The log was truncated; every mark above the new end is lowered to it."""
         if log_end_offset >= self.log_end_offset:
             return False
         self.log_end_offset = log_end_offset
@@ -208,7 +210,7 @@ class Partition:
     # Replicas.
 
     def replica(self, replica_id: int) -> Replica:
-        """The remote replica of that id, made if it was unknown."""
+        """The remote replica with this id, created if it is unknown."""
         known = self.replicas.get(replica_id)
         if known is None:
             known = self.know(replica_id)
@@ -217,7 +219,7 @@ class Partition:
         return known
 
     def know(self, replica_id: int) -> Replica:
-        """The same for many: `mark_members` is to follow."""
+        """Create unknown replicas without updating memberships; the caller must call `mark_members` afterwards."""
         known = self.replicas.get(replica_id)
         if known is None:
             known = Replica(replica_id)
@@ -225,12 +227,13 @@ class Partition:
         return known
 
     def follower_progress(self, replica_id: int, log_end_offset: i64, log_start_offset: i64, now_ms: i64) -> bool:
-        """A follower has fetched up to `log_end_offset`; `log_start_offset` -1: as before."""
+        """A follower has fetched up to `log_end_offset`. `log_start_offset` -1: unchanged."""
         replica = self.replica(replica_id)
         leader_end = self.log_end_offset
         if leader_end >= 0:
-            # Caught up now, or (so that a follower of a busy leader counts) up to where the leader's log ended when it
-            # fetched before: then it was caught up at that time.
+            # It is caught up if it has reached the current end, or the end at the time of its previous fetch (then it
+            # was caught up at that time). Without the second case a follower of a busy leader would never count as
+            # caught up.
             if log_end_offset >= leader_end:
                 replica.last_caught_up_ms = now_ms
             elif 0 <= replica.leader_end_at_last_fetch <= log_end_offset:
@@ -246,7 +249,7 @@ class Partition:
         return changed
 
     def set_in_sync(self, sets: ReplicaSets) -> bool:
-        """A committed set, a proposal or the minimum has changed; the leader's id was checked before."""
+        """The committed set, a proposal or the minimum has changed; the leader's id was checked before."""
         before = (self.in_sync, self.proposed, self.min_in_sync_replicas, self.leader_id)
         if sets.leader_id >= 0:
             self.leader_id = sets.leader_id
@@ -259,8 +262,8 @@ class Partition:
         return before != (self.in_sync, self.proposed, self.min_in_sync_replicas, self.leader_id)
 
     def mark_members(self) -> None:
-        """Keeps the replicas' own marks of membership in step with the sets; unknown members are made."""
-        # Sets: a partition may have a thousand replicas, and a search in a list for each would be a million steps.
+        """Update the membership flags of the replicas from the sets; unknown members are created."""
+        # Sets, because a partition may have a thousand replicas: searching lists would take a million steps.
         in_sync = set(self.in_sync)
         proposed = set(self.proposed)
         self._maximal_in_sync = len(in_sync | proposed)
@@ -274,7 +277,7 @@ class Partition:
             replica.proposed = replica.replica_id in proposed
 
     def assign(self, replica_ids: list[int], leader_id: int) -> None:
-        """Who is assigned (empty: unchanged) and who leads (-1: unchanged)."""
+        """Set the assigned replicas (empty: unchanged) and the leader (-1: unchanged)."""
         if leader_id >= 0:
             self.leader_id = leader_id
         if replica_ids:
@@ -289,20 +292,20 @@ class Partition:
         self.mark_members()
 
     def assignment(self) -> tuple[int, list[int], list[int], list[int]]:
-        """Leader, remote replicas and sets: what an event about them may have changed."""
+        """Leader, remote replicas and sets, to see whether an event has changed them."""
         return int(self.leader_id), sorted(self.replicas), self.in_sync, self.proposed
 
     def recompute_high_watermark(self, now_ms: i64, lag_max_ms: i64) -> bool:
-        """Raises the high watermark to the lowest log end of all replicas that count. Returns whether it moved."""
+        """Raise the high watermark to the lowest log end of all replicas that count. Returns whether it moved."""
         if not self.is_leader or not self.in_sync or self.log_end_offset < 0:
             return False
-        # Frozen under the minimum (KAFKA-15583): what too few replicas have must not be shown to consumers. Only the
-        # committed set counts here; a proposal may still be refused.
+        # Not raised while under the minimum (KAFKA-15583): records on too few replicas must not be shown to consumers.
+        # Only the committed set counts here, because a proposal may still be refused.
         committed: i64 = len(self.in_sync)
         if committed < self.effective_min_in_sync_replicas():
             return False
-        # Who counts: the committed set, a proposal (if it is accepted they are in the set, so the mark must hold for
-        # them already), and whoever has caught up and may join at any moment.
+        # Replicas that count: the committed set, a proposed set (if it is accepted, the mark must already hold for it),
+        # and every replica that has caught up and may join at any time.
         candidate = self.log_end_offset
         for replica in self.replicas.values():
             if replica.log_end_offset < candidate and (
@@ -323,30 +326,30 @@ class Partition:
     # Leadership.
 
     def take_epoch(self, leader_epoch: i64) -> None:
-        """A newer epoch was heard of: the role and what is known of the replicas stay."""
+        """Take over a newer epoch. The role and the state of the replicas are kept."""
         assert leader_epoch > self.leader_epoch, f"epoch went back: {leader_epoch} after {self.leader_epoch}"
         self.leader_epoch = leader_epoch
         if self.is_leader:
             self.note_epoch_start(-1)
 
     def note_epoch_start(self, epoch_start_offset: i64) -> None:
-        """Enters the current epoch in the cache, at the log end where no offset is given."""
+        """Add the current epoch to the cache; without an offset, it starts at the log end."""
         start = epoch_start_offset
         if start < 0:
             start = self.log_end_offset if self.log_end_offset >= 0 else 0
         self.epochs.assign(self.leader_epoch, start)
 
     def set_leader(self, is_leader: bool) -> None:
-        """Takes a role. A new leader forgets what it knew of the followers, who must fetch first."""
+        """Set the role. A new leader discards its knowledge of the followers, which have to fetch first."""
         if is_leader and not self.is_leader:
             for replica in self.replicas.values():
                 replica.forget_progress()
         self.is_leader = is_leader
 
-    # Who waits here.
+    # Waits.
 
     def waits_of(self, kind: i64) -> WatchList:
-        """The list of a kind, made if there was none."""
+        """The watch list of a kind, created if missing."""
         waits = self.waits[kind]
         if waits is None:
             waits = WatchList()
@@ -364,6 +367,6 @@ class Partition:
         return total
 
     def fetch_watches(self) -> list[FetchWatch]:
-        """The lists of fetches that wait here, one for each mark."""
+        """The watch lists of fetches, one per mark."""
         watches = (self.fetches_to_log_end, self.fetches_to_high_watermark, self.fetches_to_last_stable)
         return [watch for watch in watches if watch is not None]

@@ -1,15 +1,15 @@
-"""Where offsets lie in bytes: what a fetch needs to know how much it could read.
+"""Byte positions of offsets, used to compute how many bytes a fetch can read.
 
-An index of (offset, segment base offset, byte position in the segment), one entry for each append that reported its
-position. Segments come one after the other, so every offset also has a *reach*: a single number that rises with the
-offset through all segments and grows by the bytes in between. Fetches wait for a reach; within a segment a difference
-of reaches is a number of bytes.
+An index of (offset, segment base offset, byte position in the segment), with one entry for each append that reported
+its position. Segments follow each other, so every offset also has a *reach*: a single number that rises with the offset
+through all segments and grows by the bytes in between. Fetches wait for a reach; within a segment, a difference of
+reaches is a number of bytes.
 
-Between two entries, and above the last, each offset counts one byte, as every record has at least one: what is reported
-late is counted late, never early. A partition that never reported a position has no entries, and its reach is the
-offset itself.
+Between two entries, and above the last one, each offset counts as one byte, because every record has at least one. So
+bytes are counted late if they are reported late, but never early. A partition that never reported a position has no
+entries, and its reach is the offset itself.
 
-The index is bounded: when it is full every second entry of its older half goes. The oldest entry stays.
+The index is bounded: when it is full, every second entry of its older half is dropped. The oldest entry is kept.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class PositionIndex:
         self.positions: vec[i64] = vec[i64]()
         self.reaches: vec[i64] = vec[i64]()
         self._found: i64 = 0
-        """Where an offset was found last: the next one is often near."""
+        """Index of the last entry found: the next search usually ends nearby."""
 
     def __len__(self) -> int:
         return len(self.offsets)
 
     def last_segment(self) -> i64:
-        """Base offset of the newest segment; 0 where none was reported."""
+        """Base offset of the newest segment; 0 if none was reported."""
         count: i64 = len(self.offsets)
         return self.segments[count - 1] if count else 0
 
     def fault(self, offset: i64, segment: i64, position: i64) -> str:
-        """Why an append cannot lie there, or an empty string. `segment` and `position` may be -1 (not reported)."""
+        """Why an append at this position is impossible, or an empty string. -1: not reported."""
         count: i64 = len(self.offsets)
         newest: i64 = self.last_segment()
         if segment >= 0 and segment > offset:
@@ -58,13 +58,13 @@ class PositionIndex:
         return ""
 
     def add(self, offset: i64, segment: i64, position: i64) -> None:
-        """Notes that the log end `offset` lies at `position` of `segment` (-1: not reported; `fault` must be empty)."""
+        """Record that the log end `offset` is at `position` of `segment` (-1: not reported). `fault` must be empty."""
         count: i64 = len(self.offsets)
         if position < 0 and segment < 0:
             return
         if segment < 0:
             segment = self.last_segment()
-        # A segment's own beginning is an entry too, so that offsets in it below the first append have a place.
+        # The start of a segment is an entry too, so that offsets in it below the first append have a position.
         if not count:
             self._push(segment, segment, 0, segment)
         elif segment > self.segments[count - 1]:
@@ -73,7 +73,7 @@ class PositionIndex:
         ahead: i64 = offset - self.offsets[count - 1]
         if ahead <= 0:
             return
-        # At least one byte for each record: then reaches rise with offsets whatever positions say.
+        # Count at least one byte per record, so that reaches rise with offsets whatever the positions are.
         grown: i64 = position - self.positions[count - 1]
         if grown < ahead:
             grown = ahead
@@ -81,7 +81,8 @@ class PositionIndex:
 
     def _push(self, offset: i64, segment: i64, position: i64, reach: i64) -> None:
         count: i64 = len(self.offsets)
-        # Offsets must rise strictly for the search below; a segment that starts at the log end replaces that entry.
+        # Offsets must be strictly ascending for the search below; a segment that starts at the log end replaces that
+        # entry.
         if count and self.offsets[count - 1] >= offset:
             self.truncate(offset - 1)
         elif count >= ENTRIES_MAX:
@@ -92,11 +93,11 @@ class PositionIndex:
         self.reaches = append(self.reaches, reach)
 
     def thin(self) -> None:
-        """Drops every second entry of the older half.
+        """Drop every second entry of the older half.
 
-        Fetches wait near the end of the log, so the newer half stays exact; in the older half what lies between two
-        entries then counts a byte for each offset, which is late but never early. The first entry has an even place,
-        so it stays.
+        Fetches wait near the end of the log, so the newer half stays exact. In the older half, offsets between two
+        entries then count one byte each, which is late but never early. The first entry has an even index, so it is
+        kept.
         """
         kept = PositionIndex()
         half: i64 = len(self.offsets) // 2
@@ -111,7 +112,7 @@ class PositionIndex:
         self._take(kept)
 
     def truncate(self, log_end_offset: i64) -> None:
-        """The log was cut: drops the entries above its new end."""
+        """Drop the entries above the new end of the log."""
         count: i64 = len(self.offsets)
         keep: i64 = count
         while keep and self.offsets[keep - 1] > log_end_offset:
@@ -130,7 +131,7 @@ class PositionIndex:
         self.reaches = other.reaches
 
     def _floor(self, offset: i64) -> i64:
-        """Place of the last entry at or below `offset`; -1 if there is none."""
+        """Index of the last entry at or below `offset`; -1 if there is none."""
         offsets = self.offsets
         low: i64 = -1
         high: i64 = len(offsets)
@@ -150,7 +151,7 @@ class PositionIndex:
         return low
 
     def reach(self, offset: i64) -> i64:
-        """How far `offset` reaches; -1 where it lies below all that was reported (or is itself -1)."""
+        """The reach of `offset`; -1 if it is below all reported offsets (or is itself -1)."""
         if not len(self.offsets) or offset < 0:
             return offset
         place: i64 = self._floor(offset)
@@ -159,7 +160,7 @@ class PositionIndex:
         return self.reaches[place] + offset - self.offsets[place]
 
     def segment(self, offset: i64) -> i64:
-        """Base offset of the segment that `offset` lies in; -1 where it lies below all that was reported."""
+        """Base offset of the segment that contains `offset`; -1 if it is below all reported offsets."""
         if not len(self.offsets):
             return 0
         place: i64 = self._floor(offset)

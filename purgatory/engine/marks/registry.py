@@ -1,4 +1,4 @@
-"""The known partitions and signal keys: by name, and by the index that items carry. Both are bounded."""
+"""The known partitions and signal keys, by name and by the index that items store. Both are bounded."""
 
 from typing import Final
 
@@ -22,29 +22,29 @@ __all__ = ["NamedPartitions", "Partitions", "SignalKey", "SignalKeys"]
 
 
 class Partitions:
-    """Known partitions. One that was removed keeps its index until the last operation that names it has ended."""
+    """Known partitions. A removed partition keeps its index until the last operation that names it has ended."""
 
     def __init__(self, strict: bool) -> None:
         self.strict: Final = strict
-        """Waits create no partitions: only events make one known."""
+        """Waits do not create partitions: only events make one known."""
         self.by_name: Final[dict[PartitionName, Partition]] = {}
         self.by_index: Final[list[Partition | None]] = []
         self.changes = 0
-        """How often a name became known, or was forgotten."""
+        """How often a name became known or was forgotten."""
         self.bytes: i64 = 0
-        """What they take, as far as `weigh` was told."""
+        """Total bytes, as of the last `weigh` of each partition."""
         self.unreported: i64 = 0
-        """Named partitions that no event has mentioned."""
+        """Number of named partitions that no event has mentioned."""
         self.unowned: Final = Holdings()
-        """Of those that were restored."""
+        """Holdings of partitions without an account, such as restored ones."""
         self._free: Final[list[int]] = []
 
     def get(self, name: AsGiven) -> Partition | None:
-        """The partition of that name, if it is known."""
+        """The partition with this name, or None if it is not known."""
         return self.by_name.get(name)
 
     def make(self, name: AsGiven, maker: Holdings) -> Partition:
-        """A new partition; the name must be unknown and the limits checked."""
+        """Create a partition. The name must be unknown and the limits must have been checked."""
         assert name not in self.by_name, f"partition {name} is known already"
         partition = self._place(name, maker)
         self.by_name[name] = partition
@@ -55,21 +55,23 @@ class Partitions:
         return partition
 
     def announce(self, partition: Partition) -> None:
-        """An event mentions the partition."""
+        """Record that an event has mentioned the partition."""
         if not partition.announced:
             partition.announced = True
             self.unreported -= 1
 
     def make_missing(self, name: AsGiven, error_code: i64, maker: Holdings) -> Partition:
-        """A stand-in for a partition that is not known and must not be made: items that name it answer `error_code`."""
+        """A stand-in for an unknown partition that must not be created: items that name it end with `error_code`."""
         partition = self._place(name, maker)
         partition.removed_error_code = error_code
         partition.log_start_offset = -1
         return partition
 
     def get_or_create(self, name: AsGiven, maker: Holdings) -> Partition:
-        """The partition that an item names, held for it: made if it was unknown, or where that is not allowed a
-        stand-in that answers UNKNOWN_TOPIC_OR_PARTITION.
+        """The partition that an item names, with one reference added.
+
+        It is created if it is unknown. If that is not allowed, a stand-in that answers UNKNOWN_TOPIC_OR_PARTITION is
+        returned.
         """
         partition = self.by_name.get(name)
         if partition is None:
@@ -81,8 +83,10 @@ class Partitions:
         return partition
 
     def mention_again(self, name: AsGiven, removed: i64, log_start: i64) -> Partition:
-        """The partition that a restored item names, held for it. `removed`: the error code of one that was gone when
-        the item was saved, and so is gone here; else NONE.
+        """The partition that a restored item names, with one reference added.
+
+        `removed`: the error code if the partition had been removed when the item was saved, and so must not be known
+        here; else NONE.
         """
         partition: Partition | None
         if removed != NONE:
@@ -106,7 +110,7 @@ class Partitions:
         return partition
 
     def weigh(self, partition: Partition) -> None:
-        """To be called when replicas, epochs or positions of a partition may have come or gone."""
+        """Recount the bytes of a partition. Call when replicas, epochs or positions may have been added or dropped."""
         if self.by_index[partition.index] is not partition:
             return  # the event has removed it
         held = PARTITION_BYTES + name_bytes(partition.name)
@@ -122,25 +126,23 @@ class Partitions:
         self.bytes += more
 
     def at(self, index: i64) -> Partition:
-        """The partition that an item names."""
+        """The partition with this index, as stored in items."""
         partition = self.by_index[index]
         assert partition is not None, f"no partition at {index}"
         return partition
 
     def forget(self, partition: Partition, error_code: i64) -> None:
-        """Removes the name of a held partition: a later mention makes a new one, and items that name this one answer
-        `error_code`.
-        """
+        """Remove the name of a held partition. A later mention creates a new one; its items get `error_code`."""
         assert partition.references > 0, f"partition {partition.name} is not held"
         partition.removed_error_code = error_code
         self._unname(partition)
 
     def hold(self, partition: Partition) -> None:
-        """One more item names the partition."""
+        """Add a reference: one more item names the partition."""
         partition.references += 1
 
     def release(self, partition: Partition) -> None:
-        """One item less names the partition. One that was removed, or that no event has named, goes with the last."""
+        """Drop a reference. A partition that was removed, or that no event has named, is freed with the last one."""
         partition.references -= 1
         assert partition.references >= 0, f"partition {partition.name} released once too often"
         if partition.references > 0:
@@ -166,9 +168,9 @@ class Partitions:
 
 
 class NamedPartitions:
-    """The partitions of a batch's dictionary, each looked up by name once, and again when its name was removed.
+    """The partitions of a batch's dictionary. Each is looked up by name once, and again if its name was removed.
 
-    What was found is kept for the next batch if that has the same dictionary, as batches of one caller often have.
+    The result is kept for the next batch if that has the same dictionary, as batches from one caller often do.
     """
 
     def __init__(self, partitions: Partitions) -> None:
@@ -177,13 +179,13 @@ class NamedPartitions:
         self._found: list[Partition | None] = []
 
     def use(self, names: list[AsGiven]) -> None:
-        """Sets the dictionary that `at` refers to."""
+        """Set the dictionary that `at` refers to."""
         if names != self._names:
             self._names = list(names)
             self._found = [None] * len(names)
 
     def at(self, place: i64) -> Partition | None:
-        """The partition of the name at a place, if it is known."""
+        """The partition of the name at this index, or None if it is not known."""
         found = self._found[place]
         if found is None or not found.is_named:
             found = self._partitions.get(self._names[place])
@@ -192,12 +194,12 @@ class NamedPartitions:
 
 
 class SignalKey:
-    """A key that can be signalled, how often it was, and who waits for it."""
+    """A signal key, how often it was signalled, and its waits."""
 
     def __init__(self, key: str, index: i64, holder: Holdings) -> None:
         self.key: Final = key
         self.holder = holder
-        """Of whoever was the first to wait for it, while somebody does."""
+        """Holdings of the account that was the first to wait for the key, while it has waits."""
         self.name: Final[AsGiven] = (key, -1)
         self.index: Final[i64] = index
         self.count: i64 = 0
@@ -207,7 +209,7 @@ class SignalKey:
 
 
 class SignalKeys:
-    """Known keys, at most `keys_max`. Idle ones (nobody waits) are kept for their counts; the one whose last signal is
+    """Known keys, at most `keys_max`. Idle keys (without waits) are kept for their counts; the one whose last signal is
     oldest is forgotten first.
     """
 
@@ -216,27 +218,27 @@ class SignalKeys:
         self.by_key: Final[dict[str, SignalKey]] = {}
         self.by_index: Final[list[SignalKey | None]] = []
         self.bytes: i64 = 0
-        """What they take."""
+        """Total bytes."""
         self.unreported: i64 = 0
         """Named partitions that no event has mentioned."""
         self.unowned: Final = Holdings()
-        """Of those that nobody waits for, and of those that were restored."""
+        """Holdings of idle keys and of restored ones."""
         self.notes_forgotten = False
         self.forgotten: list[str] = []
-        """Keys that were forgotten, if that is to be noted."""
+        """Forgotten keys, if they are recorded."""
         self._idle: Final[dict[str, None]] = {}
         self._free: Final[list[int]] = []
 
     def get(self, key: str) -> SignalKey | None:
-        """The key, if it is known."""
+        """The key with this name, or None if it is not known."""
         return self.by_key.get(key)
 
     def room(self) -> int:
-        """How many new keys could be made now, counting idle ones that would be forgotten for them."""
+        """How many new keys could be created now, including those in place of idle keys."""
         return self.keys_max - len(self.by_key) + len(self._idle)
 
     def make(self, key: str) -> SignalKey:
-        """A new key, idle; there must be room."""
+        """Create an idle key; there must be room."""
         assert key not in self.by_key, f"key {key!r} is known already"
         if len(self.by_key) >= self.keys_max and self._idle:
             self._forget(next(iter(self._idle)))
@@ -252,24 +254,24 @@ class SignalKeys:
         return made
 
     def at(self, index: i64) -> SignalKey:
-        """The key that an item names."""
+        """The key with this index, as stored in items."""
         signal_key = self.by_index[index]
         assert signal_key is not None, f"no key at {index}"
         return signal_key
 
     def touch(self, signal_key: SignalKey) -> None:
-        """It was signalled: of the idle ones it is now forgotten last."""
+        """Record a signal: of the idle keys, this one is now forgotten last."""
         if signal_key.references == 0:
             self._idle.pop(signal_key.key, None)
             self._idle[signal_key.key] = None
 
     def oldest_first(self) -> list[SignalKey]:
-        """All keys: those that would be forgotten first, then those that somebody waits for."""
+        """All keys: idle ones in the order in which they would be forgotten, then those with waits."""
         held = [signal_key for signal_key in self.by_key.values() if signal_key.references > 0]
         return [self.by_key[key] for key in self._idle] + held
 
     def hold(self, signal_key: SignalKey, holder: Holdings) -> None:
-        """One more item names the key."""
+        """Add a reference: one more item names the key."""
         if signal_key.references == 0:
             self._idle.pop(signal_key.key, None)
             signal_key.holder = holder
@@ -278,7 +280,7 @@ class SignalKeys:
         signal_key.references += 1
 
     def release(self, signal_key: SignalKey) -> None:
-        """One item less names the key; without a count it is forgotten."""
+        """Drop a reference; a key without a count is forgotten with the last one."""
         signal_key.references -= 1
         assert signal_key.references >= 0, f"key {signal_key.key!r} released once too often"
         if signal_key.references == 0:

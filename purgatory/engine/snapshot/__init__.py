@@ -1,1 +1,1 @@
-"""What an engine holds, as bytes and back."""
+"""Serialization of an engine's state."""

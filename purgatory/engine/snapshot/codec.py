@@ -1,15 +1,15 @@
-"""The codec of columns: numbers as bytes and back, short where the numbers are regular.
+"""The codec of columns: compact serialization of integers, short where they are regular.
 
 A column is a form, a count, and then, little-endian:
 
-| form        | what follows                                      | for                                      |
+| form        | content                                           | used for                                 |
 |-------------|---------------------------------------------------|------------------------------------------|
 | 0           | first value, step                                 | equal values, ids that rise by one, none |
-| 1, 2, 4     | lowest value, then each value less it, so wide    | values that lie close together           |
+| 1, 2, 4     | lowest value, then differences of that many bytes | values that are close together           |
 | 8           | each value                                        | anything else                            |
 
-A text is its length in bytes and its UTF-8. Nothing in the bytes says what a column means: it is read in the order in
-which it was written. Journals on disk hold these bytes, so the forms must not change.
+A text is its length in bytes and its UTF-8. The bytes do not describe the meaning of a column: columns are read in the
+order in which they were written. Journals on disk contain these bytes, so the forms must not change.
 """
 
 from typing import Final
@@ -33,10 +33,10 @@ __all__ = ["ColumnReader", "ColumnWriter"]
 STEADY: Final = 0
 WHOLE: Final = 8
 SPREAD_MAX: Final[i64] = 2**62
-"""Values further from zero than this are written whole: their differences might not fit."""
+"""Values further from zero than this are written in full, because their differences might not fit."""
 
 ABSENT: Final = -1.0
-"""What a column of floats mostly holds; one that holds nothing else is a count."""
+"""The usual value in a column of floats; a column with no other value is stored as a count."""
 
 
 class ColumnWriter:
@@ -46,7 +46,7 @@ class ColumnWriter:
         self._bytes: Final = BytesWriter()
 
     def add(self, values: vec[i64]) -> None:
-        """A column of whole numbers."""
+        """Write a column of integers."""
         out = self._bytes
         count: i64 = i64(len(values))
         if count == 0 or is_steady(values):
@@ -79,11 +79,11 @@ class ColumnWriter:
                 write_i32_le(out, i32(value - lowest - 0x8000_0000))
 
     def add_list(self, values: list[int]) -> None:
-        """The same, from a list."""
+        """Write a column of integers from a list."""
         self.add(vec[i64](values))
 
     def add_floats(self, values: vec[float]) -> None:
-        """A column of floats, of which most are ABSENT."""
+        """Write a column of floats, most of which are ABSENT."""
         out = self._bytes
         steady = True
         for value in values:
@@ -104,12 +104,12 @@ class ColumnWriter:
         write_i32_le(self._bytes, i32(count))
 
     def to_bytes(self) -> bytes:
-        """Everything that was added."""
+        """All bytes written so far."""
         return self._bytes.getvalue()
 
 
 class ColumnReader:
-    """Reads what a `ColumnWriter` wrote, in the same order. Raises IndexError where there is no more."""
+    """Reads what a `ColumnWriter` wrote, in the same order. Raises IndexError at the end of the data."""
 
     def __init__(self, octets: bytes) -> None:
         self._bytes: Final = octets
@@ -117,11 +117,11 @@ class ColumnReader:
 
     @property
     def is_done(self) -> bool:
-        """Whether all was read."""
+        """Whether everything has been read."""
         return self._place >= i64(len(self._bytes))
 
     def column(self) -> vec[i64]:
-        """A column of whole numbers."""
+        """Read a column of integers."""
         octets = self._bytes
         form: i64 = i64(octets[self._place])
         count: i64 = i64(read_i32_le(octets, self._place + 1))
@@ -155,7 +155,7 @@ class ColumnReader:
         return values
 
     def floats(self) -> vec[float]:
-        """A column of floats."""
+        """Read a column of floats."""
         form: i64 = i64(self._bytes[self._place])
         count: i64 = i64(read_i32_le(self._bytes, self._place + 1))
         self._place += 5
@@ -171,7 +171,7 @@ class ColumnReader:
         return values
 
     def text(self) -> str:
-        """A text."""
+        """Read a text."""
         length: i64 = i64(read_i32_le(self._bytes, self._place))
         start = self._place + 4
         self._place = start + length
@@ -179,7 +179,7 @@ class ColumnReader:
 
 
 def is_steady(values: vec[i64]) -> bool:
-    """Whether each value is the one before plus the same step."""
+    """Whether the values have a constant step."""
     count: i64 = i64(len(values))
     if count < 2:
         return count == 0 or -SPREAD_MAX < values[0] < SPREAD_MAX
@@ -195,7 +195,7 @@ def is_steady(values: vec[i64]) -> bool:
 
 
 def width_of(lowest: i64, highest: i64) -> i64:
-    """Bytes that each value takes, less the lowest."""
+    """Bytes needed for the difference of each value from the lowest."""
     if lowest <= -SPREAD_MAX or highest >= SPREAD_MAX:
         return WHOLE
     spread = highest - lowest

@@ -1,4 +1,4 @@
-"""Ended operations as bytes and back."""
+"""Serialization of ended operations."""
 
 from librt.vecs import append, vec
 from mypy_extensions import i64
@@ -12,7 +12,7 @@ __all__ = ["completions_from", "completions_to"]
 
 
 def completions_to(completions: Completions) -> bytes:
-    """Ended operations, packed."""
+    """Serialize ended operations."""
     writer = ColumnWriter()
     names: dict[AsGiven, int] = {}
     places: vec[i64] = vec[i64]()
@@ -43,7 +43,7 @@ def completions_to(completions: Completions) -> bytes:
 
 
 def add_stale_marks(writer: ColumnWriter, completions: Completions) -> None:
-    """Which marks were stale: their items, for how long, and why, with a dictionary of reasons."""
+    """Write which marks were stale: their items, for how long and why, with a dictionary of reasons."""
     reasons: dict[str, int] = {}
     stale_ms: list[int] = []
     indexes: list[int] = []
@@ -59,7 +59,7 @@ def add_stale_marks(writer: ColumnWriter, completions: Completions) -> None:
 
 
 def read_stale_marks(reader: ColumnReader) -> dict[int, tuple[int, str]]:
-    """What `add_stale_marks` wrote."""
+    """Read the output of `add_stale_marks`."""
     items = reader.column()
     stale_ms = reader.column()
     indexes = reader.column()
@@ -68,7 +68,7 @@ def read_stale_marks(reader: ColumnReader) -> dict[int, tuple[int, str]]:
 
 
 def completions_from(octets: bytes, owner_id: int) -> Completions:
-    """The ended operations that `completions_to` packed, as those of this owner."""
+    """Deserialize the output of `completions_to`, as operations of this owner."""
     reader = ColumnReader(octets)
     names = read_names(reader)
     operation_ids = reader.column()

@@ -1,4 +1,4 @@
-"""Pending operations as columns: what a snapshot takes out of one engine and puts into another, and their bytes."""
+"""Pending operations as columns, for moving them from one engine to another, and their serialization."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["SavedOperations", "SavedPlace", "add_names", "read_names"]
 
 
 class SavedOperations:
-    """Operations, their items, and what only fetches and their items have. Times are the engine's own."""
+    """Operations, their items, and the additional state of fetches and their items. Times are the engine's own."""
 
     def __init__(self) -> None:
         self.names: Final[list[AsGiven]] = []
@@ -30,15 +30,15 @@ class SavedOperations:
         self.item_counts: vec[i64] = vec[i64]()
 
         self.places: vec[i64] = vec[i64]()
-        """Of each item, in the dictionary."""
+        """For each item: its index in the dictionary."""
         self.required: vec[i64] = vec[i64]()
         self.marks: vec[i64] = vec[i64]()
         self.epochs: vec[i64] = vec[i64]()
         self.error_codes: vec[i64] = vec[i64]()
         self.removed: vec[i64] = vec[i64]()
-        """Why the item's partition is gone; 0: it is not."""
+        """For each item: the error code of its partition if that was removed, else 0."""
         self.log_starts: vec[i64] = vec[i64]()
-        """Of partitions that are gone."""
+        """Log start offsets of removed partitions."""
 
         self.min_bytes: vec[i64] = vec[i64]()
         self.replica_ids: vec[i64] = vec[i64]()
@@ -53,13 +53,13 @@ class SavedOperations:
         self.start_reaches: vec[i64] = vec[i64]()
 
         self.stale_timeouts_ms: Final[dict[int, int]] = {}
-        """By row, of operations that have one."""
+        """By row, only for operations that have one."""
 
     def __len__(self) -> int:
         return len(self.operation_ids)
 
     def place_of(self, name: AsGiven) -> i64:
-        """Where a name is in the dictionary; it is put there if need be."""
+        """The index of a name in the dictionary; a new name is added."""
         place = self._places.get(name)
         if place is None:
             place = len(self.names)
@@ -70,7 +70,7 @@ class SavedOperations:
     def add_operation(
         self, operation_id: i64, kind: i64, registered_ms: i64, deadline_ms: i64, items_left: i64, item_count: i64
     ) -> None:
-        """The next operation, after its items."""
+        """Append an operation, after its items."""
         self.operation_ids = append(self.operation_ids, operation_id)
         self.kinds = append(self.kinds, kind)
         self.registered_ms = append(self.registered_ms, registered_ms)
@@ -81,7 +81,7 @@ class SavedOperations:
     def add_item(
         self, place: i64, required: i64, mark: i64, epoch: i64, error_code: i64, removed: i64, log_start: i64
     ) -> None:
-        """The next item of the operation that comes."""
+        """Append an item of the next operation."""
         self.places = append(self.places, place)
         self.required = append(self.required, required)
         self.marks = append(self.marks, mark)
@@ -91,7 +91,7 @@ class SavedOperations:
         self.log_starts = append(self.log_starts, log_start)
 
     def add_fetch(self, min_bytes: i64, replica_id: i64, read_committed: bool, leader_only: bool) -> None:
-        """What only a fetch has, after its operation."""
+        """Append the additional state of a fetch, after its operation."""
         self.min_bytes = append(self.min_bytes, min_bytes)
         self.replica_ids = append(self.replica_ids, replica_id)
         self.read_committed = append(self.read_committed, 1 if read_committed else 0)
@@ -106,7 +106,7 @@ class SavedOperations:
         start_segment: i64,
         start_reach: i64,
     ) -> None:
-        """What only an item of a fetch has, in the order of its items."""
+        """Append the additional state of an item of a fetch, in the order of its items."""
         self.max_bytes = append(self.max_bytes, max_bytes)
         self.leader_epochs = append(self.leader_epochs, leader_epoch)
         self.last_fetched_epochs = append(self.last_fetched_epochs, last_fetched_epoch)
@@ -115,7 +115,7 @@ class SavedOperations:
         self.start_reaches = append(self.start_reaches, start_reach)
 
     def to_bytes(self) -> bytes:
-        """All of it."""
+        """Serialize everything."""
         writer = ColumnWriter()
         add_names(writer, self.names)
         writer.add(self.operation_ids)
@@ -149,7 +149,7 @@ class SavedOperations:
 
     @staticmethod
     def from_bytes(octets: bytes) -> SavedOperations:
-        """The operations that `to_bytes` wrote."""
+        """Deserialize the output of `to_bytes`."""
         reader = ColumnReader(octets)
         saved = SavedOperations()
         saved.names.extend(read_names(reader))
@@ -186,7 +186,7 @@ class SavedOperations:
 
 
 class SavedPlace:
-    """How far saved operations have been gone through: where the next one's values are in each group of columns."""
+    """Position of the next operation in each group of columns."""
 
     def __init__(self) -> None:
         self.row: i64 = 0
@@ -195,7 +195,7 @@ class SavedPlace:
         self.fetch_item: i64 = 0
 
     def step(self, saved: SavedOperations) -> None:
-        """To the next operation."""
+        """Advance to the next operation."""
         items = saved.item_counts[self.row]
         if saved.kinds[self.row] == FETCH:
             self.fetch += 1
@@ -205,12 +205,12 @@ class SavedPlace:
 
 
 def add_names(writer: ColumnWriter, names: list[AsGiven]) -> None:
-    """A dictionary of (topic, partition) or (key, -1)."""
+    """Write a dictionary of (topic, partition) or (key, -1)."""
     writer.add_list([name[1] for name in names])
     for name in names:
         writer.add_text(name[0])
 
 
 def read_names(reader: ColumnReader) -> list[AsGiven]:
-    """The dictionary that `add_names` wrote."""
+    """Read the output of `add_names`."""
     return [(reader.text(), int(number)) for number in reader.column()]

@@ -1,4 +1,4 @@
-"""One partition as bytes and back: all that events have reported of it. Its waits are saved with the operations."""
+"""Serialization of one partition: all state reported by events. Its waits are saved with the operations."""
 
 from typing import Final
 
@@ -16,7 +16,7 @@ FENCED: Final = 2
 
 
 def partition_to(partition: Partition) -> bytes:
-    """What is known of a partition."""
+    """Serialize the state of a partition."""
     writer = ColumnWriter()
     scalars: vec[i64] = vec[i64]([
         1 if partition.storage_failed else 0,
@@ -48,7 +48,7 @@ def partition_to(partition: Partition) -> bytes:
 
 
 def replica_to(replica: Replica) -> list[int]:
-    """What is known of a replica; its membership is in the sets themselves."""
+    """The state of a replica as integers; its membership is stored in the sets themselves."""
     return [
         replica.replica_id,
         int(replica.log_end_offset),
@@ -61,7 +61,7 @@ def replica_to(replica: Replica) -> list[int]:
 
 
 def partition_from(partition: Partition, octets: bytes) -> None:
-    """Makes a new partition what `partition_to` wrote."""
+    """Restore the output of `partition_to` into a new partition."""
     reader = ColumnReader(octets)
     scalars = reader.column()
     partition.storage_failed = scalars[0] != 0
@@ -91,7 +91,7 @@ def partition_from(partition: Partition, octets: bytes) -> None:
 
 
 def replica_from(replica: Replica, values: list[int]) -> None:
-    """Makes a new replica what `replica_to` gave."""
+    """Restore the output of `replica_to` into a new replica."""
     replica.log_end_offset = values[1]
     replica.log_start_offset = values[2]
     replica.last_caught_up_ms = values[3]

@@ -1,9 +1,9 @@
-"""Saves what an engine holds (pending operations, partitions, counts of keys) and restores it into another one.
+"""Saves the state of an engine (pending operations, partitions, counts of keys) and restores it into another engine.
 
-What is saved of an operation is not the request but what became of it: the offsets it waits for, the marks its pace is
-measured from, the items that have ended. So in another engine at the same time it waits on as though nothing
-had happened. Partitions and keys must be restored before the operations that wait on them: an operation on a partition
-that is not known would make a new one, without marks.
+An operation is saved not as its request but as its current state: the offsets it waits for, the marks from which its
+pace is measured, and the items that have ended. So in another engine, at the same time, it continues to wait without
+any difference. Partitions and keys must be restored before the operations that wait on them: an operation on an unknown
+partition would create a new one, without marks.
 """
 
 from typing import Final
@@ -29,11 +29,11 @@ class Snapshots:
         self.keys: Final = keys
         self.pending: Final = pending
 
-    # What has changed, besides what the calls themselves say.
+    # Changes that are not visible in the calls themselves.
 
     def note_changes(self) -> None:
-        """From now on, remembers which operations progressed without ending, and which keys were forgotten: no call
-        and no completion says so.
+        """From now on, record which operations progressed without ending and which keys were forgotten. No call and no
+        completion reports these.
         """
         self.pending.notes_progress = True
         self.keys.notes_forgotten = True
@@ -58,14 +58,14 @@ class Snapshots:
     # Saving.
 
     def save_above(self, owner: Owner, operation_id: int) -> SavedOperations:
-        """All pending operations of an owner with ids above this one, in order."""
+        """Save all pending operations of an owner with ids above this one, in order."""
         saved = SavedOperations()
         for slot in owner.pending_slots_above(operation_id, self.pending.operations):
             self._save(saved, slot)
         return saved
 
     def save_some(self, owner: Owner, operation_ids: list[int]) -> SavedOperations:
-        """Those of these operations that are pending. The ids must rise."""
+        """Save the operations among these ids that are pending. The ids must be ascending."""
         saved = SavedOperations()
         for operation_id in operation_ids:
             slot = owner.find(operation_id, self.pending.operations)
@@ -104,7 +104,7 @@ class Snapshots:
             saved.stale_timeouts_ms[len(saved) - 1] = self.pending.stale_timeouts_ms[int(slot)]
 
     def save_partition(self, name: PartitionName) -> bytes:
-        """A partition that an event has named; empty if there is none: one that was only waited for has no state."""
+        """Save a partition. Empty if no event has named it: a partition that only has waits has no state."""
         partition = self.partitions.get(name)
         return partition_to(partition) if partition is not None and partition.announced else b""
 
@@ -114,27 +114,30 @@ class Snapshots:
         return 0 if known is None else known.count
 
     def save_keys(self) -> list[tuple[str, int]]:
-        """All keys that were signalled, each with how often, in the order in which `restore_key` needs them."""
+        """All keys that were signalled, with their counts, in the order in which `restore_key` needs them."""
         return [(signal_key.key, int(signal_key.count)) for signal_key in self.keys.oldest_first() if signal_key.count]
 
     # Restoring.
 
     def restore_partition(self, name: PartitionName, octets: bytes) -> None:
-        """Makes a partition that is not known yet."""
+        """Create a partition that is not known yet, with its saved state."""
         partition = self.partitions.make(name, self.partitions.unowned)
         self.partitions.announce(partition)
         partition_from(partition, octets)
         self.partitions.weigh(partition)
 
     def restore_key(self, key: str, count: int) -> None:
-        """Makes a key. Keys come in the order of their last signals: the first is the first to be forgotten."""
+        """Create a key. Call in the order of the last signals: the first key is the first to be forgotten."""
         self.keys.make(key).count = count
 
     def restore(self, owner: Owner, saved: SavedOperations, gone: bytes, now_ms: i64) -> int:
-        """Lets saved operations wait on for the time they have left; what fell due meanwhile ends now.
+        """Restore saved operations, which wait for the time that they have left; those that are overdue end now.
 
-        Returns how many. `gone` has a bit for each operation that is to be left out; it may be too short. If ids do not
-        rise from one call to the next, `Owner.put_in_order` must be called before they are searched for.
+        `gone` has one bit for each operation, set if it must be skipped; missing bytes are zero. If ids do not ascend
+        from one call to the next, call `Owner.put_in_order` before searching for them.
+
+        Returns:
+            The number of restored operations.
         """
         count: i64 = i64(len(saved.operation_ids))
         done = 0
@@ -156,7 +159,7 @@ class Snapshots:
         )  # fmt: skip
         if saved.stale_timeouts_ms and int(row) in saved.stale_timeouts_ms:
             pending.stale_timeouts_ms[int(slot)] = saved.stale_timeouts_ms[int(row)]
-        # The items are entered even where the time is up: an end releases them.
+        # Items are added even if the time is up: ending the operation releases them.
         waits = pending.wheel.add(slot, saved.deadlines_ms[row])
         can_end = pending.kinds[kind].restore(saved, place, slot)
         if not waits:

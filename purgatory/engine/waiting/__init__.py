@@ -1,1 +1,1 @@
-"""Who waits on what, since when and until when: the pending table, watches and the timing wheel."""
+"""Pending operations: tables, watches and the timing wheel."""

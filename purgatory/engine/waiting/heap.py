@@ -1,7 +1,7 @@
-"""A binary min-heap of (key, value) pairs of integers in two packed arrays, and nothing else.
+"""A binary min-heap of (key, value) pairs of integers in two packed arrays.
 
-`heapq` would keep a tuple and two integers for each pair: objects for the garbage collector to walk. Here a pair is 16
-bytes, and a push or pop is a native call that makes no object.
+`heapq` would keep a tuple and two integers for each pair: objects for the garbage collector to traverse. Here a pair is
+16 bytes, and a push or pop is a native call that allocates nothing.
 
 | operation        | cost     |
 |------------------|----------|
@@ -18,7 +18,7 @@ from librt.vecs import append, vec
 from mypy_extensions import i64
 
 SHRINK_ABOVE: Final = 1024
-"""Arrays longer than this are given back when the heap runs empty."""
+"""Arrays longer than this are freed when the heap becomes empty."""
 
 
 class PackedHeap:
@@ -33,7 +33,7 @@ class PackedHeap:
         return self.size
 
     def push(self, key: i64, value: i64) -> None:
-        """Add a pair. Equal pairs may be in the heap together."""
+        """Add a pair. Duplicate pairs are allowed."""
         hole: i64 = self.size
         if hole == i64(len(self._keys)):
             self._keys = append(self._keys, key)
@@ -57,12 +57,12 @@ class PackedHeap:
         return self._keys[0]
 
     def top_value(self) -> i64:
-        """The value that goes with `top_key()`. The heap must not be empty."""
+        """The value of the pair with `top_key()`. The heap must not be empty."""
         assert self.size > 0, "top_value of an empty heap"
         return self._values[0]
 
     def pop(self) -> None:
-        """Drop the top pair. The heap must not be empty."""
+        """Remove the top pair. The heap must not be empty."""
         assert self.size > 0, "pop from an empty heap"
         self.size -= 1
         if self.size > 0:
@@ -72,8 +72,9 @@ class PackedHeap:
             self._values = vec[i64]()
 
     def renumber(self, numbers: vec[i64]) -> None:
-        """Give each pair the value `numbers[value]`, and drop it where that is negative. The new values must rise with
-        the old ones.
+        """Replace each value by `numbers[value]`; pairs for which that is negative are removed.
+
+        The new values must be in the same order as the old ones.
         """
         keys = self._keys
         values = self._values
@@ -87,7 +88,7 @@ class PackedHeap:
                 kept += 1
             place += 1
         if kept == self.size:
-            return  # numbers that rise with the values keep the order
+            return  # the heap order still holds: the new values have the order of the old ones
         self.size = kept
         if kept * 2 < i64(len(keys)):
             self._keys = keys[:kept]
@@ -98,7 +99,7 @@ class PackedHeap:
             self._sift_down(hole, self._keys[hole], self._values[hole])
 
     def _sift_down(self, hole: i64, key: i64, value: i64) -> None:
-        """Put a pair into a hole, or further down, with what is smaller moved up."""
+        """Insert a pair at a hole, or below it, moving smaller pairs up."""
         keys = self._keys
         values = self._values
         size: i64 = self.size

@@ -1,7 +1,7 @@
-"""All pending operations: how they are admitted, how each ends exactly once, and what is then recorded of it.
+"""All pending operations: how they are admitted, how each ends exactly once, and how its result is recorded.
 
-Slots, items, timer, owners and counters are kept in step here. When an operation ends is decided by its kind; whatever
-it decides comes through `resolve` or `end`, so that an operation leaves the pending ones once.
+This module keeps slots, items, timer, owners and counters consistent. The kind of an operation decides when it ends,
+but always through `resolve` or `end`, so that an operation is removed once.
 """
 
 from typing import Final
@@ -32,24 +32,24 @@ class PendingOperations:
         self.items: Final = ItemTable()
         self.wheel: Final = TimingWheel(tick_ms, wheel_size, now_ms)
         self.kinds: list[Kind] = []
-        """By code, with nobody at 0; set once, by the `Kinds` that are made on these pending operations."""
+        """By code, with an unused entry at 0. Set once, by the `Wakeups` of these pending operations."""
         self.owners: Final[list[Owner | None]] = []
         self.count: i64 = 0
         self.item_count: i64 = 0
-        """Of all pending operations."""
+        """Total items of all pending operations."""
         self.ended_total: i64 = 0
         self.work_total: i64 = 0
-        """Operations ended, their items, items resolved, evaluations, replicas looked at: what slices are cut by."""
+        """Units of work, by which slices are limited. See `Engine` for their definition."""
         self.pending_by_kind: Final = vec[i64]([0] * (len(KINDS) + 1))
         self.watched_by_kind: Final = vec[i64]([0] * (len(KINDS) + 1))
         self.evaluations_by_kind: Final = vec[i64]([0] * (len(KINDS) + 1))
         self.ended: Final = vec[i64]([0] * ((len(KINDS) + 1) * OUTCOMES_MAX))
         self._ready: list[Completions] = []
         self.stale_timeouts_ms: Final[dict[int, int]] = {}
-        """By slot, of operations that have one: they are few, and the others pay nothing for it."""
+        """By slot, only for operations that have one: they are few, and the others have no cost."""
         self.notes_progress = False
         self.progressed: list[int] = []
-        """Slots of operations of which an item was resolved and others are waited for, if that is to be noted."""
+        """Slots of operations with a newly resolved item that still wait for others, if this is recorded."""
 
     # Admission.
 
@@ -63,7 +63,7 @@ class PendingOperations:
         timeout_ms: i64,
         now_ms: i64,
     ) -> i64:
-        """A slot for an operation of so many items that has to wait for some of them, timed, without any yet."""
+        """Allocate a slot for an operation that has to wait, and start its timer. Its items have yet to be added."""
         slot = self.enter(owner, kind, item_count, items_left, operation_id, now_ms)
         linked = self.wheel.add(slot, now_ms + timeout_ms)
         assert linked, f"deadline {now_ms + timeout_ms} was due at once, now_ms={now_ms}"
@@ -72,7 +72,7 @@ class PendingOperations:
     def enter(
         self, owner: Owner, kind: i64, item_count: i64, items_left: i64, operation_id: i64, registered_ms: i64
     ) -> i64:
-        """The same, not timed yet."""
+        """Allocate a slot without starting the timer."""
         slot = self.operations.take(kind, owner.owner_id, operation_id, registered_ms, items_left)
         self.wheel.ensure(self.operations.size)
         owner.note(operation_id, slot, self.operations)
@@ -87,7 +87,7 @@ class PendingOperations:
     def add_item(
         self, slot: i64, last_item: i64, target: i64, required: i64, mark: i64, epoch: i64, error_code: i64
     ) -> i64:
-        """One more item of an admitted operation, after `last_item` (-1: the first). UNRESOLVED ones are waited for."""
+        """Append an item to an admitted operation, after `last_item` (-1: the first). It has to wait if UNRESOLVED."""
         item = self.items.take(slot, target, required, mark, epoch, error_code)
         if last_item < 0:
             self.operations.first_item[slot] = i32(item)
@@ -95,12 +95,12 @@ class PendingOperations:
             self.items.next[last_item] = i32(item)
         return item
 
-    # The one end.
+    # The only way to end.
 
     def resolve(self, item: i64, error_code: i64, mark: i64, now_ms: i64) -> None:
-        """One item of a countdown is resolved with `error_code` at `mark`; with the last one the operation ends.
+        """Resolve one item of a countdown with `error_code` at `mark`; with the last item the operation ends.
 
-        Its watch entry must have been popped. What is resolved is never looked at again.
+        Its watch entry must have been popped. A resolved item is never evaluated again.
         """
         self.work_total += 1
         self.items.error_code[item] = i16(error_code)
@@ -114,15 +114,15 @@ class PendingOperations:
             self.progressed.append(int(slot))
 
     def end(self, slot: i64, outcome: i64, now_ms: i64) -> None:
-        """Ends a pending operation: unlinks it everywhere, and records how it ended. SATISFIED with errors is
-        FAILED.
-        """
-        # The order matters: the kind still needs slot and items to answer, so they are released after it.
+        """End a pending operation: unlink it everywhere and record its result. SATISFIED with errors becomes FAILED."""
+        # The order matters: the kind still needs the slot and the items to build the result, so they are released after
+        # it.
         kind = i64(self.operations.kind[slot])
         owner = self.owners[i64(self.operations.owner_id[slot])]
         assert owner is not None, f"slot {slot} has no owner"
         waited_ms = now_ms - self.operations.registered_ms[slot]
         lateness_ms: i64 = 0
+        # An expired slot has already left the wheel; all other outcomes must remove it.
         if outcome == EXPIRED:
             lateness_ms = now_ms - self.wheel.deadline_ms(slot)
             assert lateness_ms >= 0, f"operation {self.operations.operation_id[slot]} expired {-lateness_ms} ms early"
@@ -150,7 +150,7 @@ class PendingOperations:
     def end_at_once(
         self, completions: Completions, operation_id: i64, kind: i64, outcome: i64, item_count: i64
     ) -> None:
-        """Records the end of an operation that was never pending, after its items."""
+        """Record the end of an operation that was never pending, after its items."""
         completions.add_operation(operation_id, kind, outcome, 0, 0, item_count)
         self._count_end(kind, outcome, item_count)
 
@@ -162,7 +162,7 @@ class PendingOperations:
     # Watches.
 
     def watch(self, entries: WatchList, kind: i64, item: i64, threshold: i64) -> None:
-        """Watches for `threshold` on behalf of an item."""
+        """Watch for `threshold` on behalf of an item."""
         entries.add(threshold, self._ref(item))
         self.watched_by_kind[kind] += 1
 
@@ -170,21 +170,21 @@ class PendingOperations:
         return make_ref(item, i64(self.items.generation[item]))
 
     def unwatch(self, entries: WatchList | None, kind: i64) -> None:
-        """An entry went stale as its item was released or renewed. Stale ones are swept out when they are many."""
+        """An entry became stale because its item was released or renewed. Compacts the list if there are many."""
         assert entries is not None, "an item that waits has no watch list"
         self.popped(entries, kind)
         if entries.wants_compaction():
             entries.compact(self.items.generation)
 
     def popped(self, entries: WatchList, kind: i64) -> None:
-        """A live entry has left the list."""
+        """A live entry was taken out of the list."""
         entries.forget()
         self.watched_by_kind[kind] -= 1
 
     # Completions.
 
     def completions_of(self, owner: Owner) -> Completions:
-        """Where to write what has ended of an owner. For a closed owner that is a place nobody reads."""
+        """The completions of an owner, to append to. For a closed owner they are discarded."""
         completions = owner.completions
         if completions is None:
             completions = Completions(owner.owner_id, owner.ended_last, owner.items_ended_last)
@@ -194,7 +194,7 @@ class PendingOperations:
         return completions
 
     def take_completions(self) -> list[Completions]:
-        """What has ended since the last call, one for each owner that has any."""
+        """The operations that ended since the last call: one `Completions` per owner that has any."""
         ready = self._ready
         self._ready = []
         for completions in ready:
@@ -249,7 +249,7 @@ class PendingOperations:
             item = int(items.next[item])
         assert count > 0, f"slot {slot} has no items"
         left = int(self.operations.items_left[slot])
-        # Fetches end on a number of bytes, so they do not count items.
+        # Fetches end on a number of bytes, so they do not count resolved items.
         if kind in (PRODUCE, DELETE_RECORDS):
             assert unresolved == left > 0, f"slot {slot} waits for {unresolved} items and counts {left}"
         return count

@@ -1,7 +1,7 @@
-"""Operations that are not to wait on while nobody can see their marks. What is stale, the caller knows.
+"""Ends operations whose marks have been stale for too long. The caller knows which marks are stale.
 
-A *stale timeout* is for how long a mark may be stale while its operation waits. Operations that have one are found by
-their slots, at any later time: a slot that is another operation's by then is that one's.
+A *stale timeout* is how long a mark may be stale while its operation waits. Operations that have one are identified by
+slot. A slot may be reused between two calls; it then identifies the operation that has it at that time.
 """
 
 from typing import Final
@@ -17,7 +17,7 @@ __all__ = ["StaleWaits"]
 
 
 class StaleWaits:
-    """Finds and ends operations by what is stale of what they wait for."""
+    """Finds and ends operations that wait for stale marks."""
 
     def __init__(self, pending: PendingOperations) -> None:
         self.pending: Final = pending
@@ -27,7 +27,7 @@ class StaleWaits:
         return list(self.pending.stale_timeouts_ms)
 
     def names(self, slots: list[int]) -> list[PartitionName]:
-        """The partitions that these wait for, each once; keys are nobody's to see."""
+        """The partitions that these operations wait for, each once. Keys cannot become stale."""
         found: dict[AsGiven, bool] = {}
         for slot in slots:
             if slot in self.pending.stale_timeouts_ms:
@@ -35,8 +35,9 @@ class StaleWaits:
         return list(found)
 
     def due(self, slots: list[int], stale_ms: dict[PartitionName, int], now_ms: i64) -> list[int]:
-        """Those of these that wait for a mark which was stale for the whole of their stale timeout, if they waited that
-        long. `stale_ms` has the marks that are stale.
+        """Those operations that have waited for a mark which was stale for the whole of their stale timeout.
+
+        `stale_ms` has the marks that are stale, and for how long.
         """
         operations = self.pending.operations
         found: list[int] = []
@@ -49,15 +50,15 @@ class StaleWaits:
         return found
 
     def owner_id(self, slot: int) -> int:
-        """Whose operation it is that a slot has."""
+        """The owner of the operation in a slot."""
         return int(i64(self.pending.operations.owner_id[slot]))
 
     def operation_id(self, slot: int) -> int:
-        """Its id."""
+        """The id of the operation in a slot."""
         return int(self.pending.operations.operation_id[slot])
 
     def fail(self, slot: i64, stale: set[PartitionName], now_ms: i64) -> None:
-        """Ends an operation as FAILED. Of its marks that were not reached, those that are stale say MARK_STALE."""
+        """End an operation as FAILED. Of its marks that were not reached, the stale ones get the code MARK_STALE."""
         pending = self.pending
         kind = i64(pending.operations.kind[slot])
         owner = pending.owners[i64(pending.operations.owner_id[slot])]
@@ -84,9 +85,7 @@ class StaleWaits:
             item = i64(items.next[item])
 
     def _stalest_ms(self, slot: i64, stale_ms: dict[PartitionName, int]) -> i64:
-        """For how long that mark is stale, of those that an operation waits for, which has been so the longest; -1:
-        none is.
-        """
+        """The longest time for which a mark that the operation waits for has been stale; -1: none is."""
         names: dict[AsGiven, bool] = {}
         self._add_names(slot, names)
         stalest = -1
@@ -95,5 +94,5 @@ class StaleWaits:
         return stalest
 
     def _is_waited_for(self, kind: i64, item: i64) -> bool:
-        """A fetch waits for all of its partitions together."""
+        """Whether the item is still waited for. A fetch waits for all of its partitions together."""
         return kind == FETCH or i64(self.pending.items.error_code[item]) == UNRESOLVED

@@ -1,15 +1,15 @@
-"""Pending operations as packed arrays: a table of operations by slot, a table of their items, and an index for each
-owner.
+"""Pending operations as packed arrays: a table of operations by slot, a table of their items, and an index per owner.
 
-An *item* is one partition (or key) of one operation. Items of an operation are linked in the order of the request. Both
-tables re-use freed rows; an item's generation changes when it is freed or watched again, so a stale watch entry can't
-touch its successor. No rules live here.
+An *item* is one partition (or key) of one operation. The items of an operation are linked in the order of the request.
+Both tables reuse freed rows. An item's generation changes when it is freed or watched again, so that a stale watch
+entry cannot affect its successor. These tables contain no rules.
 
-A full column is copied into one of twice the length: at half a million rows 3 to 5 ms for 8 bytes a row, and were all
-columns full at the same row, 35 ms in one registration. So they begin with different capacities, here, in the wheel and
-in the watches of one key, chosen such that no more than 8 bytes a row are copied at any one row.
+A full column is copied into one of twice the length; at half a million rows that takes 3 to 5 ms for 8 bytes per row.
+If all columns were full at the same row, it would take 35 ms within one registration. So the columns here, in the wheel
+and in the watches of one key start with different capacities, chosen such that no more than 8 bytes per row are copied
+at any one row.
 
-Bytes a pending operation with one item takes, timer and watch included: about 130 (see `make bench`).
+A pending operation with one item takes about 130 bytes, including timer and watch (see `make bench`).
 """
 
 from typing import Final
@@ -23,14 +23,14 @@ from purgatory.engine.holdings import Holdings
 __all__ = ["FREE", "UNRESOLVED", "ItemTable", "OperationTable", "Owner"]
 
 UNRESOLVED: Final = -32_000
-"""Error code of an item that is still waited for; shown to callers as 7."""
+"""Error code of an item that is still waited for; reported to callers as 7."""
 
 FREE: Final = 0
 """Kind of a free slot."""
 
 
 class OperationTable:
-    """Rows of pending operations. `detail`: items left to resolve (countdowns), not used by fetches."""
+    """Rows of pending operations. `detail`: items left to resolve (countdowns); not used by fetches."""
 
     def __init__(self) -> None:
         self.size: i64 = 0
@@ -43,7 +43,7 @@ class OperationTable:
         self._free: i64 = -1
 
     def take(self, kind: i64, owner_id: i64, operation_id: i64, registered_ms: i64, items_left: i64) -> i64:
-        """A slot for a new operation, without items yet."""
+        """Allocate a slot for a new operation, without items."""
         slot = self._free
         if slot >= 0:
             self._free = i64(self.first_item[slot])
@@ -65,7 +65,7 @@ class OperationTable:
         return slot
 
     def release(self, slot: i64) -> None:
-        """Gives a slot back."""
+        """Free a slot."""
         assert i64(self.kind[slot]) != FREE, f"slot {slot} is free already"
         self.kind[slot] = u8(FREE)
         self.first_item[slot] = i32(self._free)
@@ -84,7 +84,7 @@ class OperationTable:
 
 
 class ItemTable:
-    """Rows of items. `mark`: the mark at registration; once resolved, the mark reached."""
+    """Rows of items. `mark`: the mark at registration; once resolved, the mark that was reached."""
 
     def __init__(self) -> None:
         self.size: i64 = 0
@@ -99,7 +99,7 @@ class ItemTable:
         self._free: i64 = -1
 
     def take(self, slot: i64, target: i64, required: i64, mark: i64, epoch: i64, error_code: i64) -> i64:
-        """A row for an item of `slot` on `target` (the index of its partition or key), not linked yet."""
+        """Allocate a row for an item of `slot` on `target` (the index of its partition or key), not linked yet."""
         item = self._free
         if item >= 0:
             self._free = i64(self.next[item])
@@ -124,13 +124,13 @@ class ItemTable:
         return item
 
     def renew(self, item: i64) -> i64:
-        """A new generation: whatever entry watches the item now is stale."""
+        """Start a new generation: any entry that watches the item becomes stale."""
         generation = (i64(self.generation[item]) + 1) & 0x7FFF_FFFF
         self.generation[item] = i32(generation)
         return generation
 
     def release(self, item: i64) -> None:
-        """Gives a row back; entries that still watch it are stale from now on."""
+        """Free a row; entries that still watch it become stale."""
         self.renew(item)
         self.slot[item] = i32(-1)
         self.next[item] = i32(self._free)
@@ -149,28 +149,30 @@ class ItemTable:
 
 
 class Owner:
-    """Whoever registers. Its ids rise, so that "seen before" is one comparison, and a search finds a pending one."""
+    """The owner of registered operations. Its ids are ascending, so that a repeated id is detected by one comparison
+    and a pending operation is found by binary search.
+    """
 
     def __init__(self, owner_id: int, holdings: Holdings) -> None:
         self.owner_id: Final = owner_id
         self.holdings: Final = holdings
-        """Of the account that it belongs to."""
+        """Holdings of its account."""
         self.highest_operation_id: i64 = 0
         self.pending: i64 = 0
         self.closed = False
         self.completions: Completions | None = None
-        """What has ended since it was last taken."""
+        """Operations that ended since completions were last taken."""
         self.ended_last: i64 = 0
-        """How many had ended when they were last taken: about as many may be next time."""
+        """How many operations had ended when completions were last taken: an estimate for the next time."""
         self.items_ended_last: i64 = 0
         """How many items they had."""
         self.ids: vec[i64] = vec[i64](capacity=6)
         self.slots: vec[i32] = vec[i32](capacity=12)
         self._ended: i64 = 0
-        """Nothing before this place of `ids` is pending: whoever ends all, slice by slice, goes on from here."""
+        """No operation before this index of `ids` is pending: where ending all operations in slices continues."""
 
     def note(self, operation_id: i64, slot: i64, operations: OperationTable) -> None:
-        """Remembers where a newly pending operation is. What has ended is dropped when it is more than what waits."""
+        """Record the slot of a newly pending operation. Ended ones are dropped once they outnumber the pending ones."""
         if i64(len(self.ids)) > 2 * self.pending + 64:
             self._compact(operations)
         self.ids = append(self.ids, operation_id)
@@ -178,8 +180,8 @@ class Owner:
         self.pending += 1
 
     def _compact(self, operations: OperationTable) -> None:
-        # In place and in order: ids rise, and `find` searches them by halves. It runs when less than half is pending,
-        # so copying is O(1) for each id that is noted.
+        # In place and in order: ids are ascending, and `find` is a binary search. This runs when less than half are
+        # pending, so the copy is O(1) per recorded id.
         ids = self.ids
         slots = self.slots
         kept: i64 = 0
@@ -196,7 +198,7 @@ class Owner:
         self._ended = 0
 
     def _is_pending(self, place: i64, operations: OperationTable) -> bool:
-        # Slots are used again, by other owners too: only all three together say that the slot is still this operation.
+        # Slots are reused, by other owners too: only all three values together identify this operation.
         slot = i64(self.slots[place])
         return (
             operations.operation_id[slot] == self.ids[place]
@@ -205,14 +207,14 @@ class Owner:
         )
 
     def find(self, operation_id: i64, operations: OperationTable) -> i64:
-        """Slot of a pending operation; -1 when it is not pending."""
+        """Slot of a pending operation; -1 if it is not pending."""
         low = self._first_place(operation_id)
         if low < i64(len(self.ids)) and self.ids[low] == operation_id and self._is_pending(low, operations):
             return i64(self.slots[low])
         return -1
 
     def _first_place(self, operation_id: i64) -> i64:
-        """Place of the first id that is not below this one."""
+        """Index of the first id that is not below this one."""
         low: i64 = 0
         high: i64 = i64(len(self.ids))
         while low < high:
@@ -224,14 +226,14 @@ class Owner:
         return low
 
     def put_in_order(self) -> None:
-        """Sorts the ids after restoring, which notes them out of order: `find` relies on the order."""
+        """Sort the ids after a restore, which records them out of order: `find` needs the order."""
         pairs = sorted([(int(self.ids[place]), int(self.slots[place])) for place in range(len(self.ids))])
         self.ids = vec[i64]([pair[0] for pair in pairs])
         self.slots = vec[i32]([i32(pair[1]) for pair in pairs])
         self._ended = 0
 
     def first_pending(self, up_to_id: i64, operations: OperationTable) -> i64:
-        """Slot of the pending operation with the lowest id; -1 when none is pending up to `up_to_id`."""
+        """Slot of the pending operation with the lowest id; -1 if none is pending up to `up_to_id`."""
         place = self._ended
         count: i64 = i64(len(self.ids))
         while place < count and not self._is_pending(place, operations):
@@ -240,7 +242,7 @@ class Owner:
         return i64(self.slots[place]) if place < count and self.ids[place] <= up_to_id else -1
 
     def pending_slots_above(self, operation_id: i64, operations: OperationTable) -> list[int]:
-        """Slots of all that is pending with ids above this one, in order of registration."""
+        """Slots of all pending operations with ids above this one, in order of registration."""
         found: list[int] = []
         place = self._first_place(operation_id + 1)
         count: i64 = i64(len(self.ids))

@@ -1,8 +1,9 @@
-"""Re-evaluates the waits that a change of a partition or key affects.
+"""Re-evaluates the waits that are affected by a change of a partition or key.
 
-Two ways. `wake` follows the marks: each watch list is asked only for the entries whose threshold its mark has reached,
-so its cost follows completions. `reevaluate` evaluates all that wait on a partition; it is for the rare events that can
-end a wait without moving a mark up: leadership, epochs, storage, removal, truncation, the in-sync set.
+There are two ways. `wake` follows the marks: each watch list returns only the entries whose threshold its mark has
+reached, so the cost follows the completions. `reevaluate` evaluates all operations that wait on a partition. It is for
+the rare events that can end a wait without raising a mark: leadership, epochs, storage, removal, truncation, and the
+in-sync set.
 """
 
 from typing import Final
@@ -30,7 +31,7 @@ UNLIMITED: Final = 2**60
 
 
 class Wakeups:
-    """All kinds of an engine; made once for its pending operations, which from then on end operations through them."""
+    """All kinds of an engine. Created once for its pending operations, which then end operations through them."""
 
     def __init__(self, pending: PendingOperations) -> None:
         self.pending: Final = pending
@@ -45,10 +46,11 @@ class Wakeups:
         pending.kinds = by_code
 
     def wake(self, partition: Partition, now_ms: i64, fetches_first: bool) -> None:
-        """The partition's marks may have moved up; `fetches_first` after a follower's fetch.
+        """Marks of the partition may have risen; `fetches_first` after a follower's fetch.
 
-        The orders are Kafka's, and completions come in them, so callers and replays see them. Kinds are named one by
-        one: this is done for every mark that moves, and calls of a known class cost a third of those through a list.
+        The order of kinds is Kafka's; it is the order of completions, so callers and replays depend on it. Kinds are
+        called one by one because this runs for every mark that moves: calls on a known class cost a third of those
+        through a list.
         """
         if fetches_first:
             self.fetches.wake(partition, now_ms)
@@ -67,12 +69,12 @@ class Wakeups:
             kind.reevaluate(partition, now_ms)
 
     def on_mark_lowered(self, partition: Partition, now_ms: i64) -> None:
-        """The high watermark or the log end has gone down."""
+        """The high watermark or the log end was lowered."""
         for kind in self._on_partitions:
             kind.on_mark_lowered(partition, now_ms)
 
     def cancel_waiting(self, partition: Partition, outcome: i64, now_ms: i64, work_max: i64) -> None:
-        """Ends what waits on the partition until `work_max` units of work are done."""
+        """End the operations that wait on the partition, until `work_max` units of work are done."""
         lists: list[WatchList] = []
         for kind in self._on_partitions:
             lists.extend(kind.watch_lists(partition))
@@ -81,12 +83,13 @@ class Wakeups:
             self.cancel_entries(entries, outcome, now_ms, stop - self.pending.work_total)
 
     def cancel_entries(self, entries: WatchList, outcome: i64, now_ms: i64, work_max: i64) -> None:
-        """Ends operations that have a live entry in a list until `work_max` units of work are done."""
+        """End operations that have a live entry in a list, until `work_max` units of work are done."""
         items = self.pending.items
         stop = self.pending.work_total + work_max
         while self.pending.work_total < stop:
             ref = entries.pop_reached(NO_THRESHOLD)
             if ref < 0:
                 return
+            # Not `popped`: ending the operation unwatches its items, and that counts this entry as dead.
             if ref_is_live(ref, items.generation):
                 self.pending.end(i64(items.slot[ref_item(ref)]), outcome, now_ms)

@@ -1,11 +1,12 @@
-"""The watches of one key, ordered by threshold: the value the key must reach before the watcher can possibly end.
+"""The watches of one key, ordered by threshold: the value that the key must reach before the watcher can possibly end.
 
 An entry is (threshold, ref). A ref names an item of the owner's tables and the item's generation, so a stale entry can
-be told apart from its successor without unlinking it: entries of ended items stay until passed or compacted away.
+be distinguished from its successor without unlinking it: entries of ended items stay until they are passed or
+compacted.
 
 Thresholds nearly always rise, so the entries are a sorted run in two packed arrays, appended at the tail and popped at
-the head. A threshold a little out of order (at most SHIFT_MAX places from the tail) is shifted into the run; any other
-goes to an overflow heap, so that even a falling series costs O(log n) each.
+the head. A threshold that is a little out of order (at most SHIFT_MAX entries from the tail) is shifted into the run;
+any other goes to an overflow heap, so that even a falling series costs O(log n) per entry.
 
 | operation                     | cost                                                     |
 |-------------------------------|----------------------------------------------------------|
@@ -15,9 +16,10 @@ goes to an overflow heap, so that even a falling series costs O(log n) each.
 | compact                       | O(entries); amortised O(1) for each entry added          |
 | bytes for an entry            | 16 in the run, 24 in the overflow                        |
 
-Order is exact: by threshold, equal ones in order of insertion. An entry goes to the overflow only while more than
-SHIFT_MAX entries of the run have greater thresholds, and none of those can leave before it does, nor is swept out if it
-is dead. So a later equal threshold goes to the overflow too, behind it, and equal ones in the run are always older.
+The order is exact: by threshold, and equal thresholds in order of insertion. An entry goes to the overflow only while
+more than SHIFT_MAX entries of the run have greater thresholds. None of those can be popped before it, and compaction
+keeps them even if they are dead. So a later entry with an equal threshold goes to the overflow too, behind it, and
+equal entries in the run are always older.
 """
 
 from typing import Final
@@ -34,32 +36,32 @@ SHIFT_MAX: Final[i64] = 16
 """How far from the tail of the run an out-of-order threshold may be shifted in."""
 
 POPPED: Final[i64] = -1
-"""In place of the ref of an overflow entry that was popped."""
+"""Replaces the ref of an overflow entry that was popped."""
 
 SLACK: Final[i64] = 64
-"""Dead entries, or popped ones at the head of the run, that are never worth a rebuild."""
+"""Up to this many dead entries, or popped entries at the head of the run, are not worth a rebuild."""
 
 
 def make_ref(item: i64, generation: i64) -> i64:
-    """A reference to an item (0 to 2**31 - 1) in its present generation; never negative."""
+    """A reference to an item (0 to 2**31 - 1) in its current generation; never negative."""
     return (item << GENERATION_BITS) + (generation & GENERATION_MASK)
 
 
 def ref_item(ref: i64) -> i64:
-    """The item that a ref names."""
+    """The item of a ref."""
     return ref >> GENERATION_BITS
 
 
 def ref_is_live(ref: i64, generations: vec[i32]) -> bool:
-    """Whether the item is still of the generation the ref was made for. `generations` is indexed by item."""
+    """Whether the item still has the generation for which the ref was made. `generations` is indexed by item."""
     return i64(generations[ref >> GENERATION_BITS]) & GENERATION_MASK == ref & GENERATION_MASK
 
 
 class WatchList:
     """Entries (threshold, ref) of one key.
 
-    `live` counts the entries the owner still cares about: `add` raises it, and the owner calls `forget` exactly once
-    for each entry whose item has been resolved, popped or not. Nothing else changes it.
+    `live` counts the entries whose items are unresolved: `add` raises it, and the owner calls `forget` exactly once for
+    each entry whose item has been resolved, popped or not. Nothing else changes it.
     """
 
     def __init__(self) -> None:
@@ -71,7 +73,7 @@ class WatchList:
         self._overflow_refs: vec[i64] = vec[i64]()
 
     def __len__(self) -> int:
-        """Stored entries, stale ones included."""
+        """Stored entries, including stale ones."""
         return i64(len(self._refs)) - self._head + self._overflow.size
 
     def add(self, threshold: i64, ref: i64) -> None:
@@ -87,16 +89,16 @@ class WatchList:
             self._overflow_add(threshold, ref)
 
     def forget(self) -> None:
-        """One entry's item has been resolved: the owner no longer cares about it."""
+        """Count one entry less as live: its item has been resolved."""
         assert self.live > 0, f"forget without a live entry, {len(self)} stored"
         self.live -= 1
 
     def pop_reached(self, mark: i64) -> i64:
-        """Remove and return the next ref whose threshold is at or below `mark`; -1 when there is none."""
+        """Remove and return the next ref whose threshold is at or below `mark`; -1 if there is none."""
         head: i64 = self._head
-        # The overflow has refs while it has entries. Asking for them here does not touch the heap, another object that
-        # is rarely in the cache. Strictly below: of equals, those in the run are always older (see above). The run is
-        # not empty while the overflow is not, so there is a head to compare with.
+        # The overflow has refs while it has entries. Checking them instead of the heap avoids touching another object
+        # that is rarely in the cache. Strictly below: of equal thresholds, those in the run are always older (see
+        # above). The run is never empty while the overflow is not, so there is a head to compare with.
         if len(self._overflow_refs) > 0 and self._overflow.top_key() < self._thresholds[head]:
             if self._overflow.top_key() > mark:
                 return -1
@@ -105,13 +107,13 @@ class WatchList:
             return -1
         ref: i64 = self._refs[head]
         self._head = head + 1
-        # Copying the rest costs less than what was popped since the last copy, so a pop stays O(1) amortised.
+        # Copying the rest costs less than the pops since the last copy, so a pop stays O(1) amortised.
         if head > SLACK and head * 2 > i64(len(self._refs)):
             self._drop_head()
         return ref
 
     def lowest_threshold(self) -> i64:
-        """The threshold of the first entry, which may be stale; -1 when there are none."""
+        """The threshold of the first entry, which may be stale; -1 if there are none."""
         if self._overflow.size > 0 and self._overflow.top_key() < self._thresholds[self._head]:
             return self._overflow.top_key()
         if self._head < i64(len(self._refs)):
@@ -119,12 +121,13 @@ class WatchList:
         return -1
 
     def wants_compaction(self) -> bool:
-        """Whether more than half of what is stored is dead, and more than a little."""
+        """Whether more than half of the stored entries are dead, and more than SLACK."""
         return i64(len(self._refs)) - self._head + self._overflow.size > 2 * self.live + SLACK
 
     def compact(self, generations: vec[i32]) -> i64:
-        """Drop the entries whose item is of another generation by now; return how many. Order is kept."""
-        # Run and overflow are not merged: a million entries take 7 to 20 ms, where a heap would give them one by one.
+        """Drop the entries whose item has another generation now, and return how many. The order is kept."""
+        # Run and overflow are not merged: a million entries take 7 to 20 ms, whereas a heap would return them one by
+        # one.
         before: i64 = i64(len(self._refs)) - self._head + self._overflow.size
         if self._overflow.size > 0:
             self._pack_overflow(generations, True)
@@ -132,9 +135,9 @@ class WatchList:
         refs = self._refs
         place: i64 = i64(len(refs))
         if self._overflow.size > 0:
-            place -= SHIFT_MAX + 1  # kept, dead or not: the order of equal thresholds rests on them
+            place -= SHIFT_MAX + 1  # kept, dead or not: the order of equal thresholds depends on them
             assert place >= self._head, f"{place + SHIFT_MAX + 1} entries, head {self._head}, beside an overflow"
-        # Towards the tail, in place; then the head is what is free.
+        # Compact towards the tail, in place; the free space is then at the head.
         kept: i64 = place
         while place > self._head:
             place -= 1
@@ -147,7 +150,7 @@ class WatchList:
         return before - (i64(len(self._refs)) + self._overflow.size)
 
     def drain(self) -> list[int]:
-        """Empty the list; all refs, stale ones included, in order. `live` is left to the owner's `forget`."""
+        """Empty the list. Returns all refs, including stale ones, in order. `live` is left to the owner's `forget`."""
         refs: list[int] = []
         while True:
             ref: i64 = self._pop_any()
@@ -160,7 +163,7 @@ class WatchList:
         return refs
 
     def _pop_any(self) -> i64:
-        """Remove and return the first ref, whatever its threshold, leaving the arrays as they are; -1 when empty."""
+        """Remove and return the first ref, whatever its threshold, without compacting the arrays; -1: none."""
         head: i64 = self._head
         if self._overflow.size > 0 and self._overflow.top_key() < self._thresholds[head]:
             return self._overflow_pop()
@@ -170,19 +173,19 @@ class WatchList:
         return self._refs[head]
 
     def _drop_head(self) -> None:
-        """Give back the memory of the popped head of the run."""
+        """Free the memory of the popped head of the run."""
         self._thresholds = self._thresholds[self._head :]
         self._refs = self._refs[self._head :]
         self._head = 0
 
     def _is_near_tail(self, threshold: i64) -> bool:
-        """Whether the place of a threshold below the run's last is at most SHIFT_MAX entries from the tail."""
+        """Whether a threshold below the run's last one belongs at most SHIFT_MAX entries from the tail."""
         place: i64 = i64(len(self._refs)) - SHIFT_MAX - 1
         return place < self._head or self._thresholds[place] <= threshold
 
     def _shift_in(self, threshold: i64, ref: i64) -> None:
-        """Insert into the run, behind its equals."""
-        # An insertion sort step: at most SHIFT_MAX entries move, which is cheaper than a heap up to there.
+        """Insert into the run, behind equal thresholds."""
+        # An insertion sort step: at most SHIFT_MAX entries move, which up to that number is cheaper than a heap.
         self._thresholds = append(self._thresholds, threshold)
         self._refs = append(self._refs, ref)
         thresholds = self._thresholds
@@ -196,8 +199,8 @@ class WatchList:
         refs[place] = ref
 
     def _overflow_add(self, threshold: i64, ref: i64) -> None:
-        """Into the heap by (threshold, position in `_overflow_refs`). Positions rise with insertion, so ties keep their
-        order; those of popped entries are holes until renumbering.
+        """Push onto the heap by (threshold, position in `_overflow_refs`). Positions rise with insertion, so equal
+        thresholds keep their order. Positions of popped entries are holes until the next renumbering.
         """
         if i64(len(self._overflow_refs)) > 2 * self._overflow.size + SLACK:
             self._pack_overflow(vec[i32](), False)
@@ -215,10 +218,10 @@ class WatchList:
         return ref
 
     def _pack_overflow(self, generations: vec[i32], only_live: bool) -> None:
-        """Closes the holes that popped entries left, or a list that never runs empty would grow for ever; with
-        `only_live`, drops dead entries as well.
+        """Close the holes of popped entries, because otherwise a list that never becomes empty would grow forever; with
+        `only_live`, drop dead entries too.
 
-        Positions rise as before, so equal thresholds stay in order of insertion.
+        Positions keep their order, so equal thresholds stay in order of insertion.
         """
         old_refs = self._overflow_refs
         count: i64 = i64(len(old_refs))

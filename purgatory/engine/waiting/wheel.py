@@ -1,9 +1,9 @@
-"""A hierarchical timing wheel over slots: the only timer there is. It never reads a clock; time is an argument.
+"""A hierarchical timing wheel over slots: the engine's only timer. It never reads a clock; time is an argument.
 
-A wheel of level 1 has `wheel_size` buckets, each `tick_ms` wide. What lies beyond its interval (`tick_ms * wheel_size`)
-goes to an overflow wheel, whose tick is that interval, and so on. When an overflow bucket comes up its entries cascade
-to finer wheels, until their own millisecond. A small heap orders the buckets that hold something, so time that
-passes over empty buckets costs nothing.
+A wheel of level 1 has `wheel_size` buckets, each `tick_ms` wide. Deadlines beyond its interval (`tick_ms * wheel_size`)
+go to an overflow wheel, whose tick is that interval, and so on. When an overflow bucket is due, its entries cascade to
+finer wheels, until they fire at their own tick. A small heap orders the non-empty buckets, so passing over empty
+buckets costs nothing.
 
 | operation                  | this wheel        | heap of n timers |
 |----------------------------|-------------------|------------------|
@@ -14,16 +14,16 @@ passes over empty buckets costs nothing.
 | a tick with nothing due    | nothing           | nothing          |
 | bytes for an entry         | 16                | 100 and more     |
 
-Entries of one deadline fire in the order in which they were added. Those in a coarser bucket were added earlier, so
-what cascades goes to the front of its finer bucket; and of buckets that come up together the finest cascading one goes
-first, level 1, which fires, last.
+Entries with the same deadline fire in the order in which they were added. Entries in a coarser bucket were added
+earlier, so cascading entries go to the front of their finer bucket. Of buckets that are due at the same time, the
+cascading levels are processed first, from fine to coarse, and level 1, which fires, last.
 
-A bucket is a ring of slots, linked both ways through two packed arrays; the rings' sentinels are the first nodes of the
+A bucket is a ring of slots, doubly linked through two packed arrays. The rings' sentinels are the first nodes of the
 same arrays, so linking has no special case. Sentinels exist for every level that can ever be needed; a level's clock is
-set when its first entry comes.
+set when its first entry is added.
 
-Never early: `round_up_to_tick` is the one place where a deadline loses precision, and it rounds up. Kafka's wheel
-rounds down (docs/semantics.md, case 5): with a tick of 20 ms a wait until 437 ends there at 420, here at 440.
+Never early: `round_up_to_tick` is the only place where a deadline loses precision, and it rounds up. Kafka's wheel
+rounds down (docs/semantics.md, case 5): with a tick of 20 ms, a wait until 437 ends at 420 there and at 440 here.
 
 Worked example: tick 1 ms, size 3, so that level 1 spans 3 ms, level 2 spans 9, level 3 spans 27. At clock 0:
 
@@ -34,7 +34,7 @@ Worked example: tick 1 ms, size 3, so that level 1 spans 3 ms, level 2 spans 9, 
 
     advance to 2  : 2 fires
     advance to 3  : 5 cascades to level 1, bucket 2, due at 5
-    advance to 17 : 5 fires; 8 cascades at 6 to level 1, bucket 2, and fires; the clock stands at 8
+    advance to 17 : 5 fires; 8 cascades at 6 to level 1, bucket 2, and fires; the clock is then 8
     advance to 18 : 26 cascades to level 2, bucket 2, due at 24
     advance to 26 : 26 cascades at 24 to level 1, bucket 2, and fires
 """
@@ -48,13 +48,13 @@ from purgatory.engine.waiting.heap import PackedHeap
 
 DEADLINE_BITS: Final = 62
 DEADLINE_MAX: Final[i64] = 2**DEADLINE_BITS
-"""Later deadlines are taken as this one: 146 million years of milliseconds, and sums with it cannot wrap."""
+"""Later deadlines are capped at this one: 146 million years of milliseconds; sums with it cannot overflow."""
 
 TICK_MS_MAX: Final[i64] = 2**31
 WHEEL_SIZE_MAX: Final[i64] = 2**16
 
 MOVES_MAX: Final[i64] = 100_000
-"""One `advance` takes at most so many entries out of buckets, fired or cascaded: a herd must not block its caller."""
+"""One `advance` takes at most this many entries out of buckets, so that many due timers do not block the caller."""
 
 UNLINKED: Final = -1
 NOT_QUEUED: Final = -1
@@ -62,7 +62,7 @@ NONE_RECENT: Final = -1
 
 
 def round_up_to_tick(deadline_ms: i64, tick_ms: i64) -> i64:
-    """The first multiple of `tick_ms` at or after `deadline_ms`, which is clamped to `DEADLINE_MAX` first."""
+    """The first multiple of `tick_ms` at or after `deadline_ms`, which is capped at `DEADLINE_MAX` first."""
     if deadline_ms >> DEADLINE_BITS > 0:
         deadline_ms = DEADLINE_MAX
     if tick_ms == 1:
@@ -83,7 +83,7 @@ def bucket_index(deadline_ms: i64, tick_ms: i64, wheel_size: i64) -> i64:
 
 
 def level_tick_ms(level: i64, tick_ms: i64, wheel_size: i64) -> i64:
-    """The tick of a level: `tick_ms` for level 1, and `wheel_size` times more for each next one."""
+    """The tick of a level: `tick_ms` for level 1, and `wheel_size` times more for each further level."""
     tick: i64 = tick_ms
     while level > 1:
         tick *= wheel_size
@@ -92,7 +92,7 @@ def level_tick_ms(level: i64, tick_ms: i64, wheel_size: i64) -> i64:
 
 
 def levels_needed(tick_ms: i64, wheel_size: i64) -> i64:
-    """How many levels reach `DEADLINE_MAX` from any clock: the interval of the last one is more than that."""
+    """How many levels are needed to reach `DEADLINE_MAX` from any clock: the interval of the last one exceeds it."""
     levels: i64 = 1
     tick: i64 = tick_ms
     while tick <= DEADLINE_MAX // wheel_size:
@@ -104,9 +104,9 @@ def levels_needed(tick_ms: i64, wheel_size: i64) -> i64:
 class TimingWheel:
     """Timers for slots: small indexes chosen by the caller, each with at most one deadline.
 
-    `count` is the number of linked slots, `levels` the number of levels in use so far, `now_ms` the latest time given,
-    `moves_total` how many entries `advance` has taken out of buckets.
-    Read them, never set them. All times are milliseconds.
+    `count` is the number of linked slots, `levels` the number of levels in use so far, `now_ms` the latest time passed
+    in, and `moves_total` how many entries `advance` has taken out of buckets. Read them, never set them. All times are
+    milliseconds.
     """
 
     def __init__(self, tick_ms: i64, wheel_size: i64, start_ms: i64) -> None:
@@ -154,11 +154,11 @@ class TimingWheel:
             slot += 1
 
     def add(self, slot: i64, deadline_ms: i64) -> bool:
-        """Set a slot's deadline, rounded up to a tick; an earlier one of the same slot is forgotten.
+        """Set a slot's deadline, rounded up to a tick, in place of an earlier one.
 
-        False, and nothing linked: the deadline is already due by the wheel's clock. The clock stands where the last due
-        bucket put it, never past `now_ms`, so on an idle wheel a deadline in the past may be linked: it is fired by the
-        next `advance`.
+        Returns False, with nothing linked, if the deadline is already due by the wheel's clock. The clock is the time
+        of the last due bucket and never past `now_ms`, so on an idle wheel a deadline in the past may be linked: the
+        next `advance` fires it.
         """
         if self._next[self._base + slot] != UNLINKED:
             self._unlink(self._base + slot)
@@ -167,20 +167,20 @@ class TimingWheel:
         return self._link(self._base + slot, rounded)
 
     def remove(self, slot: i64) -> bool:
-        """Forget a slot's deadline. False: it had none. Its bucket stays queued and is dropped when it comes up."""
+        """Remove a slot's deadline. False: it had none. Its bucket stays queued and is dropped when it is due."""
         if self._next[self._base + slot] == UNLINKED:
             return False
         self._unlink(self._base + slot)
         return True
 
     def deadline_ms(self, slot: i64) -> i64:
-        """The last deadline given to the slot, as rounded up to a tick."""
+        """The last deadline set for the slot, rounded up to a tick."""
         return self._deadlines[slot]
 
     def next_expiration_ms(self) -> i64:
-        """When `advance` has something to do: the time of the first bucket that holds something; -1 when none does.
+        """When to call `advance` next: the time of the first non-empty bucket; -1 if there is none.
 
-        At that time the entries may merely cascade. A value in the past means that `advance` must be called now.
+        At that time its entries may merely cascade. A value in the past means that `advance` must be called now.
         """
         queue = self._queue
         while queue.size > 0:
@@ -193,10 +193,10 @@ class TimingWheel:
         return -1
 
     def advance(self, now_ms: i64, limit: i64, fired: list[int]) -> i64:
-        """Append to `fired` the slots due at `now_ms`, at most `limit`, in order of deadline; return how many.
+        """Append to `fired` up to `limit` slots that are due at `now_ms`, in order of deadline. Returns how many.
 
-        The work of one call is bounded (also by MOVES_MAX), even in the middle of a bucket. What is left over
-        shows as `next_expiration_ms() <= now_ms`: call again. Slots that fired are unlinked.
+        The work of one call is bounded (also by MOVES_MAX), even within a bucket. If more is due, `next_expiration_ms()
+        <= now_ms` afterwards: call again. Slots that fired are unlinked.
         """
         assert now_ms >= self.now_ms, f"clock went back: now_ms={now_ms} wheel={self.now_ms}"
         self.now_ms = now_ms
@@ -205,6 +205,7 @@ class TimingWheel:
         moves_left: i64 = MOVES_MAX
         room: i64 = limit
         while queue.size > 0 and queue.top_key() <= now_ms and room > 0 and moves_left > 0:
+            # Buckets of level 1 are queued with `_base` added (see `_bucket_for`).
             bucket: i64 = queue.top_value() % self._base
             self._set_clocks(queue.top_key())
             if bucket < self.wheel_size:
@@ -212,7 +213,8 @@ class TimingWheel:
             else:
                 moves_left -= self._cascade(bucket, moves_left)
             room = limit - (i64(len(fired)) - fired_before)
-            # A bucket that is not empty (the limit was reached inside it) stays queued and is gone on with next time.
+            # A bucket that is not empty (the limit was reached within it) stays queued and is continued by the next
+            # call.
             if i64(self._next[bucket]) == bucket:
                 self._bucket_expirations[bucket] = NOT_QUEUED
                 queue.pop()
@@ -249,7 +251,7 @@ class TimingWheel:
         return counts
 
     def _link(self, node: i64, rounded: i64) -> bool:
-        """Put a node at the tail of the bucket for its deadline; False when it is due by the wheel's clock."""
+        """Append a node to the bucket for its deadline; False if it is due by the wheel's clock."""
         if rounded < self._level_clocks[0] + self.tick_ms:
             return False
         bucket = self._bucket_for(rounded)
@@ -264,16 +266,17 @@ class TimingWheel:
         return True
 
     def _bucket_for(self, rounded: i64) -> i64:
-        """The bucket for a deadline that is not before the clock, queued from now on.
+        """The bucket for a deadline that is not before the clock; queued if it was not.
 
-        Deadlines come in runs of equals: the last answer is kept while the clocks stand and its bucket is queued.
+        Deadlines come in runs of equal values, so the last result is cached while the clocks do not move and its bucket
+        is queued.
         """
         if rounded == self._recent_ms:
             return self._recent_bucket
         ticks = self._level_ticks
         clocks = self._level_clocks
         level: i64 = 0
-        # The top level needs no test: nothing lies beyond it, and its interval would not fit in 64 bits.
+        # The top level needs no test: no deadline is beyond it, and its interval would not fit in 64 bits.
         while level < self._top and rounded >= clocks[level] + ticks[level + 1]:
             level += 1
         if level >= self.levels:
@@ -283,7 +286,8 @@ class TimingWheel:
         if self._bucket_expirations[bucket] == NOT_QUEUED:
             starts_ms: i64 = floor_to_tick(rounded, tick)
             self._bucket_expirations[bucket] = starts_ms
-            # Of equal times the heap takes the smaller value first: coarser levels in their order, then level 1.
+            # At equal times the heap returns the smaller value first: cascading levels from fine to coarse, then level
+            # 1.
             self._queue.push(starts_ms, bucket + self._base if level == 0 else bucket)
         self._recent_ms = rounded
         self._recent_bucket = bucket
@@ -300,7 +304,7 @@ class TimingWheel:
         self.count -= 1
 
     def _fire(self, bucket: i64, room: i64, fired: list[int]) -> i64:
-        """Take entries from the head of a due bucket of level 1, at most `room`. Return how many were taken."""
+        """Take up to `room` entries from the head of a due bucket of level 1. Returns how many were taken."""
         nexts = self._next
         node: i64 = i64(nexts[bucket])
         taken: i64 = 0
@@ -316,12 +320,13 @@ class TimingWheel:
         return taken
 
     def _cascade(self, bucket: i64, moves_max: i64) -> i64:
-        """Move entries from the tail of a due bucket to the heads of finer ones. Return how many were moved.
+        """Move entries from the tail of a due bucket to the heads of finer ones. Returns how many were moved.
 
-        The clocks stand at the bucket's time, so all go to a finer level, never back into this bucket: the walk ends.
+        The clocks are at the bucket's time, so all entries go to a finer level, never back into this bucket: the loop
+        ends.
         """
-        # From tail to head, each to the front: they keep their order among themselves and come before what was added to
-        # the finer bucket meanwhile, which was registered later.
+        # From tail to head, each to the front: they keep their order, and precede entries that were added to the finer
+        # bucket directly, which were registered later.
         nexts = self._next
         prevs = self._prev
         node: i64 = i64(prevs[bucket])
@@ -341,7 +346,7 @@ class TimingWheel:
         return moves
 
     def _set_clocks(self, time_ms: i64) -> None:
-        """Move each level's clock to a bucket's time, floored to its tick, up to the first that stands there."""
+        """Move each level's clock to a bucket's time, floored to its tick, up to the first level already there."""
         # The bucket for a deadline depends on the clocks.
         self._recent_ms = NONE_RECENT
         ticks = self._level_ticks

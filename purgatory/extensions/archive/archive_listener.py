@@ -1,8 +1,8 @@
-"""The archive as the host sees it: numbers the engine calls, makes records of them, and sends these to be kept.
+"""Host listener that numbers the engine calls, turns them into records, and sends these to the writer process.
 
-At most `queue_rows_max` rows wait. Beyond that whole calls are dropped until half of the room is free again: one long
-gap is easier to read around than many short ones. Where nothing may be dropped (`strict`), everything is taken, and
-`reason_to_refuse` says that no more should come.
+At most `queue_rows_max` rows wait. When the queue is full, whole calls are dropped until half of it is free again: one
+long gap is easier to work with than many short ones. With `strict` nothing is dropped; instead, `reason_to_refuse`
+reports that no new work should be accepted.
 """
 
 import asyncio
@@ -50,24 +50,25 @@ from purgatory.service.settings import ArchiveSettings, EngineSettings
 LOGGER: Final = logging.getLogger(__name__)
 
 ANCHOR_MS: Final = 60_000
-"""How long wall-clock time is reckoned from the engine's clock before it is looked at again."""
+"""Wall-clock time is derived from the engine's clock for at most this long before the wall clock is read again."""
 SEND_AFTER_S: Final = 0.1
-"""What has come is sent at the latest then: a process that wakes up ten times a second costs all others less than one
-that does so a hundred times,"""
+"""Maximum delay before recorded rows are sent. A writer process that wakes ten times a second costs other processes
+less than one that wakes a hundred times.
+"""
 SEND_ROWS: Final = 16_384
-"""or when it is so much: to pickle and write these takes the event loop about a millisecond."""
+"""Number of rows that are sent immediately; pickling and writing them takes the event loop about a millisecond."""
 
 SHARE_AT_ONCE: Final = 16
-"""But no more at a time than this part of all that may wait, so that what comes together leaves room for more."""
+"""Rows are sent at the latest when they fill 1/16 of the queue, so that a burst leaves room for more."""
 
 ROW_BYTES: Final = 100
-"""A row that waits to be sent."""
+"""Estimated memory of a row that waits to be sent."""
 
 FULL_MESSAGE: Final = "the archive cannot keep up, and nothing may be lost from it; try again later"
 
 
 class ArchiveListener(Listener):
-    """Records every call. Used on the event loop only; `close` it at the end."""
+    """Records every call. Use it on the event loop only, and call `close` at the end."""
 
     records_dropped_sessions = True
 
@@ -91,38 +92,38 @@ class ArchiveListener(Listener):
         self._call: CallStamp | None = None
         """The call in progress, if any."""
         self._records: Final[list[Record]] = []
-        """Of calls that have not been sent, and from `_call_start` on those of the call in progress."""
+        """Records not yet sent. Those from index `_call_start` on belong to the call in progress."""
         self._call_start = 0
         self._names: Final[Names] = {}
-        """Those that the records point at; from `_call_first_name` on, those that only the call in progress needs."""
+        """Names used by the records; from position `_call_first_name` on, only by the call in progress."""
         self._call_first_name = 0
         self._unsent_rows = 0
-        """Of finished calls."""
+        """Unsent rows of finished calls."""
         self._timer: asyncio.TimerHandle | None = None
         self._gap: Span | None = None
-        """Calls that were dropped, one after the other."""
+        """Consecutive calls that were dropped and are not yet recorded as a gap."""
         self._rows_dropped: Final[Counter[str]] = Counter()
-        """By table; those in a gap that lasts included."""
+        """Dropped rows by table, including those of the current gap."""
         self._was_closed = False
 
     @property
     def rows_waiting(self) -> int:
-        """Rows that are on their way."""
+        """Rows that have not been converted by the writer process yet."""
         return self._link.rows_waiting + self._unsent_rows
 
     def held_bytes(self) -> int:
-        """Of the rows on their way: those that the writer's process has are not ours."""
+        """Memory of the unsent rows; rows already sent are held by the writer process."""
         return self._unsent_rows * ROW_BYTES
 
     def reason_to_refuse(self) -> Refusal | None:
-        """Strict, and the queue was full and is not half empty yet."""
+        """With `strict`, refuse from the moment the queue is full until it is half empty."""
         if self._is_strict:
             limit = self._rows_max // 2 if self._was_closed else self._rows_max - 1
             self._was_closed = self.rows_waiting > limit
         return Refusal(0, codes.UNAVAILABLE, "", FULL_MESSAGE) if self._was_closed else None
 
     def rows_dropped(self, table: str) -> int:
-        """Rows of a table that are lost: there was no room for them, or they could not be made or kept."""
+        """Rows of a table that were dropped because the queue was full, or that could not be built or written."""
         link = self._link
         return self._rows_dropped[table] + link.rows_lost[table] + link.statistics.rows_lost[table]
 
@@ -150,7 +151,7 @@ class ArchiveListener(Listener):
     # Engine calls.
 
     def registered(self, event: Registered) -> None:
-        """A batch in which every operation was known already changed nothing and is not recorded."""
+        """Record a batch, unless all its operations were already known: then nothing changed."""
         batch, receipt = event.batch, event.receipt
         if len(batch.operation_ids) > receipt.already_known:
             call, whose = self._begin(event.now_ms), registrant_of(event.session, event.principal)
@@ -160,13 +161,13 @@ class ArchiveListener(Listener):
             )
 
     def refused_unseen(self, event: Registered) -> None:
-        """Recorded unless the archive itself is the reason: then there is no room for this record either."""
+        """Record the batch, unless the archive itself is the reason for the refusal: then its queue is full."""
         if self.reason_to_refuse() is None:
             self.registered(event)
             self.call_finished()
 
     def applied(self, event: Applied) -> None:
-        """An empty slice changed nothing and is not recorded."""
+        """Record a slice, unless it is empty: then nothing changed."""
         if event.receipt.next_index > event.start:
             call, whose = self._begin(event.now_ms), registrant_of(None, event.principal)
             self._add(vocabulary.EVENTS, event_records, call, whose, event.batch, event.start, event.receipt)
@@ -189,7 +190,7 @@ class ArchiveListener(Listener):
         self._add_call(vocabulary.CANCEL_KEY, event.now_ms, topic=key, partition=partition, ended=event.ended)
 
     def failed_stale(self, event: FailedStale) -> None:
-        """One row for each stale partition; only the first has the operations, so that they are counted once."""
+        """Record one row for each stale partition; only the first has the operations, so that they are counted once."""
         number, call = _session_number(event.session), self._begin(event.now_ms)
         for place, (topic, partition) in enumerate(sorted(event.stale)):
             ids, ended = ([], 0) if place else (event.operation_ids, event.ended)
@@ -204,7 +205,7 @@ class ArchiveListener(Listener):
         self._add_call(vocabulary.SHUT_DOWN, now_ms, ended=ended)
 
     def expired(self, now_ms: int) -> None:
-        """The clock was advanced, and something expired: the call has no row of its own, only what it ended."""
+        """Start a call in which operations expired. The call itself has no row, only the outcomes have."""
         self._begin(now_ms)
 
     def completed(self, event: Completed) -> None:
@@ -216,7 +217,7 @@ class ArchiveListener(Listener):
         self.completed(event)
 
     def call_finished(self) -> None:
-        """Keeps the call, or drops it when there is no room. Sends what there is when it is enough."""
+        """Keep the call, or drop it if the queue is full. Send the records if there are enough."""
         if self._call is None:
             return
         self._call = None
@@ -228,6 +229,7 @@ class ArchiveListener(Listener):
             self._drop(records)
             return
         self._unsent_rows += rows
+        # The marker follows the records of this call, although its call number is lower (see `Span`).
         self._report_gap()
         if self._unsent_rows >= self._send_rows:
             self.send()
@@ -237,20 +239,23 @@ class ArchiveListener(Listener):
     # The end of the run.
 
     def mark(self, marker: str, now_ms: int) -> None:
-        """A marker at this point of the run. It belongs to no call, so it has the number of the last one. Sends all."""
+        """Add a marker at this point of the run and send everything.
+
+        A marker belongs to no call, so it gets the number of the last call.
+        """
         self.call_finished()
         self._report_gap()
         self._add_markers([row_record(vocabulary.MARKERS, self._stamp(self.last_call_number, now_ms), marker=marker)])
         self.send()
 
     async def close(self, now_ms: int, timeout_s: float) -> None:
-        """Says that the run has ended, and keeps what is left while there is time."""
+        """Record the end of the run, and write the remaining records within `timeout_s`."""
         self.mark(vocabulary.ENDED, now_ms)
         if not await self._link.close(timeout_s, self.send):
             LOGGER.error("the end of the history could not be written; the next start will say that this run crashed")
 
     def send(self) -> None:
-        """Sends what there is; while there is nobody to send it to, later."""
+        """Send all unsent records, or try again later if the writer process is down."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -268,31 +273,31 @@ class ArchiveListener(Listener):
 
     def _send_late(self) -> None:
         self._timer = None
-        if self._call is None:  # otherwise its records point at names that would go; its end sends, or sets the timer
+        if self._call is None:  # sending would clear names that the call's records refer to
             self.send()
 
-    # Inside.
+    # Internals.
 
     def _add_call(self, call: str, now_ms: int, **values: object) -> None:
         self._records.append(row_record(vocabulary.CALLS, self._begin(now_ms), call=call, **values))
 
     def _begin(self, now_ms: int) -> CallStamp:
-        self.call_finished()  # what was interrupted is history too
+        self.call_finished()  # an interrupted call is recorded too
         self.last_call_number += 1
         self._call_start, self._call_first_name = len(self._records), len(self._names)
         self._call = self._stamp(self.last_call_number, now_ms)
         return self._call
 
     def _add(self, table: str, make: Callable[..., list[Record]], call: CallStamp, *given: object) -> None:
-        """Adds what the call adds to a table: `make` is called with the names, the call and what is given.
+        """Add the call's records to a table: `make` is called with the names, the call and `given`.
 
-        What no record can hold is lost; the archive says so, and the call that waits for this one goes on.
+        Records that cannot be built are lost. The archive gets a DROPPED marker, and the call itself continues.
         """
         try:
             self._records.extend(make(self._names, call, *given))
         except Exception:
             LOGGER.exception("rows of %s of call %d cannot be kept", table, call.call_number)
-            self._rows_dropped[table] += 1  # how many they are, nobody knows
+            self._rows_dropped[table] += 1  # a lower bound: the number of rows is unknown
             marker = {"marker": vocabulary.DROPPED, "table": table, "rows": 1, "last_call_number": call.call_number}
             self._records.append(row_record(vocabulary.MARKERS, call, **marker))
 
@@ -303,12 +308,12 @@ class ArchiveListener(Listener):
         return CallStamp(self._run_id, call_number, now_ms, now_ms + self._wall_offset_ms)
 
     def _add_markers(self, markers: list[Record]) -> None:
-        """Markers are taken whether there is room or not."""
+        """Add markers, even if the queue is full."""
         self._records.extend(markers)
         self._unsent_rows += len(markers)
 
     def _has_room(self, rows: int) -> bool:
-        """For a call that is alone there always is: otherwise it would never be kept."""
+        """Whether the queue has space. An empty queue accepts any call, or large calls would never be recorded."""
         waiting = self.rows_waiting
         if self._is_strict or not waiting:
             return True
@@ -316,7 +321,7 @@ class ArchiveListener(Listener):
 
     def _drop(self, records: list[Record]) -> None:
         del self._records[self._call_start :]
-        while len(self._names) > self._call_first_name:  # it may be long until something is sent
+        while len(self._names) > self._call_first_name:  # otherwise unused names would remain until the next send
             self._names.popitem()
         dropped = Span(records)
         self._rows_dropped.update(dropped.rows)
@@ -326,7 +331,7 @@ class ArchiveListener(Listener):
             self._gap.extend(dropped)
 
     def _report_gap(self) -> None:
-        """Says in the archive what is missing from it, if anything was dropped until now."""
+        """Add markers for the rows that were dropped, if any."""
         gap, self._gap = self._gap, None
         if gap is None:
             return
@@ -338,7 +343,7 @@ class ArchiveListener(Listener):
 
 
 def registrant_of(session: Session | None, principal: str) -> Registrant:
-    """The session, or whoever calls without one, as the archive has it."""
+    """The session of a call, or a registrant with only the principal for a call without a session."""
     if session is None:
         return NO_SESSION._replace(principal=principal) if principal else NO_SESSION
     return Registrant(session.number, session.session_id, session.account.principal)
@@ -357,7 +362,7 @@ def writer_config(
     has_journal: bool = False,
     is_continued: bool = False,
 ) -> WriterConfig:
-    """What the archive of a new run starts with."""
+    """Initial settings of the writer process for a new run."""
     assert settings.uri is not None, "no archive is asked for"
     details = RunDetails(
         version=__version__,
@@ -377,12 +382,16 @@ def writer_config(
         statistics=WriterStatistics(time_ms=engine_started_ms, at_ms=wall_ms()),
         roll_s=settings.roll_ms / 1_000,
         roll_bytes=settings.roll_bytes,
-        low_priority=not settings.strict,  # where nothing may be dropped, nobody is admitted until it has kept up
+        low_priority=not settings.strict,  # with `strict`, admission waits for the archive
     )
 
 
 async def start_archive(settings: ArchiveSettings, config: WriterConfig, timeout_ms_default: int) -> ArchiveListener:
-    """Opens the archive of a new run. Raises `CannotArchive` when its place cannot be written to, or without Arrow."""
+    """Open the archive of a new run.
+
+    Raises:
+        CannotArchive: The archive cannot be written to, or Arrow is not installed.
+    """
     for package in ("numpy", "pyarrow"):
         if find_spec(package) is None:
             raise CannotArchive(

@@ -1,4 +1,4 @@
-"""The archive as an extension."""
+"""The archive extension."""
 
 from purgatory.archive.vocabulary import CannotArchive
 from purgatory.extension import Core, Extension, StartupError
@@ -6,7 +6,7 @@ from purgatory.extensions.archive.archive_listener import ArchiveListener, start
 from purgatory.service.listeners.listener import Listener
 
 CLOSE_S_MIN = 5.0
-"""Time for the last files, even if clients have used up the grace period."""
+"""Minimum time for writing the last files, even if clients have used up the grace period."""
 
 
 class ArchiveExtension(Extension):

@@ -1,1 +1,1 @@
-"""Connectors that the daemon runs itself: --source (docs/sources.md)."""
+"""Connectors that the daemon runs as child processes: --source (docs/sources.md)."""

@@ -1,4 +1,4 @@
-"""Connectors that the daemon runs as child processes, as an extension."""
+"""The connectors extension: connectors as child processes of the daemon."""
 
 import shutil
 import tempfile
@@ -14,7 +14,7 @@ from purgatory.service.sources.source_table import STATE_NAMES
 
 
 class ConnectorsExtension(Extension):
-    """Runs a child process for each `--source`. The children connect to a gRPC server of their own."""
+    """Runs a child process for each `--source`. The children connect to a separate gRPC server."""
 
     name = "connectors"
     needed_for = "source"
@@ -24,7 +24,7 @@ class ConnectorsExtension(Extension):
         self._folder: Path | None = None
         self._sources: SupervisedSources | None = None
         self._server: grpc.aio.Server | None = None
-        if core.settings.source:  # connections of children do not age
+        if core.settings.source:  # connections of children have no maximum age
             self._server = grpc.aio.server(options=server_options(core.settings, ages=False))
 
     def servers(self) -> Sequence[grpc.aio.Server]:
@@ -34,7 +34,7 @@ class ConnectorsExtension(Extension):
         if self._server is None:
             return
         try:
-            self._folder = Path(tempfile.mkdtemp(prefix="purgatory-"))  # for this user only
+            self._folder = Path(tempfile.mkdtemp(prefix="purgatory-"))  # accessible to this user only
             socket_address = f"unix:{self._folder / 'sources'}"
             self._server.add_insecure_port(socket_address)
         except (OSError, RuntimeError) as error:

@@ -1,8 +1,8 @@
-"""The sources that the daemon runs itself: a child process for each, started again whenever it ends.
+"""Supervises the daemon's own connectors: one child process each, restarted whenever it ends.
 
-A child never takes the daemon down, and never outlives it: its standard input is a pipe that ends with the daemon,
-however that ends. It is connected by a socket in a folder that only this user may enter, so that neither TLS nor the
-addresses that are served matter, and shows a token that stands nowhere but in both processes' memory.
+A child cannot take the daemon down and never outlives it: its standard input is a pipe that closes when the daemon ends
+for any reason. It connects over a socket in a folder that only this user may enter, so neither TLS nor the served
+addresses matter, and it authenticates with a token that exists only in the memory of both processes.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ from urllib.parse import parse_qs, urlsplit
 
 LOGGER: Final = logging.getLogger(__name__)
 PRINCIPAL: Final = "purgatory-source"
-"""Whom the children are to a policy, which gives it roles as it does to anybody."""
+"""Principal of the children; the policy grants it roles like any other principal."""
 
 BACKOFF_S_MIN: Final = 0.2
 BACKOFF_S_MAX: Final = 5.0
 REFUSED_BACKOFF_S: Final = 30.0
-"""After a child that has said what is wrong with its settings or rights: only somebody can cure it."""
+"""Pause after a child has rejected its settings or permissions: a restart alone will not help."""
 PROVEN_S: Final = 60.0
-"""A child that ran for so long is started again at once."""
+"""The backoff is reset after a child has run for this many seconds."""
 STOP_S: Final = 3.0
 EXIT_REFUSED: Final = 2
 LINE_BYTES_MAX: Final = 1 << 20
@@ -40,35 +40,35 @@ OF_CLIENTS: Final = (
     "PURGATORY_TOKEN_FILE",
     "PURGATORY_STATE_DIR",
 )
-"""Variables that tell clients how to reach a daemon. A child has its own way."""
+"""Environment variables for clients, which children must not inherit: they have their own connection to the daemon."""
 
 
 class SupervisedSource:
-    """One source. `command` starts it; `on_restart` is told its name each time it was started again."""
+    """One connector. It is started with `command`; `on_restart` is called with its name after each restart."""
 
     def __init__(self, uri: str, command: Sequence[str], token: str, on_restart: Callable[[str], None]) -> None:
         self.name = uri.partition("?")[0]
-        """What daemons call it, once it has said so."""
+        """Name reported by the child; until then, the URI without its options."""
         self.restarts = 0
         self.is_running = False
         self.ending = ""
         """How it ended last."""
         self.changed = time.monotonic()
-        """When it was started, or ended."""
+        """When it last started or ended."""
         self._command: Final = command
         self._token: Final = token
         self._on_restart: Final = on_restart
         self._process: asyncio.subprocess.Process | None = None
 
     async def run(self) -> None:
-        """Keeps it running until cancelled."""
+        """Keep the child running until cancelled."""
         backoff_s = BACKOFF_S_MIN
         while True:
             started = time.monotonic()
             try:
                 code = await self._run_once()
             except OSError as error:
-                LOGGER.error("source %s cannot be started: %s", self.name, error)  # noqa: TRY400 - says it all
+                LOGGER.error("source %s cannot be started: %s", self.name, error)  # noqa: TRY400 - the message is complete
                 code = None
             if time.monotonic() - started > PROVEN_S:
                 backoff_s = BACKOFF_S_MIN
@@ -81,7 +81,7 @@ class SupervisedSource:
             self._on_restart(self.name)
 
     def terminate(self) -> None:
-        """Asks it to end."""
+        """Ask the child to end."""
         if self._process is not None and self._process.returncode is None:
             self._process.terminate()
 
@@ -93,7 +93,7 @@ class SupervisedSource:
             stderr=asyncio.subprocess.PIPE,
             env={name: value for name, value in os.environ.items() if name not in OF_CLIENTS},
             limit=LINE_BYTES_MAX,
-            start_new_session=True,  # a terminal's Ctrl-C is for the daemon, which ends it in its turn
+            start_new_session=True,  # Ctrl-C in a terminal must reach the daemon only, which then ends the child
         )
         assert process.stdin is not None, "it is a pipe"
         assert process.stdout is not None, "it is a pipe"
@@ -108,7 +108,7 @@ class SupervisedSource:
             await _end(process)
 
     async def _heed(self, stream: asyncio.StreamReader) -> None:
-        """What it tells the daemon: its name."""
+        """Read the child's messages to the daemon: its name."""
         async for line in _lines(stream):
             try:
                 self.name = str(json.loads(line)["source"])[:249]
@@ -116,7 +116,7 @@ class SupervisedSource:
                 LOGGER.info("source %s: %r", self.name, line[:1_000])
 
     async def _log(self, stream: asyncio.StreamReader) -> None:
-        """Its log becomes part of the daemon's."""
+        """Copy the child's log to the daemon's log."""
         async for line in _lines(stream):
             try:
                 entry = json.loads(line)
@@ -124,21 +124,21 @@ class SupervisedSource:
                 text = str(entry["message"])
                 if "exception" in entry:
                     text = f"{text}\n{entry['exception']}"
-            except (ValueError, KeyError, TypeError):  # what libraries and dying interpreters write
+            except (ValueError, KeyError, TypeError):  # output of libraries and crashing interpreters
                 level, text = logging.WARNING, line
             LOGGER.log(level, "source %s: %s", self.name, text)
 
 
 class SupervisedSources:
-    """All of them.
+    """All connectors of the daemon.
 
     Args:
-        uris: One for each, without secrets.
-        socket: Where the daemon listens for them, as a gRPC address.
-        token: For the policy, if there is one.
-        data_dir: Where they keep what they must; None: nowhere.
-        log_level: What they log, too.
-        on_restart: Told the name of a source that was started again.
+        uris: One for each connector, without secrets.
+        socket: gRPC address at which the daemon listens for the children.
+        token: Authenticates the children if there is a policy.
+        data_dir: Parent of the children's state folders; None: they keep no state.
+        log_level: Log level of the children.
+        on_restart: Called with the name of each connector that was restarted.
     """
 
     def __init__(
@@ -160,12 +160,12 @@ class SupervisedSources:
         self._tasks.extend(asyncio.create_task(source.run(), name=source.name) for source in self.sources)
 
     def terminate(self) -> None:
-        """Asks them to end, without waiting."""
+        """Ask all children to end, without waiting."""
         for source in self.sources:
             source.terminate()
 
     async def stop(self) -> None:
-        """Ends them."""
+        """End all children."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -173,7 +173,7 @@ class SupervisedSources:
 
 def _command(uri: str, socket: str, data_dir: Path | None, log_level: str) -> list[str]:
     scheme = urlsplit(uri).scheme.replace("postgresql", "postgres")
-    # -P: nothing in the working folder is taken for a package.
+    # -P: do not import packages from the working directory.
     command = [sys.executable, "-P", "-m", "purgatory_sources", scheme, uri, "--supervised", "--to", socket]
     command += ["--log-format", "json", "--log-level", log_level]
     if data_dir is not None:
@@ -182,7 +182,7 @@ def _command(uri: str, socket: str, data_dir: Path | None, log_level: str) -> li
 
 
 def _folder(uri: str, scheme: str) -> str:
-    """The same for a source whose hosts or options have changed: its label is what its marks are called by."""
+    """Name of the state folder. It does not change with hosts or options, except the label that names the marks."""
     options = parse_qs(urlsplit(uri).query)
     label = (options.get("label") or options.get("name") or [""])[0]
     return re.sub(r"[^A-Za-z0-9_.-]", "_", f"{scheme}-{label}" if label else scheme)
@@ -192,7 +192,7 @@ async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
     while True:
         try:
             line = await stream.readline()
-        except ValueError:  # longer than any of ours: what fits no line is dropped
+        except ValueError:  # longer than any valid message: discard it
             continue
         if not line:
             return

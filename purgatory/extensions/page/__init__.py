@@ -1,1 +1,1 @@
-"""The live page: what waits on what, why not yet, and until when, for people with a browser."""
+"""The live page: shows in a browser which operations wait, for which marks, why, and until when."""

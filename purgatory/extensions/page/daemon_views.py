@@ -1,4 +1,4 @@
-"""What the page shows of the daemon as a whole: now, the wheel, sessions. Computed when somebody looks."""
+"""Views of the daemon as a whole: current figures, timing wheel, sessions. Computed only for viewers."""
 
 import time
 from itertools import islice
@@ -17,16 +17,16 @@ from purgatory.service.host import Host
 from purgatory.service.metrics.metrics import Metrics
 
 COUNTED_MAX: Final = 40_000
-"""Operations that are counted in buckets for one picture of the wheel: a fraction of a millisecond."""
+"""Maximum of operations counted per picture of the wheel, which takes a fraction of a millisecond."""
 COUNTED_IN_BUCKET_MIN: Final = 100
 SECTORS_MAX: Final = 60
-"""A ring is drawn with at most so many sectors; of a larger wheel several buckets are one."""
+"""Maximum of sectors drawn per ring. In a larger wheel, several buckets share a sector."""
 SESSIONS_SHOWN: Final = 100
 SESSIONS_LOOKED_AT: Final = 20_000
 
 
 class DaemonViews:
-    """Pictures of a host. `run` is another one after each start of the daemon."""
+    """Pictures of a host. `run` differs for each start of the daemon."""
 
     def __init__(self, host: Host, metrics: Metrics, run: str) -> None:
         self._host: Final = host
@@ -35,7 +35,7 @@ class DaemonViews:
         self._times: Final = RecentTimes()
 
     def forget(self) -> None:
-        """Nobody looks any more."""
+        """Forget the recorded times; call this when the last viewer has left."""
         self._times.forget()
 
     def now(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class DaemonViews:
         }
 
     def sessions(self, account: Account, search: str) -> dict[str, Any]:
-        """An account's sessions or, with the role admin on everything, all: the latest that match."""
+        """The most recent matching sessions of an account; with the role admin on everything, of all accounts."""
         host, sees_all, now_ms = self._host, account.grants.is_everywhere(ADMIN), self._host.time.now_ms()
         rows: list[dict[str, Any]] = []
         looked_at = 0
@@ -144,7 +144,7 @@ class DaemonViews:
 
 
 def _figure(metric: Metric) -> tuple[str, float]:
-    """The name and the value of a metric; of a histogram, the mean of what it observed."""
+    """The name and value of a metric; for a histogram, the mean of its observations."""
     if metric.type != "histogram":
         return metric.name, sum(sample.value for sample in metric.samples)
     total, count = (

@@ -1,4 +1,4 @@
-"""The live page as an extension."""
+"""The page extension."""
 
 from purgatory.extension import Core, Extension, HttpParts
 from purgatory.extensions.page.live_page import LivePage

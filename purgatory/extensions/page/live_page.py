@@ -1,12 +1,11 @@
 """The live page: its files, and the streams that keep it current.
 
-GET /                                the page
-GET /page/static/NAME                its scripts and its style
-GET /page/live/VIEW?…                a view as server-sent events: now, wheel, waits, operation, ends, sessions
-GET /page/repeat/METHOD?request=…    a call of the service, made again and again; sent when its answer has changed
+GET /                                the page GET /page/static/NAME                its scripts and its style GET
+/page/live/VIEW?…                a view as server-sent events: now, wheel, waits, operation, ends, sessions GET
+/page/repeat/METHOD?request=…    a call of the service, repeated; its response is sent whenever it changes
 
-A stream is a call like any other: it is checked as the call is that shows the same, counts as one in flight, and takes
-its turn for each picture. What is the same for all is computed once.
+A stream is treated like any other call: it needs the permission of the call that shows the same data, counts as a call
+in flight, and takes a turn for each picture. Pictures that are the same for all viewers are computed once.
 """
 
 import asyncio
@@ -45,7 +44,7 @@ from purgatory.service.visibility import may_see
 FAST_S: Final = 0.25
 SLOW_S: Final = 1.0
 SILENT_S_MAX: Final = 10.0
-"""A viewer hears something at least so often: whoever went away is noticed."""
+"""Maximum time in seconds without sending, so that a viewer who has disconnected is detected."""
 ID_MAX: Final = 2**63 - 1
 SLOT_MAX: Final = 2**31 - 1
 ENDS_SHOWN: Final = 100
@@ -72,7 +71,7 @@ HEADERS: Final = {
 
 @dataclass
 class AskedView:
-    """What a stream asks for, and the picture that it is answered with."""
+    """The parameters of a stream, and the picture sent in response."""
 
     parameters: dict[str, str]
     picture: dict[str, Any] | None = None
@@ -83,7 +82,7 @@ Show = Callable[[dict[str, str], Account], Awaitable[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class View:
-    """A view: whose permission it needs, how often it is sent, and what may be asked."""
+    """A view: the method whose permission it needs, its interval in seconds, its parameters, and how it is computed."""
 
     method: str
     interval_s: float
@@ -103,10 +102,10 @@ class LivePage:
         self._daemon: Final = DaemonViews(host, metrics, self._run)
         self._ranked: Final = RankedWaits(host)
         self._pictures: Final[dict[str, tuple[float, dict[str, Any]]]] = {}
-        """Of views that are the same for all: when they were made, in monotonic seconds."""
+        """Shared pictures by view, each with the monotonic time (seconds) at which it was made."""
 
     def routes(self) -> list[BaseRoute]:
-        """The files."""
+        """Routes of the static files."""
         return [Route("/", self._index), Route("/page/static/{name}", self._static)]
 
     def applications(self) -> dict[str, ASGIApp]:
@@ -124,7 +123,7 @@ class LivePage:
             for name, view in views.items()
         }
         for name in REPEATED:
-            method = replace(self._methods.by_name[name], is_unary=False)  # lasts, whatever the call is that it repeats
+            method = replace(self._methods.by_name[name], is_unary=False)  # the repetition has no end
             found[f"/page/repeat/{name}"] = partial(serve_events, partial(self._answers_of, method))
         return found
 
@@ -170,7 +169,7 @@ class LivePage:
     async def _repeat(
         self, method: HttpMethod, scope: Scope, interval_s: float, picture: Callable[[HttpCall], Awaitable[str]]
     ) -> AsyncGenerator[bytes]:
-        """Each picture that differs from the one before, until the daemon ends."""
+        """Yield each picture that differs from the one before, until the daemon shuts down."""
         call, context = HttpCall(self._methods, method), HttpContext(scope, _write_nothing)
         told, told_s = "", time.monotonic()
         self.ends.viewers += 1
@@ -206,7 +205,7 @@ class LivePage:
     # Views.
 
     def _shared(self, name: str, show: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """A view that is the same for all, made at most once in its interval."""
+        """A view that is the same for all viewers, computed at most once per interval."""
         made_s, picture = self._pictures.get(name, (0.0, {}))
         if time.monotonic() - made_s >= FAST_S * 0.8:
             with self._host.holds.of("page"):

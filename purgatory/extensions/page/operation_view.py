@@ -1,4 +1,4 @@
-"""One operation as the page shows it: what it waits for, what holds it back, and how it ended."""
+"""Fields of one operation on the page: its items, the reason why they are not satisfied, and its outcome."""
 
 from typing import Any, Final
 
@@ -9,12 +9,12 @@ from purgatory.service.host import Host
 
 ITEMS_IN_LISTS: Final = 3
 ITEMS_MAX: Final = 100
-"""Of one operation that are shown: each is looked up with its replicas."""
+"""Maximum of items shown for one operation; each is looked up with its replicas."""
 REPLICAS_NAMED: Final = 5
 
 
 def pending_fields(host: Host, view: PendingView, slot: int, items_max: int = ITEMS_IN_LISTS) -> dict[str, Any]:
-    """A pending operation. `slot` finds it again where it belongs to no session."""
+    """Fields of a pending operation. `slot` identifies an operation that belongs to no session."""
     session, now_ms = host.sessions.of_owner(view.owner_id), host.time.now_ms()
     account = session.account if session is not None else host.unary_waits.account_of(view.operation_id)
     return {
@@ -32,7 +32,7 @@ def pending_fields(host: Host, view: PendingView, slot: int, items_max: int = IT
 
 
 def detailed_fields(host: Host, view: PendingView, slot: int) -> dict[str, Any]:
-    """The same with what holds each of its partitions back."""
+    """The same fields, with the reason why each partition is not satisfied."""
     fields = pending_fields(host, view, slot, ITEMS_MAX)
     if view.kind != SIGNAL:
         for shown, item in zip(fields["items"], view.items, strict=False):
@@ -42,7 +42,7 @@ def detailed_fields(host: Host, view: PendingView, slot: int) -> dict[str, Any]:
 
 
 def ended_fields(end: RecentEnd, now_ms: int) -> dict[str, Any]:
-    """An operation that has ended."""
+    """Fields of an operation that has ended."""
     return {
         "session": end.session_id,
         "principal": end.principal,
@@ -77,7 +77,7 @@ def _item_fields(item: ItemView) -> dict[str, Any]:
 
 
 def _held_back_by(host: Host, kind: int, item: ItemView) -> str:
-    """For people: why a mark is not where it is needed."""
+    """A readable reason why a mark has not reached the required offset."""
     now_ms = host.time.now_ms()
     stale = host.sources.stale(item.name, now_ms)
     if stale is not None:

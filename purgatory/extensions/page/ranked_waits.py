@@ -1,4 +1,4 @@
-"""Who waits on what: the whole table of what is pending, looked at slice by slice, once for all who look."""
+"""Rankings of all pending operations, computed in slices and shared by all viewers with the same permissions."""
 
 import asyncio
 import heapq
@@ -17,26 +17,27 @@ from purgatory.service.visibility import rank_pending, ranked_views
 
 ROWS_SHOWN: Final = 20
 RANKED_MAX: Final = 10 * ROWS_SHOWN
-"""Operations may end between being ranked and being shown, so more are ranked than are shown."""
+"""More operations are ranked than shown, because ranked ones may end before they are shown."""
 NAMES_PER_SLICE: Final = 5_000
 NAMES_SHOWN: Final = 50
 AGAIN_S_MIN: Final = 1.0
 LOAD: Final = 0.01
-"""The part of one processor that all this may take: what took 50 ms is looked at again after 5 s."""
+"""Maximum share of one processor for all rankings: one that took 50 ms is repeated after 5 s."""
 ACCOUNTS_MAX: Final = 16
-"""Rankings that are kept: one for each account that looks, and one for all who see everything."""
+"""Maximum of cached rankings: one for each account with viewers, and one for all admins."""
 
 
 class RankedWaits:
-    """Rankings by account. Costs nothing while nobody asks."""
+    """Rankings by account. Computed on request only."""
 
     def __init__(self, host: Host) -> None:
         self._host: Final = host
         self._kept: Final[dict[str | None, _Kept]] = {}
 
     async def show(self, account: Account, search: str) -> dict[str, Any]:
-        """What the account may see: its own operations or, with the role admin on everything, all. `search` is a part
-        of the names to be shown.
+        """The ranking of the account's own operations; with the role admin on everything, of all operations.
+
+        `search` is a substring of the names to show.
         """
         sees_all = account.grants.is_everywhere(ADMIN)
         key = None if sees_all else account.principal
@@ -48,7 +49,7 @@ class RankedWaits:
         await self._refresh(kept, account, is_due=time.monotonic() >= kept.again_s)
         longest, soonest = self._rows(kept, account)
         if len(soonest) < min(ROWS_SHOWN, kept.ranking.operations):
-            # Too many of the ranked operations have ended. While they do, others are registered: rank those now.
+            # Too many of the ranked operations have ended. Others have been registered since then, so rank again now.
             await self._refresh(kept, account, is_due=True)
             longest, soonest = self._rows(kept, account)
         names, matching = await self._hottest(kept.ranking, search)
@@ -68,7 +69,7 @@ class RankedWaits:
         if kept.looking is None and is_due:
             kept.looking = asyncio.create_task(self._look(kept, account), name="page ranking")
         if kept.looking is not None:
-            await asyncio.shield(kept.looking)  # it continues for other viewers when one disconnects
+            await asyncio.shield(kept.looking)  # continues for other viewers when one disconnects
 
     async def _look(self, kept: "_Kept", account: Account) -> None:
         watched = self._host.holds.of("page")
@@ -80,7 +81,7 @@ class RankedWaits:
         kept.again_s = time.monotonic() + max(AGAIN_S_MIN, used_ns / 1e9 / LOAD)
 
     async def _hottest(self, ranking: PendingRanking, search: str) -> tuple[list[tuple[int, PartitionName]], int]:
-        """The names on which most waits are, and how many match the search."""
+        """The names with the most waits, and the number of names that match the search."""
         found: list[tuple[int, PartitionName]] = []
         matching, names, watched = 0, iter(ranking.waits.items()), self._host.holds.of("page")
         while True:
@@ -94,7 +95,7 @@ class RankedWaits:
             await asyncio.sleep(0)
 
     def _rows(self, kept: "_Kept", account: Account) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Those that have waited longest, and those that expire soonest, of the operations that are still pending."""
+        """Two lists of pending operations: longest waiting first, and soonest to expire first."""
         host, ranking = self._host, kept.ranking
         longest, soonest = (
             [
@@ -107,10 +108,10 @@ class RankedWaits:
 
 
 class _Kept:
-    """One ranking, and when it may be made anew."""
+    """One ranking, and the time at which it may be computed again."""
 
     def __init__(self) -> None:
         self.ranking = PendingRanking(RANKED_MAX)
         self.again_s = 0.0
         self.looking: asyncio.Task[None] | None = None
-        """One look at a time, for all who ask meanwhile."""
+        """The ranking in progress, if any; all viewers wait for the same one."""

@@ -1,4 +1,4 @@
-"""The operations that ended lately, for the page: remembered only while somebody looks."""
+"""Recently ended operations for the page, recorded only while there are viewers."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -13,11 +13,11 @@ from purgatory.service.listeners.events import Completed
 from purgatory.service.listeners.listener import Listener
 
 ENDS_MAX: Final = 300
-"""Remembered."""
+"""Maximum of recorded operations."""
 LOOKED_AT_MAX: Final = 64
-"""Operations of one batch that are looked at: the hot path must not feel a viewer."""
+"""Maximum of operations examined per batch, so that viewers do not slow down the hot path."""
 ITEMS_MAX: Final = 8
-"""Of an operation that are remembered."""
+"""Maximum of items recorded per operation."""
 ENDS_PER_SECOND: Final = 50
 FOLLOWED_MAX: Final = 1_000
 
@@ -27,7 +27,7 @@ FollowedOperation = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class RecentItem:
-    """Where one partition or key stood."""
+    """Final state of one partition or key."""
 
     name: PartitionName
     error_code: int
@@ -39,7 +39,7 @@ class RecentItem:
 
 @dataclass(frozen=True, slots=True)
 class RecentEnd:
-    """One that has ended. `ended_ms` is engine time; `item_count` of which `items` are the first few."""
+    """An operation that has ended. `ended_ms` is engine time; `items` holds the first of `item_count` items."""
 
     principal: str
     session_id: str
@@ -54,8 +54,10 @@ class RecentEnd:
 
 
 class RecentEnds(Listener):
-    """Remembers some of what ends while there are viewers: all that expire or fail before those that are satisfied,
-    within `ENDS_PER_SECOND`; and each operation that is followed.
+    """Records a sample of ended operations while there are viewers.
+
+    Within `ENDS_PER_SECOND`, expired and failed operations take precedence over satisfied ones. Followed operations are
+    always recorded.
     """
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
@@ -65,15 +67,15 @@ class RecentEnds(Listener):
         self._second = 0
         self._room = 0
         self._followed: Final[dict[FollowedOperation, int]] = {}
-        """How many viewers follow it."""
+        """Number of viewers that follow each operation."""
         self._outcomes: Final[OrderedDict[FollowedOperation, RecentEnd]] = OrderedDict()
 
     def __iter__(self) -> Iterator[RecentEnd]:
-        """The latest first."""
+        """Most recent first."""
         return reversed(self._ends)
 
     def follow(self, operation: FollowedOperation) -> None:
-        """Its end will be remembered. `unfollow` it later."""
+        """Record the end of this operation. Call `unfollow` later."""
         self._followed[operation] = self._followed.get(operation, 0) + 1
 
     def unfollow(self, operation: FollowedOperation) -> None:
@@ -82,7 +84,7 @@ class RecentEnds(Listener):
             del self._followed[operation]
 
     def outcome_of(self, operation: FollowedOperation) -> RecentEnd | None:
-        """How an operation ended; None: it has not, or nobody looked."""
+        """How an operation ended; None if it has not ended, or if its end was not recorded."""
         found = self._outcomes.get(operation)
         return found or next((one for one in self if _key(one) == operation), None)
 
@@ -102,6 +104,7 @@ class RecentEnds(Listener):
             outcomes = completions.outcomes[: min(len(completions), LOOKED_AT_MAX)]
             bad = [place for place, outcome in enumerate(outcomes) if outcome != SATISFIED]
             good = [place for place, outcome in enumerate(outcomes) if outcome == SATISFIED][:2]
+            # Failures get the space first. Sorted again, because `_note` adds up item counts from place to place.
             places = sorted((bad + good)[: self._room])
             self._room -= len(places)
             self._note(who, session_id, completions, places, followed=False)
@@ -122,7 +125,7 @@ class RecentEnds(Listener):
                 self._outcomes.popitem(last=False)
 
     def visible_to(self, account: Account, *, sees_all: bool) -> list[RecentEnd]:
-        """Those of an account, the latest first; with `sees_all`, everybody's."""
+        """The operations of an account, most recent first; with `sees_all`, of all accounts."""
         return [one for one in self if sees_all or one.principal == account.principal]
 
 

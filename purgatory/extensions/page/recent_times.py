@@ -1,4 +1,4 @@
-"""Percentiles over the last minutes, from histograms that only ever grow: what was added since they were noted."""
+"""Percentiles over the last minutes, computed from cumulative histograms as differences to earlier snapshots."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -14,22 +14,25 @@ Noted = dict[str, list[float]]
 
 
 class RecentTimes:
-    """Notes histograms while somebody looks. Until the window is full, the times are those since the first look, or
-    since the daemon began where nobody looked before.
+    """Takes snapshots of histograms while there are viewers.
+
+    Until the window is full, the percentiles cover the time since the first snapshot, or since the start of the daemon
+    if the first snapshot is very recent.
     """
 
     def __init__(self) -> None:
         self._noted: Final[deque[tuple[float, Noted]]] = deque()
 
     def percentiles(self, histograms: Mapping[str, Histogram], now_s: float) -> dict[str, dict[str, float]]:
-        """For each histogram that something was added to: how many, and p50, p95, p99 in milliseconds, each the upper
-        bound of its bucket (-1: above the last one).
+        """For each histogram with new observations: their number, and p50, p95 and p99 in milliseconds.
+
+        Each percentile is the upper bound of its bucket; -1 if it is above the last bound.
         """
         if not self._noted or now_s - self._noted[-1][0] >= NOTED_EVERY_S:
             self._noted.append((now_s, {key: _totals(histogram) for key, histogram in histograms.items()}))
         while len(self._noted) > 1 and now_s - self._noted[1][0] >= WINDOW_S:
             self._noted.popleft()
-        # What was first noted is the base only once it is old enough to show something.
+        # Differences to the first snapshot mean something only once it is old enough; before that, use the totals.
         base: Noted = self._noted[0][1] if now_s - self._noted[0][0] >= 2 * NOTED_EVERY_S else {}
         found = {}
         for key, histogram in histograms.items():
@@ -43,7 +46,7 @@ class RecentTimes:
         return found
 
     def forget(self) -> None:
-        """Nobody looks any more: what was noted would be of long ago the next time."""
+        """Drop the snapshots when the last viewer has left: they would be too old for the next viewer."""
         self._noted.clear()
 
 

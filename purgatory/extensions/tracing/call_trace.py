@@ -1,4 +1,4 @@
-"""The trace that a call belongs to, as its caller says in metadata (W3C trace context). Needs no OpenTelemetry."""
+"""The trace that a call belongs to, read from its metadata (W3C trace context). Needs no OpenTelemetry."""
 
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -10,17 +10,17 @@ from purgatory.service.rpc.call import Context, Identify
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 LENGTH_MAX: Final = 1_000
-"""Of either; what is longer is no trace context."""
+"""Maximum length of either header; a longer one is ignored."""
 
 Trace = tuple[str, str]
-"""`traceparent` and `tracestate` as they came."""
+"""`traceparent` and `tracestate` as received."""
 
 CALL_TRACE: Final[ContextVar[Trace | None]] = ContextVar("CALL_TRACE", default=None)
-"""Of the call that is being served. None: its caller is not traced, or chose not to record this trace."""
+"""Trace of the call being served. None: the caller is not traced, or does not record this trace."""
 
 
 def traced(identify: Identify) -> Identify:
-    """The same, and `CALL_TRACE` is set for what the call does."""
+    """Wrap `identify` so that `CALL_TRACE` is set while the call is served."""
 
     def for_method(method: str) -> Callable[[Context], Account]:
         account_of = identify(method)
@@ -35,14 +35,14 @@ def traced(identify: Identify) -> Identify:
 
 
 def trace_of(context: Context) -> Trace | None:
-    """The recorded trace of a call."""
+    """The trace of a call; None if the caller does not record it."""
     found = {
         key: value
         for key, value in context.invocation_metadata() or ()
         if key in (TRACEPARENT, TRACESTATE) and isinstance(value, str) and len(value) <= LENGTH_MAX
     }
     parent = found.get(TRACEPARENT, "")
-    # The last field of version 00 holds the flags; the lowest bit says that the caller records the trace.
+    # In version 00, the last field contains the flags. The lowest bit means that the caller records the trace.
     flags = parent.rpartition("-")[2]
     if len(flags) != 2 or flags[1] not in "13579bdf":
         return None

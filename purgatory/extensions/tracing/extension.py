@@ -1,4 +1,4 @@
-"""Tracing as an extension."""
+"""The tracing extension."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,7 @@
-"""Spans of waits: each begins with the registration and ends with the outcome, below the span of the caller.
+"""Spans of waits, as children of the caller's span. A span covers the time from registration to outcome.
 
-What is not traced costs a look at a variable for each batch of registrations, and for each batch of results a look
-into a table that is empty. Spans are sent from a thread of OpenTelemetry's own.
+Untraced waits cost one read of a context variable for each batch of registrations, and one check of a counter for each
+batch of results. OpenTelemetry sends the spans from its own thread.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from purgatory.threads import on_daemon_thread
 LOGGER: Final = logging.getLogger(__name__)
 
 PENDING_MAX: Final = 100_000
-"""Traced waits at one time; further ones have no span."""
+"""Maximum of traced pending waits; waits beyond it get no span."""
 WAIT_BYTES: Final = 400
 CLOSE_S: Final = 2.0
 
@@ -42,14 +42,14 @@ Whose = Session | str
 
 
 class TracedWait(NamedTuple):
-    """A wait that has not ended: the span of its caller, and when it began (Unix time in nanoseconds)."""
+    """A pending wait: the span of its caller, and its start (Unix time in nanoseconds)."""
 
     parent: TraceContext
     started_ns: int
 
 
 class WaitSpans(Listener):
-    """A listener that makes the spans. Where they go is up to OpenTelemetry's own environment: OTEL_..."""
+    """Listener that creates the spans. Their destination is set by OpenTelemetry's environment variables (OTEL_...)."""
 
     def __init__(self, version: str) -> None:
         name = os.environ.get("OTEL_SERVICE_NAME", "purgatory")
@@ -66,7 +66,7 @@ class WaitSpans(Listener):
         return self._count * WAIT_BYTES
 
     async def close(self) -> None:
-        """Send the remaining spans, as far as the receiver takes them within `CLOSE_S`: the library waits for 30 s."""
+        """Send the remaining spans within `CLOSE_S`; by default the library would wait for 30 s."""
         try:
             async with asyncio.timeout(CLOSE_S):
                 await on_daemon_thread(self._provider.shutdown)
@@ -74,7 +74,7 @@ class WaitSpans(Listener):
             LOGGER.warning("the last spans were not delivered: the receiver did not answer within %g s", CLOSE_S)
 
     def registered(self, event: Registered) -> None:
-        """What is sent again has its span already, by the call that sent it first."""
+        """Remember the traced waits. A batch that was sent again already has spans from the first time."""
         trace = CALL_TRACE.get()
         if trace is None or event.receipt.already_known or self._count >= PENDING_MAX:
             return
@@ -89,7 +89,7 @@ class WaitSpans(Listener):
         self._count += len(waits) - before
 
     def completed(self, event: Completed) -> None:
-        """Ends the spans of those that are traced."""
+        """End the spans of traced waits."""
         if not self._count:
             return
         session, completions = event.session, event.completions
@@ -108,7 +108,7 @@ class WaitSpans(Listener):
             del self._waits[whose]
 
     def discarded(self, event: Completed) -> None:
-        """The results are not delivered, so their spans are dropped."""
+        """Drop the spans: the results are not delivered."""
         assert event.session is not None, "results of unary waits are never discarded"
         self._forget(event.session)
 
@@ -146,7 +146,7 @@ class WaitSpans(Listener):
 
 
 def _session() -> requests.Session | None:
-    """A session that does not read the bodies of answers, which are of any length; None: a plugin supplies one."""
+    """An HTTP session that does not read response bodies, which may be endless; None: a plugin supplies the session."""
     if any(name.endswith("_CREDENTIAL_PROVIDER") for name in os.environ):
         return None
     session = requests.Session()

@@ -1,1 +1,1 @@
-"""Results that are POSTed to a callback: which hosts, in what form, how often, and what becomes of the rest."""
+"""Webhooks: results POSTed to a callback URL, with host rules, signatures, retries and dead letters."""

@@ -1,7 +1,7 @@
-"""Where webhooks may go: which URLs a caller may name, and which addresses are connected to.
+"""Rules for webhook destinations: the URLs that callers may use, and the IP addresses that may be connected to.
 
-Names are checked when a callback is named and at each attempt, addresses at each connection: between two of these a
-name may come to mean another address, and the settings may have changed.
+Host names are checked when a callback is set and at each attempt; addresses are checked at each connection. In between,
+a name may resolve to another address, and the settings may have changed.
 """
 
 from collections.abc import Sequence
@@ -13,20 +13,21 @@ URL_LENGTH_MAX: Final = 2_048
 ANY_PORT: Final = "*"
 PORTS: Final = {"https": 443, "http": 80}
 NAT64: Final = IPv6Network("64:ff9b::/96")
-"""IPv6 addresses that stand for IPv4 ones: a gateway on the way connects to these."""
+"""IPv6 addresses that embed an IPv4 address: a NAT64 gateway connects to that IPv4 address."""
 GLOBAL_UNICAST: Final = IPv6Network("2000::/3")
-"""All IPv6 addresses that have been allocated for the internet; the rest is reserved, local, or multicast."""
+"""All IPv6 addresses allocated for the public internet; the rest are reserved, local, or multicast."""
 SPECIAL: Final = tuple(
     ip_network(text) for text in ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2001:db8::/32", "3fff::/20")
 )
-"""Special-purpose blocks (IANA's registries) that are not for servers, and that `is_global` of some Python versions
-takes for public: protocol assignments (with Teredo), the 6to4 relay, documentation.
+"""Special-purpose blocks (IANA's registries) that are not for servers but count as public for `is_global` in some
+Python versions: protocol assignments (with Teredo), the 6to4 relay, documentation.
 """
 
 
 class CallbackNotAllowed(Exception):
-    """A URL that no webhook may be sent to, or a host with no address that may be connected to. `is_malformed`: it is
-    no URL that could ever be.
+    """A URL that may not receive webhooks, or a host without an allowed address.
+
+    `is_malformed`: the URL is invalid, whatever the settings.
     """
 
     def __init__(self, message: str, *, is_malformed: bool = False) -> None:
@@ -35,7 +36,7 @@ class CallbackNotAllowed(Exception):
 
 
 class CallbackTarget(NamedTuple):
-    """What a URL names; `target` is its path with its query."""
+    """The parts of a URL; `target` is its path with its query."""
 
     scheme: str
     host: str
@@ -44,18 +45,22 @@ class CallbackTarget(NamedTuple):
 
 
 class CallbackRules:
-    """What the settings allow."""
+    """The hosts, ports and addresses that the settings allow."""
 
     def __init__(self, allowed_hosts: Sequence[str], *, allow_http: bool, allow_private: bool) -> None:
-        """`allowed_hosts`: names, each with an optional port ("*": any; without: 443, or 80 by http); "*.example.org"
-        stands for all names below example.org.
+        """`allowed_hosts`: names, each with an optional port ("*": any; none: 443, or 80 for http). "*.example.org"
+        matches all names below example.org. `allow_private`: whether addresses outside the public internet are allowed.
         """
         self._allowed: Final = [_split(entry) for entry in allowed_hosts]
         self._allow_http: Final = allow_http
         self._allow_private: Final = allow_private
 
     def check_url(self, url: str) -> CallbackTarget:
-        """What the URL names. Raises `CallbackNotAllowed`."""
+        """Parse and check a URL.
+
+        Raises:
+            CallbackNotAllowed: The URL is malformed, or the settings do not allow it.
+        """
         target = _parse(url)
         if target.scheme == "http" and not self._allow_http:
             raise CallbackNotAllowed("http is not allowed here, only https (webhooks.allow_http)")
@@ -67,7 +72,11 @@ class CallbackRules:
         raise CallbackNotAllowed(f"{target.host}:{target.port} is not among webhooks.allowed_hosts")
 
     def allowed_addresses(self, host: str, addresses: Sequence[str]) -> list[str]:
-        """Those addresses of a host that may be connected to. Raises `CallbackNotAllowed` if there are none."""
+        """The addresses of a host that may be connected to.
+
+        Raises:
+            CallbackNotAllowed: There are none.
+        """
         allowed = [address for address in addresses if self._allow_private or _is_public(address)]
         if not allowed:
             seen = ", ".join(addresses) or "no address"
@@ -76,7 +85,7 @@ class CallbackRules:
 
 
 def _split(entry: str) -> tuple[str, str]:
-    """Host and port of an entry of the settings; either may be a pattern, and the port may be absent."""
+    """Host and port of an entry in the settings. Either may be a pattern, and the port may be missing."""
     if entry.endswith("]") or ":" not in entry:
         return entry.strip("[]").lower(), ""
     host, _, port = entry.rpartition(":")
@@ -106,7 +115,7 @@ def _parse(url: str) -> CallbackTarget:
 
 
 def _is_public(text: str) -> bool:
-    """Whether an address belongs to the public internet, by itself or by the IPv4 address that it stands for."""
+    """Whether an address, or the IPv4 address embedded in it, belongs to the public internet."""
     address = ip_address(text.partition("%")[0])
     if isinstance(address, IPv6Address):
         address = _meant_by(address)

@@ -1,8 +1,8 @@
-"""The results of a session with a callback: taken from its outbox one by one, sent, and acknowledged.
+"""Delivers the results of a session with a callback: takes them from its outbox, sends them, and acknowledges them.
 
-It stands where a client's stream would: results wait in the outbox, in the journal too, until they are acknowledged,
-and while too many wait the session's registrations are refused. A few are open at a time, and the pace of the outbox is
-that of the oldest of them: results behind one that is refused again and again are sent, but not acknowledged.
+It replaces the client's stream. Results stay in the outbox (and in the journal) until they are acknowledged, and while
+too many are unacknowledged, registrations of the session are refused. Up to `OPEN_MAX` results are open at a time. They
+are acknowledged in order: results behind one that keeps failing are sent, but not acknowledged.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from purgatory.service.translate.results import fill_row
 from purgatory.v1 import result_pb2
 
 OPEN_MAX: Final = 64
-"""Results of one session that are being sent, wait to be tried again, or were delivered before an older one."""
+"""Maximum of open results per session: being sent, waiting for a retry, or delivered before an older one."""
 
 
 class CallbackOwner(Protocol):
-    """What a stream needs of the room."""
+    """The operations that a stream needs from `Webhooks`."""
 
     @property
     def deliveries(self) -> Deliveries: ...
@@ -30,12 +30,12 @@ class CallbackOwner(Protocol):
     def acknowledge(self, session: Session, sequence: int) -> None: ...
 
     def give_up(self, session: Session, webhook_id: str, result: result_pb2.Result, attempts: int, why: str) -> None:
-        """Keeps the result as a dead letter."""
+        """Keep the result as a dead letter."""
         ...
 
 
 class CallbackStream:
-    """The stream of one session with a callback, for as long as anything waits in it."""
+    """The stream of one session with a callback. It exists for as long as results may be waiting."""
 
     def __init__(self, session: Session, callback: Callback, host: str, owner: CallbackOwner) -> None:
         self.session: Final = session
@@ -43,13 +43,13 @@ class CallbackStream:
         self.host: Final = host
         self.owner: Final = owner
         self._open: Final[dict[int, ResultDelivery]] = {}
-        """By sequence number, in order: those that are not acknowledged."""
+        """Unacknowledged deliveries by sequence number, in order."""
         self._undelivered: Final[set[int]] = set()
         self._is_scheduled = False
         self.is_closed = False
 
     def wake(self) -> None:
-        """There may be results to send. Called amid the engine's work, so it only notes that."""
+        """Schedule a look into the outbox. Called while the engine is working, so nothing is sent here."""
         if not self._is_scheduled and not self.is_closed:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._take_some)
@@ -58,7 +58,7 @@ class CallbackStream:
         raise AssertionError(f"session {self.session.session_id!r} has a callback, and was given a stream")
 
     def session_closed(self) -> None:
-        """Nothing of it is wanted any more."""
+        """Stop sending: the results are no longer needed."""
         self.is_closed = True
 
     def _take_some(self) -> None:
@@ -72,7 +72,7 @@ class CallbackStream:
             self.owner.deliveries.add(delivery)
 
     def ended(self, sequence: int) -> None:
-        """A result was delivered, or is a dead letter: it and those behind it may be acknowledged."""
+        """A result was delivered or became a dead letter: acknowledge the results up to the first undelivered one."""
         self._undelivered.discard(sequence)
         last = 0
         for number in list(self._open):

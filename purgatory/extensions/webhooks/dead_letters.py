@@ -1,4 +1,4 @@
-"""Results that were given up: a bounded list, kept in the journal where there is one."""
+"""Dead letters: results whose delivery was given up. The list is bounded, and kept in the journal if there is one."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -13,11 +13,12 @@ LETTERS_BYTES_MAX: Final = 32 * 1024 * 1024
 
 
 class DeadLetters:
-    """The list, by number; numbers rise. `changed(number, content)` is called for each change, without content when a
-    letter is removed.
+    """The dead letters by number; numbers increase.
 
-    When the list is full, the principal that uses most of what is exceeded (letters or bytes) loses its oldest letter,
-    so nobody can push out the letters of a principal that has fewer.
+    `changed(number, content)` is called for each change, with empty content when a letter is removed.
+
+    When the list is full, the principal with the largest use of the exceeded resource (letters or bytes) loses its
+    oldest letter, so no principal can displace the letters of one that has fewer.
     """
 
     def __init__(self, letters_max: int, changed: Callable[[int, bytes], None]) -> None:
@@ -38,7 +39,11 @@ class DeadLetters:
         return len(self._letters)
 
     def restore(self, number: int, content: bytes) -> None:
-        """A letter from the journal. Raises `google.protobuf.message.DecodeError`."""
+        """Add a letter from the journal.
+
+        Raises:
+            google.protobuf.message.DecodeError: The content is not a valid letter.
+        """
         self._keep(number, webhook_pb2.DeadLetter.FromString(content), len(content))
 
     def add(self, letter: webhook_pb2.DeadLetter) -> None:
@@ -71,7 +76,10 @@ class DeadLetters:
                 yield candidate, self._letters[candidate]
 
     def _drop_one_of_the_largest(self, newest: str, size: Callable[[dict[int, int]], int]) -> None:
-        """`newest` is the principal that needs the room: of two with equal use, it is the one that loses a letter."""
+        """Drop the oldest letter of the largest principal.
+
+        `newest` is the principal that needs the space: of two principals with equal use, it loses a letter.
+        """
         principal = max(self._bytes_of, key=lambda one: (size(self._bytes_of[one]), one == newest))
         lost = self._letters[min(self._bytes_of[principal])]
         LOGGER.error("webhook %s to %s is lost: too many dead letters", lost.webhook_id, lost.callback_url)

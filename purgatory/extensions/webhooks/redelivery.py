@@ -7,7 +7,7 @@ from purgatory.v1 import result_pb2, webhook_pb2
 
 
 class LetterOwner(Protocol):
-    """What a redelivery calls when it ends."""
+    """Callbacks of a redelivery."""
 
     async def attempt(self, url: str, webhook_id: str, session_id: str, result: result_pb2.Result) -> Attempt: ...
 
@@ -15,7 +15,7 @@ class LetterOwner(Protocol):
 
 
 class Redelivery:
-    """A dead letter being sent again."""
+    """A dead letter that is being sent again."""
 
     is_wanted = True
 

@@ -16,7 +16,7 @@ from purgatory.v1 import result_pb2, webhook_pb2
 OPERATION_ENDED: Final = "operation.ended"
 SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - a prefix, not a secret
 SECRET_BYTES_MIN: Final = 24
-"""From the Standard Webhooks specification."""
+"""Minimum length of a secret (Standard Webhooks specification)."""
 
 
 class CannotSendWebhooks(Exception):
@@ -31,7 +31,11 @@ class WebhookSigner:
 
     @classmethod
     def from_file(cls, path: Path) -> "WebhookSigner":
-        """Raises `CannotSendWebhooks` for a file that cannot be read, or that contains anything other than secrets."""
+        """Load the secrets.
+
+        Raises:
+            CannotSendWebhooks: The file cannot be read, or contains anything other than secrets.
+        """
         try:
             lines = read_regular_file(path).decode().split()
         except (OSError, UnicodeDecodeError) as error:

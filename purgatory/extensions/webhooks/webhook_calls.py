@@ -1,4 +1,4 @@
-"""The calls about dead letters: results that their callbacks did not take."""
+"""RPC handlers for dead letters: list them, and send them again."""
 
 from typing import Final
 
@@ -15,7 +15,7 @@ RESENT_MAX: Final = 1_000
 def list_dead_letters(
     webhooks: Webhooks, request: wire.ListDeadLettersRequest, call: Call
 ) -> wire.ListDeadLettersResponse:
-    """A page of the letters that the caller may see. Refuses page tokens of other requests."""
+    """One page of the letters that the caller may see. A page token of another kind of request is refused."""
     place = read_token(LISTING, request.page_token, (int,))
     above = 0 if place is None else int(place[0])
     size, bytes_left = page_size(request.page_size), PAGE_BYTES_MAX
@@ -35,7 +35,7 @@ def list_dead_letters(
 def resend_dead_letters(
     webhooks: Webhooks, request: wire.ResendDeadLettersRequest, call: Call
 ) -> wire.ResendDeadLettersResponse:
-    """Begins to send the letters again that are named, or all that the caller may see."""
+    """Start to resend the named letters, or all letters that the caller may see."""
     if len(request.webhook_ids) > RESENT_MAX:
         raise invalid_argument("webhook_ids", f"are {len(request.webhook_ids)}, and should be at most {RESENT_MAX}")
     response = wire.ResendDeadLettersResponse()

@@ -1,4 +1,4 @@
-"""One attempt to deliver a webhook: a POST to an allowed host, and what became of it."""
+"""One attempt to deliver a webhook: a POST to an allowed host, and its result."""
 
 import logging
 import math
@@ -14,28 +14,28 @@ from purgatory.service.transport.outbound import Answer, NoAnswer, Outbound, Res
 LOGGER: Final = logging.getLogger(__name__)
 
 ANSWER_BYTES_MAX: Final = 16_384
-"""The status decides; the rest of an answer is read so that its connection can be used again."""
+"""Maximum size of a response body. Only the status matters; the body is read so that the connection can be reused."""
 RETRY_AFTER_S_MAX: Final = 3_600
 DIGITS_MAX: Final = 9
 """Leading digits of `Retry-After` that are read: far more seconds than the maximum, yet cheap to parse."""
 GONE: Final = 410
 
 DELIVERED, REFUSED, UNREACHABLE, NOT_ALLOWED = "delivered", "refused", "unreachable", "not_allowed"
-"""What becomes of an attempt: refused is any answer but 2xx; unreachable is no answer in time."""
+"""Results of an attempt. REFUSED: any status other than 2xx. UNREACHABLE: no response in time."""
 
 
 class Attempt(NamedTuple):
-    """What became of one attempt. `reason` is for people; `retry_after_s` is what the receiver asked for."""
+    """Result of one attempt. `reason` is a message for people; `retry_after_s` was requested by the receiver."""
 
     end: str
     reason: str = ""
     retry_after_s: int = 0
     is_final: bool = False
-    """The receiver wants no more of this."""
+    """Whether the receiver asked not to be called again (410 Gone)."""
 
 
 class WebhookPoster:
-    """Sends POSTs over connections that are kept for a while, follows no redirects, and uses no proxy."""
+    """Sends POST requests over pooled connections. Follows no redirects and uses no proxy."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class WebhookPoster:
         )
 
     async def post(self, url: str, headers: list[tuple[bytes, bytes]], body: bytes) -> Attempt:
-        """Raises nothing: every error is an outcome of the attempt."""
+        """Send one request. Raises nothing: every error becomes the result of the attempt."""
         try:
             target = self._rules.check_url(url)
             host = f"[{target.host}]" if ":" in target.host else target.host
@@ -88,8 +88,9 @@ def _attempt_of(answer: Answer) -> Attempt:
 
 
 def retry_after_s(value: bytes, now: datetime) -> int:
-    """The pause that a `Retry-After` header asks for, in seconds or until an HTTP date (RFC 9110, 10.2.3), at most
-    `RETRY_AFTER_S_MAX`. 0 for a date in the past or a value that is neither.
+    """The pause requested by a `Retry-After` header, given in seconds or as an HTTP date (RFC 9110, 10.2.3).
+
+    At most `RETRY_AFTER_S_MAX`; 0 for a date in the past or an invalid value.
     """
     if value.isdigit():
         return min(int(value[:DIGITS_MAX]), RETRY_AFTER_S_MAX)
@@ -98,6 +99,6 @@ def retry_after_s(value: bytes, now: datetime) -> int:
         if until.tzinfo is None:  # written as "-0000"; HTTP dates are in UTC
             until = until.replace(tzinfo=UTC)
         left_s = (until - now).total_seconds()
-    except (ValueError, TypeError, IndexError, OverflowError):  # the values come from strangers
+    except (ValueError, TypeError, IndexError, OverflowError):  # the value is untrusted input
         return 0
     return min(max(0, math.ceil(left_s)), RETRY_AFTER_S_MAX)

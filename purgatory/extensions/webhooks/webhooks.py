@@ -1,4 +1,4 @@
-"""The room's face: sessions get callbacks here, and what was not delivered is found and sent again."""
+"""The webhooks of a daemon: attaches callbacks to sessions, and keeps and resends undelivered results."""
 
 import asyncio
 import logging
@@ -41,14 +41,14 @@ LOGGER: Final = logging.getLogger(__name__)
 
 RELOAD_INTERVAL_S: Final = 5.0
 MANY_PARTITIONS: Final = 50
-"""A result of more is made into JSON on a thread: one of 2,000 would hold the loop for 20 ms."""
+"""Results with more partitions are encoded on a thread: one with 2,000 would block the event loop for 20 ms."""
 KEPT_GRACE_S: Final = 0.5
 QUEUE_KEY: Final = "\0webhooks"
-"""The caller as which they take turns, and nobody's name."""
+"""Key under which deliveries take turns in the fair queue; not a valid principal."""
 
 
 class Webhooks(Listener):
-    """Sends the results of sessions with a callback. A listener of its host for its metrics and what it holds."""
+    """Sends the results of sessions with a callback. As a listener it provides metrics and memory use to its host."""
 
     def __init__(self, host: Host, settings: WebhooksSettings, resolve: Resolve = system_addresses) -> None:
         """Raises `CannotSendWebhooks`."""
@@ -84,15 +84,23 @@ class Webhooks(Listener):
     # Sessions.
 
     def check_url(self, url: str) -> None:
-        """Raises `RpcError` for a URL that may not be a callback."""
+        """Check a callback URL.
+
+        Raises:
+            RpcError: The URL is not allowed.
+        """
         try:
             self._rules.check_url(url)
         except CallbackNotAllowed as error:
             raise invalid_argument("callback_url", str(error)) from None
 
     def attach(self, session: Session, url: str) -> None:
-        """Gives a session its callback, unless it has just this one; empty: the one that it has, if any. From then on
-        its results are sent. Raises `RpcError` for a session whose results go elsewhere.
+        """Set a session's callback, unless it already has this one, and start to send its results.
+
+        An empty URL keeps the callback that the session has, if any.
+
+        Raises:
+            RpcError: The results of the session already have another destination.
         """
         if url and (session.callback is None or session.callback.url != url):
             if not session.is_blank or session.stream is not None:
@@ -102,37 +110,38 @@ class Webhooks(Listener):
             self._start(session, session.callback)
 
     def detach_if_finished(self, session: Session) -> None:
-        """Lets a session's time to live begin once nothing of it waits. To be called when that may have come about."""
+        """Start a session's time to live once all its results are done. Call this whenever that may be the case."""
         if isinstance(session.stream, CallbackStream) and session.is_finished and not session.dropped:
             self._host.sessions.detach_callback(session, self._host.time.now_ms())
 
     def _start(self, session: Session, callback: Callback) -> None:
         try:
             host = self._rules.check_url(callback.url).host
-        except CallbackNotAllowed:  # allowed by earlier settings: each attempt says so
+        except CallbackNotAllowed:  # allowed by earlier settings: each attempt will fail with the reason
             host = ""
         stream = CallbackStream(session, callback, host, self)
         self._host.sessions.attach_callback(session, stream)
         self._host.journal.changed(session)
         stream.wake()
 
-    # Life.
+    # Life cycle.
 
     def restore(self, letters: Sequence[tuple[int, bytes]]) -> None:
-        """Takes what the journal had, by number."""
+        """Restore the letters from the journal, given by number."""
         for number, content in letters:
             self.letters.restore(number, content)
 
     def start(self) -> None:
-        """Goes on with the sessions that were restored."""
+        """Continue with the sessions that were restored."""
         for session in self._host.sessions.with_callback():
             self.attach(session, "")
             self.detach_if_finished(session)
         self._watching = asyncio.create_task(self._watch_secrets(), name="webhook secrets")
 
     async def stop(self, grace_s: float) -> None:
-        """Ends what is in flight, without a journal also what waits to be sent, as far as there is time. With one a
-        receiver that does not answer is not waited for: the next daemon sends it again.
+        """Finish the POSTs in flight and, without a journal, also send queued results, within `grace_s`.
+
+        With a journal, unresponsive receivers are not waited for, because the next daemon sends these results again.
         """
         if self._watching is not None:
             self._watching.cancel()
@@ -141,14 +150,14 @@ class Webhooks(Listener):
         await self._poster.close()
 
     def reload(self) -> None:
-        """Reads the secrets again; what cannot be used is logged, and those in force stay so."""
+        """Reload the secrets. If the file cannot be used, this is logged and the current secrets stay in force."""
         if self._secrets is not None:
             try:
                 self._secrets.take()
             except CannotSendWebhooks as error:
-                LOGGER.error("%s; the secrets read before are kept", error)  # noqa: TRY400 - the message says it all
+                LOGGER.error("%s; the secrets read before are kept", error)  # noqa: TRY400 - the message is complete
 
-    # For deliveries.
+    # Used by deliveries.
 
     async def attempt(self, url: str, webhook_id: str, session_id: str, result: result_pb2.Result) -> Attempt:
         if len(result.partitions) > MANY_PARTITIONS:
@@ -177,7 +186,7 @@ class Webhooks(Listener):
     # Dead letters.
 
     def keep(self, letter: webhook_pb2.DeadLetter, attempts: int, why: str) -> None:
-        """Keeps a letter that has failed, maybe once more."""
+        """Keep a letter whose delivery has failed, possibly not for the first time."""
         now = Timestamp()
         now.GetCurrentTime()
         letter.attempts, letter.last_error = attempts, why
@@ -188,7 +197,7 @@ class Webhooks(Listener):
         self.letters.add(letter)
 
     def resend(self, letter: webhook_pb2.DeadLetter) -> None:
-        """Sends a letter again, as if for the first time. Harmless while it is being sent."""
+        """Send a letter again, as if for the first time. Does nothing while the letter is already being sent."""
         if letter.webhook_id not in self._resending:
             self._resending.add(letter.webhook_id)
             try:
@@ -198,7 +207,7 @@ class Webhooks(Listener):
             self.deliveries.add(Redelivery(letter, host, self))
 
     def resent(self, letter: webhook_pb2.DeadLetter, failed: tuple[int, str] | None) -> None:
-        """A letter that was sent again has arrived, or was given up once more: (attempts, why)."""
+        """The redelivery of a letter succeeded (`failed` is None), or was given up: (attempts, reason)."""
         self._resending.discard(letter.webhook_id)
         if failed is None:
             self.letters.remove(letter.webhook_id)
@@ -230,7 +239,7 @@ class Webhooks(Listener):
             "purgatory_webhooks_lost", "Dead letters dropped, as there were too many.", self.letters.dropped
         )
 
-    # Inside.
+    # Internals.
 
     async def _take_turn(self) -> None:
         await self._host.fair_queue.turn(self._caller, REGISTRATIONS)
@@ -249,7 +258,11 @@ class Webhooks(Listener):
 
 
 def _ssl_context(settings: WebhooksSettings) -> ssl.SSLContext:
-    """Raises `CannotSendWebhooks`. Without any host that may be connected to, the authorities are not read."""
+    """The TLS settings. The file of authorities is read only if there are allowed hosts.
+
+    Raises:
+        CannotSendWebhooks: The file cannot be read.
+    """
     if not settings.allowed_hosts:
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:

@@ -1,1 +1,1 @@
-"""Who calls, and what they may do and hold."""
+"""Access control: authentication, roles, and the shares of each principal."""

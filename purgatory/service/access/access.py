@@ -1,9 +1,9 @@
-"""Who calls, and whether it may: policy, tokens and certificates, read again while the daemon serves.
+"""Authentication by policy, tokens and certificates. The files are reloaded while the daemon serves.
 
-The policy and the tokens are read at the start and whenever their files change. A file that cannot be read then is
-logged, and what was read before stays: a typing error must neither open the daemon nor shut everybody out. A new policy
-is in force between one step of the event loop and the next: a message, or the part of a long one that is served at a
-time, is judged by one policy as a whole.
+The policy and the tokens are read at the start and whenever their files change. If a changed file is unusable, this is
+logged and the previous content stays in force: a typing error must neither open the daemon nor lock all callers out. A
+new policy takes effect between two steps of the event loop, so a message, or the part of a long message that is
+processed at a time, is judged by a single policy.
 """
 
 import asyncio
@@ -29,19 +29,20 @@ from purgatory.service.transport.watched_file import WatchedFile
 LOGGER: Final = logging.getLogger(__name__)
 RELOAD_INTERVAL_S: Final = 1.0
 VERIFIED_MAX: Final = 10_000
-"""Verified tokens that are remembered until they expire, so that a signature is checked once."""
+"""Verified tokens that are remembered, so that each signature is verified once. At the limit all are forgotten."""
 LOOPBACK: Final = ("ipv4:127.", "ipv6:%5B::1%5D:", "ipv6:[::1]:")
 DOTS: Final = 2
-"""In a JSON web token: none of ours has any."""
+"""Number of dots in a JSON web token. Our own tokens contain none."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 PrincipalOfPeer = Callable[[Context], str]
-"""The principal that a verified client certificate names; empty: there is none. Raises `RpcError` for a revoked
-one."""
+"""Returns the principal that a verified client certificate names; empty: there is none. Raises `RpcError` for a revoked
+certificate.
+"""
 
 
 class Access:
-    """Tells callers apart. Raises `PolicyError`, `TokensError` from the start; later they are logged."""
+    """Identifies callers. The constructor raises `PolicyError` and `TokensError`; later errors are logged."""
 
     def __init__(self, settings: AccessSettings, accounts: Accounts, principal_of_peer: PrincipalOfPeer) -> None:
         self._settings: Final = settings
@@ -52,7 +53,7 @@ class Access:
         self._tokens_in_memory: Final[dict[str, KnownToken]] = {}
         self._verified: Final[dict[bytes, KnownToken]] = {}
         self._verified_with: object = None
-        """The keys that verified them: with other keys they are verified anew."""
+        """The keys that verified the remembered tokens. When the keys change, all tokens are verified again."""
         self._json_web_tokens: Final = _json_web_tokens(settings)
         self._files: Final = [
             WatchedFile(what, path, take)
@@ -66,25 +67,27 @@ class Access:
             file.take()
 
     async def start(self) -> None:
-        """Reads the key set, where there is one. Raises `KeySetError`."""
+        """Read the key set, if one is configured. Raises `KeySetError`."""
         if self._json_web_tokens is not None:
             await self._json_web_tokens.load_first()
 
     async def keep_fresh(self) -> None:
-        """Reads files again when they have changed, until cancelled."""
+        """Reload changed files, until cancelled."""
         if self._json_web_tokens is None:
             await self._watch_files()
         else:
             await asyncio.gather(self._watch_files(), self._json_web_tokens.keep_fresh(self._accounts.audit.reloads))
 
     def make_token(self, principal: str) -> str:
-        """A token that is known as long as this daemon runs, and stands in no file."""
+        """Create a token that is valid until this daemon ends and is not stored in a file."""
         token = new_token()
         self._tokens_in_memory[hash_of(token)] = KnownToken(principal, float("inf"))
         return token
 
     def identify(self, method: str) -> Callable[[Context], Account]:
-        """For a method: on whose account its calls are served. What it returns raises `RpcError`."""
+        """Return a function that identifies a call's account. `method`: the called method. The function raises
+        `RpcError`.
+        """
         roles = CALLS[method]
         nobody, audit = self._accounts.nobody, self._accounts.audit
 
@@ -106,10 +109,9 @@ class Access:
         return account_of
 
     def check_page(self, path: str, peer: str, authorization: str | None, certified: str) -> None:
-        """Whether somebody may see a page of the HTTP site: with a policy, who has the role observe on anything. Raises
-        `RpcError`.
+        """Check access to a page of the HTTP site: under a policy, the caller needs the role observe on any name.
 
-        `certified` is the principal of a verified client certificate; empty: there is none.
+        `certified` is the principal of a verified client certificate; empty: there is none. Raises `RpcError`.
         """
         if self._policy is None:
             return
@@ -128,7 +130,7 @@ class Access:
             audit.refused(NO_ROLE, principal, role=OBSERVE)
             raise permission_denied(OBSERVE, f"the page {path}")
 
-    # Who.
+    # Authentication.
 
     def _proven_principal(self, context: Context, policy: AccessPolicy) -> str:
         for key, value in context.invocation_metadata() or ():
@@ -156,7 +158,7 @@ class Access:
         return known.principal
 
     def _verify(self, token: str, json_web_tokens: JsonWebTokens) -> KnownToken:
-        if json_web_tokens.keys is not self._verified_with:  # a key may have been withdrawn
+        if json_web_tokens.keys is not self._verified_with:  # its key may have been withdrawn
             self._verified.clear()
             self._verified_with = json_web_tokens.keys
         digest = hashlib.sha256(token.encode()).digest()
@@ -181,7 +183,7 @@ class Access:
                     self._read_again(file)
 
     def reload(self) -> None:
-        """Reads the policy and the tokens again now, changed or not, and the key set soon, as a SIGHUP asks for."""
+        """Read the policy and the tokens now, changed or not, and the key set soon, as requested by a SIGHUP."""
         for file in self._files:
             self._read_again(file)
         if self._json_web_tokens is not None:
@@ -192,7 +194,7 @@ class Access:
         try:
             file.take()
         except AccessError as error:
-            LOGGER.error("%s; what was read before is kept", error)  # noqa: TRY400 - the message says it all
+            LOGGER.error("%s; what was read before is kept", error)  # noqa: TRY400 - the message is complete
             reloads[file.what, "refused"] += 1
         except Exception:
             LOGGER.exception("the %s file cannot be read; what was read before is kept", file.what)
@@ -201,8 +203,8 @@ class Access:
             reloads[file.what, "taken"] += 1
 
     def _take_tokens(self, path: Path) -> None:
-        """Raises `TokensError` for an empty file: it was truncated, or is not written yet. One whose last token was
-        deleted still has its comment.
+        """Read the tokens. An empty file raises `TokensError`, because it was truncated or is not written yet: a file
+        whose last token was deleted still has its comment.
         """
         tokens = read_tokens(path)
         if not tokens and not path.read_bytes().strip():

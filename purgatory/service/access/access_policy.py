@@ -1,6 +1,6 @@
 """The policy: which principals have which roles on which topics and keys, from a TOML file.
 
-    loopback_principal = "operator"      # who callers from this machine are that show no credential; none by default
+    loopback_principal = "operator"      # callers from this machine without a credential; by default they are refused
 
     [[grant]]
     to = ["billing", "team-*"]           # principals: a name, a prefix followed by *, or * for all
@@ -8,12 +8,12 @@
     topics = ["orders-*", "payments"]    # names or prefixes, as above
     keys = ["deploy/*"]
 
-    [principals.billing.shares]          # what this principal may hold, in place of what holds for all; or "team-*"
+    [principals.billing.shares]          # overrides the default shares for this principal; or "team-*"
     times_free = 4
     sessions_max = 100
 
-Grants add up, and nothing takes one away: what no grant allows is refused. Of shares one table holds for a principal,
-that of its name or else that of the longest prefix.
+Grants are cumulative and cannot be revoked by another grant; everything that is not granted is refused. Only one table
+of shares applies to a principal: the one for its name, or else the one for the longest matching prefix.
 """
 
 import tomllib
@@ -30,11 +30,11 @@ from purgatory.service.access.roles import NONE, ROLES, Grants, Names, Role
 from purgatory.service.transport.watched_file import read_regular_file
 
 PRINCIPALS_KEPT: Final = 10_000
-"""Principals whose grants are kept ready; those of others are worked out again."""
+"""Number of principals whose grants are cached; the grants of others are computed on each use."""
 
 
 class PolicyError(AccessError):
-    """The file is not a policy. The message has a line for each fault, with its place."""
+    """The file is not a valid policy. The message has a line for each fault, with its place."""
 
 
 def _checked_pattern(pattern: str) -> str:
@@ -47,7 +47,7 @@ Pattern = Annotated[str, AfterValidator(_checked_pattern)]
 
 
 class Grant(BaseModel):
-    """Gives roles to principals on some topics and keys."""
+    """Grants roles to principals on some topics and keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -58,7 +58,7 @@ class Grant(BaseModel):
 
 
 class PrincipalPolicy(BaseModel):
-    """What the policy says of one principal, or of all whose names begin with a prefix, besides grants."""
+    """Settings other than grants for one principal, or for all principals with a prefix."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -74,7 +74,7 @@ class _PolicyFile(BaseModel):
 
 
 class AccessPolicy:
-    """Who may do what. Immutable: another file makes another policy."""
+    """The rights of all principals. Immutable: changed files are read into a new policy."""
 
     def __init__(
         self,
@@ -83,18 +83,18 @@ class AccessPolicy:
         principals: Mapping[str, PrincipalPolicy] | None = None,
     ) -> None:
         self.loopback_principal: Final = loopback_principal
-        """Who a caller from this machine is that shows no credential; empty: nobody, it is refused."""
+        """Principal of callers from this machine without a credential; empty: they are refused."""
         self._grants: Final = [(Names(grant.to), grant) for grant in grants]
         self.grant_count: Final = len(grants)
         self.of: Final = lru_cache(PRINCIPALS_KEPT)(self._of)
-        """A principal's grants."""
+        """Returns the grants of a principal."""
         self._shares: Final = {name: about.shares for name, about in (principals or {}).items()}
         self._prefixes: Final = sorted(
             (name[:-1] for name in self._shares if name.endswith("*")), key=len, reverse=True
         )
 
     def shares_of(self, principal: str) -> OwnShares:
-        """A principal's shares: those of its name, or else of the longest prefix of it that has any."""
+        """Return a principal's shares: those for its name, or else those for its longest prefix in the policy."""
         own = None if principal.endswith("*") else self._shares.get(principal)
         if own is None:
             prefix = next((prefix for prefix in self._prefixes if principal.startswith(prefix)), None)
@@ -111,7 +111,7 @@ class AccessPolicy:
 
 
 def read_policy(path: Path) -> AccessPolicy:
-    """The policy in a file. Raises `PolicyError`."""
+    """Read the policy from a file. Raises `PolicyError`."""
     try:
         document = tomllib.loads(read_regular_file(path).decode())
         parsed = _PolicyFile.model_validate(document)
@@ -135,6 +135,6 @@ def read_policy(path: Path) -> AccessPolicy:
 
 
 def _place(location: tuple[int | str, ...]) -> str:
-    """('grant', 1, 'roles', 0) -> 'grant 2, roles 1': people count from 1."""
+    """('grant', 1, 'roles', 0) -> 'grant 2, roles 1': counted from 1, for people."""
     words = [f" {part + 1}" if isinstance(part, int) else f", {part}" for part in location]
     return "".join(words).removeprefix(", ")

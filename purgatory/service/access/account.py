@@ -32,7 +32,7 @@ class Account:
         self.grants = grants
         """Replaced when the policy is reloaded, so streams must read it for every message."""
         self.own_shares = AS_FOR_ALL
-        """From the policy; replaced with it."""
+        """Shares of this principal in the policy. Replaced when the policy is reloaded."""
         self.holdings: Final = Holdings()
         """Pending operations of its sessions, and the partitions and keys that it named first."""
         self.results_bytes = 0
@@ -40,7 +40,7 @@ class Account:
         self.sessions = 0
         self.unary_waits = 0
         self.calls_due_s = 0.0
-        """Time on the monotonic clock at which its calls so far would have arrived at its maximum rate."""
+        """Time (monotonic clock, seconds) at which all its previous calls would have arrived at its maximum rate."""
 
     def holds_nothing(self, now_s: float) -> bool:
         """Whether the account uses nothing, so that a new one could replace it once no call refers to it."""

@@ -1,5 +1,5 @@
-"""What is wrong with the files that say who may do what."""
+"""The error of unusable access files."""
 
 
 class AccessError(Exception):
-    """A policy, a file of tokens or a key set cannot be used. The message names the place."""
+    """A policy, a token file or a key set is unusable. The message names the place."""

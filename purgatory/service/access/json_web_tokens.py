@@ -1,7 +1,7 @@
-"""JSON web tokens: verified with the keys of a key set, which is read from a file or fetched and kept fresh.
+"""JSON web tokens: verified with the keys of a key set, which is read from a file or fetched, and kept up to date.
 
-Only asymmetric signatures count: with a symmetric one, whoever can verify a token could make one, and a public key
-taken for a secret would verify what a stranger signed with it.
+Only asymmetric signatures are accepted. With a symmetric algorithm, anyone who can verify a token could forge one, and
+an attacker could sign a token with the public key as the secret.
 """
 
 import asyncio
@@ -47,22 +47,23 @@ ALGORITHMS: Final = [
 ]
 KEY_AGREEMENT_CURVES: Final = ("X25519", "X448")
 LEEWAY_S: Final = 30
-"""How far the clocks of issuer and daemon may be apart."""
+"""Maximum difference between the clocks of issuer and daemon."""
 FETCH_TIMEOUT_S: Final = 5.0
-"""For the whole exchange. The start of the daemon waits this long for an issuer that does not answer."""
+"""Timeout of the whole exchange. The start of the daemon waits this long for an issuer that does not answer."""
 FETCH_INTERVAL_S: Final = 60.0
 FETCH_AGAIN_S: Final = 5.0
-"""While there are no keys at all; and a token signed with an unknown key has them fetched no sooner after the last
-time."""
+"""Minimum interval between fetches while no keys have been loaded, and between fetches caused by tokens with an unknown
+key.
+"""
 KEY_SET_BYTES_MAX: Final = 1024 * 1024
 
 
 class BadToken(Exception):
-    """The token is not a valid one. The message says why, and holds nothing of the token."""
+    """The token is invalid. The message gives the reason, and contains nothing of the token."""
 
 
 class KeySetError(AccessError):
-    """There is no key set where one should be."""
+    """The key set is missing or unusable."""
 
 
 class JsonWebTokens:
@@ -91,10 +92,12 @@ class JsonWebTokens:
         self._loaded_s = -FETCH_INTERVAL_S
         self._asked: Final = asyncio.Event()
         self.keys = KeySet([])
-        """Another object once there are other keys."""
+        """Replaced by another object when the keys change."""
 
     async def load(self) -> bool:
-        """Reads or fetches the key set; whether it is another one. Raises `KeySetError`, and keeps the keys it had."""
+        """Read or fetch the key set, and return whether it has changed. Raises `KeySetError` and keeps the previous
+        keys.
+        """
         self._loaded_s = self._now_s()
         try:
             content = await self._read()
@@ -105,7 +108,8 @@ class JsonWebTokens:
             NoAnswer, JoseError, OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
             RecursionError,
         ) as error:  # fmt: skip
-            # What an issuer sends is a stranger's, and the library's errors do not cover all of it.
+            # The issuer's data is untrusted, and the library's errors do not cover every way in which it can be
+            # invalid.
             raise KeySetError(f"no key set from {self._source}: {error}") from None
         self._content = content
         return True
@@ -123,22 +127,23 @@ class JsonWebTokens:
         return answer.body
 
     def load_soon(self) -> None:
-        """Does not wait until the minute is over."""
+        """Load the key set now instead of at the end of the minute."""
         self._asked.set()
 
     async def load_first(self) -> None:
-        """Loads the key set. One that should come over the network may come later: an issuer that is down does not
-        keep the daemon from its other callers. Raises `KeySetError` for a file.
+        """Load the key set. Raises `KeySetError` for a file.
+
+        A key set from the network may arrive later: an unavailable issuer must not keep the daemon from serving others.
         """
         try:
             await self.load()
         except KeySetError as error:
             if self._outbound is None:
                 raise
-            LOGGER.error("%s; it is tried again", error)  # noqa: TRY400 - the message says it all
+            LOGGER.error("%s; it is tried again", error)  # noqa: TRY400 - the message is complete
 
     async def keep_fresh(self, reloads: Counter[tuple[str, str]]) -> None:
-        """Loads the key set again every minute, until cancelled. A set that cannot be had leaves the old one."""
+        """Reload the key set every minute, until cancelled. If that fails, the previous set is kept."""
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._asked.wait(), FETCH_INTERVAL_S if self.keys else FETCH_AGAIN_S)
@@ -148,15 +153,15 @@ class JsonWebTokens:
                     reloads["keys", "taken"] += 1
             except KeySetError as error:
                 reloads["keys", "refused"] += 1
-                LOGGER.error("%s; the keys of before are kept", error)  # noqa: TRY400 - the message says it all
+                LOGGER.error("%s; the keys of before are kept", error)  # noqa: TRY400 - the message is complete
             except Exception:
                 reloads["keys", "refused"] += 1
                 LOGGER.exception("the key set cannot be read; the keys of before are kept")
 
     def verify(self, token: str) -> tuple[str, float]:
-        """The principal of a token, and when it expires (Unix seconds).
+        """Return the principal of a token, and when it expires (Unix seconds).
 
-        Raises `BadToken`, and `RpcError` (UNAVAILABLE) while there are no keys yet.
+        Raises `BadToken`, and `RpcError` (UNAVAILABLE) if no keys have been loaded yet.
         """
         if not self.keys:
             raise unavailable("the keys that verify JSON web tokens could not be fetched yet")
@@ -165,7 +170,7 @@ class JsonWebTokens:
             self._claims.validate(decoded.claims)
             expires_s = float(decoded.claims["exp"]) + LEEWAY_S
         except (JoseError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            # What a token says is a stranger's until it is verified, and the library's errors do not cover all of it.
+            # The token is untrusted until it is verified, and the library's errors do not cover every malformed token.
             self._load_for(token)
             raise BadToken(f"the token is not valid: {getattr(error, 'error', '') or type(error).__name__}") from None
         principal = decoded.claims.get(self._claim)
@@ -174,8 +179,10 @@ class JsonWebTokens:
         return principal, expires_s
 
     def _load_for(self, token: str) -> None:
-        """A token that names an unknown key may be signed with a new one: the issuer has changed keys, and the minute
-        is not over. Strangers can make such tokens, so this is done now and then only.
+        """Reload the keys for a token that names an unknown key: the issuer may have changed keys within the last
+        minute.
+
+        Anyone can make such tokens, so the number of reloads is limited.
         """
         now_s, key_id = self._now_s(), _key_id(token)
         if key_id and now_s - self._loaded_s >= FETCH_AGAIN_S and key_id not in {key.kid for key in self.keys}:
@@ -184,7 +191,7 @@ class JsonWebTokens:
 
 
 def _key_id(token: str) -> str:
-    """What the token's header names as its key; empty: nothing, or it cannot be read."""
+    """Return the id of the key in the token's header; empty: there is none, or the header cannot be read."""
     header = token.partition(".")[0]
     try:
         content: Any = json.loads(base64.urlsafe_b64decode(header + "=" * (-len(header) % 4)))
@@ -195,7 +202,9 @@ def _key_id(token: str) -> str:
 
 
 def _outbound(url: str) -> Outbound:
-    """Through the proxy of the environment, where there is one. Raises `KeySetError` unless the URL is https."""
+    """Create the HTTP client; it uses the proxy of the environment, if any. Raises `KeySetError` unless the URL is
+    https.
+    """
     parts = urlsplit(url)
     if parts.scheme != "https" or not parts.hostname:
         raise KeySetError(f"access.jwt_keys: not an https URL: {url}")
@@ -208,10 +217,12 @@ def _outbound(url: str) -> Outbound:
 
 
 def _parsed(content: bytes) -> KeySet:
-    """The keys in a key set that can verify a token; the others would only lock their users out."""
+    """Return the keys of a key set that can verify a token. With other keys, every token signed by them would be
+    refused.
+    """
     document: Any = json.loads(content)
     if not isinstance(document, dict) or not isinstance(document.get("keys"), list):
-        raise ValueError("not a JSON web key set")  # noqa: TRY004 - of a file, not of an argument
+        raise ValueError("not a JSON web key set")  # noqa: TRY004 - the content of a file, not an argument
     keys = KeySet.import_key_set(cast("Any", document)).keys
     usable = [key for key in keys if _can_verify(key)]
     if not usable:
@@ -220,6 +231,6 @@ def _parsed(content: bytes) -> KeySet:
 
 
 def _can_verify(key: Key) -> bool:
-    if key.get("crv") in KEY_AGREEMENT_CURVES:  # the library takes these for keys of EdDSA
+    if key.get("crv") in KEY_AGREEMENT_CURVES:  # the library would use these as EdDSA keys
         return False
     return bool(JWSRegistry.filter_algorithms(key, ALGORITHMS)) and "verify" in (key.get("key_ops") or ["verify"])

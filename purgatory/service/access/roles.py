@@ -1,4 +1,4 @@
-"""Roles, the names they are given on, and which role each call needs at least somewhere."""
+"""Roles, the sets of names they are granted on, and the roles that admit a caller to each method."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final, Literal
@@ -6,9 +6,9 @@ from typing import Final, Literal
 Role = Literal["wait", "advance", "observe", "admin"]
 
 PERMISSION_DENIED: Final = 7
-"""google.rpc.Code of what a role is missing for."""
+"""google.rpc.Code of a refusal for a missing role."""
 TOPIC_AUTHORIZATION_FAILED: Final = 29
-"""Kafka's error code for the same."""
+"""Kafka's error code for a missing role."""
 
 WAIT: Final = "wait"
 ADVANCE: Final = "advance"
@@ -38,14 +38,14 @@ CALLS: Final[Mapping[str, frozenset[Role]]] = {
     "ListDeadLetters": frozenset({WAIT, ADMIN}),
     "ResendDeadLetters": frozenset({WAIT, ADMIN}),
 }
-"""By method: whoever has none of these roles on any name is refused before its request is read."""
+"""Roles by method: a caller with none of these roles on any name is refused before its request is read."""
 
 
 class Names:
-    """A set of names: some as they are, and all that start with one of some prefixes."""
+    """A set of names: exact names, and all names that start with certain prefixes."""
 
     def __init__(self, patterns: Iterable[str] = ()) -> None:
-        """`patterns` are names, or prefixes followed by an asterisk; a single asterisk stands for all names."""
+        """`patterns` are names, or prefixes followed by an asterisk; a single asterisk matches all names."""
         patterns = list(patterns)
         self._exact: Final = frozenset(pattern for pattern in patterns if not pattern.endswith("*"))
         self._prefixes: Final = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))
@@ -55,11 +55,11 @@ class Names:
         return name in self._exact or name.startswith(self._prefixes)
 
     def has_prefix(self, prefix: str) -> bool:
-        """Whether all names that start with this are in the set."""
+        """Return whether all names that start with this prefix are in the set."""
         return prefix.startswith(self._prefixes)
 
     def meets_prefix(self, prefix: str) -> bool:
-        """Whether any name that starts with this may be in the set."""
+        """Return whether any name that starts with this prefix can be in the set."""
         return self.has_prefix(prefix) or any(
             name.startswith(prefix) for names in (self._exact, self._prefixes) for name in names
         )
@@ -72,7 +72,7 @@ class Names:
 
 
 class Grants:
-    """What one principal may do."""
+    """The roles of one principal."""
 
     def __init__(self, topics: Mapping[Role, Names], keys: Mapping[Role, Names]) -> None:
         nothing = Names()
@@ -84,23 +84,23 @@ class Grants:
         )
 
     def holds_any(self, roles: frozenset[Role]) -> bool:
-        """Whether one of these roles is given on any name."""
+        """Return whether any of these roles is granted on any name."""
         return not roles.isdisjoint(self._held)
 
     def is_everywhere(self, role: Role) -> bool:
-        """Whether the role is given on all topics and all keys."""
+        """Return whether the role is granted on all topics and all keys."""
         return role in self._everywhere
 
     def on_topics(self, role: Role) -> Names:
-        """The topics on which the role is given."""
+        """The topics on which the role is granted."""
         return self._topics[role]
 
     def on_keys(self, role: Role) -> Names:
-        """The keys on which the role is given."""
+        """The keys on which the role is granted."""
         return self._keys[role]
 
 
 _EVERYTHING: Final = dict.fromkeys(ROLES, Names(["*"]))
 ALL: Final = Grants(_EVERYTHING, _EVERYTHING)
-"""For everybody on a daemon without a policy."""
+"""The grants of all callers on a daemon without a policy."""
 NONE: Final = Grants({}, {})

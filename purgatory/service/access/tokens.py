@@ -1,7 +1,7 @@
-"""Bearer tokens: random, and kept only as hashes, a line for each: `sha256 principal expires created`.
+"""Bearer tokens: random, and stored only as hashes, one per line: `sha256 principal expires created`.
 
-A token has 256 random bits, so its plain SHA-256 cannot be guessed back, and looking a hash up in a dictionary tells
-nothing by its time: whoever could choose hashes would have to invert SHA-256 first.
+A token has 256 random bits, so it cannot be recovered from its plain SHA-256 by guessing. The timing of the dictionary
+lookup reveals nothing useful: an attacker who wants to choose hashes would first have to invert SHA-256.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from purgatory.service.access.errors import AccessError
 from purgatory.service.transport.watched_file import read_regular_file
 
 PREFIX: Final = "pgt_"
-"""So that people and scanners of leaked secrets recognize one."""
+"""Lets people and scanners for leaked secrets recognize a token."""
 TOKEN_BYTES: Final = 32
 HASH_LENGTH: Final = 64
 HEAD: Final = (
@@ -27,11 +27,11 @@ PRINCIPAL_LENGTH_MAX: Final = 256
 
 
 class TokensError(AccessError):
-    """The file is not one of tokens. The message names the line."""
+    """The file is not a token file. The message names the line."""
 
 
 class KnownToken(NamedTuple):
-    """Whose token it is, and until when (Unix seconds; infinity: for ever)."""
+    """The principal of a token, and its expiry (Unix seconds; infinity: never)."""
 
     principal: str
     expires_s: float
@@ -62,7 +62,7 @@ def new_token() -> str:
 
 
 def read_tokens(path: Path) -> dict[str, KnownToken]:
-    """The tokens in a file, by hash. Raises `TokensError`."""
+    """Read the tokens in a file, by hash. Raises `TokensError`."""
     tokens: dict[str, KnownToken] = {}
     try:
         lines = read_regular_file(path).decode().splitlines()
@@ -79,10 +79,11 @@ def read_tokens(path: Path) -> dict[str, KnownToken]:
 
 
 def add_token(path: Path, principal: str, expires_s: int | None = None) -> str:
-    """Makes a token for a principal (until `expires_s`, Unix seconds; None: for ever), adds its hash to the file, and
-    returns it: it stands nowhere else. A new file is for its owner alone.
+    """Create a token for a principal, append its hash to the file, and return the token, which is stored nowhere else.
 
-    Raises ValueError for a name that no principal can have, and `TokensError` for a file that is not one of tokens.
+    `expires_s` is in Unix seconds; None: it never expires. A new file is accessible to its owner only.
+
+    Raises ValueError for an invalid principal name, and `TokensError` if the file is not a token file.
     """
     if not 0 < len(principal) <= PRINCIPAL_LENGTH_MAX or not principal.isprintable() or set(principal) & set(" *#"):
         raise ValueError(f"a principal has 1 to {PRINCIPAL_LENGTH_MAX} printable characters, without space, * and #")

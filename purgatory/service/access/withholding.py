@@ -56,7 +56,7 @@ def withhold_operations(account: Account, kind: int, batch: OperationBatch) -> t
         said = next((forbidden[place] for place in places[item : item + count] if place in forbidden), "")
         if said:
             reasons[row] = _refusal(row, said)
-            readable[item] = NO_PLACE
+            readable[item] = NO_PLACE  # one invalid item is enough for the engine to refuse the operation
         item += count
     return _with_places(batch, readable), reasons
 

@@ -1,1 +1,1 @@
-"""What is held for whom, how much that may be, and what it takes in memory."""
+"""Budgets: use of resources per account, limits on it, and memory."""

@@ -1,8 +1,8 @@
-"""Python's garbage collector, tuned for a process that holds millions of packed entries; its pauses, measured.
+"""Python's garbage collector, tuned for a process that holds millions of packed entries, and measurement of its pauses.
 
-With Python's default thresholds, registering a million operations costs pauses of hundreds of milliseconds. What the
-daemon stores is free of reference cycles, so rare collections leak nothing but the few hundred bytes that gRPC leaves
-behind for each call. That, and the memory that a burst has freed, is dealt with while nobody waits.
+With Python's default thresholds, registering a million operations costs pauses of hundreds of milliseconds. The
+daemon's data has no reference cycles, so rare collections leak only the few hundred bytes that gRPC leaves behind for
+each call. These, and the memory freed after a burst, are reclaimed while no operation is pending.
 """
 
 import asyncio
@@ -16,16 +16,18 @@ from purgatory.service.histogram import Histogram
 from purgatory.service.settings import GcSettings
 
 YOUNG: Final = 1
-"""The oldest generation that is collected while nobody waits: a full collection would walk all that is held."""
+"""The oldest generation collected while nothing is pending. A full collection would scan everything held."""
 
 M_ARENA_MAX: Final = -8
-"""From glibc's malloc.h."""
+"""Constant of glibc's malloc.h."""
 
 PAUSE_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000)
 
 
 def tune(settings: GcSettings) -> None:
-    """To be called at the end of start-up: with `freeze`, what is alive now is exempt from all later collections."""
+    """Tune the collector. Call at the end of start-up: with `freeze`, all live objects are exempt from later
+    collections.
+    """
     gc.set_threshold(settings.threshold_0, settings.threshold_1, settings.threshold_2)
     if settings.freeze:
         gc.collect()
@@ -33,10 +35,10 @@ def tune(settings: GcSettings) -> None:
 
 
 def use_one_arena() -> None:
-    """Makes all threads allocate from one arena. To be called before any thread starts.
+    """Make all threads allocate from one arena. Call before any thread starts.
 
-    By default glibc gives each of gRPC's threads an arena of its own. Each keeps its free memory, and the little that
-    gRPC leaks of a call that was cut off (grpc/grpc#43360) pins whole pages, in every arena.
+    By default glibc gives each of gRPC's threads an arena of its own. Each arena keeps its free memory, and the little
+    that gRPC leaks for a call that was cut off (grpc/grpc#43360) pins whole pages in every arena.
     """
     _function("mallopt")(M_ARENA_MAX, 1)
 
@@ -66,7 +68,8 @@ class PauseWatch:
 class MemoryTrimmer:
     """Collects young garbage and returns free memory to the system, at an interval, while `pending()` is 0.
 
-    That blocks the event loop for some milliseconds, some tens after a burst of half a gigabyte; but nobody waits then.
+    This blocks the event loop for some milliseconds, and for some tens of milliseconds after a burst of half a
+    gigabyte, but no caller is waiting then.
     """
 
     def __init__(self, interval_ms: int, pending: Callable[[], int]) -> None:
@@ -76,7 +79,7 @@ class MemoryTrimmer:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Starts on the running loop; not at all with an interval of 0."""
+        """Start on the running loop. An interval of 0 disables it."""
         if self._interval_s > 0:
             self._task = asyncio.create_task(self._run(), name="memory trimmer")
 
@@ -93,11 +96,13 @@ class MemoryTrimmer:
 
 
 def trim_function() -> Callable[..., int]:
-    """Of glibc's: gives free memory back to the system; its argument is how many bytes to keep."""
+    """Return glibc's `malloc_trim`, which returns free memory to the system. Its argument is the number of bytes to
+    keep.
+    """
     return _function("malloc_trim")
 
 
 def _function(name: str) -> Callable[..., int]:
-    """A function of glibc's allocator; with another allocator, one that does nothing."""
+    """Return a function of glibc's allocator; with another allocator, one that does nothing."""
     function: Callable[..., int] | None = getattr(ctypes.CDLL(None), name, None)
     return function if function is not None else lambda *_: 0

@@ -1,9 +1,9 @@
-"""The memory budget: what is held, by part, and whether more may be.
+"""The memory budget: the memory held by each part of the daemon, and whether more may be admitted.
 
-What can be counted is counted: the engine by the sizes of its tables, results and answers by theirs, sessions and calls
-by their number. A batch is admitted with the worst that it can come to, results of its operations included, so that
-what has been admitted can be kept. What cannot be counted (what gRPC has read of messages that are not whole, and what
-it has yet to write) shows in the measured size of the process: see `memory_watch`.
+Everything that can be counted is counted: the engine by the sizes of its tables, results and answers by theirs,
+sessions and calls by their number. A batch is admitted only if its worst case fits, including the results of its
+operations, so that admitted work can always be kept. Some memory cannot be counted: messages that gRPC has partly
+received, and bytes that it has not written yet. It appears in the measured size of the process; see `memory_watch`.
 """
 
 import os
@@ -18,46 +18,46 @@ from purgatory.service.access.account import Accounts
 from purgatory.service.budget.result_bytes import RESULT_BYTES, RESULT_ITEM_BYTES
 
 SHARE_OF_MACHINE: Final = 0.6
-"""Of the memory that there is, without a setting."""
+"""Default budget as a share of the available memory."""
 
 MESSAGES_IN_BUDGET: Final = 128
-"""So many of the largest messages would fill the budget."""
+"""A message may be at most 1 / MESSAGES_IN_BUDGET of the budget."""
 MESSAGE_BYTES_MIN: Final = 1024
 
 SESSION_BYTES: Final = 3_000
 CALL_BYTES: Final = 21_500
-"""Resident memory of a call in flight, as measured; a bare grpc.aio server takes 18,800 of it."""
+"""Measured resident memory of a call in flight, bytes; a bare grpc.aio server takes 18,800 of it."""
 
 CGROUP_LIMITS: Final = ("memory.max", "memory/memory.limit_in_bytes", "memory.limit_in_bytes")
-"""Files with the limit of a container: of version 2, and of version 1 (mounted by itself or with others)."""
+"""Files with the memory limit of a container: of cgroup version 2, and of version 1 (mounted alone or with others)."""
 
 
 class MemoryBudget:
-    """What is held, in bytes, and the most that may be. Used on the event loop only."""
+    """The memory held and its maximum, in bytes. Used on the event loop only."""
 
     def __init__(self, bytes_max: int, engine: Engine, accounts: Accounts) -> None:
         self.bytes_max = bytes_max
         self.program_bytes = 0
-        """What the process took before it served anyone."""
+        """Size of the process before it served anyone, bytes."""
         self.answers_bytes = 0
-        """Written, and not read yet."""
+        """Bytes of answers that were written but not read yet."""
         self.queues: Callable[[], int] = lambda: 0
-        """What journal and archive hold in memory."""
+        """Returns the bytes that journal and archive hold in memory."""
         self.http: Callable[[], int] = lambda: 0
-        """Bytes of HTTP requests that are arriving, and of answers that clients have not read."""
+        """Returns the bytes of HTTP requests that are arriving, and of answers that clients have not read."""
         self.calls: Callable[[], int] = lambda: 0
-        """How many calls are in flight."""
+        """Returns the number of calls in flight."""
         self.resident_bytes = 0
-        """What the process took when it was last measured."""
+        """Size of the process when it was last measured, bytes."""
         self.is_short = False
-        """The process has been measured to be over the budget."""
+        """The measured size of the process exceeds the budget."""
         self.refusals = 0
-        """Batches, calls and sessions that did not fit."""
+        """Number of batches, calls and sessions that did not fit."""
         self._engine: Final = engine
         self._accounts: Final = accounts
 
     def parts(self) -> dict[str, int]:
-        """What is held, by part."""
+        """Bytes held, by part."""
         return {
             "program": self.program_bytes,
             "engine": self._engine.memory_bytes(),
@@ -71,26 +71,26 @@ class MemoryBudget:
         }
 
     def held_bytes(self) -> int:
-        """All of them together."""
+        """Bytes held by all parts."""
         return sum(self.parts().values())
 
     def taken_bytes(self) -> int:
-        """What is held by now: without the room that is kept for results."""
+        """Bytes held now, without the memory reserved for results."""
         return self.held_bytes() - self._expected_results()
 
     def _expected_results(self) -> int:
-        """Room for the results of what is pending: they take the place of nothing, as tables do not shrink."""
+        """Memory reserved for the results of pending operations, in addition to the tables, which do not shrink."""
         return self._engine.pending * RESULT_BYTES + self._engine.pending_items * RESULT_ITEM_BYTES
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing may become known any more, and nothing may be registered."""
+        """Whether the budget is used up: no new names and no registrations are accepted."""
         return self.is_short or self.held_bytes() >= self.bytes_max
 
     def refusal(self, more_bytes: int = 0, held_bytes: int = -1) -> Refusal | None:
-        """Why no more is taken that would hold so many bytes; None: it is. The refusal's index means nothing.
+        """Return why `more_bytes` more are refused; None if they fit. The index of the refusal is meaningless.
 
-        `held_bytes` is what is held, if that was worked out just now.
+        `held_bytes` can be passed if it has just been computed.
         """
         if self.is_short:
             message = f"the daemon takes more memory than its budget of {self.bytes_max} bytes; try again later"
@@ -108,27 +108,29 @@ class MemoryBudget:
         self.answers_bytes -= answer_bytes
 
     def operations_bytes(self, operations: int, items: int) -> int:
-        """The worst that so many operations with so many items can come to, while they are registered and later."""
+        """Return the worst-case memory of this many operations and items, from registration until their results are
+        acknowledged.
+        """
         results = operations * RESULT_BYTES + items * RESULT_ITEM_BYTES
         return self._engine.memory_bytes_more(operations, items) + results
 
 
 def message_bytes_max(setting: int, budget_bytes_max: int) -> int:
-    """The largest message that is taken: as it was set, or less, so that many may come in at once."""
+    """Return the maximum message size: as configured, or less, so that many messages can arrive at once."""
     return max(MESSAGE_BYTES_MIN, min(setting, budget_bytes_max // MESSAGES_IN_BUDGET))
 
 
 def available_bytes() -> int:
-    """The memory of this machine, or of the container if that has less."""
+    """Return the memory of this machine, or of the container if that is less."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([machine, *cgroup_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))])
 
 
 def cgroup_limits(membership: Path, mounted: Path) -> list[int]:
-    """The memory limits of the control groups that a process is in, as far as they can be read.
+    """Return the memory limits of the control groups that a process is in, as far as they can be read.
 
-    A container sees its own group at the root of the mount; elsewhere the path in `membership` leads to it, and each
-    group above it limits it too.
+    A container sees its own group at the root of the mount. Elsewhere the path in `membership` leads to the group,
+    which every group above it limits too.
     """
     folders = [mounted]
     for line in _lines(membership):
@@ -149,5 +151,5 @@ def _lines(path: Path) -> list[str]:
 
 
 def budget_bytes(setting: int) -> int:
-    """The budget: as it was set, or the share of what there is."""
+    """Return the budget: as configured, or the default share of the available memory."""
     return setting or int(available_bytes() * SHARE_OF_MACHINE)

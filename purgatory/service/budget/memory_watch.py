@@ -1,9 +1,9 @@
-"""Watches what the process really takes, as a backstop of the memory budget: see `memory_budget`.
+"""Monitors the actual size of the process, as a backstop of the memory budget; see `memory_budget`.
 
-While it is over the budget nothing new is admitted, and free memory is given back to the system. It is over the budget
-although everything counted is within it when gRPC holds much that is not counted: messages that are not whole yet, and
-answers that their callers do not read. That is not waited for: calls whose messages are late are ended before the
-budget is full, so that one caller's unfinished messages do not get another one refused.
+While the process is over the budget, nothing new is admitted and free memory is returned to the system. It can be over
+the budget although everything counted is within it, when gRPC holds much uncounted memory: incomplete messages, and
+answers that callers do not read. Calls whose messages are late are therefore ended before the budget is full, so that
+one caller's incomplete messages do not cause refusals for another.
 """
 
 import asyncio
@@ -21,20 +21,20 @@ LOGGER: Final = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 0.1
 TRIM_INTERVAL_S: Final = 1.0
-"""To give memory back takes some tens of milliseconds for half a gigabyte."""
+"""Minimum interval between trims, seconds: returning half a gigabyte takes some tens of milliseconds."""
 FILLING_SHARE: Final = 0.75
-"""From this share of the budget on, late calls are ended,"""
+"""Late calls are ended if the process uses this share of the budget,"""
 UNCOUNTED_SHARE: Final = 0.125
-"""if such a share of it is taken by what is not counted."""
+"""and uncounted memory takes this share of it."""
 LOG_INTERVAL_S: Final = 10.0
 RESIDENT_FIELD: Final = 1
-"""The place of resident pages in statm."""
+"""Index of the number of resident pages in statm."""
 
 STATM: Final = Path("/proc/self/statm")
 
 
 def resident_bytes() -> int:
-    """What the process takes in memory; 0 where the system does not say."""
+    """Resident memory of the process, bytes; 0 if the system does not report it."""
     try:
         return int(STATM.read_bytes().split()[RESIDENT_FIELD]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -42,7 +42,7 @@ def resident_bytes() -> int:
 
 
 class MemoryWatch:
-    """Measures at an interval, from `start` to `stop`, and tells the budget."""
+    """Measures at an interval, from `start` to `stop`, and updates the budget."""
 
     def __init__(
         self,
@@ -60,11 +60,11 @@ class MemoryWatch:
         self._logged_s = -LOG_INTERVAL_S
         self._told_s = -LOG_INTERVAL_S
         self._calls_ended = 0
-        """Since that was last logged."""
+        """Calls ended since the last log line about it."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Starts on the running loop. What the process takes now is the program."""
+        """Start on the running loop. The present size of the process is taken as the size of the program."""
         self._budget.program_bytes = self._measure()
         self._task = asyncio.create_task(self._run(), name="memory watch")
 
@@ -73,7 +73,7 @@ class MemoryWatch:
             self._task.cancel()
 
     def look(self, now_s: float) -> None:
-        """Measures once."""
+        """Measure once. Over the budget, trim; if much of it is uncounted, end late calls."""
         budget = self._budget
         measured = self._measure()
         worth_it = measured > budget.bytes_max or self._has_ended_calls

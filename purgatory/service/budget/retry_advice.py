@@ -1,7 +1,7 @@
-"""How long a caller that found no room is told to wait before it tries again: what is known of when there will be some.
+"""Retry delays for callers that found no room, derived from when there will be some.
 
-Whoever waits for operations to end is told when the next one expires. Events may make room earlier, at any time, so the
-advice is never longer than `RETRY_AFTER_MS_MAX`. Where time makes no room there is no advice.
+If room depends on operations ending, the delay is the time until the next one expires. Events may make room earlier, at
+any time, so the delay is at most `RETRY_AFTER_MS_MAX`. If time alone makes no room, there is no advice.
 """
 
 from typing import Final
@@ -17,22 +17,22 @@ RETRY_AFTER_MS_MAX: Final = 60_000
 
 
 class RetryAdvice:
-    """Knows when operations expire."""
+    """Computes retry delays from the expiry times of operations."""
 
     def __init__(self, engine: Engine, time: EngineTime) -> None:
         self._engine: Final = engine
         self._time: Final = time
 
     def next_expiry_ms(self) -> int:
-        """In how long the next pending operation expires, to the precision of the timing wheel: never too late."""
+        """Return the time until the next pending operation expires, rounded up to the precision of the timing wheel."""
         expires_ms = self._engine.next_expiration_ms()
         if expires_ms < 0:
             return RETRY_AFTER_MS
         return min(max(1, expires_ms - self._time.now_ms()), RETRY_AFTER_MS_MAX)
 
     def for_operation(self, account: Account, run: OperationRun) -> int | None:
-        """For one operation that the engine had no room for. None: all that is missing is room for partitions, which
-        only a partition that is removed makes.
+        """Return the delay for an operation that the engine had no room for. None: only room for partitions is missing,
+        and that needs a partition to be removed.
         """
         engine, held, items = self._engine, account.holdings, len(run.batch.item_indexes)
         limits = engine.limits

@@ -1,10 +1,10 @@
-"""Shares: the most that one account may hold of a limit that all have in common.
+"""Shares: the maximum that one account may hold of a limit that is common to all accounts.
 
-The rule: an account may hold at most `shares.times_free` times what is still free. With 2, one that is alone is served
-up to two thirds of a limit, two of them up to two fifths each, and whoever comes next always finds room. Nobody needs
-to know how many accounts there are, and nothing is taken back from one that is above its share: it gets no more until
-there is more room. Callers who were not asked who they are share one account, which has no share: all of it is theirs.
-A policy may give a principal another `times_free`, and the most of something that it may hold (`own_shares`).
+The rule: an account may hold at most `shares.times_free` times the amount that is still free. With 2, a single account
+can use up to two thirds of a limit, two accounts up to two fifths each, and there is always room for another account.
+The rule does not depend on the number of accounts, and takes nothing back from an account above its share: it gets
+nothing more until there is more room. Callers without authentication share one account, which is not limited by shares.
+A policy may give a principal another `times_free`, and its own maxima (`own_shares`).
 """
 
 from typing import Final
@@ -19,9 +19,9 @@ from purgatory.service.settings import HostSettings
 
 
 def share(times_free: int, limit: int, held_by_all: int, held: int) -> int:
-    """The most that an account may hold which holds `held`, while all together hold `held_by_all` of a limit.
+    """Return the maximum for an account that holds `held`, while all accounts together hold `held_by_all` of a limit.
 
-    Whoever has reached it holds `times_free` times what is free then. `times_free` 0: there are no shares.
+    An account that has reached it holds `times_free` times what is free then. `times_free` 0 disables shares.
     """
     free = max(0, limit - held_by_all)
     if times_free == 0:
@@ -31,7 +31,7 @@ def share(times_free: int, limit: int, held_by_all: int, held: int) -> int:
 
 
 class Shares:
-    """The accounts of a daemon, their shares of its limits, and its memory budget, which is shared out like them."""
+    """The accounts of a daemon, their shares of its limits, and its memory budget, which is shared in the same way."""
 
     def __init__(self, settings: HostSettings, engine: Engine) -> None:
         self._times_free: Final = settings.shares.times_free
@@ -41,13 +41,13 @@ class Shares:
         self.budget: Final = MemoryBudget(budget_bytes(settings.limits.memory_bytes_max), engine, self.accounts)
 
     def _of(self, account: Account, limit: int, held_by_all: int, held: int, own_most: int | None) -> int:
-        """The most that the account may hold of a limit. `own_most` is what the policy says of it; None: nothing."""
+        """Return an account's maximum of a limit. `own_most` is its maximum in the policy; None: it has none there."""
         own = account.own_shares.times_free
         most = share(self._times_free if own is None else own, limit, held_by_all, held)
         return most if own_most is None else min(most, own_most)
 
     def set_in_engine(self, account: Account) -> None:
-        """Tells the engine the account's shares of operations, items, partitions and keys, as they are now."""
+        """Pass the account's current shares of operations, items, partitions and keys to the engine."""
         if account.principal == NOBODY:
             return
         held, own, engine, limits = account.holdings, account.own_shares, self._engine, self._engine.limits
@@ -63,7 +63,7 @@ class Shares:
         held.keys_max = self._of(account, limits.signal_keys_max, engine.held_key_count, held.keys, own.signal_keys_max)
 
     def session_refusal(self, account: Account, sessions: int) -> Refusal | None:
-        """Why the account may not have another session; None: it may. There are so many in all."""
+        """Return why the account may not open another session, given the total number of sessions; None if it may."""
         own_most = account.own_shares.sessions_max
         most = self._of(account, self._limits.sessions_max, sessions, account.sessions, own_most)
         if account.sessions < most or account.principal == NOBODY:
@@ -72,7 +72,7 @@ class Shares:
         return Refusal(0, codes.RESOURCE_EXHAUSTED, "sessions", message)
 
     def unary_wait_refusal(self, account: Account, in_flight: int) -> Refusal | None:
-        """The same for calls of `Wait`."""
+        """Return why the account may not make another call of `Wait`; None if it may."""
         own_most = account.own_shares.unary_waits_max
         most = self._of(account, self._limits.unary_waits_max, in_flight, account.unary_waits, own_most)
         if account.unary_waits < most or account.principal == NOBODY:
@@ -81,7 +81,7 @@ class Shares:
         return Refusal(0, codes.RESOURCE_EXHAUSTED, "unary_waits", message)
 
     def memory_refusal(self, account: Account, more_bytes: int) -> Refusal | None:
-        """Why the account may not hold so many bytes more, going by its share or by the whole budget."""
+        """Return why the account may not hold more bytes, by its share or by the whole budget; None if it may."""
         budget = self.budget
         held_by_all = budget.held_bytes()
         refused = budget.refusal(more_bytes, held_by_all)
@@ -97,7 +97,7 @@ class Shares:
 
     @staticmethod
     def held_bytes(account: Account) -> int:
-        """What an account holds, in bytes."""
+        """Bytes held by an account."""
         held = account.holdings
         return (
             held.memory_bytes()

@@ -1,1 +1,1 @@
-"""The HTTP site: probes and metrics."""
+"""The HTTP site: probes, metrics, and calls over HTTP."""

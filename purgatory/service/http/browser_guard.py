@@ -1,8 +1,8 @@
-"""Whether a request comes from a page of another site.
+"""Detects requests from web pages of other sites.
 
-On loopback no credential is needed, and a browser runs programs of other sites on that machine. Browsers state the
-origin of such a request. With DNS rebinding they do not: a name of the other site resolves to this machine for a
-moment, so the page and the daemon have the same origin. Such requests are known by the name in the Host header.
+On loopback no credential is needed, and a browser runs programs of other sites on this machine. Browsers state the
+origin of such requests, except with DNS rebinding: a name of the other site then temporarily resolves to this machine,
+so the page and the daemon have the same origin. Such requests are detected by the name in the Host header.
 """
 
 import ipaddress
@@ -19,24 +19,24 @@ WRONG_HOST: Final = "the Host header must be localhost, an IP address, or one of
 
 
 def is_foreign_page(scope: Scope, allowed_hosts: Sequence[str]) -> bool:
-    """Whether a page of another origin sent the request. Programs other than browsers send none of these headers."""
+    """Return whether a page of another origin sent the request. Only browsers send these headers."""
     if header_of(scope, b"sec-fetch-site") in FOREIGN_SITES:
         return True
     origin = header_of(scope, b"origin")
     if origin is None:
         return False
     host = origin.rpartition("//")[2].lower()
-    # A proxy may send its own name as Host, so that the two differ although the page is the daemon's own.
+    # A proxy may send its own name as Host, so that the two differ although the page belongs to the daemon.
     return host != (header_of(scope, b"host") or "").lower() and not _is_allowed(host, allowed_hosts)
 
 
 def is_dns_rebinding(scope: Scope, allowed_hosts: Sequence[str]) -> bool:
-    """Whether the request names a host that somebody else's name server could resolve to this machine."""
+    """Return whether the Host header has a name that a foreign name server could resolve to this machine."""
     return not is_own_host(header_of(scope, b"host"), allowed_hosts)
 
 
 def is_own_host(host: str | None, allowed_hosts: Sequence[str] = ()) -> bool:
-    """Whether a Host header is localhost, an address, or one of `allowed_hosts` (in lower case)."""
+    """Return whether a Host header is localhost, an address, or one of `allowed_hosts` (in lower case)."""
     if host is None:
         return True  # HTTP/1.0: no browser
     name = _name_of(host.lower())
@@ -50,7 +50,7 @@ def is_own_host(host: str | None, allowed_hosts: Sequence[str] = ()) -> bool:
 
 
 def _name_of(host: str) -> str:
-    """Without the port."""
+    """Return the name in a Host header, without the port."""
     return host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
 
 

@@ -1,6 +1,6 @@
-"""The service by the Connect protocol (and gRPC-Web), made from its descriptors: curl and browsers speak it.
+"""The service over the Connect protocol (and gRPC-Web), generated from its descriptors, for curl and browsers.
 
-The package reads requests and writes answers; who may call, when it is whose turn and what a method does is as over
+The package reads requests and writes answers. Access checks, turns and the methods themselves are the same as over
 gRPC.
 """
 
@@ -33,7 +33,7 @@ GRPC_ELSEWHERE: Final = "gRPC needs HTTP/2: it is served on the gRPC port; here 
 
 
 class ConnectRequest:
-    """One request, from when it comes in. The package hands its own context around, which knows less."""
+    """One request, from its arrival on. The package passes its own context, which lacks most of this."""
 
     __slots__ = ("_is_json", "answers", "call", "context", "scope")
 
@@ -70,7 +70,7 @@ REQUEST: ContextVar[ConnectRequest] = ContextVar("request")
 
 
 class AdmissionInterceptor:
-    """Asks before the body of a request is read (a metadata interceptor of the package, the first one)."""
+    """Admits a call before the body of its request is read (the first metadata interceptor of the package)."""
 
     async def on_start(self, ctx: RequestContext[Any, Any]) -> ConnectRequest:
         request = REQUEST.get()
@@ -88,7 +88,7 @@ class AdmissionInterceptor:
     async def on_end(self, token: ConnectRequest, _ctx: RequestContext[Any, Any], error: Exception | None, /) -> None:
         token.call.leave()
         if isinstance(error, ConnectError):
-            # The package keeps the error in a frame of its traceback: a cycle, which would hold the body.
+            # The package keeps the error in a frame of its traceback, a cycle that would keep the body alive.
             error.__traceback__ = error.__cause__ = error.__context__ = None
 
 
@@ -101,7 +101,7 @@ class ConnectService(ConnectASGIApplication[HttpMethods]):
 
 
 class ConnectCalls:
-    """`applications` are those of all methods, by path."""
+    """The calls over the Connect protocol: `applications` returns an application for each method, by path."""
 
     def __init__(self, methods: HttpMethods, message_bytes_max: int) -> None:
         self._methods: Final = methods
@@ -122,7 +122,7 @@ class ConnectCalls:
         if content_type.startswith("application/grpc") and not content_type.startswith("application/grpc-web"):
             await PlainTextResponse(GRPC_ELSEWHERE, 415)(scope, receive, send)
             return
-        # Compressing an answer would hold the loop: the package is not told that the client would take one.
+        # Compressing an answer would block the loop, so the package must not see that the client accepts compression.
         scope["headers"] = [header for header in scope["headers"] if not header[0].endswith(b"accept-encoding")]
         request = ConnectRequest(self._methods, method, scope)
         REQUEST.set(request)

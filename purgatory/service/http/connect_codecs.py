@@ -1,8 +1,8 @@
 """Messages over HTTP, as protobuf or as JSON.
 
-A request is inflated and decoded by its call, in the call's turn (`Undecoded`); an answer is encoded by the call too
-(`ready`). JSON is handled by Python code, about fifty times as slow as protobuf. Large JSON and gzip are processed in a
-thread, so that the event loop is free every few milliseconds, and callers take turns there too (`FairThread`).
+Each call inflates and decodes its request in its own turn (`Undecoded`), and encodes its answer (`ready`). JSON is
+handled by Python code, about fifty times as slow as protobuf. Large JSON and gzip are processed in a thread, so that
+the event loop is free every few milliseconds, and callers take turns there too (`FairThread`).
 """
 
 import ast
@@ -28,11 +28,11 @@ from purgatory.service.sessions.session import Turns
 JSON_BYTES_MAX: Final = 1_048_576
 """Parsing JSON takes some twenty times its size in memory, and a second for a few megabytes."""
 TEXT_BYTES_MAX: Final = 16_384
-"""JSON is read on the loop up to this size: a millisecond or two."""
+"""Maximum size of JSON that is parsed on the loop: a millisecond or two."""
 SWITCH_INTERVAL_S: Final = 0.000_2
 """Set when the thread starts. With 5 ms, Python's default, each iteration of the event loop waits that long for it."""
 MESSAGE_BYTES_MAX: Final = 4_096
-"""JSON is made on the loop of messages up to this size as protobuf."""
+"""Maximum protobuf size of messages that are converted to JSON on the loop."""
 UNKNOWN_FIELD: Final = re.compile(
     r"""has no field named "(?P<name>.*)" at "\w+\.?(?P<path>.*)"\.\n Available.*: "(?P<known>\[.*\])\"""", re.DOTALL
 )
@@ -40,7 +40,7 @@ UNKNOWN_FIELD: Final = re.compile(
 
 Result = TypeVar("Result")
 OffLoop = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Does a piece of work in the thread."""
+"""Runs a piece of work in the thread."""
 
 # One thread: it must not take more of the interpreter than the event loop gets.
 _THREAD: Final = ThreadPoolExecutor(1, "json", lambda: sys.setswitchinterval(SWITCH_INTERVAL_S))
@@ -51,7 +51,7 @@ async def off_loop(work: Callable[[], Result]) -> Result:
 
 
 class FairThread:
-    """The thread of `off_loop`, where callers take turns: each has one piece of work in its queue, or none."""
+    """The thread of `off_loop`. Callers take turns: each has at most one piece of work in its queue."""
 
     def __init__(self) -> None:
         self._turns: Final[WeakValueDictionary[str, Turns]] = WeakValueDictionary()
@@ -76,13 +76,13 @@ class Gzip(Compression):
         raise AssertionError(f"answers are not compressed: {len(data)} bytes")
 
     def decompress(self, data: bytes | bytearray | memoryview, read_max_bytes: int | None = None) -> bytes:
-        del read_max_bytes  # `Undecoded` has it
+        del read_max_bytes  # `Undecoded` inflates them
         return Deflated(data)
 
 
 def inflated(data: bytes, bytes_max: int) -> bytes:
-    """One gzip member, of which at most one byte more than allowed is inflated. More members are refused: each may be
-    empty, and there can be 200,000 in 4 MB.
+    """Inflate one gzip member, up to one byte more than allowed. Further members are refused: each may be empty, and
+    there can be 200,000 of them in 4 MB.
     """
     inflating = zlib.decompressobj(wbits=31)
     try:
@@ -108,11 +108,11 @@ class Undecoded:
         self._bytes_max: Final = bytes_max
 
     def forget(self) -> None:
-        """The bytes are not needed any more."""
+        """Drop the bytes: they are not needed any more."""
         self._data = b""
 
     async def message(self, run: OffLoop = off_loop) -> Message:
-        """The decoded request. Raises `RpcError` if it cannot be decoded."""
+        """Return the decoded request. Raises `RpcError` if it cannot be decoded."""
         self._check_size(self._data)
         if isinstance(self._data, Deflated) or (self.is_json and len(self._data) > TEXT_BYTES_MAX):
             decoded: Message = await run(self._decoded)
@@ -149,7 +149,7 @@ class Undecoded:
 
 
 def unknown_field(error: str) -> RpcError | None:
-    """The refusal of a field that does not exist, from protobuf's error; None: it is another error."""
+    """Return the refusal of an unknown field, from protobuf's error; None if it is another error."""
     found = UNKNOWN_FIELD.search(error)
     if found is None:
         return None
@@ -170,7 +170,7 @@ class Ready:
 async def ready(
     answer: Message | bytes, message_type: type[Message], *, is_json: bool, run: OffLoop = off_loop
 ) -> Ready:
-    """An answer as the client wants it. As bytes it is protobuf already."""
+    """Encode an answer in the client's format. Bytes are already encoded as protobuf."""
     if not is_json:
         return Ready(answer if isinstance(answer, bytes) else answer.SerializeToString())
     message = message_type.FromString(answer) if isinstance(answer, bytes) else answer
@@ -185,12 +185,12 @@ async def json_text(message: Message, run: OffLoop = off_loop) -> str:
 
 
 def json_of(message: Message) -> str:
-    """One line: with line breaks, Python's json would not use its C encoder."""
+    """Return JSON on one line: with line breaks, Python's json would not use its C encoder."""
     return MessageToJson(message, indent=None)
 
 
 class MessageCodec(Codec[Ready, Undecoded]):
-    """Protobuf, or JSON as protobuf maps it."""
+    """Protobuf, or JSON in protobuf's mapping."""
 
     def __init__(self, bytes_max: int, *, is_json: bool) -> None:
         self._bytes_max: Final = min(bytes_max, JSON_BYTES_MAX) if is_json else bytes_max

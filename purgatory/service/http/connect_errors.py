@@ -1,4 +1,4 @@
-"""Refused calls as errors of the Connect protocol: the same code, message and details as over gRPC."""
+"""Refused calls as errors of the Connect protocol, with the same code, message and details as over gRPC."""
 
 from base64 import b64encode
 from http import HTTPStatus
@@ -38,7 +38,7 @@ def connect_error(refused: RpcError) -> ConnectError:
 
 
 def error_fields(refused: RpcError) -> dict[str, object]:
-    """The error as the protocol writes it, for answers that are none of the package's."""
+    """Return the error in the protocol's form, for answers that the package does not write."""
     fields: dict[str, object] = {"code": CODES[refused.code].value, "message": refused.message}
     if refused.details:
         fields["details"] = [
@@ -49,18 +49,18 @@ def error_fields(refused: RpcError) -> dict[str, object]:
 
 
 def http_status(refused: RpcError) -> HTTPStatus:
-    """The status that the protocol gives such an error."""
+    """Return the HTTP status that the protocol assigns to the error."""
     return STATUSES.get(refused.code, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def retry_after(refused: RpcError) -> int | None:
-    """In how many seconds another attempt may succeed; None: waiting alone does not help."""
+    """Return in how many seconds another attempt may succeed; None if waiting alone does not help."""
     delays = [detail.retry_delay for detail in refused.details if isinstance(detail, error_details_pb2.RetryInfo)]
     return delays[0].seconds + (delays[0].nanos > 0) if delays else None
 
 
 def _detail(message: Message) -> ErrorDetail:
-    """From Google's protobuf to the one that the package is made for."""
+    """Convert a detail from Google's protobuf to the implementation that the package uses."""
     packed = any_pb2.Any()
     packed.Pack(message)
     return ErrorDetail(Any(type_url=packed.type_url, value=packed.value))

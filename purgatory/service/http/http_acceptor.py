@@ -21,7 +21,7 @@ ACCEPT_PAUSE_S: Final = 0.1
 
 
 class HttpAcceptor:
-    """Listens from `start` to `stop`. `make` makes a connection."""
+    """Listens from `start` to `stop`. `make` creates a connection."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class HttpAcceptor:
         self._tasks: Final[set[asyncio.Task[None]]] = set()
 
     def start(self, host: str, port: int) -> int:
-        """Listens on all addresses of the host; returns the port. Raises OSError."""
+        """Listen on all addresses of the host; return the port. Raises OSError."""
         for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             listening = socket.socket(family, kind, protocol)
             self._listening.append(listening)
@@ -59,7 +59,7 @@ class HttpAcceptor:
         return port
 
     async def stop(self) -> None:
-        """Accepts nothing more. Open connections are left to the server."""
+        """Accept no more connections. Open ones are left to the server."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -89,7 +89,7 @@ class HttpAcceptor:
             connection = self._make()
             connection.abort_connecting = self._start_task(self._connect(connection, accepted)).cancel
             self._limits.add(connection)
-            await asyncio.sleep(0)  # accepting does not wait while there is a queue
+            await asyncio.sleep(0)  # accept does not block while connections are queued
 
     async def _connect(self, connection: HttpConnection, accepted: socket.socket) -> None:
         try:

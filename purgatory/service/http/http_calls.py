@@ -1,6 +1,6 @@
 """Calls over HTTP: the same methods as over gRPC, with the same checks, in the same queue.
 
-A call is let in before anything of its body is read, and its request is decoded in its turn: see `rpc.handlers`.
+A call is admitted before its body is read, and its request is decoded in its turn: see `rpc.handlers`.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ BOTH_WAYS: Final = "is a stream in both directions, which HTTP/1.1 cannot carry:
 
 @dataclass(frozen=True, slots=True)
 class HttpMethod:
-    """A method of the service, and how its calls are checked."""
+    """A method of the service, with the checks for its calls."""
 
     descriptor: MethodDescriptor
     serve: Callable[[Any, Call], Awaitable[Message | None]]
@@ -47,7 +47,7 @@ class HttpMethods:
         self.gate: Final = gate
         self.thread: Final = FairThread()
         self.is_ending = False
-        """Set once no further call is taken."""
+        """Set once no further calls are accepted."""
         self.by_name: Final = {
             method.name: HttpMethod(
                 method,
@@ -117,11 +117,13 @@ class HttpCall:
         return answer
 
     async def off_loop(self, work: Callable[[], Any]) -> Any:  # noqa: ANN401 - of any type
-        """Do a piece of work in the thread, in turn with other callers."""
+        """Run a piece of work in the thread, in turn with other callers."""
         return await self._methods.thread.run("" if self._caller is None else self._caller.key, work)
 
     def check(self) -> Account:
-        """The account of a call that another call may answer. Raises `RpcError` if it is no longer allowed."""
+        """Check access for a call whose answer may be shared with other calls, and return its account. Raises
+        `RpcError`.
+        """
         assert self._call is not None, "a call is checked that did not enter"
         self._call.recheck()
         return self._call.account

@@ -67,10 +67,10 @@ class HttpConnection(asyncio.Protocol):
         self.held_bytes = 0
         self.is_extra = False
         self._received_bytes = 0
-        """Of the requests that have not been served, or whose body has not been decoded."""
+        """Bytes of requests that have not been served, or whose body has not been decoded."""
         self._unread_bytes = 0
         self._over = False
-        """The client has gone, or an error was answered in place of the application's answer."""
+        """The client has disconnected, or an error was sent instead of the application's answer."""
         self._readable: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
         self._reset()
@@ -79,7 +79,7 @@ class HttpConnection(asyncio.Protocol):
         """Prepare for the next request."""
         self._method = b""
         self._body = b""
-        """Parsed, and not delivered to the application yet."""
+        """Parsed bytes of the body that have not been delivered to the application yet."""
         self._is_serving = False
         self._is_whole = False
         """The whole request has been parsed,"""
@@ -88,7 +88,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_complete = False
         """The whole answer has been written."""
         self._start: Message | None = None
-        """The status and headers of the answer, not written yet."""
+        """The status and headers of the answer, if not written yet."""
 
     # Called by the transport.
 
@@ -111,7 +111,7 @@ class HttpConnection(asyncio.Protocol):
             return
         self._parser.receive_data(data)
         if not self._is_serving:
-            if is_first:  # of a new connection too, which has been awaited for some time
+            if is_first:  # a new connection is ARRIVING already, but its time starts over
                 self._limits.enter(self, ARRIVING)
             self._begin_soon()
             return
@@ -146,7 +146,7 @@ class HttpConnection(asyncio.Protocol):
             self.transport.abort()
 
     def body_decoded(self) -> None:
-        """The body is not needed any more."""
+        """Stop counting the bytes of the body: it has been decoded."""
         self._hold(len(self._parser.trailing_data[0]), self._unread_bytes)
 
     # A request.
@@ -218,7 +218,7 @@ class HttpConnection(asyncio.Protocol):
         try:
             await self._app(scope, self._receive, self._send)
         except asyncio.CancelledError:
-            self.abort()  # by the site, which stops: the client sees that the answer is cut off
+            self.abort()  # raised when the site stops: the client sees that the answer is cut off
             raise
         except Exception:
             LOGGER.exception("cannot serve %s %s", scope["method"], scope["path"])
@@ -227,7 +227,7 @@ class HttpConnection(asyncio.Protocol):
         self._finish()
 
     def _finish(self) -> None:
-        """The request has been served: go on with the next one, or close the connection."""
+        """The request has been served: continue with the next one, or close the connection."""
         parser = self._parser
         if self._is_over():
             return
@@ -244,7 +244,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _pull(self) -> bytes:
-        """Parse what has arrived of the body."""
+        """Parse the received part of the body."""
         parts = []
         try:
             for _ in range(CHUNKS_MAX):
@@ -263,7 +263,7 @@ class HttpConnection(asyncio.Protocol):
         return b"".join(parts)
 
     async def _receive(self) -> Message:
-        """The body, part by part, and then the end of the request or of the connection."""
+        """Return the next part of the body, and finally the end of the request or of the connection."""
         if self._parser.they_are_waiting_for_100_continue and not self._is_over():
             self._write(h11.InformationalResponse(status_code=HTTPStatus.CONTINUE, headers=[]))
         while not self._has_part():
@@ -337,7 +337,7 @@ class HttpConnection(asyncio.Protocol):
     # The end.
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
-        """Answer with an error in place of the application, which sees that the client has gone."""
+        """Send an error instead of the application's answer; to the application, the client has disconnected."""
         if self._parser.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.abort()
             return

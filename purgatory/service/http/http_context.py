@@ -1,4 +1,4 @@
-"""A call over HTTP, as the servicer's methods and the checks before them see it: what they use of gRPC's context."""
+"""The context of a call over HTTP: the parts of gRPC's context that methods and checks use."""
 
 import ssl
 import time
@@ -12,14 +12,14 @@ from purgatory.service.http.http_connection import CONNECTION
 from purgatory.service.transport.peer import PeerCertificate, of_der
 
 Write = Callable[[Message | bytes], Awaitable[None]]
-"""Writes an answer, which may be encoded already."""
+"""Writes an answer, which may already be encoded."""
 
 HEADERS: Final = ("authorization", "traceparent", "tracestate")
 """The headers that calls use."""
 
 
 class HttpContext:
-    """Of one request. `deadline_s` is on the monotonic clock; None: there is none."""
+    """The context of one request. `deadline_s` is on the monotonic clock; None: no deadline."""
 
     __slots__ = ("_at_end", "_deadline_s", "_scope", "write")
 
@@ -30,8 +30,8 @@ class HttpContext:
         self.write: Final = write
 
     def peer(self) -> str:
-        """As gRPC writes it, without the port: over HTTP/1.1 each call has a connection of its own. Without principals,
-        all calls from one address belong to one caller.
+        """The peer in gRPC's notation, without the port: over HTTP/1.1 each call has a connection of its own. Without
+        principals, all calls from one address belong to one caller.
         """
         client = self._scope["client"]
         if client is None:
@@ -60,12 +60,12 @@ class HttpContext:
 
 
 def header_of(scope: Scope, name: bytes) -> str | None:
-    """The first header of this name (in lower case); None: there is none."""
+    """Return the first header of this name (in lower case); None if it is missing."""
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
 
 
 def certificate_of(scope: Scope) -> PeerCertificate | None:
-    """The client's certificate, which the handshake has verified; None: it has presented none."""
+    """Return the client's certificate, verified by the handshake; None if the client presented none."""
     der = _certificate(scope)
     return None if der is None else of_der(der)
 

@@ -147,6 +147,7 @@ class HttpLimits:
     def _run_steps(self) -> None:
         self._is_scheduled = bool(self._steps)
         if self._is_scheduled:
+            # Also if no steps are left after this one: further steps of this loop iteration must wait for the next.
             asyncio.get_running_loop().call_soon(self._run_steps)
         for _ in range(min(len(self._steps), STEPS_PER_LOOP_TURN)):
             self._steps.popleft()()

@@ -1,4 +1,4 @@
-"""Metrics as Prometheus reads them."""
+"""The metrics page for Prometheus."""
 
 import math
 import time
@@ -15,21 +15,21 @@ OPEN_METRICS: Final = "application/openmetrics-text"
 
 
 class MetricsPage:
-    """Computes `/metrics` at most once in `interval_ms`: that holds the event loop for milliseconds, which four eager
-    scrapers would make most of its time.
+    """Computes `/metrics` at most once in `interval_ms`. It blocks the event loop for milliseconds, and four frequent
+    scrapers would take most of the loop's time.
     """
 
     def __init__(self, registry: CollectorRegistry, interval_ms: int) -> None:
         self._registry: Final = registry
         self._interval_ms: Final = interval_ms
         self._computed: Final[dict[str, tuple[float, bytes]]] = {}
-        """By format: when they were last computed (monotonic seconds), and the page."""
+        """By format: time of the last computation (monotonic seconds), and the page."""
 
     def routes(self) -> list[BaseRoute]:
         return [Route("/metrics", self._answer)]
 
     async def _answer(self, request: Request) -> Response:
-        # One of two formats: the library would compute a page for each version that callers name.
+        # One of two formats: the library would compute a page for each version that a caller names.
         accepted = OPEN_METRICS if prefers_open_metrics(request.headers.get("Accept", "")) else ""
         encode, content_type = choose_encoder(accepted)
         now_s = time.monotonic()
@@ -41,7 +41,7 @@ class MetricsPage:
 
 
 def prefers_open_metrics(accept: str) -> bool:
-    """Whether an Accept header gives OpenMetrics a weight above 0, and at least that of the text format."""
+    """Return whether an Accept header gives OpenMetrics a weight above 0 that is not below that of the text format."""
     weights = {OPEN_METRICS: 0.0, "text/plain": 0.0}
     for media_range in accept.lower().split(","):
         kind, *parameters = (part.strip() for part in media_range.split(";"))

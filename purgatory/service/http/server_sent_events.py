@@ -1,7 +1,7 @@
 """Streams as server-sent events, for clients without a Connect library. `curl -N` reads them too.
 
 GET /v1/results?session=…        a session's results; Last-Event-ID acknowledges the results up to it
-GET /v1/watch?topic_prefix=…     a page of partitions and what waits on them, sent again when it has changed
+GET /v1/watch?topic_prefix=…     a page of partitions with the waits on them, sent again when it has changed
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from purgatory.service.http.http_context import HttpContext, header_of
 from purgatory.service.http.written_answers import WrittenAnswers
 
 WATCH_INTERVAL_S: Final = 1.0
-"""A listing is made again at most this often, however many clients watch it."""
+"""Minimum interval between two computations of a listing, however many clients watch it."""
 SILENT_TIMES_MAX: Final = 10
 """After this many unchanged listings a comment is sent, so that both sides notice when the other is gone."""
 TAKEN_OVER_ID: Final = "taken-over"
@@ -45,23 +45,25 @@ COMMENT: Final = b": still here\n\n"
 
 Events = AsyncGenerator[bytes]
 ListingKey = tuple[Account, str, int, str]
-"""For whom, topic prefix, page size and page token."""
+"""Account, topic prefix, page size and page token."""
 
 
 class Listing(NamedTuple):
-    """A listing of partitions, encoded, and until when others who watch the same are sent it (loop time)."""
+    """An encoded listing of partitions, and until when (loop time) it is sent to other clients that watch the same
+    page.
+    """
 
     event: bytes
     until_s: float
 
 
 class ServerSentEvents:
-    """The streams, over the methods of the service."""
+    """Serves the streams with the methods of the service."""
 
     def __init__(self, methods: HttpMethods) -> None:
         self._methods: Final = methods
         self._results: Final = methods.by_name["StreamResults"]
-        # Lasts, whatever the call is that it repeats.
+        # A watch is long-lived, although the call that it repeats is unary.
         self._partitions: Final = replace(methods.by_name["ListPartitions"], is_unary=False)
         self._listings: Final[dict[ListingKey, asyncio.Task[Listing]]] = {}
 
@@ -78,7 +80,9 @@ class ServerSentEvents:
             await serve_events(self._result_events, scope, receive, send)
 
     async def _result_events(self, scope: Scope) -> Events:
-        """`opened`, then an event for each result; their ids are the session's incarnation and the sequence number."""
+        """Yield `opened`, then an event for each result. Event ids are the session's incarnation and the sequence
+        number.
+        """
         call, answers = HttpCall(self._methods, self._results), WrittenAnswers[Message | bytes]()
         decode = self._results.answer_type.FromString
         parameters = parameters_of(scope, "session", "last_sequence")
@@ -119,7 +123,7 @@ class ServerSentEvents:
         return events() if message.ByteSize() <= MESSAGE_BYTES_MAX else await off_loop(events)
 
     async def _watch_events(self, scope: Scope) -> Events:
-        """A page of the listing, and again each time that it has changed."""
+        """Yield a page of the listing, and again each time that it has changed."""
         call = HttpCall(self._methods, self._partitions)
         parameters = parameters_of(scope, "topic_prefix", "page_size", "page_token")
         request: Any = self._partitions.request_type(
@@ -145,11 +149,11 @@ class ServerSentEvents:
                 await asyncio.sleep(max(0.0, listing.until_s - asyncio.get_running_loop().time()))
         finally:
             if key is not None:
-                self._listings.pop(key, None)  # whoever else watches it makes it again
+                self._listings.pop(key, None)  # the next client that watches it computes it again
             call.leave()
 
     async def _shared_listing(self, key: ListingKey, make: Callable[[], Coroutine[Any, Any, Listing]]) -> Listing:
-        """The present listing; one of all who watch the same makes it, and ends making it when its own call ends."""
+        """Return the current listing. One of its watchers computes it, and stops when its own call ends."""
         while True:
             task = self._listings.get(key)
             if task is None or _is_outdated(task):
@@ -158,6 +162,7 @@ class ServerSentEvents:
             try:
                 return await asyncio.shield(task)
             except asyncio.CancelledError:
+                # If the call that computes the listing was cancelled, compute it here. If this one was, end it.
                 if not task.cancelled() or cast("asyncio.Task[Any]", asyncio.current_task()).cancelling():
                     raise
 
@@ -173,27 +178,29 @@ async def _list_once(call: HttpCall, context: HttpContext, request: Message) -> 
 
 
 def _is_outdated(task: asyncio.Task[Listing]) -> bool:
-    """Also true of a listing that could not be made."""
+    """Return whether the listing must be computed again, also because its computation failed."""
     if not task.done() or task.cancelled() or task.exception() is not None:
         return task.done()
     return task.result().until_s <= asyncio.get_running_loop().time()
 
 
 def _opened_event(opened: Any, sequence: int) -> bytes:  # noqa: ANN401 - `SessionOpened`
-    """Its id acknowledges nothing new, but names the incarnation if the client reconnects before it has a result."""
+    """The event's id acknowledges nothing new, but names the incarnation if the client reconnects before it has a
+    result.
+    """
     data = {"resumed": opened.resumed, "pending": opened.pending, "incarnation": opened.incarnation}
     event_id = f"{opened.incarnation}-{sequence if opened.resumed else 0}"
     return event_bytes(json.dumps(data), name="opened", event_id=event_id)
 
 
 def _cursor(event_id: str) -> tuple[str, int]:
-    """Incarnation and sequence number of an event id; empty and 0: none was sent. Raises `RpcError`."""
+    """Parse an event id into incarnation and sequence number; empty and 0 if none was sent. Raises `RpcError`."""
     incarnation, _, sequence = event_id.rpartition("-")
     return incarnation or (event_id and NO_INCARNATION), _number(sequence, "Last-Event-ID", SEQUENCE_MAX)
 
 
 async def serve_events(events_of: Callable[[Scope], Events], scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers with the events, until they end or the client goes away."""
+    """Send the events until they end or the client disconnects."""
     if scope["method"] != "GET":
         refused = PlainTextResponse("GET only\n", HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET"})
         await refused(scope, receive, send)
@@ -247,14 +254,14 @@ def _known(request: Message) -> Callable[[], Any]:
 
 
 def event_bytes(data: str, *, name: str = "", event_id: str = "") -> bytes:
-    """One event; `data` has no line breaks."""
+    """Encode one event; `data` has no line breaks."""
     named = f"event: {name}\n" if name else ""
     numbered = f"id: {event_id}\n" if event_id else ""
     return f"{named}{numbered}data: {data}\n\n".encode()
 
 
 def parameters_of(scope: Scope, *names: str) -> dict[str, str]:
-    """The parameters of the address. Raises `RpcError` for one that is not among `names`: it may be mistyped."""
+    """Parse the query parameters. Raises `RpcError` for one that is not among `names`, because it may be mistyped."""
     try:
         values = parse_qs(scope["query_string"].decode("ascii"), keep_blank_values=True, errors="strict")
     except ValueError:

@@ -1,6 +1,6 @@
-"""The HTTP site beside gRPC: the calls as HTTP, metrics for Prometheus, probes, and pages for people.
+"""The HTTP site: the calls over HTTP, metrics for Prometheus, probes, and pages for people.
 
-An ASGI application, served in the daemon's own loop.
+An ASGI application, served in the daemon's event loop.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ HTTP_STATUSES: Final = {
     code_pb2.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
     code_pb2.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
 }
-"""The status of a refused page, by code."""
+"""HTTP status of a refused page, by gRPC code."""
 
 CheckPage = Callable[[str, str, str | None, str], None]
-"""Given path, peer, authorization header and the principal of the client's certificate: raises `RpcError` for who
+"""Given path, peer, authorization header and the principal of the client's certificate: raises `RpcError` if the caller
 may not see the page.
 """
 
@@ -68,7 +68,7 @@ class HttpSite:
         self._verifies_tokens: Final = verifies_tokens
         self._pages: Final = Starlette(routes=routes)
         self._tasks: Final[set[asyncio.Task[None]]] = set()
-        """Each serves a request."""
+        """The tasks that serve requests."""
         memory_bytes_max = MEMORY_BYTES_MAX if budget is None else budget.bytes_max
         self.limits: Final = HttpLimits(settings, memory_bytes_max, grpc_connections_max)
         if budget is not None:
@@ -81,7 +81,9 @@ class HttpSite:
         )
 
     async def start(self, host: str, port: int) -> int:
-        """Binds and serves; returns the bound port (`port` 0: any free one). Raises OSError when it cannot bind."""
+        """Bind and serve; return the bound port (`port` 0: any free one). Raises OSError if the address cannot be
+        bound.
+        """
         return self._acceptor.start(host, port)
 
     async def end_requests(self, timeout_s: float) -> None:
@@ -94,7 +96,7 @@ class HttpSite:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def stop(self) -> None:
-        """Closes everything."""
+        """Close all connections and the listening socket."""
         await self._acceptor.stop()
         await self.end_requests(STOP_S)
         for connection in self.limits.connections():
@@ -118,14 +120,14 @@ class HttpSite:
         await (self._pages if refused is None else refused)(scope, receive, send)
 
     def _is_dns_rebinding(self, scope: Scope, *, is_call: bool) -> bool:
-        """With TLS, the certificate has another name. A token that will be verified is unknown to another site."""
+        """With TLS, the certificate would have another name. With verified tokens, the other site would need one."""
         if self._tls is not None or not is_dns_rebinding(scope, self._allowed_hosts):
             return False
         is_verified = self._verifies_tokens and (is_call or self._check_page is not None)
         return not is_verified or header_of(scope, b"authorization") is None
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """The answer to who may not see a page; None: they may."""
+        """Return the answer to a caller that may not see a page; None if it may."""
         certified = ""
         if self._tls is not None and self._tls.asks_clients:
             peer = certificate_of(scope)

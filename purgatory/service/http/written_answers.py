@@ -1,4 +1,4 @@
-"""The answers that a method writes, to be iterated: streams over HTTP ask for one after the other."""
+"""Turns the answers that a method writes into an iterator, because streams over HTTP pull their answers."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -8,12 +8,12 @@ Answer = TypeVar("Answer")
 
 
 class End:
-    """Comes after the last answer."""
+    """Marks the end, after the last answer."""
 
 
 class WrittenAnswers(Generic[Answer]):
-    """Holds one answer: `write` waits until the last one has been taken, so a client that does not read holds its own
-    call back.
+    """Holds one answer: `write` waits until the last one has been taken, so a client that does not read delays only its
+    own call.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,9 @@ class WrittenAnswers(Generic[Answer]):
         await self._queue.put(answer)
 
     async def of(self, method: Callable[[], Awaitable[object]]) -> AsyncGenerator[Answer]:
-        """What the method writes until it ends; then raises what it raised. Closed early, the method is cancelled."""
+        """Yield the answers of a method until it ends; then raise any error that it raised. Closing early cancels the
+        method.
+        """
         task = asyncio.create_task(self._run(method), name="answers over HTTP")
         try:
             while not isinstance(answer := await self._queue.get(), End):
@@ -39,6 +41,6 @@ class WrittenAnswers(Generic[Answer]):
     async def _run(self, method: Callable[[], Awaitable[object]]) -> None:
         try:
             await method()
-        except Exception as error:  # noqa: BLE001 - raised again where the answers are iterated
+        except Exception as error:  # noqa: BLE001 - raised again in the iterator
             self._error = error
         await self._queue.put(End())

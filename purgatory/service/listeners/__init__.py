@@ -1,1 +1,1 @@
-"""What listens to the host: metrics, the journal, the archive."""
+"""Listeners of the host: metrics, the journal, the archive."""

@@ -406,12 +406,14 @@ class DurableJournal(Journal):
             self._failure = None
         if self._committing is not None:
             self._syncs.observe((self._loop.time() - self._submitted_s) * 1_000)
+        # All of this is reset before the first answer, which may make changes and wait for the next group.
         self._committing = None
         answers, self._answers_committing = self._answers_committing, []
         releases, self._releases_committing = self._releases_committing, []
         for answer in answers:
             answer()
         for session, sequence in releases:
+            # The number is in the journal's numbering, because the shift may have changed since the group was sealed.
             session.outbox.release(sequence + session.sequence_shift)
             session.wake()
         if self._changed:

@@ -1,4 +1,4 @@
-"""What listeners receive: one frozen object for each hook that has more than two values.
+"""Events that listeners receive: one frozen object for each hook that has more than two values.
 
 The host builds an event once per engine call and passes the same object to every listener, so its cost does not grow
 with the number of operations. Listeners must not modify the batches, receipts and completions in it.

@@ -29,25 +29,30 @@ from purgatory.service.sessions.session import Session
 NONE: Final = 1
 SYNC: Final = 2
 ASYNC: Final = 3
-"""What a receipt is worth: kept in memory, on disk before it is answered, on disk soon after. As on the wire."""
+"""Durability of a receipt: kept in memory, on disk before it is sent, or on disk soon after. Same numbers as on the
+wire.
+"""
 
 
 class Listener:
-    """Hooks that do nothing: override those that matter."""
+    """Hooks that do nothing: override the ones you need."""
 
     records_dropped_sessions: ClassVar[bool] = False
-    """Whether the operations of a dropped session are cancelled by a call of their own, which this listener then sees:
-    by itself the engine reports nothing of an owner that it removes."""
+    """Whether the operations of a dropped session are cancelled by a separate call that this listener observes. The
+    engine itself does not report the operations of an owner that it removes.
+    """
 
     def reason_to_refuse(self) -> Refusal | None:
-        """Why registrations and events should not be taken now; None: they may. The refusal's index means nothing."""
+        """Return why registrations and events should be refused now; None: accept them. The index of the refusal is
+        ignored.
+        """
 
     def metrics(self) -> Iterable[Metric]:
-        """What the metrics page shows of this listener, besides what `exposition` makes of `Metrics`."""
+        """Metrics of this listener, in addition to those derived from `Metrics` by `exposition`."""
         return ()
 
     def held_bytes(self) -> int:
-        """What waits in memory to be written, estimated."""
+        """Estimated bytes waiting in memory to be written."""
         return 0
 
     # Engine calls.
@@ -68,28 +73,28 @@ class Listener:
         """Everything pending in a session was cancelled."""
 
     def cancelled_partition(self, event: CancelledPartition) -> None:
-        """Everything that waited on a partition was cancelled."""
+        """All operations waiting on a partition were cancelled."""
 
     def cancelled_key(self, event: CancelledKey) -> None:
-        """Everything that waited on a key was cancelled."""
+        """All operations waiting on a key were cancelled."""
 
     def failed_stale(self, event: FailedStale) -> None:
-        """Operations were ended because of marks that are stale."""
+        """Operations were failed because of stale marks."""
 
     def shut_down(self, ended: int, now_ms: int) -> None:
-        """A slice of what was pending ended because the daemon ends."""
+        """A slice of the pending operations was ended because the daemon is shutting down."""
 
     def expired(self, now_ms: int) -> None:
-        """The clock was advanced, and something expired."""
+        """The clock was advanced, and operations expired."""
 
     def completed(self, event: Completed) -> None:
         """Operations of one owner have ended. Their results have no sequence numbers yet."""
 
     def discarded(self, event: Completed) -> None:
-        """Operations of a session that is being dropped were cancelled: nobody gets their results."""
+        """Operations of a session that is being dropped were cancelled. Their results are discarded."""
 
     def call_finished(self) -> None:
-        """Everything that the call completed was reported. Harmless when there was no call."""
+        """All completions of the call have been reported. Harmless without a preceding call."""
 
     # Refusals.
 
@@ -100,15 +105,15 @@ class Listener:
         """A call was refused before its request was read, or because its deadline had passed; see `call_gate`."""
 
     def refused_in_session(self, session: Session, refused: Sequence[RefusedOperation]) -> None:
-        """Refused registrations become results of their session. These have no sequence numbers yet."""
+        """Registrations of a session were refused and become results, which have no sequence numbers yet."""
 
     # Sessions.
 
     def session_opened(self) -> None:
-        """A session was made."""
+        """A session was created."""
 
     def session_dropped(self, session: Session) -> None:
-        """A session is about to be dropped: its time to live is over."""
+        """A session is about to be dropped: its time to live has passed."""
 
     def acknowledged(self, session: Session) -> None:
         """Results of a session were acknowledged."""
@@ -122,47 +127,48 @@ class Listener:
     # Time.
 
     def waited_for_turn(self, work: int, us: int) -> None:
-        """Work of such a sort (see `fair_queue`) had to wait for its turn, which it has now."""
+        """Work of this kind (see `fair_queue`) had to wait for its turn, and has it now."""
 
     def tick(self) -> None:
-        """Time has passed: called now and then."""
+        """Time has passed. Called periodically."""
 
     def loop_lag_ms(self, ms: float) -> None:
-        """How late the event loop woke the reaper this time."""
+        """How late the event loop woke the reaper, in milliseconds."""
 
     def reaper_failed(self) -> None:
-        """A turn of the reaper raised; it was logged, and the reaper goes on."""
+        """A turn of the reaper raised an exception, which was logged. The reaper continues."""
 
 
 class Journal(Listener):
-    """A listener that also says when changes are durable; this one keeps nothing, for a daemon without a journal.
+    """A listener that also reports when changes are durable. This one stores nothing; it serves a daemon without a
+    journal.
 
-    Whatever leaves the daemon because of a change goes through `when_durable`, or waits for `durable`, after the
-    change. `durable_journal` has the journal on disk.
+    Anything that leaves the daemon because of a change must go through `when_durable`, or wait for `durable`, after the
+    change. `durable_journal` implements the journal on disk.
     """
 
     durability = NONE
-    """What a receipt is worth: NONE, SYNC or ASYNC."""
+    """Durability of a receipt: NONE, SYNC or ASYNC."""
 
     keeps = False
-    """Whether what is pending survives the daemon."""
+    """Whether pending operations survive the daemon."""
 
     def why_closed(self) -> Refusal | None:
-        """Why nothing may be admitted now; None: everything may. The refusal's index means nothing.
+        """Return why nothing may be admitted now; None: everything may. The index of the refusal is ignored.
 
-        Unlike with `reason_to_refuse`, refusals have no results then: nothing can be kept, so nothing is begun.
+        Unlike with `reason_to_refuse`, these refusals have no results: nothing can be stored, so nothing is begun.
         """
         return None
 
     def changed(self, session: Session) -> None:
-        """Something of a session has changed that the caller is going to wait for."""
+        """A change of a session that the caller is going to wait for."""
 
     def dead_letter_changed(self, letter: int, content: bytes) -> None:
-        """A result that was not delivered is kept under this number; without content: no longer."""
+        """The dead letter with this number was added, or removed if it has no content."""
 
     def when_durable(self, answer: Callable[[], None]) -> None:
-        """Calls it once every change so far is durable; at once if there is nothing to wait for."""
+        """Call `answer` once all previous changes are durable; immediately if there is nothing to wait for."""
         answer()
 
     async def durable(self) -> None:
-        """Returns once every change so far is durable."""
+        """Return once all previous changes are durable."""

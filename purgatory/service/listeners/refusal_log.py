@@ -1,4 +1,4 @@
-"""Logs what is refused because a limit is reached: at most a line for each limit every few seconds, with the count."""
+"""Logs refusals caused by limits: at most one line per limit every few seconds, with a count."""
 
 import logging
 import re
@@ -20,7 +20,7 @@ INDEX: Final = re.compile(r"\[\d+\]")
 
 
 class _Told:
-    """What was refused for one reason since the last line about it."""
+    """Refusals for one reason since the last line about it."""
 
     def __init__(self) -> None:
         self.logged_ms: int | None = None
@@ -29,7 +29,9 @@ class _Told:
 
 
 class RefusalLog(Listener):
-    """Tells the operator which limit is reached, with an example; what it costs does not grow with refusals."""
+    """Logs which limit has been reached, with an example. The number of lines does not grow with the number of
+    refusals.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock: Final = clock

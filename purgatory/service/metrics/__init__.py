@@ -1,1 +1,1 @@
-"""Metrics: what is counted, and what Prometheus reads."""
+"""Metrics: counters, and their export to Prometheus."""

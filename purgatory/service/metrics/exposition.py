@@ -1,11 +1,11 @@
-"""What Prometheus sees: everything read at the moment of the scrape, from the host and from `metrics`.
+"""The metrics that Prometheus scrapes, read at scrape time from the host and from `metrics`.
 
-Counts of operations are the engine's own, read between two of its calls, so that registered = the outcomes + pending
-holds in every scrape by construction.
+Operations are counted by the engine and read between two of its calls, so registered = the sum of all outcomes +
+pending holds in every scrape by construction.
 
-Kafka's three ideas and their names here: PurgatorySize is `purgatory_watched_entries`, NumDelayedOperations is
+Names of Kafka's three purgatory metrics here: PurgatorySize is `purgatory_watched_entries`, NumDelayedOperations is
 `purgatory_pending_operations`, and ExpiresPerSec is the rate of `purgatory_expired_partitions_total` (produce and
-delete-records mark each pending partition) or, for fetch, of `purgatory_outcomes_total{outcome="expired"}` (one a
+delete-records mark each pending partition) or, for fetch, of `purgatory_outcomes_total{outcome="expired"}` (one per
 request).
 """
 
@@ -28,7 +28,7 @@ from purgatory.service.sources.source_metrics import SourceMetrics
 
 
 def make_registry(host: Host, metrics: Metrics, pauses: PauseWatch) -> CollectorRegistry:
-    """A registry of its own (not the library's global one) with all that the daemon shows."""
+    """Create a registry with all metrics of the daemon, separate from the library's global one."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(HostCollector(host, metrics, pauses))
     registry.register(host.sessions.accounts.audit)
@@ -40,7 +40,7 @@ def make_registry(host: Host, metrics: Metrics, pauses: PauseWatch) -> Collector
 
 
 class HostCollector(Collector):
-    """Reads the host on the event loop; a scrape costs the same whatever is pending."""
+    """Reads the host on the event loop. The cost of a scrape does not depend on the number of pending operations."""
 
     def __init__(self, host: Host, metrics: Metrics, pauses: PauseWatch) -> None:
         self._host: Final = host

@@ -1,8 +1,8 @@
-"""Counts and times of the host's work: waits, events, refusals, sessions. `exposition` shows them to Prometheus.
+"""Counts and durations of the host's work: waits, events, refusals, sessions. `exposition` exports them to Prometheus.
 
-Only what the engine does not count itself is counted here, a batch at a time. No topic, partition, session or operation
-is ever a key, so that nothing here grows with use; and every key is there from the start, at 0: Prometheus takes the
-first value that it sees of a series for where it began, and would miss all that was counted before.
+Only quantities that the engine does not count itself are counted here, a batch at a time. No topic, partition, session
+or operation is ever a key, so nothing here grows with use. Every key exists from the start, at 0: Prometheus takes the
+first value that it scrapes of a series as its origin, and would miss everything counted before.
 """
 
 from collections import Counter
@@ -35,7 +35,7 @@ LATENESS_BOUNDS_MS: Final = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000
 LAG_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000)
 
 CALL_REFUSAL_REASONS: Final = ("calls", "calls_per_caller", "calls_queued_per_caller", "calls_per_second", "deadline")
-"""Shown from the start, so that a rate of them can be asked for. See `rpc.call_gate`."""
+"""Exported from the start, so that their rate can be queried. See `rpc.call_gate`."""
 
 
 REASON_NAMES: Final = {
@@ -53,7 +53,7 @@ EVENT_RESULTS: Final = ("applied", "stale", "refused")
 
 
 class Metrics(Listener):
-    """Adds up what happens. Holds nothing per key."""
+    """Accumulates counts and durations. Stores nothing per topic, partition, session or operation."""
 
     def __init__(self) -> None:
         self.waits: Final = {(kind, outcome): Histogram(WAIT_BOUNDS_MS) for kind in KINDS for outcome in OUTCOMES}
@@ -68,7 +68,7 @@ class Metrics(Listener):
         self.event_results: Final = Counter({(name, result): 0 for name in types for result in EVENT_RESULTS})
         self.refused_calls: Final = Counter(dict.fromkeys(CALL_REFUSAL_REASONS, 0))
         self.turn_waits: Final = tuple(Histogram(LATENESS_BOUNDS_MS) for _ in WORK_NAMES)
-        """Of the turns that did not come at once, by sort of work."""
+        """Waiting times of the turns that were not granted immediately, by kind of work."""
         self.unchanged_events = 0
         self.reaper_failures = 0
         self.sessions_opened = 0
@@ -77,7 +77,7 @@ class Metrics(Listener):
         self.streams_disconnected = 0
 
     def registered(self, event: Registered) -> None:
-        """Counts repeats. The engine itself counts those accepted, and those refused come by `refused`."""
+        """Count repeats. The engine counts accepted operations itself, and refused ones are counted in `refused`."""
         self.repeated[event.kind] += event.receipt.already_known
 
     def refused(self, refusals: Sequence[Refusal]) -> None:
@@ -85,7 +85,7 @@ class Metrics(Listener):
             self.rejected[refusal.code] += 1
 
     def completed(self, event: Completed) -> None:
-        """Costs one count for each operation, and a bisection for each distinct wait."""
+        """Count completions. The cost is one count per operation, and a bisection per distinct wait."""
         completions = event.completions
         kinds, outcomes, waits_ms = completions.kinds, completions.outcomes, completions.waited_ms
         ends: dict[tuple[int, int, int], int]
@@ -140,7 +140,7 @@ class Metrics(Listener):
         self.streams_disconnected += 1
 
     def _expired(self, completions: Completions) -> None:
-        """Lateness of the expired ones, and their pending partitions."""
+        """Count the lateness of expired operations, and their pending partitions."""
         kinds, outcomes, error_codes = completions.kinds, completions.outcomes, completions.error_codes
         if is_uniform(bytes(kinds)) and is_uniform(bytes(outcomes)):
             self.lateness[kinds[0]].observe_all(list(completions.lateness_ms))
@@ -163,5 +163,5 @@ class Metrics(Listener):
 
 
 def _event_name(event_type: int) -> str:
-    """Whatever number a caller sends, the names are few."""
+    """Return the name of an event type. Callers may send any number, but the set of names is small."""
     return EVENT_NAMES.get(event_type, UNKNOWN_EVENT)

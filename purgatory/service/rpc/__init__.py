@@ -1,1 +1,1 @@
-"""The gRPC side: calls in, answers and refusals out."""
+"""The gRPC interface: methods, limits on calls, and statuses."""

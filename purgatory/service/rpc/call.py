@@ -1,4 +1,4 @@
-"""One call as the servicer's methods see it: gRPC's context, and on whose account it is served."""
+"""A call as the servicer's methods use it: gRPC's context, and the account of the caller."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,21 +13,21 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 def _no_check() -> None:
-    """On a daemon that asks nobody."""
+    """The recheck on a daemon without access control."""
 
 
 @dataclass(slots=True, frozen=True)
 class Call:
-    """A call in flight. `account` is that of the principal who calls; `turn` is awaited before each slice of work."""
+    """A call in flight. `account` is the caller's; `turn` is awaited before each slice of work."""
 
     context: Context
     account: Account
     turn: Turn = next_loop_turn
     recheck: Callable[[], None] = _no_check
-    """For calls that last: raises `RpcError` once this principal could not make the call any more."""
+    """For long calls: raises `RpcError` once this principal could no longer make the call."""
 
 
 Identify = Callable[[str], Callable[[Context], Account]]
-"""For a method: on whose account its calls are served. What it returns raises `RpcError` for a caller who has not
-proven who it is, or may not make this call.
+"""Returns, for a method, the function that identifies a call's account. That function raises `RpcError` if the caller
+is not authenticated or must not make this call.
 """

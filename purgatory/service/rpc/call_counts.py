@@ -1,4 +1,4 @@
-"""How many calls of each method have ended, and with which status; and how much they received and sent."""
+"""Counts ended calls by method and status, and the messages and bytes that they received and sent."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -22,11 +22,11 @@ EXPECTED_CODES: Final = (
     code_pb2.UNAVAILABLE,
     code_pb2.UNAUTHENTICATED,
 )
-"""Shown for each method from the start, so that a rate of them can be asked for."""
+"""Exported for each method from the start, so that their rate can be queried."""
 
 
 class MethodCounts:
-    """Of one method. Counted where its calls are served: once for each call, and once for each message."""
+    """Counts of one method, taken where its calls are served: once per call, and once per message."""
 
     __slots__ = ("ended", "received_bytes", "sent_bytes")
 
@@ -41,13 +41,13 @@ class MethodCounts:
 
 
 class CallCounts(Collector):
-    """Of all methods that are served, each from the moment that it is."""
+    """Counts of all methods that are served, each from the moment that it is registered."""
 
     def __init__(self) -> None:
         self._by_method: Final[dict[str, MethodCounts]] = {}
 
     def of(self, method: MethodDescriptor) -> MethodCounts:
-        """The one count of a method: of ours by its name, of the standard services' by theirs too ("Health/Check")."""
+        """Return the counts of a method, by its name; for a standard service, with its name ("Health/Check")."""
         service = method.containing_service
         is_ours = service.full_name.startswith("purgatory.")
         return self._by_method.setdefault(method.name if is_ours else f"{service.name}/{method.name}", MethodCounts())

@@ -80,7 +80,7 @@ class CallGate:
         self._unary_calls_ended += is_unary
 
     async def call_turn(self, context: Context, caller: CallerQueue, work: int) -> None:
-        """Acquire the first turn of a call. Raises `RpcError` if its deadline has passed meanwhile."""
+        """Acquire the first turn of a call. Raises `RpcError` if its deadline passes while it waits."""
         await self.queue.turn(caller, work, is_call=True)
         if context.time_remaining() == 0:
             raise self._refused("deadline", _deadline_passed())

@@ -1,4 +1,4 @@
-"""Events in, receipts out: `Advance`, and the stream of it."""
+"""Events and their receipts: `Advance` and `AdvanceStream`."""
 
 import asyncio
 from collections import deque
@@ -19,17 +19,19 @@ from purgatory.service.translate.receipts import add_to_advance_receipt, event_p
 from purgatory.v1 import purgatory_service_pb2 as wire
 
 ANSWERS_PENDING_MAX: Final = 64
-"""Answers of one stream that may wait until they are durable."""
+"""Maximum number of answers of one stream that wait until they are durable."""
 
 
 async def advance(
     host: Host, request: wire.AdvanceRequest | wire.AdvanceStreamRequest, call: Call
 ) -> wire.AdvanceReceipt:
-    """Applies a batch of events, in order, part by part and slice by slice, with the loop free in between.
+    """Apply a batch of events in order, in parts and bounded slices.
 
-    Each is applied or refused. Events of other calls may come between two slices; each caller's own stay in order. A
-    call that is cancelled has applied the events up to the end of some slice. Raises `RpcError` for an unreadable
-    batch, or when no events are taken now.
+    Each event is applied or refused. Other tasks run between slices, and events of other calls may be interleaved.
+    Events of one caller keep their order. If the call is cancelled, a prefix of the batch has been applied.
+
+    Raises:
+        RpcError: The batch cannot be decoded, or no events are accepted at the moment.
     """
     account, receipt = call.account, wire.AdvanceReceipt()
     try:
@@ -58,26 +60,26 @@ def _next_part(host: Host, parts: Iterator[IncomingEvents], account: Account) ->
 async def advance_durably(
     host: Host, request: wire.AdvanceRequest | wire.AdvanceStreamRequest, call: Call
 ) -> wire.AdvanceReceipt:
-    """Applies a batch of events; returns its receipt once that is durable."""
+    """Apply a batch of events; return its receipt once the changes are durable."""
     receipt = await advance(host, request, call)
     await host.journal.durable()
-    await asyncio.sleep(0)  # lets results be written first: those who wait for one have waited longer
+    await asyncio.sleep(0)  # lets results be written first: the callers that wait for them have waited longer
     return receipt
 
 
 async def serve_events(host: Host, requests: Requests, call: Call) -> None:
-    """Applies the batches of a stream, and answers each in order."""
+    """Apply the batches of a stream, and answer each in order."""
     if host.journal.keeps:
         await _serve_pipelined(host, requests, call)
         return
     while (request := await requests.read()) is not None:
         answer = wire.AdvanceStreamResponse(receipt=await advance_durably(host, request, call))
-        del request  # a batch may be megabytes: it is not kept while the next one is awaited
+        del request  # a batch may be megabytes: do not keep it while waiting for the next one
         await call.context.write(answer)
 
 
 async def _serve_pipelined(host: Host, requests: Requests, call: Call) -> None:
-    """With a journal: applies what comes next while answers wait to be durable, so one commit serves many."""
+    """With a journal: apply the next batches while answers wait to be durable, so that one commit serves many."""
     writing: deque[asyncio.Task[None]] = deque()
     try:
         while (request := await requests.read()) is not None:
@@ -96,7 +98,7 @@ async def _serve_pipelined(host: Host, requests: Requests, call: Call) -> None:
 async def _write_after(
     host: Host, previous: asyncio.Task[None] | None, answer: wire.AdvanceStreamResponse, call: Call
 ) -> None:
-    """Writes an answer once it is durable and the previous answer is written."""
+    """Write an answer once it is durable and the previous answer is written."""
     await host.journal.durable()
     if previous is not None:
         await previous

@@ -1,4 +1,4 @@
-"""The calls that only look: listings with bounded work for each page, whatever is pending."""
+"""Read-only calls: listings with bounded work per page, however many operations are pending."""
 
 import asyncio
 import base64
@@ -45,37 +45,38 @@ from purgatory.v1 import source_pb2 as source_wire
 
 ANY_OWNER: Final = -1
 NO_OWNER: Final = 2**31 - 1
-"""Nothing is this one's: the listing takes the same way, and finds nothing."""
+"""An owner that has no operations: the listing then does its normal work and finds nothing."""
 ANY_KIND: Final = 0
 SLOTS_PER_SLICE: Final = 20_000
-"""Slots visited before the loop is free again: less than a millisecond, compiled."""
+"""Slots visited before other tasks run: less than a millisecond with the compiled engine."""
 START_MAX: Final = 2**31 - 1
-"""Highest start of a page: tokens can be forged, and the engine's integers are bounded."""
+"""Highest start of a page. Tokens can be forged, and the engine's integers are bounded."""
 PAGE_SIZE_DEFAULT: Final = 100
 PAGE_SIZE_MAX: Final = 1_000
 PAGE_BYTES_MAX: Final = 256 * 1024
-"""A page that has come to this is not added to: it may be held for a caller that does not read it."""
+"""A page that reaches this size is complete: it may be held for a caller that does not read it."""
 OPERATIONS_AT_ONCE: Final = 16
-"""How many of a page the engine is asked for at a time; they may have 2,000 items each."""
+"""Operations of a page that are requested from the engine at a time; they may have 2,000 items each."""
 ITEMS_PER_SLICE: Final = 250
-"""Items or replicas, of some four microseconds each, that are translated before the loop is free again: one turn of the
-fair queue, as honest callers wait for several of them."""
+"""Items or replicas translated before other tasks run, at about four microseconds each. Honest callers wait for several
+turns of the fair queue, so a turn must be short.
+"""
 PARTITION_COST: Final = 4
-"""What a partition costs besides its replicas, in replicas."""
+"""Cost of translating a partition without its replicas, in replicas."""
 STALE_PER_SLICE: Final = 500
-"""Names that are looked up with their sources before the loop is free again."""
+"""Names looked up in the table of sources before other tasks run."""
 NAMES_PER_SLICE: Final = 4_000
-"""Names that are looked at or put in order before the loop is free again."""
+"""Names examined or sorted before other tasks run."""
 
 Answer = TypeVar("Answer", bound=Message)
 Name = tuple[str, int]
 """Topic and partition."""
 Place = list[int | str]
-"""Where a page begins; its parts mean something only to the listing."""
+"""The start of a page. Only the listing interprets its parts."""
 
 
 class InspectionCalls:
-    """The part of the service that changes nothing. Methods raise `RpcError`."""
+    """The read-only part of the service. Methods raise `RpcError`."""
 
     def __init__(self, host: Host) -> None:
         self._host: Final = host
@@ -84,10 +85,10 @@ class InspectionCalls:
         self._stale_partitions: Final = SingleFlight(self._count_stale)
         self._names: list[Name] = []
         self._names_at = -1
-        """How often partitions had become known or been forgotten when `_names` were put in order."""
+        """The engine's count of partition additions and removals when `_names` was sorted."""
 
     async def GetOperation(self, request: wire.GetOperationRequest, call: Call) -> wire.GetOperationResponse:
-        """One pending operation. Refuses unknown sessions and operations."""
+        """Return one pending operation. Refuses unknown sessions and operations."""
         session = self._session(request, call)
         now = self._now()
         if session is not None:
@@ -98,7 +99,7 @@ class InspectionCalls:
         raise not_found("pending operation", f"{request.session_id}/{request.operation_id}")
 
     async def ListOperations(self, request: wire.ListOperationsRequest, call: Call) -> wire.ListOperationsResponse:
-        """A page of pending operations. Refuses unknown sessions and kinds, and page tokens of other requests."""
+        """Return a page of pending operations. Refuses unknown sessions and kinds, and tokens of other requests."""
         self._host.admission.check_answer()
         host, kind = self._host, int(request.kind)
         if kind != ANY_KIND and not is_known_kind(kind):
@@ -141,7 +142,7 @@ class InspectionCalls:
     async def _ranked(
         self, request: wire.ListOperationsRequest, call: Call, owner_id: int, name: Name | None
     ) -> wire.ListOperationsResponse:
-        """The first operations in an order, of everything that is pending."""
+        """Return the first pending operations in a given order."""
         host, order, size = self._host, request.order, page_size(request.page_size)
         if order not in wire.OperationOrder.values():
             raise invalid_argument("order", f"unknown order: {order}")
@@ -172,7 +173,7 @@ class InspectionCalls:
         return response
 
     async def GetPartition(self, request: wire.GetPartitionRequest, call: Call) -> wire.GetPartitionResponse:
-        """One partition's marks, replicas and waits. Refuses unknown partitions, and topics without a role."""
+        """Return one partition's marks, replicas and waits. Refuses unknown partitions, and topics without a role."""
         self._host.admission.check_answer()
         name = partition_name(request.topic_partition)
         if name[0] not in call.account.grants.on_topics(OBSERVE):
@@ -185,9 +186,10 @@ class InspectionCalls:
         return held_answer(self._host, wire.GetPartitionResponse(partition=partition(view, staleness, now_ms)), call)
 
     async def ListPartitions(self, request: wire.ListPartitionsRequest, call: Call) -> wire.ListPartitionsResponse:
-        """A page of known partitions, ordered by name, so that partitions that come and go do not shift other pages.
+        """Return a page of known partitions. They are sorted by name, so that added and removed partitions do not shift
+        other pages.
 
-        Those of topics on which the caller does not have the role observe are left out.
+        Partitions of topics on which the caller lacks the role observe are omitted.
         """
         self._host.admission.check_answer()
         host = self._host
@@ -211,7 +213,7 @@ class InspectionCalls:
         return held_answer(self._host, page.response, call)
 
     async def _sort_names(self) -> list[Name]:
-        """All known partitions by name; put in order only when some have come or gone since."""
+        """Return all known partitions by name. They are sorted again only after some were added or removed."""
         engine, watched = self._host.engine, self._host.holds.of("ListPartitions")
         if self._names_at != engine.partition_changes:
             changes, names = engine.partition_changes, engine.partition_names()
@@ -233,7 +235,7 @@ class InspectionCalls:
         return self._names
 
     async def GetStatus(self, request: wire.GetStatusRequest, call: Call) -> wire.GetStatusResponse:
-        """The daemon's counts, limits and version."""
+        """Return the daemon's counts, limits and version."""
         host = self._host
         return wire.GetStatusResponse(
             version=__version__,
@@ -251,7 +253,7 @@ class InspectionCalls:
         )
 
     async def _sources(self, account: Account) -> list[source_wire.SourceStatus]:
-        """The sources that feed something which the account may observe."""
+        """Return the sources that feed any name that the account may observe."""
         host = self._host
         observed = account.grants.on_topics(OBSERVE)
         known = {source.name for source in host.sources}
@@ -271,7 +273,7 @@ class InspectionCalls:
         ]
 
     async def _count_stale(self) -> dict[KnownSource, int]:
-        """For each source, how many known partitions are stale that it feeds or fed, counted in slices."""
+        """Count the stale partitions that each source feeds or fed, in slices."""
         host, counts, watched = self._host, Counter[KnownSource](), self._host.holds.of("GetStatus")
         names, now_ms = host.engine.partition_names(), host.time.now_ms()
         for first in range(0, len(names), STALE_PER_SLICE):
@@ -283,7 +285,7 @@ class InspectionCalls:
         return counts
 
     async def _count_remaining(self) -> wire.RemainingTime:
-        """How much time pending operations have left, counted in slices with the loop free in between."""
+        """Count how much time pending operations have left, in slices."""
         host, times, watched = self._host, no_remaining_times(), self._host.holds.of("GetStatus")
         slot = 0
         while True:
@@ -294,10 +296,10 @@ class InspectionCalls:
             await asyncio.sleep(0)
 
     def _session(self, request: wire.GetOperationRequest | wire.ListOperationsRequest, call: Call) -> Session | None:
-        """The session that a request names: the caller's own, or another principal's for who has the role admin.
+        """Return the session that a request names: the caller's own or, with the role admin, another principal's.
 
-        Raises `RpcError` for one of its own that is not known. None: there is no such session of the other's, which
-        must look the same as one in which the caller may see nothing.
+        Raises `RpcError` if the caller's own session is unknown. Returns None if the other principal's session is
+        unknown: the answer must equal that for a session in which the caller may see nothing.
         """
         sessions = self._host.sessions
         if request.principal in ("", call.account.principal):
@@ -307,17 +309,17 @@ class InspectionCalls:
         return sessions.find(request.session_id, sessions.accounts.find(request.principal))
 
     def _denied(self, call: Call, role: Role, name: str) -> RpcError:
-        """The refusal of what the caller has not the role for, which is audited."""
+        """Return the refusal for a missing role, and audit it."""
         self._host.sessions.accounts.audit.refused(NAME, call.account.principal, role=role, name=name)
         return permission_denied(role, name)
 
     def _now(self) -> WallTime:
-        """Now, on the engine's clock and the wall clock."""
+        """Return the present time on the engine's clock and on the wall clock."""
         return WallTime(self._host.time.now_ms(), time.time())
 
 
 def held_answer(host: Host, answer: Answer, call: Call) -> Answer:
-    """Counts an answer against the memory budget until its call ends: it is held while the caller does not read it."""
+    """Count an answer against the memory budget until its call ends, as it is held until the caller has read it."""
     budget, held = host.shares.budget, answer.ByteSize()
     budget.answers_bytes += held
     on_end: Any = lambda _context: budget.let_go(held)  # noqa: E731 - the stubs want a class that does not exist
@@ -326,14 +328,14 @@ def held_answer(host: Host, answer: Answer, call: Call) -> Answer:
 
 
 class PartitionPage:
-    """A page of partitions that is being filled, from a place in the names in order."""
+    """A page of partitions that is filled from a position in the sorted names."""
 
     def __init__(self, host: Host, names: Sequence[Name], start: int, size: int, prefix: str, account: Account) -> None:
         self.response: Final = wire.ListPartitionsResponse()
         self.last: Name | None = None
-        """The last one on the page."""
+        """The last name on the page."""
         self.has_more = False
-        """Set when the page is done: another one follows."""
+        """Whether another page follows. Set when the page is complete."""
         self._host: Final = host
         self._names: Final = names
         self._place = start
@@ -343,7 +345,7 @@ class PartitionPage:
         self._bytes_left = PAGE_BYTES_MAX
 
     def fill(self) -> bool:
-        """Adds some; whether the page is done."""
+        """Add some partitions; return whether the page is complete."""
         now_ms, cost_left = self._host.time.now_ms(), ITEMS_PER_SLICE
         stop = min(self._place + NAMES_PER_SLICE, len(self._names))
         while self._place < stop and cost_left > 0:
@@ -366,7 +368,7 @@ class PartitionPage:
 
 
 def _first_with(names: Sequence[Name], prefix: str) -> int:
-    """Where the topics with a prefix begin, in order."""
+    """Return the position of the first topic with a prefix, in sorted order."""
     return bisect_left(names, prefix, key=lambda name: name[0])
 
 
@@ -374,20 +376,20 @@ def _first_with(names: Sequence[Name], prefix: str) -> int:
 
 
 def page_size(asked: int) -> int:
-    """The size of the page: the default for 0, at most the maximum. Refuses negative sizes."""
+    """Return the page size: the default for 0, at most the maximum. Refuses negative sizes."""
     if asked < 0:
         raise invalid_argument("page_size", f"must be 0 or greater, not {asked}")
     return min(asked, PAGE_SIZE_MAX) if asked else PAGE_SIZE_DEFAULT
 
 
 def make_token(request: str, place: Place) -> str:
-    """The token of the page that begins at `place`; `request` identifies the listing and its filters."""
+    """Return the token of the page that begins at `place`. `request` identifies the listing and its filters."""
     text = json.dumps([_digest(request), *place], separators=(",", ":"))
     return base64.urlsafe_b64encode(text.encode()).decode()
 
 
 def read_token(request: str, token: str, shape: tuple[type, ...]) -> Place | None:
-    """Where the page begins; None for the first one. Refuses forged tokens and those of other requests.
+    """Return the start of a page; None for the first one. Refuses forged tokens and those of other requests.
 
     `shape`: the types of the place's parts.
     """
@@ -395,7 +397,7 @@ def read_token(request: str, token: str, shape: tuple[type, ...]) -> Place | Non
         return None
     try:
         parts = json.loads(base64.b64decode(token.encode(), altchars=b"-_", validate=True))
-    except (ValueError, RecursionError):  # a forged token may nest brackets deeper than json can recurse
+    except (ValueError, RecursionError):  # a forged token may nest brackets too deep for json's recursion
         parts = None
     if not isinstance(parts, list) or tuple(type(part) for part in parts[1:]) != shape or parts[0] != _digest(request):
         raise invalid_argument(

@@ -1,4 +1,4 @@
-"""The calls of those who look on: what ends, and what most wait for."""
+"""The calls for observers: `TailResults`, and `ListHotNames`."""
 
 import asyncio
 import heapq
@@ -15,15 +15,15 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 NAMES_MAX: Final = 1_000
 NAMES_DEFAULT: Final = 20
 NAMES_PER_SLICE: Final = 5_000
-"""Partitions and keys that are looked at before the loop is free again."""
+"""Partitions and keys examined before other tasks run."""
 
 COALESCED_S: Final = 0.1
-"""What ends within so long is told together."""
+"""Operations that end within this time are sent in one message, seconds."""
 SIGN_OF_LIFE_S: Final = 10.0
 
 
 async def list_hot_names(host: Host, request: wire.ListHotNamesRequest, call: Call) -> wire.ListHotNamesResponse:
-    """The names with the most watch entries, of those that the caller may observe."""
+    """Return the names with the most watch entries among those that the caller may observe."""
     host.admission.check_answer()
     if request.limit < 0:
         raise invalid_argument("limit", f"must be 0 or greater, not {request.limit}")
@@ -35,7 +35,7 @@ async def list_hot_names(host: Host, request: wire.ListHotNamesRequest, call: Ca
         if place:
             await call.turn()
         with watched:
-            # Fewer and fewer come out of the engine, as those found so far become harder to beat.
+            # Later slices return fewer names, because they must exceed the ones found so far.
             above = hottest[-1][0] if len(hottest) == limit else 0
             found, place = host.engine.hottest(place, NAMES_PER_SLICE, above)
             seen = [one for one in found if one[1][0] in (topics if one[1][1] >= 0 else keys)]
@@ -44,7 +44,7 @@ async def list_hot_names(host: Host, request: wire.ListHotNamesRequest, call: Ca
 
 
 async def tail_results(host: Host, request: wire.TailResultsRequest, call: Call) -> None:
-    """Tells what ends, until the caller goes away."""
+    """Stream the results of ended operations until the caller disconnects."""
     if request.kind and not is_known_kind(request.kind):
         raise invalid_argument("kind", f"is not a known kind of operation: {request.kind}")
     for place, outcome in enumerate(request.outcomes):

@@ -1,4 +1,4 @@
-"""Server reflection for generic tools (grpcurl, ghz, buf curl), as v1 and as v1alpha.
+"""Server reflection for generic tools (grpcurl, ghz, buf curl), as v1 and v1alpha.
 
 The two versions are equal on the wire, so v1 is the v1alpha service under another name.
 """
@@ -18,7 +18,7 @@ POOL: Final[Any] = descriptor_pool.Default()
 
 
 def _v1() -> ServiceDescriptor:
-    """v1alpha's file, renamed."""
+    """Return v1alpha's file, renamed."""
     name = reflection_pb2.DESCRIPTOR.name.replace("v1alpha", "v1")
     file = descriptor_pb2.FileDescriptorProto()
     reflection_pb2.DESCRIPTOR.CopyToProto(file)
@@ -40,12 +40,12 @@ V1: Final[ServiceDescriptor] = _v1()
 
 
 def reflection_servicer(names: Iterable[str]) -> reflection.aio.ReflectionServicer:
-    """Answers for the services of these names, and for both versions of reflection itself."""
+    """Return a servicer for the services of these names, and for both versions of reflection itself."""
     return reflection.aio.ReflectionServicer((*names, V1.full_name, V1ALPHA.full_name), pool=PoolWithMethods())
 
 
 class PoolWithMethods:
-    """The default pool, which also finds the file of a method: Python's own pool finds every symbol but those."""
+    """The default pool, which also finds the file of a method. Python's own pool finds every symbol except methods."""
 
     def FindFileContainingSymbol(self, name: str) -> FileDescriptor:  # noqa: N802 - the pool's names
         try:

@@ -1,6 +1,6 @@
 """The gRPC methods: translate, call the host, stream. They contain no rules.
 
-Methods raise `RpcError`, from which `handlers.add_to_server` makes a status; it handles undecodable requests too.
+Methods raise `RpcError`, which `handlers.add_to_server` turns into a status. It also handles undecodable requests.
 """
 
 import asyncio
@@ -38,14 +38,14 @@ class PurgatoryServicer(InspectionCalls):
     """The service of proto/purgatory/v1 over one host."""
 
     def __init__(self, host: Host, message_bytes_max: int = 4_194_304) -> None:
-        """`message_bytes_max`: the largest message that the servers in front of this accept."""
+        """`message_bytes_max`: the largest message that the servers calling this accept."""
         super().__init__(host)
         self._message_bytes_max: Final = message_bytes_max
 
     # Waiting.
 
     async def Wait(self, request: wire.WaitRequest, call: Call) -> wire.WaitResponse:
-        """Registers one operation and answers when it ends; a caller that disconnects cancels it."""
+        """Register one operation and answer when it ends. If the caller disconnects, the operation is cancelled."""
         if not request.HasField("operation"):
             raise invalid_argument("operation", "is not set")
         watched = self._host.holds.of("Wait")
@@ -54,7 +54,7 @@ class PurgatoryServicer(InspectionCalls):
                 self._register_unary_wait(request.operation, operation_id, call)
             self._host.waiting_callers.add(future, call.recheck)
             callers_id = request.operation.operation_id
-            del request  # thousands of calls wait here: each keeps what its variables refer to
+            del request  # thousands of calls wait here, and each keeps everything that its variables refer to
             part = await future
         with watched:
             response = wire.WaitResponse()
@@ -63,7 +63,9 @@ class PurgatoryServicer(InspectionCalls):
         return response
 
     async def Session(self, requests: Requests, call: Call) -> None:
-        """Registrations, cancels and acknowledgements in, receipts and results out, until either side ends it."""
+        """Receive registrations, cancels and acknowledgements, and send receipts and results, until either side ends
+        it.
+        """
         first = await anext(requests, None)
         if first is None or not first.HasField("open"):
             raise invalid_argument("open", "must be the first message of a session stream")
@@ -74,7 +76,7 @@ class PurgatoryServicer(InspectionCalls):
         await self._write(stream, call)
 
     async def Register(self, request: wire.RegisterRequest, call: Call) -> wire.RegisterResponse:
-        """Registers a batch in a session, which is created on first use."""
+        """Register a batch in a session, which is created on first use."""
         if request.callback_url:
             self._host.callbacks.check_url(request.callback_url)
         session = self._open_session(call, request.session_id, request.incarnation)[0]
@@ -91,7 +93,7 @@ class PurgatoryServicer(InspectionCalls):
         return response
 
     async def StreamResults(self, request: wire.StreamResultsRequest, call: Call) -> None:
-        """Streams a session's results until either side ends it."""
+        """Stream a session's results until either side ends it."""
         await self._write(self._connect(call, wire.StreamResultsResponse, request, expects_heartbeats=False), call)
 
     async def Acknowledge(self, request: wire.AcknowledgeRequest, call: Call) -> wire.AcknowledgeResponse:
@@ -100,12 +102,12 @@ class PurgatoryServicer(InspectionCalls):
         session.has_unary_callers = True
         self._host.sessions.touch(session, self._host.time.now_ms())
         self._host.acknowledge(session, request.sequence)
-        self._host.journal.changed(session)  # this call has an answer that waits, so it gets a commit of its own
+        self._host.journal.changed(session)  # the answer to this call waits for durability, which causes a commit
         await self._host.journal.durable()
         return wire.AcknowledgeResponse()
 
     async def CloseSession(self, request: wire.CloseSessionRequest, call: Call) -> wire.CloseSessionResponse:
-        """Ends a session now, with what is pending in it and the results that nobody has acknowledged."""
+        """End a session now: cancel its pending operations and drop its unacknowledged results."""
         session = self._host.sessions.get(request.session_id, call.account)
         cancelled, results_dropped = self._host.close_session(session)
         await self._host.journal.durable()
@@ -114,7 +116,7 @@ class PurgatoryServicer(InspectionCalls):
     # Events.
 
     async def Advance(self, request: wire.AdvanceRequest, call: Call) -> wire.AdvanceResponse:
-        """Applies a batch of events; the receipt says how many operations each event ended."""
+        """Apply a batch of events. The receipt states how many operations each event ended."""
         return wire.AdvanceResponse(receipt=await advance_durably(self._host, request, call))
 
     async def AdvanceStream(self, requests: Requests, call: Call) -> None:
@@ -124,27 +126,27 @@ class PurgatoryServicer(InspectionCalls):
     # Sources.
 
     async def ListHotNames(self, request: wire.ListHotNamesRequest, call: Call) -> wire.ListHotNamesResponse:
-        """The partitions and keys on which the most operations wait."""
+        """List the partitions and keys on which the most operations wait."""
         return await list_hot_names(self._host, request, call)
 
     async def TailResults(self, request: wire.TailResultsRequest, call: Call) -> None:
-        """Streams what ends, until the caller goes away."""
+        """Stream results of ended operations until the caller disconnects."""
         await tail_results(self._host, request, call)
 
     async def AttachSource(self, requests: Requests, call: Call) -> None:
-        """Serves a source for as long as it runs: its reports in, what is waited on and asked out."""
+        """Serve a source until its stream ends: receive its reports, and send demand and questions."""
         await serve_source(self._host, requests, call)
 
     async def GetSourceEnds(
         self, request: source_wire.GetSourceEndsRequest, call: Call
     ) -> source_wire.GetSourceEndsResponse:
-        """Where logs end, as their sources see it from now on."""
+        """Return where logs end, as determined by their sources after this call."""
         return await source_ends(self._host, request, call)
 
     # Cancels.
 
     async def Cancel(self, request: wire.CancelRequest, call: Call) -> wire.CancelResponse:
-        """Cancels pending operations: some or all of a session, or all that wait on a partition or key."""
+        """Cancel pending operations: some or all of a session, or all that wait on a partition or key."""
         response = await self._cancel(request, call)
         await self._host.journal.durable()
         return response
@@ -182,14 +184,14 @@ class PurgatoryServicer(InspectionCalls):
         self._host.register_unary_wait(run, call.account)
 
     def _check_admin(self, call: Call, may: bool, name: str) -> None:
-        """An act on what others wait for: written down where there is a policy, and refused without the role."""
+        """Check the role admin for an action on other callers' operations. With a policy, the action is audited."""
         if not may:
             raise self._denied(call, ADMIN, name)
         if call.account.principal:
             self._host.sessions.accounts.audit.acted("cancelled", call.account.principal, name)
 
     def _open_session(self, call: Call, session_id: str, incarnation: str = "") -> tuple[sessions.Session, bool]:
-        """The session, and whether it is resumed; with `incarnation` it must exist. Raises `RpcError`."""
+        """Return the session, and whether it is resumed. With `incarnation` it must exist. Raises `RpcError`."""
         if self._host.draining:
             raise unavailable("the daemon is shutting down")
         if incarnation:
@@ -204,7 +206,7 @@ class PurgatoryServicer(InspectionCalls):
         *,
         expects_heartbeats: bool,
     ) -> ResultStream:
-        """A new stream of a session, whose first message is `opened`."""
+        """Attach a new stream to a session; `opened` is its first message."""
         session, resumed = self._open_session(call, opening.session_id)
         _check_read_by_clients(session)
         resumed &= opening.incarnation in ("", session.incarnation)
@@ -232,13 +234,12 @@ class PurgatoryServicer(InspectionCalls):
             pending=session.owner.pending,
             newest_sequence=session.outbox.last_sequence,
         )
-        # Not held back until it is durable: it must come before all results, and the next opening corrects it after a
-        # crash.
+        # Sent before it is durable: it must precede all results, and the next opening corrects it after a crash.
         stream.send(response_type(opened=opened))
         return stream
 
     async def _write(self, stream: ResultStream, call: Call) -> None:
-        """Writes what the stream has until it ends, and detaches it from its session."""
+        """Write the stream's messages until it ends, then detach it from its session."""
         try:
             await stream.run_writer(call.context.write, self._host.time.now_ms, call.turn)
         finally:
@@ -246,6 +247,6 @@ class PurgatoryServicer(InspectionCalls):
 
 
 def _check_read_by_clients(session: sessions.Session) -> None:
-    """Raises `RpcError` for a session whose results go to a callback."""
+    """Raise `RpcError` for a session whose results go to a callback."""
     if session.callback is not None:
         raise invalid_argument("session_id", "is a session with a callback, to which its results are sent")

@@ -1,4 +1,4 @@
-"""What arrives on a session stream: registrations, cancels and acknowledgements."""
+"""Requests on a session stream: registrations, cancels and acknowledgements."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -17,19 +17,22 @@ from purgatory.service.translate.receipts import add_to_receipt, ids_of, refused
 from purgatory.v1 import purgatory_service_pb2 as wire
 
 REFUSED_IDS_PER_SLICE: Final = 10_000
-"""Ids of a refused batch that are noted before the loop is free again: 3 ms as rows, 0.5 as columns."""
+"""Ids of a refused batch that are recorded before other tasks run: 3 ms as rows, 0.5 ms as columns."""
 
 CANCELS_PER_SLICE: Final = 2_000
-"""Ids of a request to cancel that are looked at before the loop is free again; fewer if what they end is large."""
+"""Ids of a cancel request that are processed before other tasks run; fewer if they end much work."""
 
 
 async def register(
     host: Host, session: Session, batch: wire.RegisterBatch, turn: Turn = next_loop_turn
 ) -> wire.Receipt:
-    """Registers a batch in parts, each after the first in its `turn`; each operation is accepted, known or refused.
+    """Register a batch in parts, each after the first in its own `turn`. Each operation is accepted, known or refused.
 
-    Batches of one session follow each other, whatever calls they come by. Raises `BatchRejected`, with nothing
-    registered, and `RpcError` if the session is dropped meanwhile.
+    Batches of one session are registered one after another, even if they arrive in different calls.
+
+    Raises:
+        BatchRejected: Nothing was registered.
+        RpcError: The session was dropped during the registration.
     """
     limits = host.settings.limits
     try:
@@ -50,21 +53,21 @@ async def register(
 
 
 async def _note_refused_ids(host: Host, session: Session, batch: wire.RegisterBatch, turn: Turn) -> None:
-    """Notes the ids of a batch that was refused as a whole: many of them in slices, with no batch of the session
-    registered meanwhile.
+    """Record the ids of a batch that was refused as a whole, in slices if there are many. No other batch of the session
+    is registered during this time.
     """
     highest, refused_ids = session.owner.highest_operation_id, session.refused_ids
     count, _ = size_of(batch)
     is_sliced = count > REFUSED_IDS_PER_SLICE
     if count > host.settings.limits.operations_per_batch_max or (is_sliced and session.registering.is_taken):
-        # Too many to look at; or another batch may raise the highest id before all are noted.
+        # Too many to read; or another batch could raise the highest id before all of them are recorded.
         refused_ids.add_all_above(highest)
         return
     if not is_sliced:
         refused_ids.add(ids_of(batch, 0, count), highest)
         return
     start = 0
-    async with session.registering:  # it is free, so nothing else runs before it is taken
+    async with session.registering:  # nothing holds the lock, so it is acquired without running other tasks
         try:
             while start < count:
                 stop = start + REFUSED_IDS_PER_SLICE
@@ -73,6 +76,7 @@ async def _note_refused_ids(host: Host, session: Session, batch: wire.RegisterBa
                 start = stop
                 await turn()
         except asyncio.CancelledError:
+            # The remaining ids at once: an id that is not recorded would later count as registered before.
             refused_ids.add(ids_of(batch, start, count), highest)
             raise
 
@@ -80,7 +84,7 @@ async def _note_refused_ids(host: Host, session: Session, batch: wire.RegisterBa
 async def register_or_refuse(
     host: Host, session: Session, batch: wire.RegisterBatch, turn: Turn = next_loop_turn
 ) -> wire.Receipt:
-    """`register` for a stream: a batch that is refused as a whole gets a receipt too, and the stream goes on."""
+    """`register` for a stream: a batch that is refused as a whole gets a receipt too, and the stream continues."""
     try:
         return await register(host, session, batch, turn)
     except BatchRejected as error:
@@ -118,7 +122,7 @@ def _check_kept(session: Session) -> None:
 async def cancel(
     host: Host, session: Session, operation_ids: Sequence[int], turn: Turn = next_loop_turn
 ) -> tuple[list[int], list[int]]:
-    """Cancels operations of a session, in slices; returns the ids that were cancelled, and those not pending."""
+    """Cancel operations of a session in slices. Return the ids that were cancelled, and those that were not pending."""
     watched = host.holds.of("Cancel")
     cancelled: list[int] = []
     not_pending: list[int] = []
@@ -137,7 +141,7 @@ async def cancel(
 
 
 async def serve_requests(host: Host, requests: Requests, stream: ResultStream, turn: Turn) -> None:
-    """Serves a session stream's messages until the stream ends; any exception here ends it."""
+    """Serve the messages of a session stream until it ends. Any exception here ends the stream."""
     try:
         stream.waiting_for_peer()
         while (request := await requests.read()) is not None:
@@ -146,10 +150,10 @@ async def serve_requests(host: Host, requests: Requests, stream: ResultStream, t
             if stream.closing:
                 return
             await _serve(host, request, stream, turn)
-            del request  # a batch may be megabytes: it is not kept while the next one is awaited
+            del request  # a batch may be megabytes: do not keep it while waiting for the next one
             stream.waiting_for_peer()
         stream.half_closed()
-    except Exception as error:  # noqa: BLE001 - the writer raises it in the call, where it becomes a status
+    except Exception as error:  # noqa: BLE001 - the writer raises it in the call, which turns it into a status
         stream.fail(error)
 
 
@@ -172,7 +176,7 @@ async def _serve(host: Host, request: wire.SessionRequest, stream: ResultStream,
 
 
 async def _serve_batch(host: Host, batch: wire.RegisterBatch, stream: ResultStream, turn: Turn) -> None:
-    """Registers a batch and sends its receipt once that is durable; until then its results are held back."""
+    """Register a batch and send its receipt once that is durable. Its results are held back until then."""
     hold = stream.session.outbox.hold_for_receipt()
     try:
         receipt = await register_or_refuse(host, stream.session, batch, turn)

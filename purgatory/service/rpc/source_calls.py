@@ -21,14 +21,14 @@ from purgatory.service.translate.sources import (
 from purgatory.v1 import source_pb2 as wire
 
 COALESCED_S: Final = 0.005
-"""What changes within so long is told together."""
+"""Changes within this time are sent in one message, seconds."""
 SIGN_OF_LIFE_S: Final = 5.0
 NAMES_PER_MESSAGE: Final = 2_000
 TOPICS_MAX: Final = 1_000
 
 
 async def serve_source(host: Host, requests: Requests, call: Call) -> None:
-    """Serves one source until either side ends the stream."""
+    """Serve one source until either side ends the stream."""
     first = await anext(requests, None)
     if first is None or not first.HasField("hello"):
         raise invalid_argument("hello", "must be the first message of the stream of a source")
@@ -36,7 +36,7 @@ async def serve_source(host: Host, requests: Requests, call: Call) -> None:
     _check_prefixes(host, call, prefixes)
     links = host.source_links
     link = links.attach(name, call.account.principal, prefixes)
-    # It ends by itself, with its call: see `handlers.Requests`.
+    # It ends with its call: see `handlers.Requests`.
     reader = asyncio.create_task(_read(host, requests, link, call), name="source reader")
     try:
         await links.demand.begin(link.demand)
@@ -47,7 +47,7 @@ async def serve_source(host: Host, requests: Requests, call: Call) -> None:
 
 
 async def source_ends(host: Host, request: wire.GetSourceEndsRequest, call: Call) -> wire.GetSourceEndsResponse:
-    """Where topics end, as their sources see it from now on."""
+    """Return where topics end, as determined by their sources after this call."""
     host.admission.check_answer()
     topics = list(dict.fromkeys(request.topics))
     if not 1 <= len(topics) <= TOPICS_MAX:
@@ -60,7 +60,7 @@ async def source_ends(host: Host, request: wire.GetSourceEndsRequest, call: Call
 
 
 async def _read(host: Host, requests: Requests, link: AttachedSource, call: Call) -> None:
-    """Takes what the source says. Whatever ends that ends the stream."""
+    """Read the source's messages. Any error here ends the stream."""
     watched = host.holds.of("AttachSource")
     try:
         while (request := await requests.read()) is not None and not link.is_over:
@@ -70,13 +70,13 @@ async def _read(host: Host, requests: Requests, link: AttachedSource, call: Call
     except asyncio.CancelledError:
         link.finish(None)
         raise
-    except Exception as error:  # noqa: BLE001 - raised again where the stream is written
+    except Exception as error:  # noqa: BLE001 - raised again by the writer of the stream
         link.finish(error)
 
 
 def _take(host: Host, request: wire.AttachSourceRequest, link: AttachedSource, call: Call) -> None:
     if request.HasField("report"):
-        _check_prefixes(host, call, link.stream.topic_prefixes)  # by the policy that is in force now
+        _check_prefixes(host, call, link.stream.topic_prefixes)  # checked under the current policy
         now_ms = host.time.now_ms()
         take_report(request.report, link.stream, now_ms)
         host.source_links.log.tell(now_ms)
@@ -87,11 +87,12 @@ def _take(host: Host, request: wire.AttachSourceRequest, link: AttachedSource, c
 
 
 async def _write(host: Host, link: AttachedSource, call: Call) -> None:
-    """Tells the source what is waited on and asked, as it changes. The first message may say that it is nothing."""
+    """Send changes of demand, and questions, to the source. The first message may be empty."""
     is_due = True
     while not link.is_over:
+        # Cleared before taking anything: changes from here on set it again, so none is missed.
         link.woken.clear()
-        # What others wait on is told to who may know it by now, however long the stream has been open.
+        # The names that others wait on are sent only while the principal has the role, however old the stream is.
         call.recheck()
         _check_prefixes(host, call, link.stream.topic_prefixes)
         for ask_id, topics in link.asks.take():
@@ -120,6 +121,6 @@ def _check_prefixes(host: Host, call: Call, prefixes: list[str] | tuple[str, ...
 
 
 def _denied(host: Host, call: Call, role: Role, name: str) -> RpcError:
-    """The refusal of what the caller has not the role for, which is audited."""
+    """Return the refusal for a missing role, and audit it."""
     host.sessions.accounts.audit.refused(NAME, call.account.principal, role=role, name=name)
     return permission_denied(role, name)

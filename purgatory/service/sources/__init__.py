@@ -1,1 +1,1 @@
-"""Sources: who keeps marks up to date, which of them cannot be seen, what is waited on, and where logs end."""
+"""Sources: which ones keep marks up to date, which marks are stale, which names are in demand, and where logs end."""

@@ -1,8 +1,8 @@
-"""What somebody waits on, among what sources feed, told to them as it changes.
+"""Demand: which of the names that sources feed have pending waits. Changes are sent to the sources.
 
-The engine's hot path has no part in it. Each batch of registrations has a dictionary of its partitions, which is looked
-at once, and only while a source is attached; names that nobody waits on any more are found by asking the engine about
-those that were told, a slice at a time.
+The engine's hot path is not involved. Each batch of registrations has a dictionary of its partitions, which is read at
+once, and only while a source is attached. Names without waits are found by querying the engine for the names already
+sent, a slice at a time.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from purgatory.service.sources.source_table import SourceStream
 LOST_CHECK_S: Final = 0.5
 NAMES_PER_SLICE: Final = 1_000
 NAME_BYTES: Final = 200
-"""What a name takes that was told to one source, at most, estimated."""
+"""Estimated maximum memory of a name that was sent to one source, bytes."""
 
 
 class DemandOfStream:
-    """The names that somebody waits on, as one source is to know them."""
+    """The names in demand, as sent to one source."""
 
     def __init__(self, stream: SourceStream, woken: asyncio.Event) -> None:
         self.stream: Final = stream
@@ -40,7 +40,7 @@ class DemandOfStream:
             self._change(name, gained=False)
 
     def take(self, count_max: int) -> tuple[list[PartitionName], list[PartitionName]]:
-        """What has been gained and lost since it was last taken, at most so many names."""
+        """Return and clear the names gained and lost since the last call, at most `count_max` of them."""
         gained: list[PartitionName] = []
         lost: list[PartitionName] = []
         while self._untold and len(gained) + len(lost) < count_max:
@@ -53,7 +53,7 @@ class DemandOfStream:
         return bool(self._untold)
 
     def _change(self, name: PartitionName, *, gained: bool) -> None:
-        if self._untold.pop(name, None) is None:  # otherwise it is again as was told
+        if self._untold.pop(name, None) is None:  # otherwise the name is back in the state that was sent
             self._untold[name] = gained
         self._woken.set()
 
@@ -67,7 +67,7 @@ class Demand:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether anybody is to be told."""
+        """Whether any source is attached, so that demand has to be tracked."""
         return bool(self._attached)
 
     @property
@@ -75,8 +75,8 @@ class Demand:
         return sum(NAME_BYTES * len(demand.names) for demand in self._attached)
 
     def attach(self, stream: SourceStream, woken: asyncio.Event) -> DemandOfStream:
-        """From now on a source's demand is kept; `begin` adds what is waited on already. `woken` is set when there is
-        something to tell.
+        """Track the demand of a source from now on; `begin` adds existing waits. `woken` is set when there is a change
+        to send.
         """
         demand = DemandOfStream(stream, woken)
         self._attached.append(demand)
@@ -86,7 +86,7 @@ class Demand:
         self._attached.remove(demand)
 
     async def begin(self, demand: DemandOfStream) -> None:
-        """Adds all that is waited on now."""
+        """Add all names that have pending waits now. Call after `attach`: registrations between slices count too."""
         names = self._engine.partition_names()
         for start in range(0, len(names), NAMES_PER_SLICE):
             self._note(demand, names[start : start + NAMES_PER_SLICE])
@@ -98,7 +98,7 @@ class Demand:
             self._note(demand, names)
 
     async def drop_lost(self) -> None:
-        """Finds the names that nobody waits on any more."""
+        """Find names that no longer have any waits."""
         for demand in list(self._attached):
             names = list(demand.names)
             for start in range(0, len(names), NAMES_PER_SLICE):

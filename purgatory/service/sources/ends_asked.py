@@ -1,7 +1,8 @@
-"""Where logs end, asked of one source, and answered.
+"""Questions to one source about where logs end, and their answers.
 
-Whoever asks gets an answer that the source began to look for afterwards. So those who ask for the same topics share an
-answer if it was asked for after they came; what was asked for before is not theirs.
+A caller gets an answer that the source began to determine after the call. Callers that ask for the same topics share an
+answer only if its question was sent after all of them asked; the answer to an earlier question may be out of date for
+them.
 """
 
 import asyncio
@@ -11,14 +12,14 @@ from typing import Final, NamedTuple
 from purgatory.engine.batches import PartitionName
 
 UNANSWERED_MAX: Final = 16
-"""Questions that one source is asked at a time."""
+"""Maximum number of unanswered questions sent to one source."""
 WAITING_MAX: Final = 1_000
-"""Different questions that wait until it has answered some."""
+"""Maximum number of distinct questions that wait until the source has answered some."""
 ANSWER_S_MAX: Final = 30.0
 
 
 class LogEnd(NamedTuple):
-    """Where a partition ends. `leader_epoch` None: unknown."""
+    """The end of a partition. `leader_epoch` is None if unknown."""
 
     name: PartitionName
     offset: int
@@ -26,7 +27,7 @@ class LogEnd(NamedTuple):
 
 
 class EndsAnswer(NamedTuple):
-    """The ends of all partitions of the topics that were asked for; or why there is no answer."""
+    """The ends of all partitions of the requested topics, or the reason why they are unavailable."""
 
     ends: list[LogEnd]
     error: str = ""
@@ -44,7 +45,7 @@ class EndsAsked:
         self._has_ended = False
 
     async def ask(self, topics: frozenset[str]) -> EndsAnswer:
-        """Asks where topics end now. Answers with an error where there is no other answer."""
+        """Ask where topics end now. If there is no answer, the returned answer has an error."""
         if self._has_ended:
             return self._no_answer("has gone")
         future = self._waiting.get(topics)
@@ -53,11 +54,11 @@ class EndsAsked:
                 return self._no_answer(f"has {WAITING_MAX} questions to answer, the most allowed")
             future = self._waiting[topics] = asyncio.get_running_loop().create_future()
             self._woken.set()
-        # One of those who share an answer may go away.
+        # The answer is shared, and any one of its callers may be cancelled.
         return await asyncio.shield(future)
 
     def take(self) -> list[tuple[int, frozenset[str]]]:
-        """The questions to be sent now, with their ids."""
+        """Return the questions to send now, with their ids."""
         taken = []
         loop = asyncio.get_running_loop()
         while self._waiting and len(self._sent) < UNANSWERED_MAX:
@@ -74,7 +75,7 @@ class EndsAsked:
         return bool(self._waiting) and len(self._sent) < UNANSWERED_MAX
 
     def answer(self, ask_id: int, answer: EndsAnswer) -> None:
-        """The source has answered. An id that is not known (any more) means nothing."""
+        """Record an answer of the source. Ids that are unknown, or no longer known, are ignored."""
         sent = self._sent.pop(ask_id, None)
         if sent is not None:
             future, timer = sent
@@ -83,7 +84,7 @@ class EndsAsked:
             self._woken.set()
 
     def end(self) -> None:
-        """The stream has ended: nothing will be answered any more."""
+        """The stream has ended: fail all questions, since no more answers will arrive."""
         self._has_ended = True
         gone = self._no_answer("has gone")
         for ask_id in list(self._sent):

@@ -1,4 +1,4 @@
-"""The sources that are attached now: what is to be told to each, and what is asked of them."""
+"""The attached sources: the messages pending for each, and the questions it has been asked."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ SHUTTING_DOWN: Final = "the daemon is shutting down"
 
 
 class AttachedSource:
-    """One attached source: its row of the table, what it is told, and what it is asked."""
+    """One attached source: its row of the table, its demand, and its questions."""
 
     def __init__(self, name: str, principal: str, stream: SourceStream, demand: Demand) -> None:
         self.name: Final = name
         self.principal: Final = principal
         self.stream: Final = stream
         self.woken: Final = asyncio.Event()
-        """There may be something to write."""
+        """Set when there may be something to write."""
         self.demand: Final = demand.attach(stream, self.woken)
         self.asks: Final = EndsAsked(name, self.woken)
         self.ending: Exception | None = None
-        """Why the stream is to end."""
+        """The error to end the stream with."""
         self.is_over = False
-        """It is to end, or has ended."""
+        """The stream has ended, or should end."""
 
     def finish(self, error: Exception | None) -> None:
-        """Ends the stream: with an error, or because the source will say nothing more."""
+        """End the stream: with an error, or because the source will send nothing more."""
         if not self.is_over:
             self.is_over, self.ending = True, error
             self.woken.set()
 
 
 class SourceLinks:
-    """All that are attached to a daemon."""
+    """All sources attached to a daemon."""
 
     def __init__(self, engine: Engine, table: SourceTable, now_ms: Callable[[], int], sources_max: int) -> None:
         self.table: Final = table
@@ -60,7 +60,7 @@ class SourceLinks:
         self._is_shut_down = False
 
     def held_bytes(self) -> int:
-        """What reports and names take, estimated."""
+        """Estimated memory of reports and names, bytes."""
         return self.table.held_bytes + self.demand.held_bytes if self.table else 0
 
     def count_restart(self, name: str) -> None:
@@ -68,7 +68,7 @@ class SourceLinks:
         self.restarts[name] = self.restarts.get(name, 0) + 1
 
     def attach(self, name: str, principal: str, topic_prefixes: Sequence[str]) -> AttachedSource:
-        """Raises `RpcError` when there are too many."""
+        """Add a source. Raises `RpcError` if there are too many."""
         if self._is_shut_down:
             raise unavailable(SHUTTING_DOWN)
         if len(self._links) >= self._sources_max:
@@ -95,13 +95,13 @@ class SourceLinks:
             self._watching = None
 
     def shut_down(self) -> None:
-        """Ends all streams; no more are taken."""
+        """End all streams and accept no more."""
         self._is_shut_down = True
         for link in self._links:
             link.finish(unavailable(SHUTTING_DOWN))
 
     async def ends(self, topics: Sequence[str]) -> list[LogEnd]:
-        """Where topics end, as their sources see it from now on. Raises `RpcError`."""
+        """Return where topics end, as determined by their sources after this call. Raises `RpcError`."""
         topics_of: defaultdict[tuple[AttachedSource, ...], list[str]] = defaultdict(list)
         for topic in topics:
             topics_of[self._to_ask(topic)].append(topic)
@@ -109,7 +109,7 @@ class SourceLinks:
         return [end for answer in answers for end in answer]
 
     def _to_ask(self, topic: str) -> tuple[AttachedSource, ...]:
-        """The sources that feed a topic, the one to be asked first in front; silent ones not."""
+        """Return the sources that feed a topic, in the order in which to ask them, without silent ones."""
         now_ms = self._now_ms()
         feeding = [link for link in self._links if topic.startswith(link.stream.topic_prefixes)]
         if not feeding:
@@ -120,7 +120,9 @@ class SourceLinks:
         return tuple(sorted(there, key=lambda link: not link.stream.is_seeing))
 
     async def _watch(self) -> None:
-        """Finds what nobody waits on any more, and sources that have fallen silent; survives any exception."""
+        """Find names that are no longer waited on, and sources that have become silent; an exception does not end the
+        task.
+        """
         while True:
             await asyncio.sleep(LOST_CHECK_S)
             try:
@@ -131,7 +133,7 @@ class SourceLinks:
 
 
 async def _first_answer(links: Sequence[AttachedSource], topics: Sequence[str]) -> list[LogEnd]:
-    """Asks one source after the other, until one has answered. Raises `RpcError` when none has."""
+    """Ask one source after another until one has answered. Raises `RpcError` if none has."""
     asked, errors = frozenset(topics), []
     for link in links:
         answer = await link.asks.ask(asked)

@@ -1,4 +1,4 @@
-"""A line in the log whenever a source comes, goes, or begins to fare otherwise; and since when it has fared so."""
+"""Logs a line whenever a source attaches, detaches or changes its state, and since when it has been in that state."""
 
 import logging
 from typing import Final
@@ -7,18 +7,18 @@ from purgatory.service.sources.source_table import BEHIND, HELD, LIVE, LOADING, 
 
 LOGGER: Final = logging.getLogger(__name__)
 INTERVAL_MS: Final = 1_000
-"""A source has no more than a line in this time; the next look tells what it is by then."""
+"""Minimum time between two lines about the same source, milliseconds; the next check logs the state at that time."""
 GOOD: Final = (LIVE, LOADING, BEHIND, HELD)
 
 
 class SourceLog:
-    """Tells how sources fare."""
+    """Logs the state changes of sources."""
 
     def __init__(self, table: SourceTable) -> None:
         self._table: Final = table
 
     def tell(self, now_ms: int) -> None:
-        """Tells what has changed. Called where something has, and now and then."""
+        """Log what has changed. Called after a change, and periodically."""
         for source in self._table:
             state = source.state_at(now_ms)
             if state != source.state:
@@ -32,6 +32,6 @@ def _log(source: KnownSource, now_ms: int) -> None:
     stream = source.leading(now_ms)
     why, prefixes = stream.why(now_ms), ", ".join(f"{prefix}*" for prefix in stream.topic_prefixes[:3])
     level = logging.INFO if source.state in GOOD else logging.WARNING
-    # repr: names and reasons are strangers' words, and none of them may steer a terminal.
+    # Quoted with repr because names and reasons are untrusted: they must not inject control sequences into a terminal.
     reason = f": {why[:300]!r}" if why else ""
     LOGGER.log(level, "source %r (%r) is %s%s", source.name, prefixes, STATE_NAMES[source.state], reason)

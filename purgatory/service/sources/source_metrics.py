@@ -1,4 +1,4 @@
-"""What Prometheus sees of sources, read at the moment of the scrape."""
+"""Prometheus metrics of sources, read at scrape time."""
 
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -10,11 +10,11 @@ from purgatory.service.sources.source_links import SourceLinks
 from purgatory.service.sources.source_table import SEEING
 
 LABELS: Final = ["source", "principal"]
-"""Who runs it is empty on a daemon without a policy, which is the same as no label."""
+"""`principal` is empty on a daemon without a policy, which for Prometheus equals a missing label."""
 
 
 class SourceMetrics(Collector):
-    """Shows each source that is attached or was. Their number is bounded."""
+    """Exports metrics for each source that is or was attached. Their number is bounded."""
 
     def __init__(self, links: SourceLinks, now_ms: Callable[[], int]) -> None:
         self._links: Final = links

@@ -1,12 +1,12 @@
-"""Which sources there are, how they fare, and which marks nobody can see.
+"""The table of sources: which ones exist, the state of each, and which marks are stale.
 
-A mark is *stale* when every source that feeds it is gone, has been silent, or says that it cannot see it. It has been
-stale since the last moment at which one of them did see it; marks that no source ever fed are never stale. Sources that
-are gone are remembered, for that is when their marks are stale.
+A mark is *stale* when every source that feeds it is detached, silent, or reports that it cannot see the mark. It has
+been stale since the last time that any of them saw it; marks that no source has ever fed are never stale. Detached
+sources are remembered, because their marks are stale from then on.
 
-What a source says of the time before its stream began is a *claim*: a source that has just been started knows nothing
-of earlier times, and if one is started again and again, each start would otherwise make its marks look fresher. So what
-this daemon has seen itself counts before any claim.
+A *claim* is a statement of a source about the time before its stream began. A source that has just started knows
+nothing of earlier times; if it is restarted repeatedly, each start would make its marks look fresher. So observations
+made by this daemon take precedence over any claim.
 
 Times are milliseconds on the host's clock.
 """
@@ -20,10 +20,10 @@ from purgatory.engine.batches import PartitionName
 from purgatory.service.sources.stale_index import StaleIndex, Unseen
 
 SILENT_MS_MAX: Final = 3_000
-"""A source that has not reported for longer does not count as seeing anything."""
+"""A source that has not reported for longer than this does not count as seeing anything, milliseconds."""
 
 ENTRY_BYTES: Final = 200
-"""What an entry or a partition of a report takes, at most, estimated."""
+"""Estimated maximum memory of an entry or partition of a report, bytes."""
 
 LOADING: Final = 1
 LIVE: Final = 2
@@ -33,7 +33,7 @@ STALE: Final = 5
 REFUSED: Final = 6
 SILENT: Final = 7
 DETACHED: Final = 8
-"""States: the first six are reported, as on the wire."""
+"""States. The first six are reported by sources, with the same numbers as on the wire."""
 SEEING: Final = (LIVE, BEHIND, HELD)
 BEST_FIRST: Final = (LIVE, BEHIND, HELD, LOADING, STALE, REFUSED, SILENT, DETACHED)
 LONG_AGO_MS: Final = -(2**62)
@@ -57,24 +57,24 @@ class ManagedSource(Protocol):
     restarts: int
     is_running: bool
     ending: str
-    """How its last process ended. Empty: none has ended."""
+    """How its last process ended; empty if none has ended."""
     changed: float
-    """When `is_running` last changed, in monotonic seconds."""
+    """Time of the last change of `is_running`, in monotonic seconds."""
 
 
 class Staleness(NamedTuple):
-    """Since when a mark has been stale (the last moment at which a source saw it), and why."""
+    """When a mark became stale (the last time at which a source saw it), and why."""
 
     since_ms: int
     reason: str
 
     def ms(self, now_ms: int) -> int:
-        """For how long."""
+        """How long the mark has been stale, milliseconds."""
         return max(0, now_ms - self.since_ms)
 
 
 class _Evidence(NamedTuple):
-    """When a mark was last seen on a stream. `is_claim`: so its source says, of the time before."""
+    """When a mark was last seen on a stream. `is_claim`: the source reported it about a time before its stream."""
 
     is_claim: bool
     since_ms: int
@@ -82,7 +82,7 @@ class _Evidence(NamedTuple):
 
 
 class SourceStream:
-    """What one stream of a source has said. Once it has ended, what it said last."""
+    """The reports of one stream of a source; after its end, the last of them."""
 
     def __init__(self, source_name: str, topic_prefixes: Sequence[str], now_ms: int) -> None:
         self.topic_prefixes: Final = tuple(dict.fromkeys(topic_prefixes))
@@ -94,18 +94,21 @@ class SourceStream:
         self.ended_ms: int | None = None
         self.stale = StaleIndex()
         self.has_seen = False
-        """Whether it ever saw any of its marks."""
+        """Whether it has ever seen any of its marks."""
         self._source_name: Final = source_name
         self._first_report_ms: int | None = None
         self._stale_since_ms: int | None = None
-        """Since when it has said that it sees nothing, without naming marks."""
+        """Time since which it has reported that it sees nothing, without naming marks; None otherwise."""
 
     def report(self, state: int, reason: str, lag_ms: int, stale: StaleIndex, now_ms: int) -> None:
-        """Replaces what was reported before. `stale` is taken over: without an entry, stale or refused means all."""
+        """Replace the previous report. Takes ownership of `stale`; if it has no entries, STALE or REFUSED means all
+        marks.
+        """
         if state not in (STALE, REFUSED) or stale.size:
             self._stale_since_ms = None
         else:
             if self._stale_since_ms is None:
+                # The time of the previous report: `heard_ms` must not be updated before this.
                 self._stale_since_ms = self.heard_ms
             stale.add("", False, [], Unseen(self._stale_since_ms, reason))
         self.state, self.reason, self.lag_ms, self.stale = state, reason, lag_ms, stale
@@ -120,13 +123,13 @@ class SourceStream:
         return self.state in SEEING
 
     def state_at(self, now_ms: int) -> int:
-        """The state that it reported, unless it is gone or silent."""
+        """Return the state that it reported, unless it is detached or silent."""
         if self.ended_ms is not None:
             return DETACHED
         return SILENT if now_ms - self.heard_ms > SILENT_MS_MAX else self.state
 
     def why(self, now_ms: int) -> str:
-        """What there is to say of its state, for people."""
+        """Return a description of its state for people."""
         state = self.state_at(now_ms)
         if state == DETACHED:
             return f"the source {self._source_name} is not attached"
@@ -137,7 +140,7 @@ class SourceStream:
         return self.reason
 
     def stale_since_ms(self, now_ms: int) -> int | None:
-        """Since when it has not seen all of its marks. None: it sees them all."""
+        """Return the time since which it has not seen all of its marks; None if it sees them all."""
         if self._first_report_ms is None:
             return self.attached_ms
         oldest_ms = self.stale.oldest_ms
@@ -146,7 +149,7 @@ class SourceStream:
         return self._away_since_ms(now_ms)
 
     def evidence(self, name: PartitionName, now_ms: int) -> _Evidence | None:
-        """When it saw a mark that it feeds. None: it sees it now."""
+        """Return when it last saw a mark that it feeds; None if it sees the mark now."""
         if self._first_report_ms is None:
             return _Evidence(True, self.attached_ms, self.why(now_ms))
         unseen = self.stale.find(name)
@@ -155,11 +158,12 @@ class SourceStream:
             return None if away_since_ms is None else _Evidence(False, away_since_ms, self.why(now_ms))
         reason = self.why(now_ms) if away_since_ms is not None else unseen.reason or self.reason
         if unseen.since_ms > self._first_report_ms:
+            # The source saw the mark while it was attached here, so this is an observation and not a claim.
             return _Evidence(False, unseen.since_ms, reason)
         return _Evidence(True, min(unseen.since_ms, self.attached_ms), reason)
 
     def _away_since_ms(self, now_ms: int) -> int | None:
-        """Since when nothing is known of anything that it feeds. None: it is there."""
+        """Return since when nothing is known of any mark that it feeds; None if it is attached and reporting."""
         state = self.state_at(now_ms)
         if state == SILENT:
             return self.heard_ms
@@ -170,7 +174,7 @@ class SourceStream:
 
 
 class KnownSource:
-    """All streams of one name and principal: those that are attached, and the last one that saw anything."""
+    """All streams of one name and principal: those attached, and the last one that saw anything."""
 
     def __init__(self, name: str, principal: str) -> None:
         self.name: Final = name
@@ -184,12 +188,12 @@ class KnownSource:
         """See `SourceLog`."""
 
     def leading(self, now_ms: int) -> SourceStream:
-        """The one of its streams that fares best."""
+        """Return its stream in the best state."""
         return min(self.all_streams(), key=lambda stream: BEST_FIRST.index(stream.state_at(now_ms)))
 
     @property
     def topic_prefixes(self) -> tuple[str, ...]:
-        """What any of its streams feeds, or fed."""
+        """All prefixes that any of its streams feeds or has fed."""
         return tuple(dict.fromkeys(prefix for stream in self.all_streams() for prefix in stream.topic_prefixes))
 
     def state_at(self, now_ms: int) -> int:
@@ -203,12 +207,12 @@ class KnownSource:
     def end(self, stream: SourceStream, now_ms: int) -> None:
         self.streams.remove(stream)
         stream.ended_ms = now_ms
-        # One that saw nothing tells less than the one before it. Where there was none, it is kept for when it began.
+        # A stream that saw nothing adds no information to the one before it. The first is kept for its start time.
         if stream.has_seen or self.ended is None:
             self.ended = stream
 
     def evidence(self, name: PartitionName, now_ms: int) -> tuple[bool, _Evidence | None]:
-        """Whether it feeds a mark; and if so when it saw it last, None: it sees it now."""
+        """Return whether it feeds a mark, and when it last saw it (None: it sees it now)."""
         found = []
         for stream in self.all_streams():
             if name[0].startswith(stream.topic_prefixes):
@@ -219,38 +223,39 @@ class KnownSource:
         proven = [one for one in found if not one.is_claim]
         if proven:
             return True, max(proven, key=_since)
+        # Among claims of the same source, the earliest: each restart claims a later time.
         return bool(found), min(found, key=_since, default=None)
 
 
 class SourceTable:
-    """The sources that are attached, and those that were."""
+    """The sources that are or were attached."""
 
     def __init__(self, remembered_max: int = 64) -> None:
         self._remembered_max: Final = remembered_max
-        """Sources that are kept without being attached."""
+        """Maximum number of detached sources that are remembered."""
         self._sources: Final[dict[tuple[str, str], KnownSource]] = {}
-        """By principal and name. Those without a stream come first, in the order in which they went."""
+        """Sources by principal and name. Detached ones come first, in the order in which they detached."""
         self._prefixes: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[KnownSource]:
         yield from self._sources.values()
 
     def __bool__(self) -> bool:
-        """Whether any source is known: without, nothing can be stale."""
+        """Whether any source is known. Without one, nothing can be stale."""
         return bool(self._sources)
 
     @property
     def attached(self) -> int:
-        """Streams."""
+        """Number of attached streams."""
         return sum(len(source.streams) for source in self)
 
     @property
     def held_bytes(self) -> int:
-        """What its entries take, estimated."""
+        """Estimated memory of all entries, bytes."""
         return sum(ENTRY_BYTES * stream.stale.size for source in self for stream in source.all_streams())
 
     def attach(self, name: str, principal: str, topic_prefixes: Sequence[str], now_ms: int) -> SourceStream:
-        """A new stream of a source, which may have others."""
+        """Add a stream of a source, which may have others."""
         source = self._sources.pop((principal, name), None) or KnownSource(name, principal)
         self._sources[principal, name] = source
         stream = SourceStream(name, topic_prefixes, now_ms)
@@ -259,7 +264,7 @@ class SourceTable:
         return stream
 
     def detach(self, name: str, principal: str, stream: SourceStream, now_ms: int) -> None:
-        """A stream has ended; its marks are stale if nobody else sees them."""
+        """A stream has ended; its marks are stale unless another source sees them."""
         source = self._sources[principal, name]
         source.end(stream, now_ms)
         if not source.streams:
@@ -269,7 +274,7 @@ class SourceTable:
         self._note_prefixes()
 
     def stale(self, name: PartitionName, now_ms: int) -> Staleness | None:
-        """Since when and why a mark cannot be seen. None: a source sees it, or none ever fed it."""
+        """Return since when, and why, a mark is stale; None if a source sees it, or none has ever fed it."""
         if not self._prefixes or not name[0].startswith(self._prefixes):
             return None
         found: list[_Evidence] = []
@@ -282,6 +287,7 @@ class SourceTable:
         found = [one for one in found if not one.is_claim] or found
         if not found:
             return None
+        # Among different sources, the latest: any of them may have been the last one to see the mark.
         last = max(found, key=_since)
         return Staleness(min(last.since_ms, now_ms), last.reason)
 

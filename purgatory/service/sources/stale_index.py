@@ -1,4 +1,4 @@
-"""The marks that one report of a source names as stale, in a shape in which a mark is found without looking at all."""
+"""Index of the marks that one report of a source lists as stale; a lookup does not scan all entries."""
 
 from typing import Final, NamedTuple
 
@@ -8,26 +8,26 @@ ALL_PARTITIONS: Final = -1
 
 
 class Unseen(NamedTuple):
-    """When a source saw a mark last, on the host's clock, and why it does not now."""
+    """Time (host clock) at which a source last saw a mark, and the reason why it does not see it now."""
 
     since_ms: int
     reason: str
 
 
 class StaleIndex:
-    """Marks by topic, or by what their topic starts with. Of several entries for a mark the oldest counts."""
+    """Stale marks by topic or topic prefix. If several entries match a mark, the oldest applies."""
 
     def __init__(self) -> None:
         self.size = 0
-        """Entries and partitions, as a measure of what it takes."""
+        """Number of entries and partitions; used to estimate memory."""
         self._exact: Final[dict[str, dict[int, Unseen]]] = {}
-        """By topic, then by partition."""
+        """Entries by topic, then by partition."""
         self._by_prefix: Final[dict[str, dict[int, Unseen]]] = {}
         self._lengths: Final[set[int]] = set()
-        """Of the prefixes: there are few lengths, however many prefixes."""
+        """Distinct prefix lengths. There are few of them, however many prefixes there are."""
 
     def add(self, topic_prefix: str, exact: bool, partitions: list[int], unseen: Unseen) -> None:
-        """`exact`: only the topic of just this name. No partitions: all."""
+        """Add an entry. `exact`: it applies only to the topic of exactly this name. No partitions: to all of them."""
         if exact:
             places = self._exact.setdefault(topic_prefix, {})
         else:
@@ -41,17 +41,17 @@ class StaleIndex:
 
     @property
     def has_all(self) -> bool:
-        """Whether it names all marks there are."""
+        """Whether an entry covers all marks."""
         return ALL_PARTITIONS in self._by_prefix.get("", ())
 
     @property
     def oldest_ms(self) -> int | None:
-        """Since when the mark that is stale for the longest is. None: nothing is stale."""
+        """The time since which the longest-stale mark has been stale; None if nothing is stale."""
         places = [*self._exact.values(), *self._by_prefix.values()]
         return min((unseen.since_ms for place in places for unseen in place.values()), default=None)
 
     def find(self, name: PartitionName) -> Unseen | None:
-        """What is said of a mark; None: it is not stale."""
+        """Return the entry that applies to a mark; None if the mark is not stale."""
         if not self.size:
             return None
         topic, partition = name

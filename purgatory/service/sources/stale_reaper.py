@@ -1,7 +1,7 @@
 """The task that fails waits whose marks are stale, or were never reported, for longer than their stale timeout.
 
-It sleeps while no pending wait has a stale timeout. A mark that nothing has ever reported counts as stale for as long
-as anyone waits for it: its name may be mistyped, and no source may feed it.
+It sleeps while no pending wait has a stale timeout. A mark that has never been reported counts as stale for as long as
+any operation waits for it: its name may be mistyped, and no source may feed it.
 """
 
 import asyncio
@@ -19,20 +19,19 @@ from purgatory.service.sources.source_table import SourceTable
 LOGGER: Final = logging.getLogger(__name__)
 
 CHECK_S: Final = 0.1
-"""How late a stale wait may end at most, if the loop is free."""
+"""Interval between checks, seconds: the maximum delay of a stale failure while the loop is free."""
 CHECKED_PER_SLICE: Final = 1_000
-"""Operations looked at before the loop is free again."""
+"""Operations checked before other tasks run."""
 
 ALWAYS_MS: Final = 2**62
 """Longer than any stale timeout."""
 
 Fail = Callable[[int, list[int], set[PartitionName], int], None]
-"""Ends operations of an owner (its id), as much of them as one slice of work allows. The marks are those that are stale
-at that time."""
+"""Fails operations of an owner (by id), at most one slice of work. The marks are those that are stale at that time."""
 
 
 class StaleReaper:
-    """Ends operations whose stale timeout is over."""
+    """Fails operations whose stale timeout has passed."""
 
     def __init__(self, engine: Engine, time: EngineTime, sources: SourceTable, fail: Fail, held: StallTimer) -> None:
         self._engine: Final = engine
@@ -43,11 +42,11 @@ class StaleReaper:
         self._woken: Final = asyncio.Event()
 
     def may_have_come(self) -> None:
-        """To be called after registrations of operations with a stale timeout."""
+        """Wake the reaper. Call after registering operations with a stale timeout."""
         self._woken.set()
 
     async def run(self) -> None:
-        """Runs until cancelled; survives any exception of a turn."""
+        """Run until cancelled. An exception in one round does not end the task."""
         while True:
             if not self._engine.has_stale_waits:
                 self._woken.clear()
@@ -60,13 +59,13 @@ class StaleReaper:
                 LOGGER.exception("a look for stale waits failed; there will be others")
 
     def _sees_not_all(self) -> bool:
-        """Whether there may be a mark that is stale."""
+        """Return whether any mark may be stale."""
         now_ms = self._time.now_ms()
         streams = (stream for source in self._sources for stream in source.all_streams())
         return any(stream.stale_since_ms(now_ms) is not None for stream in streams)
 
     async def check(self) -> None:
-        """Looks at all operations that have a stale timeout, in slices."""
+        """Check all operations that have a stale timeout, in slices."""
         slots = self._engine.stale_waits.slots()
         for start in range(0, len(slots), CHECKED_PER_SLICE):
             with self._held:

@@ -1,4 +1,4 @@
-"""Adds to results which of the marks that were not reached are stale, as of the moment when the operation ends."""
+"""Adds to results which of their unreached marks are stale at the time the operation ends."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ UNREPORTED: Final = "nothing was ever reported for this mark: no source feeds it
 
 
 def note_stale_marks(completions: Completions, sources: SourceTable, now_ms: int) -> None:
-    """Add how long, and why, the marks are stale that operations which just expired or failed did not reach."""
+    """For operations that just expired or failed: record how long, and why, their unreached marks have been stale."""
     found: dict[int, tuple[int, str]] = {}
     item = 0
     for row, outcome in enumerate(completions.outcomes):

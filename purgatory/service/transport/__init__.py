@@ -1,1 +1,1 @@
-"""TLS for gRPC and HTTP: the certificate files, reloaded when they change, and who presents a certificate."""
+"""TLS for gRPC and HTTP: certificate files, reloaded when they change, and client certificates."""

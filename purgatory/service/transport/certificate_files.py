@@ -1,6 +1,6 @@
-"""Reads the files of TLS and checks them, before anything serves with them: `TlsMaterial` is what can be used.
+"""Reads and verifies the TLS files before anything uses them. The result is `TlsMaterial`.
 
-Whatever would make every handshake fail is found here, with one line that says what is wrong with which file.
+Any fault that would make every handshake fail is detected here and reported in one line that names the file.
 """
 
 import re
@@ -18,21 +18,21 @@ from purgatory.service.settings import TlsSettings
 from purgatory.service.transport.watched_file import read_regular_file
 
 RevokedSerials = frozenset[tuple[bytes, int]]
-"""Revoked certificates: the name of the issuer (DER) and the serial number."""
+"""Revoked certificates: the issuer's name (DER) and the serial number."""
 
 Fingerprint = tuple[tuple[int, int, int, int] | None, ...]
-"""Device, inode, time of change and size of each file; None for one that is missing."""
+"""Device, inode, modification time and size of each file; None for one that is missing."""
 
 _CRL_BLOCK: Final = re.compile(rb"-----BEGIN X509 CRL-----.+?-----END X509 CRL-----", re.DOTALL)
 
 
 class CannotUseCertificates(Exception):
-    """The files of TLS cannot be used. The message is one line with the setting, the file and the reason."""
+    """The TLS files are unusable. The message is one line with the setting, the file and the reason."""
 
 
 @dataclass(frozen=True)
 class TlsMaterial:
-    """The content of the files, checked: key and certificate belong together, and the certificate is valid now."""
+    """The verified content of the files: key and certificate match, and the certificate is valid now."""
 
     key_pem: bytes
     chain_pem: bytes
@@ -40,7 +40,7 @@ class TlsMaterial:
     client_ca_pem: bytes | None
     revoked: RevokedSerials
     crl_expires: datetime | None
-    """When the first of the revocation lists is due to be replaced, if there is one."""
+    """When the first of the revocation lists is due to be replaced; None without lists."""
 
 
 def files_of(settings: TlsSettings) -> list[Path]:
@@ -50,7 +50,7 @@ def files_of(settings: TlsSettings) -> list[Path]:
 
 
 def fingerprint(paths: Sequence[Path]) -> Fingerprint:
-    """Changes whenever a file is written, or replaced by renaming it or a link on the way to it."""
+    """Return a value that changes whenever a file is written, or replaced by renaming it or a link on its path."""
     found: list[tuple[int, int, int, int] | None] = []
     for path in paths:
         try:
@@ -63,7 +63,7 @@ def fingerprint(paths: Sequence[Path]) -> Fingerprint:
 
 
 def read_tls_material(settings: TlsSettings, now: datetime) -> TlsMaterial:
-    """Raises `CannotUseCertificates`."""
+    """Read and verify the files. Raises `CannotUseCertificates`."""
     assert settings.certificate_file is not None, "TLS without a certificate"
     assert settings.key_file is not None, "TLS without a key"
     chain_pem = _read("tls.certificate_file", settings.certificate_file)
@@ -120,7 +120,7 @@ def _check_key(path: Path, pem: bytes, certificate_path: Path, certificate: x509
 
 
 def _revocation_lists(path: Path, authorities: Sequence[x509.Certificate]) -> list[x509.CertificateRevocationList]:
-    """The lists in the file, each signed by one of the authorities."""
+    """Return the lists in the file, each of them signed by one of the authorities."""
     blocks = _CRL_BLOCK.findall(_read("tls.crl_file", path))
     if not blocks:
         raise CannotUseCertificates(f"tls.crl_file: {path} has no revocation list; it should be PEM")
@@ -150,12 +150,12 @@ def _revoked(path: Path, lists: Sequence[x509.CertificateRevocationList]) -> Rev
 def _has_signed(authority: x509.Certificate, one: x509.CertificateRevocationList) -> bool:
     try:
         return authority.subject == one.issuer and one.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
-    except (TypeError, UnsupportedAlgorithm):  # a key of a kind that signs no lists
+    except (TypeError, UnsupportedAlgorithm):  # a key of a kind that cannot sign lists
         return False
 
 
 def valid_for(certificate: x509.Certificate, now: datetime) -> float:
-    """Seconds until it expires; below 0 once it has."""
+    """Return the seconds until it expires; negative once it has."""
     return (certificate.not_valid_after_utc - now).total_seconds()
 
 

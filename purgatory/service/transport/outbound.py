@@ -1,8 +1,8 @@
-"""HTTP exchanges with servers of others: receivers of webhooks, and issuers of JSON web tokens.
+"""HTTP exchanges with other servers: receivers of webhooks, and issuers of JSON web tokens.
 
-One rule holds for each of them (docs/security.md, "Servers that the daemon calls"): one deadline for the whole
-exchange, a limit on the bytes of the answer, certificates are verified, redirects are not followed, and no step blocks
-the event loop. What these servers send is as untrusted as what callers send.
+The same rule applies to each of them (docs/security.md, "Servers that the daemon calls"): one deadline for the whole
+exchange, a limit on the bytes of the answer, verified certificates, no redirects, and no step that blocks the event
+loop. Answers of these servers are as untrusted as requests of callers.
 """
 
 import asyncio
@@ -67,8 +67,8 @@ async def system_addresses(host: str, port: int) -> list[str]:
 class Outbound:
     """A client for exchanges that obey the rule. Connections are kept for a while; `close` it at the end.
 
-    `choose` decides per connection which addresses of a host are used. `proxy_url` is an HTTP proxy. What one read has
-    returned is parsed in a `turn` of its own.
+    `choose` decides per connection which addresses of a host are used. `proxy_url` is an HTTP proxy. The bytes of each
+    read are parsed in a separate `turn`.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Outbound:
 
 
 def _proxy(url: str) -> httpcore.Proxy:
-    """Of a variable such as https_proxy: the scheme may be missing, and a user with a password be there."""
+    """Parse a variable such as https_proxy: the scheme is optional, and it may contain a user and password."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     auth = None if parts.username is None else (unquote(parts.username), unquote(parts.password or ""))
     return httpcore.Proxy(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}", auth)
@@ -163,7 +163,7 @@ class _Network(httpcore.AnyIOBackend):
 class _BoundedStream(httpcore.AsyncNetworkStream):
     """A connection that reads little at a time and at most `bytes_max` per answer.
 
-    An answer is what is read between two writes: HTTP/1.1 without pipelining.
+    An answer is everything read between two writes: HTTP/1.1 without pipelining.
     """
 
     def __init__(self, stream: httpcore.AsyncNetworkStream, bytes_max: int, turn: Turn) -> None:

@@ -1,4 +1,4 @@
-"""Who presents a certificate: the client's certificate of a connection, read once however many calls arrive on it."""
+"""The client certificate of a connection, parsed once for all calls on it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,33 +9,33 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 PEERS_REMEMBERED: Final = 4_096
-"""Certificates that are kept parsed, a kilobyte or two each."""
+"""Number of certificates that are kept parsed, each a kilobyte or two."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerCertificate:
-    """A client's certificate, which the handshake has verified. Names are empty where it has none.
+    """A client's certificate, verified by the handshake. Names that it does not have are empty.
 
-    `subject` is the whole name as RFC 4514 writes it ("CN=orders,O=Example").
+    `subject` is the whole name in RFC 4514 notation ("CN=orders,O=Example").
     """
 
     common_name: str
     subject: str
     dns_names: tuple[str, ...]
     uris: tuple[str, ...]
-    """Such as a SPIFFE id."""
+    """For example a SPIFFE id."""
     serial_number: int
     issuer: bytes
     """The issuer's name (DER)."""
 
     @property
     def principal(self) -> str:
-        """Who this is to the policy: the common name or, without one, the first URI."""
+        """The principal for the policy: the common name or, without one, the first URI."""
         return self.common_name or (self.uris[0] if self.uris else "")
 
 
 def peer_certificate(auth_context: Mapping[str, Iterable[bytes]]) -> PeerCertificate | None:
-    """Of a call, by its context's `auth_context()`; None where the client has presented none."""
+    """Return the certificate of a call, from its context's `auth_context()`; None if the client presented none."""
     pem = next(iter(auth_context.get("x509_pem_cert", ())), None)
     return None if pem is None else _of_pem(pem)
 
@@ -47,7 +47,7 @@ def _of_pem(pem: bytes) -> PeerCertificate:
 
 @lru_cache(PEERS_REMEMBERED)
 def of_der(der: bytes) -> PeerCertificate:
-    """Of a certificate as Python's ssl gives it."""
+    """Parse a certificate as returned by Python's ssl."""
     return of_certificate(x509.load_der_x509_certificate(der))
 
 

@@ -1,8 +1,8 @@
-"""The daemon's side of TLS: credentials for gRPC and a context for HTTP, both of the latest files that can be used.
+"""TLS for the daemon: credentials for gRPC and a context for HTTP, both from the latest usable files.
 
-The files are looked at every few seconds. Once a change has settled they are read and checked; new connections then get
-the new certificate, and those that are open live on. Files that cannot be used change nothing: that is logged, and
-counted. gRPC asks for new files at each handshake, on a thread of its own.
+The files are checked for changes every few seconds. Once a change has settled, they are read and verified; new
+connections then get the new certificate, and open ones continue. Unusable files change nothing; the failure is logged
+and counted. gRPC requests new files at each handshake, on a thread of its own.
 """
 
 import asyncio
@@ -33,13 +33,16 @@ from purgatory.service.transport.peer import PeerCertificate, peer_certificate
 LOGGER: Final = logging.getLogger(__name__)
 
 WARNED_BEFORE: Final = timedelta(days=14)
-"""How long before its end a certificate is warned of; one for a short time, in the last quarter of it."""
+"""How long before expiry a certificate causes a warning; for a short-lived one, the last quarter of its life."""
 
 WARNED_EVERY: Final = timedelta(days=1)
 
 
 class Tls(Collector):
-    """What the settings' files hold now. `watch` keeps it so. Raises `CannotUseCertificates` when constructed."""
+    """The current contents of the files in the settings. `watch` keeps them up to date.
+
+    The constructor raises `CannotUseCertificates`.
+    """
 
     def __init__(self, settings: TlsSettings, now: Callable[[], datetime] = utc_now) -> None:
         self.asks_clients: Final = settings.client_auth == "required"
@@ -48,7 +51,7 @@ class Tls(Collector):
         self._now: Final = now
         self._files: Final = files_of(settings)
         self._read_at: Fingerprint = fingerprint(self._files)
-        """The files that were last read; `_seen` are those last looked at."""
+        """The files that were last read; `_seen` are those of the last check."""
         self._seen = self._read_at
         self._failure = ""
         self._failures = 0
@@ -63,17 +66,19 @@ class Tls(Collector):
         self._for_grpc = self._taken_by_grpc = _grpc_configuration(self.material)
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
-        """For all clients or for none: gRPC for Python cannot ask for a certificate and do without."""
-        # None means "nothing new", which the stubs do not know.
+        """Required of all clients or of none: gRPC for Python cannot request a certificate without requiring it."""
+        # None means "nothing new"; the stubs lack it.
         take = cast("Callable[[], grpc.ServerCertificateConfiguration]", self._take_for_grpc)
         return grpc.dynamic_ssl_server_credentials(self._for_grpc, take, self.asks_clients)
 
     def http_context(self) -> ssl.SSLContext:
-        """Each connection to it gets the latest certificate. A client may present none: see `http/site`."""
+        """Return a context whose connections each get the latest certificate. Clients may present none: see
+        `http/site`.
+        """
         return self._outer_context
 
     def peer(self, auth_context: Mapping[str, Iterable[bytes]]) -> PeerCertificate | None:
-        """Who calls, by the `auth_context()` of a call; None where clients are asked for no certificate.
+        """Return the caller's certificate, from the `auth_context()` of a call; None if clients are not asked for one.
 
         Raises `RpcError` (UNAUTHENTICATED) for a revoked certificate.
         """
@@ -83,14 +88,14 @@ class Tls(Collector):
         return peer
 
     def is_revoked(self, peer: PeerCertificate) -> bool:
-        """Whether a revocation list names it. Counted, for whoever is refused then."""
+        """Return whether the certificate is on a revocation list. Counts it, because the caller is then refused."""
         if (peer.issuer, peer.serial_number) not in self.material.revoked:
             return False
         self.revoked_refused += 1
         return True
 
     async def watch(self) -> None:
-        """Looks at the files again and again, until cancelled."""
+        """Check the files periodically, until cancelled."""
         while True:
             self.warn_of_expiry()
             await asyncio.sleep(self._settings.reload_interval_ms / 1_000)
@@ -100,9 +105,7 @@ class Tls(Collector):
                 LOGGER.exception("the TLS files could not be looked at; the old ones stay")
 
     def look(self) -> None:
-        """Takes over files that have changed, once they have been the same for two looks: they are rarely written all
-        at once.
-        """
+        """Load changed files once two checks have found them the same: they are rarely written all at once."""
         seen, self._seen = self._seen, fingerprint(self._files)
         if self._seen != seen or self._seen == self._read_at:
             return
@@ -112,6 +115,8 @@ class Tls(Collector):
         except CannotUseCertificates as error:
             self._keep_old(str(error))
             return
+        # Certificate and key were read twice (see `_new_context`). If the files have changed since, the two reads may
+        # differ, so the next checks read them again.
         if fingerprint(self._files) != self._seen:
             return
         self._read_at = self._seen
@@ -128,7 +133,7 @@ class Tls(Collector):
         )
 
     def warn_of_expiry(self) -> None:
-        """Logs, once a day, that the certificate or a revocation list is about to end or has ended."""
+        """Log, once a day, that the certificate or a revocation list expires soon or has expired."""
         now = self._now()
         if self._warned_at is not None and now - self._warned_at < WARNED_EVERY:
             return
@@ -169,14 +174,14 @@ class Tls(Collector):
         )
 
     def _keep_old(self, reason: str) -> None:
-        """Says so once for each reason, though the files are tried again: a certificate may be valid in a moment."""
+        """Log each reason once only, because the files are retried: a certificate may become valid in a moment."""
         if reason != self._failure:
             self._failure = reason
             self._failures += 1
             LOGGER.error("the new TLS files are not used, the old ones stay: %s", reason)
 
     def _take_for_grpc(self) -> grpc.ServerCertificateConfiguration | None:
-        """What is new since gRPC last asked. It asks on its own threads, for one handshake at a time."""
+        """Return changes since gRPC last asked. It asks on its own threads, for one handshake at a time."""
         latest = self._for_grpc
         if latest is self._taken_by_grpc:
             return None
@@ -187,9 +192,9 @@ class Tls(Collector):
         connection.context = self._context
 
     def _new_context(self, material: TlsMaterial) -> ssl.SSLContext:
-        """Reads certificate and key again, as ssl takes them from files only. Raises `CannotUseCertificates`.
+        """Read certificate and key again, because ssl takes them from files only. Raises `CannotUseCertificates`.
 
-        TLS 1.3 without tickets: a resumed session would not be verified by the authorities that are in force now.
+        TLS 1.3 without tickets: a resumed session would not be verified against the current authorities.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3

@@ -1,4 +1,4 @@
-"""Files that settings name: how they are read, and one that is read again once it has changed and is complete."""
+"""Reads files that settings name, and rereads them once they have changed and are complete."""
 
 import errno
 import stat
@@ -10,7 +10,7 @@ Fingerprint = tuple[int, ...]
 
 
 def read_regular_file(path: Path) -> bytes:
-    """The content of a regular file; links are followed.
+    """Return the content of a regular file; links are followed.
 
     Raises OSError for anything else: opening a FIFO would block until another process writes to it.
     """
@@ -20,7 +20,9 @@ def read_regular_file(path: Path) -> bytes:
 
 
 class WatchedFile:
-    """`what` it is, for people; `take` reads it and puts what it says in force, or raises and changes nothing."""
+    """A file that is reread on changes. `what` describes it in log lines. `take` reads it and applies its content, or
+    raises and changes nothing.
+    """
 
     def __init__(self, what: str, path: Path, take: Callable[[Path], None]) -> None:
         self.what: Final = what
@@ -29,13 +31,14 @@ class WatchedFile:
         self._taken_as = self._seen = _fingerprint(path)
 
     def take(self) -> None:
-        """Reads it now. Raises what `take` raises."""
-        self._taken_as = self._seen = _fingerprint(self._path)  # before it is read: a change meanwhile is seen later
+        """Read it now. Raises any error that `take` raises."""
+        # Before reading, so that a change during the read is found by the next check.
+        self._taken_as = self._seen = _fingerprint(self._path)
         self._take(self._path)
 
     def has_settled(self) -> bool:
-        """Whether it is another file than was last read, and was the same for two looks: few are written all at once,
-        and half of a policy may be a policy.
+        """Return whether the file has changed since it was last read, and was the same at two checks. Few files are
+        written atomically, and half of a policy may be a valid policy.
         """
         before, self._seen = self._seen, _fingerprint(self._path)
         return self._seen == before and self._seen != self._taken_as

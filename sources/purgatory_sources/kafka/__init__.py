@@ -1,4 +1,4 @@
-"""Where a Kafka cluster's topics end and what its consumer groups have committed, as marks of daemons."""
+"""A source for Kafka: ends of topics and committed offsets of consumer groups."""
 
 from pathlib import Path
 
@@ -9,5 +9,5 @@ from purgatory_sources.uri import SourceUri
 
 
 def open_source(uri: SourceUri, state_dir: Path | None = None) -> Source:  # noqa: ARG001 - each kind is asked alike
-    """The source of an address. Raises SourceRefused."""
+    """Create the source for this address. Raises SourceRefused."""
     return KafkaSource(KafkaSettings.from_uri(uri))

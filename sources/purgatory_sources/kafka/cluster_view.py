@@ -1,7 +1,7 @@
-"""Questions to a cluster about its topics: which there are, who leads their partitions, where these end.
+"""Queries a cluster for its topics, the leaders of their partitions, and the ends of the partitions.
 
-librdkafka's calls block, so they run in a few threads. Each broker is asked by itself: one that hangs must not make the
-partitions of the others stale.
+librdkafka's calls block, so they run in a few threads. Each broker is queried separately, so that a broker that hangs
+does not make the partitions of other brokers stale.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from purgatory_sources.kafka.kafka_settings import KafkaSettings
 from purgatory_sources.publisher.observation import SeenReplicas
 
 ANSWER_S: Final = 1.5
-"""How long a broker may take to say where partitions end."""
+"""How long a broker may take to return the ends of partitions."""
 METADATA_S: Final = 4.0
 NAMED_MAX: Final = 5
-"""Missing topics that one look asks for by name: an idle source looks every ten seconds."""
+"""Maximum number of missing topics that one look requests by name. An idle source looks every ten seconds."""
 THREADS: Final = 8
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 
 
 class EndSeen(NamedTuple):
-    """`offset` -1: it could not be seen, and `error` says why. `leader_epoch` -1: not told."""
+    """The end of a partition. `offset` -1: unknown, and `error` is the reason. `leader_epoch` -1: not returned."""
 
     offset: int
     leader_epoch: int = -1
@@ -48,30 +48,30 @@ class EndSeen(NamedTuple):
 
 
 class ClusterView:
-    """`on_error` is called from librdkafka's threads with what befalls the connections."""
+    """Topics and partitions of a cluster. librdkafka's threads call `on_error` with connection errors."""
 
     def __init__(self, settings: KafkaSettings, on_error: Callable[[KafkaError], None]) -> None:
         self._settings = settings
-        # read_uncommitted: the high watermark. read_committed would be told the last stable offset.
+        # read_uncommitted returns the high watermark; read_committed would return the last stable offset.
         self._consumer = Consumer(settings.librdkafka(isolation_level="read_uncommitted", error_cb=on_error))
         self._committed_reader: Consumer | None = None
         self._threads = ThreadPoolExecutor(THREADS, "kafka-view")
         self._listing = asyncio.Lock()
         self._named_last = ""
         self.leaders: dict[Partition, int] = {}
-        """Who leads each partition of each topic, -1: nobody. As of the last `look`."""
+        """Leader of each partition of each topic as of the last `look`; -1: none."""
         self.topics: dict[str, int] = {}
-        """How many partitions each topic has that may be seen."""
+        """Number of partitions of each visible topic."""
         self.replicas: dict[Partition, SeenReplicas] = {}
-        """Who keeps each partition that has a leader."""
+        """Replicas of each partition that has a leader."""
         self.refused: dict[str, tuple[float, str]] = {}
-        """Topics that may not be seen: since when, in seconds, and why."""
+        """Topics that may not be seen: since when (seconds), and why."""
 
     async def look(self, known: Collection[str] = (), wanted: Collection[str] = ()) -> None:
-        """Renew `leaders`, `topics`, `replicas` and `refused`. Raises SourceStale.
+        """Update `leaders`, `topics`, `replicas` and `refused`. Raises SourceStale.
 
-        Brokers leave out topics that may not be seen unless they are named. Those that are `known` are, when they are
-        missing, and of those that are `wanted` or refused some at each look.
+        Brokers leave out topics that may not be seen, unless they are requested by name. Each look requests all missing
+        `known` topics by name, and some of the missing `wanted` and refused ones.
         """
         found = await self._listed()
         leaders: dict[Partition, int] = {}
@@ -94,16 +94,17 @@ class ClusterView:
         self.leaders, self.topics, self.replicas = leaders, topics, replicas
 
     async def _listed(self, *topic: str) -> ClusterMetadata:
-        # One at a time: librdkafka lets others wait for the one that times out, and then for their own time as well.
+        # One call at a time: in librdkafka, concurrent calls first wait for one that times out, and then for their own
+        # timeout.
         async with self._listing:
             try:
                 return await self._run(self._consumer.list_topics, *topic, timeout=METADATA_S)
             except KafkaException as error:
-                await self._run(self._consumer.poll, 0)  # on_error is called, with the cause, only while it polls
+                await self._run(self._consumer.poll, 0)  # on_error receives the cause only during a poll
                 raise SourceStale(f"no broker answers: {error.args[0].str()}") from error
 
     def _some(self, names: set[str]) -> list[str]:
-        """Each in its turn."""
+        """The next few of these names, in rotation."""
         ordered = sorted(names)
         first = bisect.bisect(ordered, self._named_last)
         some = [*ordered[first:], *ordered[:first]][:NAMED_MAX]
@@ -111,7 +112,7 @@ class ClusterView:
         return some
 
     async def is_refused(self, topic: str) -> bool:
-        """Whether this topic may not be seen; asks for it by its name. Renews `refused`. Raises SourceStale."""
+        """Whether this topic may not be seen, found by requesting it by name. Updates `refused`. Raises SourceStale."""
         at = (await self._listed(topic)).topics.get(topic)
         if at is not None and at.error is not None and at.error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
             self.refused.setdefault(topic, (time.monotonic(), f"may not see topic {topic!r}; allow Describe on it"))
@@ -122,8 +123,8 @@ class ClusterView:
     async def ends(
         self, partitions: Iterable[Partition], at: int = LATEST, *, is_stable: bool = False
     ) -> dict[Partition, EndSeen]:
-        """Where partitions end (LATEST: the high watermark; `is_stable`: up to where whoever reads only what is
-        committed can read), or begin. Every one has an answer.
+        """The ends of partitions (LATEST: the high watermark; with `is_stable`, the last stable offset), or their
+        starts (EARLIEST). The result contains every partition.
         """
         by_leader: defaultdict[int, list[Partition]] = defaultdict(list)
         for partition in partitions:
@@ -135,7 +136,7 @@ class ClusterView:
         return answers
 
     async def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
-        """The ids of topics; those that cannot be told are left out, as by brokers that have none."""
+        """The ids of topics. Topics without a known id are left out, as with brokers that do not support ids."""
         return {} if not topics else await self._run(self._describe, list(topics))
 
     async def close(self) -> None:
@@ -173,7 +174,8 @@ class ClusterView:
         return {(one.topic, one.partition): _seen(one, leader) for one in found}
 
     def _describe(self, topics: list[str]) -> dict[str, str]:
-        # A client of its own for each time: one whose broker dies stays with that broker. It must outlive its futures.
+        # Each call uses a new client, because a client stays with its broker even after that broker dies. The client
+        # must outlive its futures.
         admin = AdminClient(
             {key: value for key, value in self._settings.librdkafka().items() if key not in CONSUMER_ONLY}
         )
@@ -194,7 +196,7 @@ class ClusterView:
 CONSUMER_ONLY: Final = {
     "group.id", "enable.auto.commit", "enable.auto.offset.store", "isolation.level", "allow.auto.create.topics",
 }  # fmt: skip
-"""Settings that a client which is no consumer warns of."""
+"""Settings that cause warnings in a client that is not a consumer."""
 
 
 def _seen(at: TopicPartition, leader: int) -> EndSeen:

@@ -1,4 +1,4 @@
-"""Reads `__consumer_offsets`, in a thread of its own: what groups commit, a moment after they have."""
+"""Reads `__consumer_offsets` in a thread of its own, and delivers commits as soon as they are visible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOG: Final = logging.getLogger(__name__)
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 FETCH_WAIT_MS: Final = 4_000
-"""A broker that has nothing answers after so long: what an idle reader costs. What comes is sent at once anyway."""
+"""How long a broker waits before it answers an empty fetch: the cost of an idle reader. Records are sent at once."""
 LOADING_WAIT_MS: Final = 50
 POLL_S: Final = 0.5
 RETRY_S: Final = 1.0
@@ -26,9 +26,10 @@ REFUSALS: Final = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUT
 
 
 class CommitBatch(NamedTuple):
-    """Records of one partition of `__consumer_offsets`, in order, up to below `position`.
+    """Records of one partition of `__consumer_offsets`, in order, below `position`.
 
-    `values` has the last offset of each name, None for a tombstone. `is_load`: it is all that the partition has.
+    `values` contains the last offset of each name; None for a tombstone. `is_load`: the batch is the whole content of
+    the partition.
     """
 
     partition: int
@@ -38,10 +39,10 @@ class CommitBatch(NamedTuple):
 
 
 class CommitReader:
-    """Delivers batches to `on_batches` and, each time that it was refused, why to `on_refused`: both from its thread.
-    It tries again until it is told to give up.
+    """Delivers batches to `on_batches`, and the reason for each refusal to `on_refused`. Both are called from the
+    reader's thread. It retries until `stop` or `give_up`.
 
-    `skipped` counts records of kinds and versions that are not known.
+    `skipped` counts records of unknown kinds and versions.
     """
 
     def __init__(
@@ -67,13 +68,13 @@ class CommitReader:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends it, and waits for that: half a second at most, unless a broker hangs."""
+        """Stop and wait for the thread: at most half a second, unless a broker hangs."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(10.0)
 
     def give_up(self) -> None:
-        """Ends it at its leisure."""
+        """Stop without waiting for the thread."""
         self._stopping.set()
 
     def _run(self) -> None:
@@ -83,9 +84,10 @@ class CommitReader:
             self._stopping.wait(REFUSED_RETRY_S)
 
     def _read_on(self) -> None:
-        """Until it is stopped, or something is wrong."""
+        """Read until stopped or until an error occurs."""
         try:
-            # Ends are noticed when a fetch finds nothing: loading asks again and again, later it waits at the brokers.
+            # The end of a partition is only detected by an empty fetch. Loading therefore uses short fetches; later
+            # ones wait at the broker.
             self._read_with(self._open(fetch_wait_max_ms=LOADING_WAIT_MS), until_loaded=True)
             self._read_with(self._open(fetch_wait_max_ms=FETCH_WAIT_MS, socket_timeout_ms=2 * FETCH_WAIT_MS))
         except PermissionError as refused:
@@ -124,7 +126,7 @@ class CommitReader:
             consumer.close()
 
     def _wait_for_topic(self, consumer: Consumer) -> int:
-        """How many partitions it has. Brokers make it when the first group comes; 0: stopped meanwhile."""
+        """Wait for the topic, which brokers create with the first group. Returns its partition count; 0 if stopped."""
         while not self._stopping.is_set():
             try:
                 found = consumer.list_topics(OFFSETS_TOPIC, timeout=4.0).topics.get(OFFSETS_TOPIC)
@@ -138,9 +140,9 @@ class CommitReader:
         return 0
 
     def _read(self, consumer: Consumer) -> None:
-        # poll() returns as soon as there is something; consume() with a time would wait until it has them all.
+        # poll() returns with the first record; consume() with a timeout would wait until it has DRAIN_MAX records.
         first = consumer.poll(POLL_S)
-        if first is None:  # a message is compared with None: one without a value is false
+        if first is None:  # not `if not first`: a message without a value is falsy
             return
         batches: list[CommitBatch] = []
         touched: set[int] = set()
@@ -163,7 +165,7 @@ class CommitReader:
                 assert offset is not None
                 self._logs[number].reach_end(offset)
                 touched.add(number)
-            elif code != KafkaError.GROUP_AUTHORIZATION_FAILED:  # of its own group, which it does not need
+            elif code != KafkaError.GROUP_AUTHORIZATION_FAILED:  # its own group, which it does not need
                 self._on_error(error)
             return
         assert number is not None
@@ -188,7 +190,7 @@ class CommitReader:
 
 
 class _UnreadLog:
-    """What was read of one partition and not delivered yet."""
+    """Records read from one partition but not delivered yet."""
 
     __slots__ = ("is_loaded", "is_loading", "position", "values")
 
@@ -196,11 +198,12 @@ class _UnreadLog:
         self.values: dict[CommitName, int | None] = {}
         self.position = 0
         self.is_loading = True
-        self.is_loaded = False  # and not delivered yet
+        self.is_loaded = False  # the end was reached, but the load has not been delivered yet
 
     def pass_by(self, offset: int) -> None:
         if offset < self.position:
-            # It was read from the beginning again, as after an unclean election: old values are no steps back.
+            # The log is read from the beginning again, for example after an unclean election. Old values must not count
+            # as resets.
             self.is_loading = True
             self.values = {}
         self.position = offset + 1
@@ -210,7 +213,8 @@ class _UnreadLog:
         if not self.is_loading and name in values:
             before = values[name]
             if before is None or offset is None or offset < before:
-                # Of several commits only the last is told, but none may hide that a group was set back.
+                # Only the last of several commits is delivered, but a reset of the group must not be hidden by a later
+                # commit.
                 batches.append(CommitBatch(number, values, self.position - 1, self.is_loaded))
                 self.is_loaded = False
                 self.values = values = {}

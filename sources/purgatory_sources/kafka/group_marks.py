@@ -1,16 +1,16 @@
-"""What consumer groups have committed, as marks: which word counts where a topic's records and a coordinator differ.
+"""Committed offsets of consumer groups as marks: decides which value counts if the records and a coordinator differ.
 
-No input or output: readers bring what they saw, changes come out. Names are (group, topic, partition).
+No I/O: readers pass in their readings, and changes are returned. Names are (group, topic, partition).
 
-Two readers bring offsets. The records of `__consumer_offsets` come in order, but may come late: an open transaction
-holds back all that follows it, and a broker that is away all of its partition. A group's coordinator knows what counts
-now, but its answer says nothing of the order in which it and the records came to be. So an answer counts only while the
-records are known to be behind it: it is given with a *fence*, the end of the group's partition of `__consumer_offsets`
-as seen after the answer; once the records have been read up to there, they count again. An answer that a mark should go
-back is believed when the next one says the same.
+There are two readers. The records of `__consumer_offsets` arrive in order but may be late: an open transaction delays
+everything after it, and a broker that is down delays its partitions. A group's coordinator knows the current offset,
+but its answer cannot be ordered relative to the records. An answer therefore counts only while the records are known to
+be older. It is passed with a *fence*: the end of the group's partition of `__consumer_offsets`, read after the answer.
+Once the records have been read up to the fence, they count again. An answer that would move a mark back is accepted
+only if the next answer repeats it.
 
-A mark may stand above the offset that was committed: where it was *proved* that no visible record lies between. A later
-commit at or above the last committed offset is then no step back.
+A mark may be above the committed offset if it was *proved* that no visible record exists between the two. A later
+commit at or above the last committed offset is then not a reset.
 """
 
 from collections import defaultdict
@@ -20,11 +20,11 @@ from typing import Final, NamedTuple
 from purgatory_sources.kafka.offset_records import CommitName
 
 NO_COMMIT: Final = -1
-"""In place of a committed offset: the group has none, but nothing that it could read lies below its mark."""
+"""Replaces a committed offset if the group has none, but there is nothing to read below its mark."""
 
 
 class MarkMove(NamedTuple):
-    """A mark that has moved. `offset` None: it is gone."""
+    """A mark has moved. `offset` None: the mark is gone."""
 
     name: CommitName
     offset: int | None
@@ -32,7 +32,7 @@ class MarkMove(NamedTuple):
 
 
 class UncertainOffset(NamedTuple):
-    """A daemon has a mark above what is committed, and nobody knows yet whether the group was set back meanwhile."""
+    """A daemon has a mark above the committed offset, and it is not known yet whether the group was reset."""
 
     name: CommitName
     committed: int
@@ -40,7 +40,7 @@ class UncertainOffset(NamedTuple):
 
 
 class _Mark:
-    """`committed` is what counts; `streamed` what the records said last, while `fence` keeps them from counting."""
+    """State of one mark. `committed` counts; `streamed` is the last offset in the records, held back by `fence`."""
 
     __slots__ = ("committed", "fence", "ignored", "moved_ms", "proved", "published_above", "streamed")
 
@@ -51,11 +51,11 @@ class _Mark:
         self.fence = 0
         self.streamed: int | None = None
         self.ignored = -1
-        self.published_above: int | None = None  # in doubt: the mark that a daemon has, above what is committed
+        self.published_above: int | None = None  # uncertain: the mark that a daemon has, above the committed offset
 
 
 class GroupMarks:
-    """The marks of all groups of a cluster. `partition_count`: of `__consumer_offsets`, 0 where it is not read."""
+    """The marks of all groups of a cluster. `partition_count`: of `__consumer_offsets`; 0 if the topic is not read."""
 
     def __init__(self, partition_count: int = 0) -> None:
         self.partition_count = partition_count
@@ -68,16 +68,16 @@ class GroupMarks:
         self._published: Final[dict[CommitName, int]] = {}
 
     def remember_published(self, published: Mapping[CommitName, int]) -> None:
-        """What daemons have of an earlier run of a source. Call before anything was read."""
+        """Set the marks that daemons have from an earlier run. Call this before anything is read."""
         self._published.update(published)
 
     def loaded(
         self, partition: int, values: Mapping[CommitName, int], position: int, now_ms: int
     ) -> tuple[list[MarkMove], list[UncertainOffset]]:
-        """A partition of `__consumer_offsets` was read from its beginning to `position`: `values` is all that it has.
+        """A partition of `__consumer_offsets` was read from its beginning to `position`; `values` is its whole content.
 
-        What daemons have above that is left alone and given as doubts, to be settled; what is not there any more is
-        gone.
+        Marks that daemons have above these values are kept and returned as uncertain, to be settled. Names without a
+        value are gone.
         """
         changes, doubts = [], []
         known = [name for name, mark in self._marks.items() if mark.committed != NO_COMMIT]
@@ -98,12 +98,14 @@ class GroupMarks:
         return changes + self.read_to(partition, position, now_ms), doubts
 
     def settled(self, doubt: UncertainOffset, *, is_drained: bool, now_ms: int) -> list[MarkMove]:
-        """Whether no visible record lies between what is committed and the mark of a doubt. If so the mark stays."""
+        """Settle an uncertain mark. `is_drained`: no visible record exists between the committed offset and the mark,
+        so it stays.
+        """
         mark = self._marks.get(doubt.name)
         if mark is None or mark.published_above != doubt.published:
-            return []  # commits have come meanwhile, which have settled it
-        # Commits below what the daemon has settle nothing, and need not: had the group never been set back, nothing
-        # visible would lie above any offset that it has committed since.
+            return []  # settled by a later commit
+        # Commits below the daemon's mark settle nothing, and need not: if the group was never reset, no visible
+        # record is above any offset that it has committed since.
         mark.published_above = None
         if is_drained:
             mark.proved = doubt.published
@@ -112,7 +114,7 @@ class GroupMarks:
         return [MarkMove(doubt.name, mark.committed, is_set_back=True)]
 
     def committed(self, partition: int, values: Mapping[CommitName, int | None], now_ms: int) -> list[MarkMove]:
-        """Records of a partition of `__consumer_offsets`, in order; the last one of each name. None: a tombstone."""
+        """Apply the last record of each name in a partition of `__consumer_offsets`, in order. None: a tombstone."""
         changes = []
         fenced = self._fenced.get(partition)
         for name, offset in values.items():
@@ -123,7 +125,7 @@ class GroupMarks:
         return changes
 
     def read_to(self, partition: int, position: int, now_ms: int) -> list[MarkMove]:
-        """The records of a partition of `__consumer_offsets` up to `position` have been given."""
+        """All records of a partition of `__consumer_offsets` below `position` have been passed in."""
         self._positions[partition] = position
         changes = []
         for name in [name for name in self._fenced.get(partition, ()) if self._marks[name].fence <= position]:
@@ -132,17 +134,17 @@ class GroupMarks:
         return changes
 
     def position(self, partition: int) -> int:
-        """Up to where the records of a partition of `__consumer_offsets` have been read; -1: it was not read yet."""
+        """Position up to which a partition of `__consumer_offsets` has been read; -1: not read yet."""
         return self._positions.get(partition, -1)
 
     def differs(self, group: str, values: Mapping[CommitName, int]) -> bool:
-        """Whether a coordinator's answer says anything else than what counts."""
+        """Whether a coordinator's answer differs from the current offsets."""
         names = self._by_group.get(group, set())
         known = {name: mark.committed for name in names if (mark := self._marks[name]).committed != NO_COMMIT}
         return known != dict(values)
 
     def polled(self, group: str, values: Mapping[CommitName, int], fence: int | None, now_ms: int) -> list[MarkMove]:
-        """All that a coordinator knows of a group. `fence`: see above; None where the records are not read at all."""
+        """Apply all offsets of a group from its coordinator. `fence`: see the module; None if the topic is not read."""
         partition = self.partition_of(group)
         if fence is not None and self.position(partition) >= fence:
             return []
@@ -163,7 +165,7 @@ class GroupMarks:
         return changes
 
     def question(self, name: CommitName, published: int) -> list[UncertainOffset]:
-        """A daemon that was connected later has this mark, above what is known. None if that is in doubt already."""
+        """A daemon that connected later has this mark, above the known value. Empty if it is uncertain already."""
         mark = self._marks.get(name)
         if mark is None or mark.published_above is not None or published <= max(mark.committed, mark.proved):
             return []
@@ -171,7 +173,7 @@ class GroupMarks:
         return [UncertainOffset(name, mark.committed, published)]
 
     def doubts(self, groups: Iterable[str]) -> list[UncertainOffset]:
-        """Of these groups, what is not settled yet."""
+        """The uncertain offsets of these groups."""
         names = (name for group in groups for name in self._by_group.get(group, ()))
         marks = ((name, self._marks[name]) for name in names)
         return [
@@ -181,7 +183,7 @@ class GroupMarks:
         ]
 
     def prove(self, name: CommitName, committed: int, end: int) -> list[MarkMove]:
-        """No visible record lies from `committed` (NO_COMMIT: from the beginning) up to below `end`."""
+        """Record a proof that no visible record exists from `committed` (NO_COMMIT: the beginning) up to `end`."""
         mark = self._marks.get(name)
         if mark is None:
             if committed != NO_COMMIT:
@@ -193,12 +195,12 @@ class GroupMarks:
         return [MarkMove(name, end)]
 
     def cut(self, topic: str, partition: int, end: int, now_ms: int) -> list[MarkMove]:
-        """A log was cut: what groups have committed above its end is of records that are gone."""
+        """A log was truncated: offsets committed above its new end belong to records that are gone."""
         changes = []
         for name in self._by_log.get((topic, partition), ()):
             mark = self._marks[name]
             if max(mark.committed, mark.proved) > end:
-                # Its consumers may commit the same once more before they notice that their position is gone.
+                # Its consumers may commit the old offset once more before they notice that their position is gone.
                 mark.ignored = mark.committed if mark.committed > end else -1
                 mark.committed = min(mark.committed, end)
                 mark.proved, mark.moved_ms, mark.published_above = mark.committed, now_ms, None
@@ -206,18 +208,18 @@ class GroupMarks:
         return changes
 
     def forget_topic(self, topic: str, now_ms: int) -> tuple[list[MarkMove], set[str]]:
-        """A topic is gone, or another one has its name: so are all marks on it. Also gives the groups that had some."""
+        """A topic was deleted or replaced: remove all marks on it. Also returns the groups that had some."""
         names = [name for log, names in self._by_log.items() if log[0] == topic for name in names]
         changes = [change for name in names for change in self._move(name, None, now_ms)]
         return changes, {name[0] for name in names}
 
     def get(self, name: CommitName) -> tuple[int, int, int] | None:
-        """(what is committed, the mark, when it moved last) of a name."""
+        """(committed offset, mark, time of the last move in ms) of a name."""
         mark = self._marks.get(name)
         return None if mark is None else (mark.committed, max(mark.committed, mark.proved), mark.moved_ms)
 
     def committed_names(self, group: str) -> set[CommitName]:
-        """Of what the group has committed something."""
+        """Names for which the group has committed an offset."""
         return {name for name in self._by_group.get(group, ()) if self._marks[name].committed != NO_COMMIT}
 
     def groups_on(self, topic: str) -> set[str]:
@@ -228,11 +230,11 @@ class GroupMarks:
         return {group for group, names in self._by_group.items() if names}
 
     def partition_of(self, group: str) -> int:
-        """The partition of `__consumer_offsets` that has a group's records: Java's hash of its id; -1: not read."""
+        """Partition of `__consumer_offsets` for a group, from Java's hash of its id; -1: the topic is not read."""
         return -1 if self.partition_count == 0 else _java_hash(group) % self.partition_count
 
     def _move(self, name: CommitName, offset: int | None, now_ms: int) -> list[MarkMove]:
-        """Takes an offset that counts."""
+        """Apply an offset that counts."""
         mark = self._marks.get(name)
         if offset is None:
             return [] if mark is None else self._remove(name)
@@ -268,7 +270,7 @@ class GroupMarks:
         return []
 
     def _is_believed(self, name: CommitName, mark: _Mark | None, offset: int | None) -> bool:
-        """Whether a coordinator's answer for a name counts: forward at once, back when it was said twice."""
+        """Whether a coordinator's answer counts: a move forward at once, a move back once it has been repeated."""
         if mark is not None and mark.committed == NO_COMMIT and offset is None:
             return False
         if mark is None or (offset is not None and offset >= mark.committed):
@@ -284,7 +286,7 @@ class GroupMarks:
         mark = self._marks.get(name)
         if mark is None:
             assert offset is not None, f"{name} has no mark"
-            mark = self._add(name, NO_COMMIT, now_ms)  # the records know nothing of it yet
+            mark = self._add(name, NO_COMMIT, now_ms)  # the records do not contain it yet
         elif not mark.fence or name not in self._fenced[partition]:
             mark.streamed = mark.committed
         mark.fence = fence
@@ -310,7 +312,7 @@ class GroupMarks:
 
 
 def _java_hash(text: str) -> int:
-    """The absolute value of Java's hash of a string, as Kafka takes it."""
+    """The absolute value of Java's string hash, as Kafka computes it."""
     units = text.encode("utf-16-be", "surrogatepass")
     value = 0
     for at in range(0, len(units), 2):

@@ -1,7 +1,7 @@
-"""Asks the coordinators of groups what is committed: where `__consumer_offsets` may not be read, and to check on it.
+"""Polls the coordinators of groups for committed offsets: as a check, or if `__consumer_offsets` may not be read.
 
-By aiokafka: the admin client of confluent-kafka ends the whole process when a coordinator's broker goes down while it
-is asked again and again (librdkafka's issues 3663 and 4605).
+Uses aiokafka, because the admin client of confluent-kafka aborts the whole process if a coordinator's broker goes down
+while it is polled repeatedly (librdkafka's issues 3663 and 4605).
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from purgatory_sources.errors import SourceRefused, SourceStale
 from purgatory_sources.kafka.offset_records import CommitName
 
 AT_ONCE_MAX: Final = 32
-"""Groups that are asked about at the same time."""
+"""Maximum number of groups that are polled concurrently."""
 
 CLOSING_S: Final = 5.0
-"""How long `close` waits for questions whose askers have gone; aiokafka's own time for an answer is less."""
+"""How long `close` waits for requests whose callers were cancelled; longer than aiokafka's own request timeout."""
 
 Answer = TypeVar("Answer")
 
 
 class _OutspokenClient(AIOKafkaAdminClient):  # type: ignore[misc]
-    """Raises the error of an answer as a whole, which `list_consumer_group_offsets` of aiokafka 0.14 leaves unread: a
-    coordinator that has moved, is loading or refuses would be taken for a group without offsets.
+    """Raises the top-level error of a response, which `list_consumer_group_offsets` of aiokafka 0.14 ignores. Without
+    it, a coordinator that has moved, is loading or refuses would look like a group without offsets.
     """
 
     async def _send_request(self, request: Request, node_id: int | None = None) -> Response:
@@ -41,11 +41,11 @@ class _OutspokenClient(AIOKafkaAdminClient):  # type: ignore[misc]
 
 
 class GroupPoller:
-    """Connects at the first question, and anew after one that failed. `arguments` are aiokafka's."""
+    """Connects on the first request, and reconnects after a failed attempt. `arguments` are aiokafka's."""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self._arguments = arguments
-        logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # a line for each try to connect; raised errors stay
+        logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # no line per attempt; errors are still raised
         self._admin: _OutspokenClient | None = None
         self._starting = asyncio.Lock()
         self._coordinators: dict[str, int] = {}
@@ -53,7 +53,7 @@ class GroupPoller:
         self._questions: set[asyncio.Task[Any]] = set()
 
     async def offsets(self, group: str) -> dict[CommitName, int]:
-        """All that a group has committed. Raises SourceStale; SourceRefused where Describe on the group is missing."""
+        """All committed offsets of a group. Raises SourceStale, or SourceRefused without Describe on the group."""
         async with self._at_once:
             try:
                 found = await self._to_its_end(self._committed(group))
@@ -62,20 +62,20 @@ class GroupPoller:
                     f"may not ask for offsets of group {group!r}; allow Describe on it and on its topics"
                 ) from error
             except (KafkaError, OSError, TimeoutError, AssertionError) as error:
-                # It has moved, or its broker is away: looked for again at the next question.
+                # It has moved, or its broker is down: look it up again with the next request.
                 self._coordinators.pop(group, None)
                 raise SourceStale(f"the coordinator of group {group!r} does not answer: {_said(error)}") from error
         return {(group, at.topic, at.partition): value.offset for at, value in found.items() if value.offset >= 0}
 
     async def groups(self) -> list[str]:
-        """The ids of all groups that it may see. Raises SourceStale."""
+        """The ids of all visible groups. Raises SourceStale."""
         try:
             return await self._to_its_end(self._all_groups())
         except (KafkaError, OSError, TimeoutError, AssertionError) as error:
             raise SourceStale(f"brokers do not answer: {_said(error)}") from error
 
     async def offsets_of(self, groups: Iterable[str]) -> dict[str, dict[CommitName, int] | Exception]:
-        """`offsets` of several, each with its answer or what it raised."""
+        """Call `offsets` for several groups; each result is its offsets or its exception."""
         wanted = list(groups)
         found = await asyncio.gather(*map(self.offsets, wanted), return_exceptions=True)
         for answer in found:
@@ -93,8 +93,8 @@ class GroupPoller:
             await admin.close()
 
     async def _to_its_end(self, question: Coroutine[Any, Any, Answer]) -> Answer:
-        """Its answer. It goes on where the asker is cancelled: a connection that aiokafka is making at that moment
-        would stay open, and nobody would know of it.
+        """Await a request that continues if the caller is cancelled. Otherwise a connection that aiokafka is just
+        opening would stay open without an owner.
         """
         task = asyncio.ensure_future(question)
         self._questions.add(task)
@@ -104,7 +104,7 @@ class GroupPoller:
     def _forget(self, question: asyncio.Task[Any]) -> None:
         self._questions.discard(question)
         if not question.cancelled():
-            question.exception()  # whoever still waits has it; asyncio would report one that nobody has looked at
+            question.exception()  # mark it as retrieved, or asyncio would log it
 
     async def _committed(self, group: str) -> dict[Any, Any]:
         admin = await self._connected()

@@ -1,4 +1,4 @@
-"""Keeps the marks of groups up to date: from `__consumer_offsets` and polls that check on it, or from polls."""
+"""Keeps the marks of groups up to date, by reading `__consumer_offsets` with polls as a check, or by polls alone."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from purgatory_sources.publisher.observation import Observation
 LOG: Final = logging.getLogger(__name__)
 
 CHECK_S: Final = 1.5
-"""How often the coordinators of groups that somebody waits on are asked, beside reading the topic."""
+"""Polling interval for groups with pending waits, in addition to reading the topic."""
 POLL_MIN_S: Final = 0.05
 POLL_MAX_S: Final = 1.0
-"""Where the topic may not be read: how often, while a group commits, and once it has not for a while."""
+"""Without the topic: polling intervals of a group that commits, and of one that has not committed for a while."""
 IDLE_POLL_S: Final = 1.0
-"""Where the topic may not be read: how often one of the groups is asked that nobody waits on, each in its turn."""
+"""Without the topic: interval at which one group without waits is polled, in rotation."""
 FRESH_S: Final = 2.5
-"""A poll of a group makes up for a partition of the topic that cannot be read for so long."""
+"""A poll of a group compensates for an unreadable partition of the topic for this long."""
 
 
 EndsOfLogs = Callable[[set[int]], Awaitable[dict[int, int]]]
 
 
 class _Poll(NamedTuple):
-    """When a group was asked last, with an answer; when it is asked next, and how often."""
+    """Time of the last answered poll of a group, time of the next poll, and the interval."""
 
     answered_at: float
     due_at: float
@@ -42,9 +42,18 @@ class _Poll(NamedTuple):
 
 
 class GroupWatch:
-    """`observe` takes what was seen, `on_doubts` what daemons have above what is committed, `on_removed` the topic of a
-    group's offset that is gone. `are_refused` is awaited: which of these topics may not be seen. `told_of` gives what
-    daemons have of a group.
+    """Watches the committed offsets of groups.
+
+    Args:
+        names: Mark names of this source.
+        groups: The groups to watch.
+        topics: The topics to watch.
+        poller: Polls coordinators; None: groups cannot be polled.
+        observe: Receives observations.
+        on_doubts: Receives marks that daemons have above the committed offset.
+        on_removed: Receives the topic of each removed group offset.
+        are_refused: Returns which of these topics may not be seen.
+        told_of: Returns the marks that daemons have of a group.
     """
 
     def __init__(
@@ -72,13 +81,13 @@ class GroupWatch:
         self.marks: Final = GroupMarks()
         self.loaded: Final[set[int]] = set()
         self.is_reading = True
-        """False: the topic may not be read, and groups are polled."""
+        """False: the topic may not be read, so groups are polled."""
         self.reading_refused: tuple[float, str] | None = None
-        """Since when and why the topic may not be read, where nothing may take the place of that."""
+        """Since when and why the topic may not be read, if polling must not replace it."""
         self.published: Final[set[str]] = set()
-        """Groups that daemons have marks of, where the topic may not be read."""
+        """Groups of which daemons have marks, if the topic may not be read."""
         self.refused: Final[dict[str, tuple[float, str]]] = {}
-        """Groups that may not be asked about: since when, and why."""
+        """Groups that may not be polled: since when, and why."""
         self.stale: Final[dict[str, tuple[float, str]]] = {}
         """Groups whose coordinator does not answer: since when, and why."""
         self._polls: Final[dict[str, _Poll]] = {}
@@ -89,11 +98,11 @@ class GroupWatch:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether all partitions of the topic have been read to their ends."""
+        """Whether all partitions of the topic have been read to the end."""
         return not self.is_reading or 0 < self.marks.partition_count == len(self.loaded)
 
     def want(self, wanted: WantedMarks) -> None:
-        """What is waited on now. Groups that nobody has waited on are asked about at once."""
+        """Set the current demand. Groups without earlier demand are polled at once."""
         new = wanted.groups() - self.wanted.groups()
         self.wanted = wanted
         for group in new:
@@ -101,19 +110,19 @@ class GroupWatch:
         self._wake.set()
 
     def poll_only(self) -> None:
-        """The topic may not be read."""
+        """Use polls only, because the topic may not be read."""
         self.is_reading = False
         self.marks.partition_count = 0
         self._wake.set()
 
     def refuse_reading(self, why: str, told: Iterable[str]) -> None:
-        """The topic may not be read, and nothing else is to be done. `told`: the groups that daemons have marks of."""
+        """The topic may not be read, and polling must not replace it. `told`: groups with marks at daemons."""
         self.reading_refused = self.reading_refused or (time.monotonic(), why)
         self.loaded.clear()
         self.published.update(told)
 
     def take(self, batches: Sequence[CommitBatch]) -> None:
-        """What was read of the topic."""
+        """Apply records of the topic."""
         self.reading_refused = None
         now_ms = _now_ms()
         changes: list[MarkMove] = []
@@ -135,7 +144,7 @@ class GroupWatch:
         self.publish(changes)
 
     def publish(self, changes: Iterable[MarkMove]) -> None:
-        """Hand on marks that have moved."""
+        """Publish marks that have moved."""
         seen = []
         for name, offset, is_set_back in changes:
             topic = self._names.of_group(name[0], name[1])
@@ -145,13 +154,13 @@ class GroupWatch:
             self._observe(seen)
 
     def knows(self, group: str) -> bool:
-        """Whether all that a group has committed has been seen once."""
+        """Whether all committed offsets of a group have been read once."""
         if not self.is_reading:
             return group in self._polls
         return self.marks.partition_of(group) in self.loaded
 
     def is_fresh(self, group: str, now: float) -> bool:
-        """Whether a poll of the group has been answered just now."""
+        """Whether a recent poll of the group was answered."""
         poll = self._polls.get(group)
         return poll is not None and now - poll.answered_at < FRESH_S
 
@@ -160,13 +169,13 @@ class GroupWatch:
         return None if poll is None else poll.answered_at
 
     def ask_again(self, groups: Iterable[str]) -> None:
-        """Ask about these groups now: what they had on some topic may be wrong."""
+        """Poll these groups now, because their offsets on some topic may be wrong."""
         for group in groups:
             self._polls.pop(group, None)
         self._wake.set()
 
     async def run(self, ends_of_logs: EndsOfLogs) -> None:
-        """Polls groups until cancelled. `ends_of_logs` is awaited: where partitions of the topic end now."""
+        """Poll groups until cancelled. `ends_of_logs` returns the current ends of partitions of the topic."""
         if self._poller is None:
             return
         while True:
@@ -194,7 +203,7 @@ class GroupWatch:
         return {group for group in self.wanted.groups() if self._groups.matches(group)}
 
     def _idle_groups(self) -> set[str]:
-        """Groups with marks that nobody waits on, where only asking tells that one was set back."""
+        """Groups that have marks but no waits. Without the topic, only polls can detect a reset of such a group."""
         if self.is_reading:
             return set()
         known = self.marks.groups() | self.published
@@ -227,6 +236,7 @@ class GroupWatch:
                 answers[group] = {name: offset for name, offset in answer.items() if self._is_ours(name)}
         await self._keep_unseen(answers)
         changed = {group: values for group, values in answers.items() if self.marks.differs(group, values)}
+        # After the answers: every commit that is contained in an answer must be below its fence.
         fences = await self._fences(changed, ends_of_logs)
         now_ms = _now_ms()
         for group, values in answers.items():
@@ -245,9 +255,7 @@ class GroupWatch:
             self._on_doubts(doubts)
 
     async def _keep_unseen(self, answers: Mapping[str, dict[CommitName, int]]) -> None:
-        """Coordinators leave out topics that may not be seen, as if the group had no offsets there. What is known of
-        these stays.
-        """
+        """Keep offsets on topics that may not be seen, because coordinators leave out such topics."""
         lost = {name for group, values in answers.items() for name in self.marks.committed_names(group) - values.keys()}
         if not lost:
             return
@@ -258,7 +266,7 @@ class GroupWatch:
                 answers[name[0]][name] = known[0]
 
     async def _fences(self, groups: Mapping[str, object], ends_of_logs: EndsOfLogs) -> dict[str, int]:
-        """For each group the end of its partition of the topic, as seen from now on. None while that is not read."""
+        """For each group, the end of its partition of the topic, read after the call began. Empty without the topic."""
         if not self.is_reading or not self.loaded:
             return {}
         logs = {self.marks.partition_of(group) for group in groups} & self.loaded

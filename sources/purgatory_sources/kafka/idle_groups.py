@@ -1,4 +1,4 @@
-"""Finds groups that have nothing left to read although their committed offset stops short of the log's end."""
+"""Finds groups that have nothing left to read although their committed offset is below the end of the log."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from purgatory_sources.kafka.group_marks import NO_COMMIT, GroupMarks, MarkMove,
 from purgatory_sources.kafka.offset_records import CommitName
 
 UNMOVED_MS: Final = 100
-"""A group that still commits is not looked at: its next commit will tell."""
+"""A group that committed within this time is not checked; its next commit will decide."""
 AGAIN_MIN_S: Final = 0.5
 AGAIN_MAX_S: Final = 10.0
 PROBE_S: Final = 2.0
 
 
 class Probe(Protocol):
-    """As `VisibleRecords`."""
+    """The interface of `VisibleRecords`."""
 
     def none_between(
         self, spans: Mapping[Partition, tuple[int, int]], timeout_s: float = ...
@@ -32,7 +32,7 @@ class Probe(Protocol):
 
 
 class _Tried(NamedTuple):
-    """A look that found records, or that did not come about: for which offset, and when to look again."""
+    """A check that found records or got no answer: for which offset, and when to repeat it."""
 
     committed: int
     end: int
@@ -41,8 +41,10 @@ class _Tried(NamedTuple):
 
 
 class IdleGroups:
-    """`tell` takes the marks that have moved, `end` gives where a partition ends, -1 for unknown. `open_probe` is
-    called in the thread that probes, at the first need.
+    """Raises the marks of groups that have nothing left to read, and settles uncertain offsets.
+
+    `publish` receives marks that have moved; `end` returns the end of a partition, -1 if unknown; `knows` returns
+    whether all offsets of a group have been read. `open_probe` is called once, in the probing thread.
     """
 
     def __init__(
@@ -67,13 +69,13 @@ class IdleGroups:
         self.urgent: dict[CommitName, float] = {}
 
     def want(self, names: frozenset[CommitName]) -> None:
-        """Somebody waits on these."""
+        """Set the names with pending waits."""
         self.wanted = names
         self._tried = {name: tried for name, tried in self._tried.items() if name in names}
         self._wake.set()
 
     def ask(self, names: Iterable[CommitName]) -> None:
-        """Look at these now, though they may still be moving: somebody has asked for their ends."""
+        """Check these now, even if their groups are still committing, because a client requested their ends."""
         now = time.monotonic()
         for name in names:
             self.urgent[name] = now
@@ -81,12 +83,12 @@ class IdleGroups:
         self._wake.set()
 
     def doubt(self, doubts: Iterable[UncertainOffset]) -> None:
-        """Settle these."""
+        """Add uncertain offsets to settle."""
         self._doubts.update((doubt.name, doubt) for doubt in doubts)
         self._wake.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             self._wake.clear()
             is_busy = await self._settle() | await self._look()
@@ -104,13 +106,13 @@ class IdleGroups:
         self._thread.shutdown(wait=False)
 
     async def _settle(self) -> bool:
-        """Doubts: whether all that lies between what is committed and what a daemon has may be skipped."""
+        """Settle uncertain offsets: check for visible records between the committed offset and the daemon's mark."""
         spans: dict[Partition, UncertainOffset] = {}
         settled: list[MarkMove] = []
         for name, doubt in list(self._doubts.items()):
             end = self._end(name[1:])
             if end < 0:
-                continue  # not known yet, or for good: a topic that is gone takes its marks with it
+                continue  # not known yet; if the topic was deleted, its marks are removed with it
             if end < doubt.published:
                 del self._doubts[name]
                 settled += self._marks.settled(doubt, is_drained=False, now_ms=_now_ms())
@@ -123,9 +125,9 @@ class IdleGroups:
             doubt = spans[partition]
             del self._doubts[doubt.name]
             changes = self._marks.settled(doubt, is_drained=is_drained, now_ms=_now_ms())
-            # The daemon has it, but this run of the source has not said so yet.
+            # The daemon has the mark, but this run of the source has not observed it yet.
             mark = self._marks.get(doubt.name)
-            # The group may have been set back while its log was being read: then the published mark no longer holds.
+            # The group may have been reset during the check; the published mark is then no longer valid.
             is_kept = is_drained and mark is not None and mark[1] == doubt.published
             settled += changes or ([MarkMove(doubt.name, doubt.published)] if is_kept else [])
         self._publish(settled)
@@ -151,7 +153,7 @@ class IdleGroups:
         for partition, is_drained in found.items():
             name, committed, end = chosen[partition]
             self.urgent.pop(name, None)
-            # Cut or made anew while it was looked at: nothing was proved of what is there now.
+            # If the log was truncated or recreated during the check, the result does not apply to its current content.
             if is_drained and self._end(partition) >= end:
                 changes += self._marks.prove(name, committed, end)
                 self._tried.pop(name, None)
@@ -165,7 +167,7 @@ class IdleGroups:
         return bool(chosen)
 
     async def probe(self, spans: Mapping[Partition, tuple[int, int]]) -> dict[Partition, bool | None]:
-        """As `VisibleRecords.none_between`, from the thread that may."""
+        """Call `VisibleRecords.none_between` in the probing thread."""
         if not spans:
             return {}
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._ask_now, spans)

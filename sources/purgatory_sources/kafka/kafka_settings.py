@@ -1,9 +1,10 @@
-"""What a Kafka source is given: a URI, a file of librdkafka's settings, and the environment.
+"""Settings of a Kafka source, read from a URI, a file of librdkafka settings and the environment.
 
     kafka://b1:9092,b2:9092?label=kafka&topics=orders,pay*&groups=^bill.*$&config=/etc/purgatory/kafka.properties
 
-Settings with secrets come from the file, whose lines are `key=value`, or from variables such as
-PURGATORY_KAFKA_SASL_PASSWORD for sasl.password; never from the URI, which every user of the machine can read.
+Settings with secrets are read from the file, whose lines are `key=value`, or from variables such as
+PURGATORY_KAFKA_SASL_PASSWORD for sasl.password. They are not accepted in the URI, which every user of the machine can
+read.
 """
 
 import logging
@@ -24,20 +25,20 @@ OPTIONS: Final = ("label", "topics", "groups", "config", "low-latency", "commits
 COMMITS: Final = ("auto", "read", "poll")
 ISOLATIONS: Final = ("read_committed", "read_uncommitted")
 GROUP_ID: Final = "purgatory-source"
-"""Nobody joins it and nothing is committed; librdkafka wants one."""
+"""Required by librdkafka. The source neither joins this group nor commits to it."""
 
 RESERVED: Final = {
     "bootstrap.servers", "group.id", "enable.auto.commit", "isolation.level", "auto.offset.reset",
     "enable.partition.eof",
 }  # fmt: skip
-"""A source sets these itself."""
+"""Settings that the source sets itself."""
 
 QUICK: Final[dict[str, Any]] = {
-    "socket.timeout.ms": 4_000,  # a broker that hangs is left after so long; the library's own default is a minute
+    "socket.timeout.ms": 4_000,  # give up on a broker that hangs; the library's default is a minute
     "topic.metadata.refresh.interval.ms": 10_000,
     "reconnect.backoff.max.ms": 2_000,
     "socket.nagle.disable": True,
-    "log_level": 2,  # a line for each try to connect: what it comes to is in the source's own reports
+    "log_level": 2,  # hide the line per connection attempt; the source's own reports contain the outcome
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "allow.auto.create.topics": False,
@@ -46,10 +47,10 @@ QUICK: Final[dict[str, Any]] = {
 
 
 class NameSelection:
-    """Names that one of some patterns is for: "orders" is that name, "orders*" all that start so, "^ord.*s$" an
-    expression, matched as a whole. No patterns: all names.
+    """Selects names by patterns: "orders" matches that name, "orders*" matches names with that prefix, "^ord.*s$" is a
+    regular expression that must match the whole name. Without patterns, all names match.
 
-    Raises SourceRefused for an expression that is none.
+    Raises SourceRefused for an invalid regular expression.
     """
 
     def __init__(self, patterns: Iterable[str] = ()) -> None:
@@ -73,9 +74,13 @@ class NameSelection:
 
 @dataclass(frozen=True)
 class KafkaSettings:
-    """`configuration` has librdkafka's keys. `commits` says how committed offsets are seen: by reading
-    `__consumer_offsets`, by polling groups, or by reading it if that is allowed. `isolation`: what counts as visible
-    where it is asked whether a group has anything left to read.
+    """Settings of the source.
+
+    Attributes:
+        commits: How committed offsets are read: "read" reads `__consumer_offsets`, "poll" polls groups, "auto" reads
+            the topic if that is allowed and polls otherwise.
+        isolation: Which records count as visible when the source checks whether a group has anything left to read.
+        configuration: librdkafka's settings.
     """
 
     brokers: str
@@ -90,7 +95,7 @@ class KafkaSettings:
 
     @classmethod
     def from_uri(cls, uri: SourceUri) -> "KafkaSettings":
-        """Raises SourceRefused for what cannot be used, with what would be right."""
+        """Read the settings from an address. Raises SourceRefused if they are invalid."""
         uri.check_options(OPTIONS)
         configuration = uri.config(ENVIRONMENT_PREFIX)
         reserved = sorted(RESERVED & configuration.keys())
@@ -111,17 +116,17 @@ class KafkaSettings:
 
     @property
     def name(self) -> str:
-        """What status and metrics call the source: without options, which may be long."""
+        """Name in status output and metrics. It leaves out the options, which may be long."""
         return f"{self.label}://{self.brokers}"[:249]
 
     def librdkafka(self, **own: Any) -> dict[str, Any]:  # noqa: ANN401 - librdkafka's own values: text, numbers, calls
-        """A configuration for one of librdkafka's clients. `own`: keys with "_" for "."."""
+        """Configuration for a librdkafka client. `own`: further keys, with "_" for "."."""
         made = QUICK | {"bootstrap.servers": self.brokers, "client.id": "purgatory-source"} | dict(self.configuration)
         made["logger"] = logging.getLogger("purgatory_sources.kafka.librdkafka")
         return made | {key if key == "error_cb" else key.replace("_", "."): value for key, value in own.items()}
 
     def aiokafka(self) -> dict[str, Any] | None:
-        """The same for aiokafka. None: it cannot connect in this way, so groups cannot be polled."""
+        """Configuration for aiokafka. None: aiokafka does not support this login method, so groups cannot be polled."""
         given = {key.lower(): value for key, value in self.configuration.items()}
         protocol = given.get("security.protocol", "PLAINTEXT").upper()
         made: dict[str, Any] = {"bootstrap_servers": self.brokers.split(","), "security_protocol": protocol}

@@ -1,4 +1,4 @@
-"""A Kafka cluster as a source: threads and tasks that see, put together."""
+"""The Kafka source: connects the watchers, readers and pollers of one cluster."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CLUES: Final = {
     KafkaError._SSL: "TLS failed; look at security.protocol and ssl.ca.location",  # noqa: SLF001
     KafkaError.SASL_AUTHENTICATION_FAILED: "authentication failed; look at sasl.username and sasl.password",
 }
-"""What to say of errors that no waiting cures."""
+"""Messages for errors that waiting does not fix."""
 
 
 class KafkaSource(Source):
@@ -61,7 +61,7 @@ class KafkaSource(Source):
         self._begun_at = time.monotonic()
         try:
             self._view = ClusterView(settings, self._on_error)
-        except KafkaException as error:  # before anything is connected: a key or a value that librdkafka refuses
+        except KafkaException as error:  # raised before connecting, for a setting that librdkafka rejects
             raise SourceRefused(f"the settings of the Kafka source cannot be used: {error.args[0].str()}") from error
         arguments = settings.aiokafka()
         if arguments is None:
@@ -148,7 +148,7 @@ class KafkaSource(Source):
         for name, group, topic in wanted:
             for _, number in asked[name]:
                 end = latest[topic, number].offset
-                if end > earliest[topic, number].offset:  # else there is nothing in it that anybody could read
+                if end > earliest[topic, number].offset:  # otherwise the partition has nothing to read
                     ends.append(End(name, number, end))
             if group is not None:
                 self._drained.ask((group, topic, number) for _, number in asked[name])
@@ -167,12 +167,12 @@ class KafkaSource(Source):
         return self.settings.topics.matches(topic) and (group is None or self.settings.groups.matches(group))
 
     async def _look_once(self, topics: set[str]) -> None:
-        """Makes sure that new topics and partitions are known: a look that begins now."""
+        """Look up topics now, so that new topics and partitions are known."""
         await self._view.look(wanted=topics)
         if any(self._topics.known_topics().get(topic) != self._view.topics.get(topic) for topic in topics):
             self._topics.look_now()
 
-    # What comes in.
+    # Inputs.
 
     def _want(self, names: Iterable[MarkName]) -> None:
         wanted = self._names.wanted(names)
@@ -202,7 +202,7 @@ class KafkaSource(Source):
         self._groups.marks.remember_published(self._published_commits(self._names.prefix))
 
     def _published_commits(self, prefix: str) -> dict[CommitName, int]:
-        """What daemons have of groups, under this prefix."""
+        """The marks of groups that daemons have under this prefix."""
         if self._publisher is None:
             return {}
         told = {}
@@ -241,7 +241,7 @@ class KafkaSource(Source):
         except RuntimeError:
             LOG.debug("the loop has ended before the threads")
 
-    # What goes from one to the other.
+    # Connections between the parts.
 
     def _on_cut(self, partition: Partition, end: int) -> None:
         self._groups.publish(self._groups.marks.cut(*partition, end, time.monotonic_ns() // 1_000_000))
@@ -263,7 +263,7 @@ class KafkaSource(Source):
         try:
             return refused | {topic for topic in topics - refused if await self._view.is_refused(topic)}
         except SourceStale:
-            return topics  # nobody knows; what is known of them stays
+            return topics  # unknown, so known offsets are kept
 
     def _open_probe(self) -> Probe:
         return VisibleRecords(self.settings.librdkafka(), self.settings.isolation)
@@ -272,10 +272,10 @@ class KafkaSource(Source):
         found = await self._view.ends([(OFFSETS_TOPIC, log) for log in logs])
         return {log: seen.offset for (_, log), seen in found.items() if seen.offset >= 0}
 
-    # What is said.
+    # Reports.
 
     async def _look_at_logs(self) -> None:
-        """Readers are silent while they see nothing: what they have read is compared with what there is."""
+        """Compare read positions with the ends of logs, because readers do not report that they receive nothing."""
         while True:
             count = self._groups.marks.partition_count
             if self._groups.is_reading and count and self._groups.loaded:
@@ -288,7 +288,7 @@ class KafkaSource(Source):
             await asyncio.sleep(BEHIND_S / 2 if is_busy else IDLE_S)
 
     async def _look_at_held(self, found: dict[Partition, EndSeen]) -> None:
-        """Of partitions that were not read to their ends: whether a transaction is open, or nothing visible is left."""
+        """For partitions not read to the end: find out whether a transaction is open, or nothing visible is left."""
         suspects = [log for log in self._logs.suspects(time.monotonic()) if found[OFFSETS_TOPIC, log].offset >= 0]
         if not suspects:
             return
@@ -318,13 +318,13 @@ class KafkaSource(Source):
             await asyncio.sleep(REPORT_S)
 
     async def _reconcile_on(self, publisher: Publisher) -> None:
-        """What daemons have and the cluster has not is gone; what they have above it is looked into."""
+        """Remove marks that daemons have but the cluster does not, and check marks above the committed offset."""
         pause_s = RECONCILE_S
         while True:
             await asyncio.sleep(pause_s)
             if self._topics.has_looked.is_set() and self._groups.is_loaded and self._topics.stale_since is None:
                 has_found = self._reconcile(publisher)
-                # It goes through all marks, so it is rare once nothing more turns up.
+                # Each pass visits all marks, so the interval grows while nothing is found.
                 pause_s = RECONCILE_S if has_found else min(pause_s * 2, RECONCILE_MAX_S)
 
     def _reconcile(self, publisher: Publisher) -> bool:
@@ -334,7 +334,7 @@ class KafkaSource(Source):
         for (name, number), mark in publisher.published(self._names.prefix).items():
             parsed = self._names.parse(name)
             if parsed is None or not self._is_selected(parsed.group, parsed.topic):
-                continue  # another source's
+                continue  # a mark of another source
             group, topic, is_stable = parsed
             if topic in self._view.refused:
                 continue

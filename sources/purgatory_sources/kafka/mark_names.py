@@ -1,4 +1,4 @@
-"""Between a cluster's names and those of marks, and what is in demand of each kind."""
+"""Conversion between Kafka names and mark names, and the classification of demand by kind of mark."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -18,11 +18,11 @@ from purgatory_sources.kafka.offset_records import CommitName
 from purgatory_sources.publisher.observation import MarkName
 
 NAME_MAX: Final = 249
-"""Characters of a topic's name in a daemon."""
+"""Maximum length of a topic name in a daemon."""
 
 
 class ParsedName(NamedTuple):
-    """What a mark's topic says. `group` None: the mark is the high watermark, or the last stable offset."""
+    """A parsed mark name. `group` None: the mark is a high watermark or a last stable offset."""
 
     group: str | None
     topic: str
@@ -37,7 +37,7 @@ class WantedMarks(NamedTuple):
     stable: frozenset[Partition] = frozenset()
 
     def logs(self) -> set[Partition]:
-        """The partitions whose ends are needed for them."""
+        """The partitions whose ends these marks need."""
         return {*self.partitions, *(name[1:] for name in self.commits)}
 
     def groups(self) -> set[str]:
@@ -48,7 +48,7 @@ NOTHING: Final = WantedMarks(frozenset(), frozenset())
 
 
 class MarkNames:
-    """Names of marks under a label. `too_long` has those that no daemon would take."""
+    """Mark names under a label. `too_long` contains the names that exceed the daemon's limit."""
 
     def __init__(self, label: str) -> None:
         self.label: Final = label
@@ -59,11 +59,11 @@ class MarkNames:
         self.of_group: Final = lru_cache(65_536)(self._of_group)
 
     def group_prefix(self, group: str) -> str:
-        """What the names of all marks of a group begin with."""
+        """Prefix of all mark names of a group."""
         return f"{self.prefix}{escaped_group(group)}/"
 
     def parse(self, topic: str) -> ParsedName | None:
-        """None: it is none of this source's."""
+        """Parse a mark name. None: it does not belong to this source."""
         if not topic.startswith(self.prefix):
             return None
         group, slash, name = topic[len(self.prefix) :].rpartition("/")
@@ -74,7 +74,7 @@ class MarkNames:
         return ParsedName(unescaped_group(group) if slash else None, name)
 
     def wanted(self, names: Iterable[MarkName]) -> WantedMarks:
-        """Those of this source, by kind."""
+        """The marks of this source among `names`, by kind."""
         partitions, commits, stable = set(), set(), set()
         for topic, number in names:
             parsed = self.parse(topic)

@@ -1,12 +1,12 @@
-"""The records of Kafka's internal topic `__consumer_offsets`, decoded (the layouts of Kafka 2.8 to 4.1).
+"""Decodes the records of Kafka's internal topic `__consumer_offsets` (layouts of Kafka 2.8 to 4.1).
 
-Key and value each begin with a version, a big-endian int16; the key's says what kind of record it is:
+Key and value each begin with a version, a big-endian int16. The version of the key is the kind of record:
 
     key 0, 1    a committed offset     value 0 to 4
     key 2       a consumer group       value 0 to 4
-    key 3 to    other kinds of groups: nothing that a source needs
+    key 3 to    other kinds of groups, which a source does not need
 
-A key without a value is a tombstone: that offset, or that group, is gone.
+A key without a value is a tombstone: the offset or the group was removed.
 """
 
 from functools import lru_cache
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 
 class Commit(NamedTuple):
-    """A group's committed offset: that of the next record it will read."""
+    """A group's committed offset, which is the offset of the next record it will read."""
 
     group: str
     topic: str
@@ -29,7 +29,7 @@ class Commit(NamedTuple):
 
 
 class CommitRemoved(NamedTuple):
-    """A group's offset is gone: it expired, or its group or topic was deleted, or somebody deleted it."""
+    """A group's offset was removed: it expired or was deleted, or its group or topic was deleted."""
 
     group: str
     topic: str
@@ -55,13 +55,13 @@ class GroupState(NamedTuple):
 
 
 class GroupRemoved(NamedTuple):
-    """A consumer group is gone."""
+    """A consumer group was removed."""
 
     group: str
 
 
 class OtherRecord(NamedTuple):
-    """A record that a source has no use for: of another kind, or of a version that came after this was written."""
+    """A record that a source does not need: another kind, or an unknown version."""
 
     key_version: int
     value_version: int
@@ -73,7 +73,7 @@ CommitName = tuple[str, str, int]
 
 VALUE_VERSION_MAX: Final = 4
 _FLEXIBLE: Final = 4
-"""From this version on, lengths are varints plus one, and tagged fields follow."""
+"""From this version on, lengths are encoded as varints plus one, and tagged fields follow."""
 _TOPIC_ID_TAG: Final = 0
 
 _INT8, _INT16, _INT32, _INT64 = Struct(">B"), Struct(">h"), Struct(">i"), Struct(">q")
@@ -81,11 +81,11 @@ _VERSION_AND_OFFSET: Final = Struct(">hq")
 
 
 class MalformedRecord(ValueError):
-    """The bytes are not what their version says."""
+    """The bytes do not match the layout of their version."""
 
 
 def decode(key: bytes, value: bytes | None) -> OffsetRecord:
-    """What a record says. Raises MalformedRecord."""
+    """Decode a record. Raises MalformedRecord."""
     try:
         return _decode(key, value)
     except (error, UnicodeDecodeError) as bad:
@@ -93,9 +93,10 @@ def decode(key: bytes, value: bytes | None) -> OffsetRecord:
 
 
 def decode_offset(key: bytes, value: bytes | None) -> tuple[CommitName, int | None] | None:
-    """Only the name and the offset of a commit, None for one that is gone; None at all for a record of another kind.
+    """Decode only the name and offset of a commit. The offset is None for a tombstone; the result is None for other
+    records.
 
-    A fourth of the cost of `decode`: the offset is at the same place in all versions, and names come again and again.
+    It costs a quarter of `decode`: the offset is at the same place in all versions, and decoded names are cached.
     Raises MalformedRecord.
     """
     try:
@@ -147,7 +148,7 @@ def _decode_group(group: str, version: int, values: "_Reader") -> GroupState:
     protocol_type, generation = values.text(), values.int32()
     protocol, leader = values.nullable_text(), values.nullable_text()
     if version >= 2:
-        values.int64()  # since when it has been in its state
+        values.int64()  # time of the last state change
     members = tuple(_decode_member(version, values) for _ in range(values.array_length()))
     return GroupState(group, protocol_type, generation, protocol, leader, members)
 
@@ -166,7 +167,7 @@ def _decode_member(version: int, values: "_Reader") -> GroupMember:
 
 
 class _Reader:
-    """Reads one field after the other."""
+    """Reads fields one after the other."""
 
     def __init__(self, data: bytes, *, is_flexible: bool = False) -> None:
         self._data = data
@@ -197,7 +198,7 @@ class _Reader:
         return self._varint() - 1 if self._is_flexible else self.int32()
 
     def tags(self) -> dict[int, bytes]:
-        """The tagged fields that follow; none in versions that have no such."""
+        """Read the tagged fields; empty for versions without them."""
         if not self._is_flexible:
             return {}
         return {self._varint(): self._take(self._varint()) for _ in range(self._varint())}

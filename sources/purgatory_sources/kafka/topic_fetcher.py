@@ -1,6 +1,6 @@
-"""Reads topics where milliseconds matter: a record that has come says that its log ends after it.
+"""Reads low-latency topics: each record that arrives proves that its log ends after it.
 
-It costs what consuming these topics costs, while somebody waits on them.
+The cost is that of consuming these topics while there are waits for them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DRAIN_MAX: Final = 10_000
 
 
 class TopicFetcher:
-    """`on_end` is called from its thread with a partition and where its log ends at least."""
+    """Calls `on_end` from its thread with a partition and a lower bound of its end."""
 
     def __init__(self, settings: KafkaSettings, on_end: Callable[[Partition, int], None]) -> None:
         self._settings = settings
@@ -33,7 +33,7 @@ class TopicFetcher:
         self._thread: threading.Thread | None = None
 
     def want(self, partitions: set[Partition]) -> None:
-        """Read these from their ends on, and no others. Starts its thread at the first need."""
+        """Read these partitions, from their ends, and no others. Starts the thread on first use."""
         wanted = frozenset(partitions)
         if wanted == self._wanted:
             return
@@ -50,7 +50,7 @@ class TopicFetcher:
             self._thread.join(10.0)
 
     def _run(self) -> None:
-        # Uncommitted records count: the high watermark does not wait for transactions to end.
+        # Uncommitted records count, because the high watermark does not wait for transactions to end.
         consumer = Consumer(
             self._settings.librdkafka(
                 isolation_level="read_uncommitted",

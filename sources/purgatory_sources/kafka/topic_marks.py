@@ -1,4 +1,4 @@
-"""Where topics end, as marks: what is older than what is known already, and what is a cut. No input or output."""
+"""The ends of partitions as marks: rejects outdated readings and detects truncated logs. No I/O."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -6,11 +6,11 @@ from typing import Final, NamedTuple
 from purgatory_sources.kafka.cluster_view import EndSeen, Partition
 
 GRACE_S: Final = 1.0
-"""A change of leader takes less: a partition that cannot be seen is called stale only after so long."""
+"""A partition is stale if it cannot be seen for longer than this; a change of leader takes less time."""
 
 
 class Moved(NamedTuple):
-    """A partition's end has moved. `is_cut`: its log was truncated to there."""
+    """The end of a partition has moved. `is_cut`: the log was truncated to this offset."""
 
     partition: Partition
     end: int
@@ -27,19 +27,19 @@ class _LogEnd:
         self.seen_at = now
         self.failing_since: float | None = None
         self.reason = ""
-        self.not_before = now  # answers to earlier questions are of a log that was cut meanwhile
+        self.not_before = now  # readings requested earlier belong to a log that has been truncated since
 
 
 class TopicMarks:
-    """All partitions that are looked at. Times are seconds of one clock."""
+    """The ends of all watched partitions. Times are seconds of one clock."""
 
     def __init__(self) -> None:
         self._logs: Final[dict[Partition, _LogEnd]] = {}
         self.suspects: Final[set[str]] = set()
-        """Topics that may have been made anew: an end or a leader epoch was lower. Whoever has looked empties it."""
+        """Topics that may have been recreated: an end or a leader epoch was lower. The caller empties the set."""
 
     def seen(self, found: Mapping[Partition, EndSeen], asked_at: float) -> list[Moved]:
-        """What a poll that began at `asked_at` has found."""
+        """Apply the results of a poll that began at `asked_at`."""
         moved = []
         for partition, end in found.items():
             log = self._logs.get(partition)
@@ -53,7 +53,7 @@ class TopicMarks:
                 log.reason = end.error
                 continue
             if 0 <= end.leader_epoch < log.leader_epoch:
-                # A broker that was deposed and does not know it yet; or another topic by the same name.
+                # Either a former leader that does not know yet that it was replaced, or a new topic of the same name.
                 self.suspects.add(partition[0])
                 if log.failing_since is None:
                     log.failing_since = asked_at
@@ -73,13 +73,13 @@ class TopicMarks:
             return [Moved(partition, end)]
         self.suspects.add(partition[0])
         if log.lower < 0:
-            log.lower = end  # said once: polls of one partition may overtake each other
+            log.lower = end  # wait for a second reading: polls of one partition may overtake each other
             return []
         log.end, log.lower = end, -1
         return [Moved(partition, end, is_cut=True)]
 
     def fetched(self, partition: Partition, end: int, now: float) -> list[Moved]:
-        """A record or the end of a log was read: it ends at `end` at least."""
+        """A record or the end of the log was read, so the log ends at `end` or later."""
         log = self._logs.get(partition)
         if log is None or end <= log.end or log.lower >= 0:
             return []
@@ -87,7 +87,7 @@ class TopicMarks:
         return [Moved(partition, end)]
 
     def forget(self, topic: str) -> list[Partition]:
-        """A topic is gone, or another one has its name."""
+        """Forget a topic that was deleted or replaced by another of the same name."""
         gone = [partition for partition in self._logs if partition[0] == topic]
         for partition in gone:
             del self._logs[partition]
@@ -95,29 +95,29 @@ class TopicMarks:
         return gone
 
     def doubt(self, partition: Partition, now: float, leader_epoch: int) -> None:
-        """It may end anywhere since its log was cut: only what is asked from now on counts."""
+        """The log was truncated to an unknown offset: ignore readings requested before `now`."""
         log = self._logs.get(partition)
         if log is not None:
             log.end, log.lower, log.not_before = -1, -1, now
             log.leader_epoch = max(log.leader_epoch, leader_epoch)
 
     def leader_epoch(self, partition: Partition) -> int:
-        """Kafka's own, which nobody is told; -1: not known."""
+        """Kafka's own leader epoch, which is not published; -1: not known."""
         log = self._logs.get(partition)
         return -1 if log is None else log.leader_epoch
 
     def end(self, partition: Partition) -> int:
-        """-1: not known."""
+        """The last known end; -1: not known."""
         log = self._logs.get(partition)
         return -1 if log is None else log.end
 
     def is_doubtful(self, partition: Partition) -> bool:
-        """Whether it is to be asked again at once."""
+        """Whether the partition must be polled again at once."""
         log = self._logs.get(partition)
         return log is None or log.lower >= 0 or log.failing_since is not None
 
     def stale(self, now: float) -> dict[Partition, tuple[float, str]]:
-        """For each partition that has not been seen for longer than a change of leader takes: how long, and why."""
+        """Seconds since the last reading, and the reason, for each partition that has failed for more than GRACE_S."""
         return {
             partition: (now - log.seen_at, log.reason)
             for partition, log in self._logs.items()

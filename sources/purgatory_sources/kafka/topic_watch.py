@@ -1,4 +1,4 @@
-"""Keeps the ends of topics up to date: those that somebody waits on every few milliseconds, the others now and then."""
+"""Keeps the ends of topics up to date: every few milliseconds for partitions with pending waits, rarely for others."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ from purgatory_sources.publisher.observation import MarkName, Observation, SeenR
 LOG: Final = logging.getLogger(__name__)
 
 IDLE_S: Final = 10.0
-"""How often what nobody waits on is looked at: an idle source asks three brokers less than twice a second."""
+"""Polling interval without demand: an idle source sends under two requests per second to three brokers."""
 LOOK_S: Final = 1.0
-"""How often leaders and partitions are looked up while somebody waits."""
+"""How often leaders and partitions are looked up while there is demand."""
 IDS_S: Final = 30.0
 RETRY_S: Final = 0.25
 GONE_LOOKS: Final = 2
-"""A topic is gone when so many looks in a row do not find it: a broker that has just started may not know it yet."""
+"""A topic is gone after this many looks without it: a broker that has just started may not know it yet."""
 
 
 class TopicWatch:
-    """`observe` takes what was seen, `observe_replicas` who keeps partitions. `on_cut` and `on_gone` are told of logs
-    that were cut and topics that are gone, or made anew, before that is observed.
+    """Watches the ends of topics.
+
+    `observe` receives observations, and `observe_replicas` the replicas of partitions. `on_cut` (truncated logs) and
+    `on_gone` (topics that were deleted or recreated) are called before the corresponding observation.
     """
 
     def __init__(
@@ -54,9 +56,9 @@ class TopicWatch:
         self._on_gone = on_gone
         self.marks: Final = TopicMarks()
         self.stable: Final = TopicMarks()
-        """Last stable offsets, of `_stable` only."""
+        """Last stable offsets of the partitions in `_stable`."""
         self._stable: Final[set[Partition]] = set()
-        """Those that somebody has waited on, or that a daemon has."""
+        """Partitions whose last stable offset has had a wait or is known to a daemon."""
         self._refused: set[str] = set()
         self._replicas: dict[Partition, SeenReplicas] = {}
         self.ids: Final[dict[str, str]] = {}
@@ -66,35 +68,35 @@ class TopicWatch:
         self._polls: set[asyncio.Task[None]] = set()
         self._ids_at = -IDS_S
         self.stale_since: float | None = None
-        """Since when no broker at all has answered."""
+        """Time since which no broker has answered; None: one has."""
         self.stale_reason = ""
         self.has_looked = asyncio.Event()
-        """Set once all topics have been looked at."""
+        """Set after the first look at all topics."""
         self._wake = asyncio.Event()
         self._look_now = asyncio.Event()
         self.wanted: WantedMarks = NOTHING
 
     def want(self, wanted: WantedMarks) -> None:
-        """What is waited on now."""
+        """Set the current demand."""
         self.wanted = wanted
         self._stable.update(one for one in wanted.stable if self._is_ours(one[0]))
         self._wake.set()
 
     def keep_stable(self, partition: Partition) -> None:
-        """A daemon has its last stable offset: it is looked at now and then, as ends are."""
+        """A daemon has the last stable offset of this partition, so poll it at the idle interval."""
         self._stable.add(partition)
 
     def look_now(self) -> None:
-        """Something is wrong with a connection: see who leads now, and what can be seen."""
+        """A connection has failed: look up leaders and visible topics now."""
         self._look_now.set()
 
     def suspect(self, topic: str) -> None:
-        """It may have been deleted or made anew: a group's offsets on it are gone."""
+        """The topic may have been deleted or recreated, because a group's offsets on it are gone."""
         self.marks.suspects.add(topic)
         self._look_now.set()
 
     def known_topics(self) -> dict[str, int]:
-        """How many partitions each selected topic has."""
+        """Number of partitions of each selected topic."""
         return self._known
 
     def refused(self) -> dict[str, tuple[float, str]]:
@@ -102,7 +104,7 @@ class TopicWatch:
         return self._view.refused
 
     async def run(self) -> None:
-        """Both loops, until cancelled."""
+        """Run both loops until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._look_on())
             group.create_task(self._poll_on())
@@ -113,7 +115,7 @@ class TopicWatch:
             await self._look()
             is_busy = self._is_busy or self.stale_since is not None
             waited = await _within(self._look_now.wait(), LOOK_S if is_busy else IDLE_S)
-            if waited:  # changes come in bursts: one look is enough for several
+            if waited:  # changes come in bursts, and one look covers several
                 await asyncio.sleep(RETRY_S / 2)
 
     @property
@@ -121,7 +123,7 @@ class TopicWatch:
         return bool(self.wanted.partitions or self.wanted.commits or self.wanted.stable)
 
     async def _look(self) -> None:
-        begun = time.monotonic()  # an answer that does not come takes seconds to be missed
+        begun = time.monotonic()  # before the call: a missing answer takes seconds to time out
         try:
             wanted = self._ours(self.wanted.logs() | self.wanted.stable)
             await self._view.look(self._known.keys(), {topic for topic, _ in wanted})
@@ -132,7 +134,7 @@ class TopicWatch:
         self.stale_since = None
         found = {name: count for name, count in self._view.topics.items() if self._is_ours(name)}
         for topic in self._known.keys() - found.keys():
-            if topic in self._view.refused:  # it may be there, so its marks are stale, not gone
+            if topic in self._view.refused:  # it may still exist, so its marks are stale, not gone
                 found[topic] = self._known[topic]
                 continue
             self._missing[topic] += 1
@@ -219,7 +221,7 @@ class TopicWatch:
         return {one for one in logs if self._is_ours(one[0])}
 
     def _start_polls(self, partitions: Iterable[Partition], *, is_stable: bool = False) -> None:
-        """One for each broker that has answered the last one: one that hangs does not hold up the others."""
+        """Start one poll per broker whose last poll has ended: a broker that hangs does not delay the others."""
         by_leader: defaultdict[int, list[Partition]] = defaultdict(list)
         for partition in partitions:
             by_leader[self._view.leaders.get(partition, -1)].append(partition)
@@ -241,7 +243,7 @@ class TopicWatch:
     async def _poll(self, partitions: Iterable[Partition], *, is_stable: bool = False) -> None:
         begun = time.monotonic()
         found = await self._view.ends(partitions, is_stable=is_stable)
-        # A topic that was deleted meanwhile is not to come back by an answer that was under way.
+        # A late answer must not bring back a topic that was deleted in the meantime.
         there = self._view.topics.keys() | self._view.refused.keys()
         known = {one: end for one, end in found.items() if one[0] in there}
         if is_stable:
@@ -252,7 +254,7 @@ class TopicWatch:
             self.take(self.marks.seen(known, begun))
 
     def take(self, moved: Iterable[Moved]) -> None:
-        """Hand on what has moved."""
+        """Publish ends that have moved."""
         seen = []
         for partition, end, is_cut in moved:
             if is_cut:
@@ -273,7 +275,7 @@ class TopicWatch:
         )
 
     def _cut_stable(self, partition: Partition) -> None:
-        """What is stable may have been cut, and may be lower still: nothing is, until it was looked at again."""
+        """After a truncation the last stable offset may be below the new end. It is 0 until the next poll."""
         if partition not in self._stable:
             return
         self.stable.doubt(partition, time.monotonic(), self.marks.leader_epoch(partition))
@@ -288,7 +290,7 @@ class TopicWatch:
 
 
 async def _within(waiting: object, seconds: float) -> bool:
-    """Whether it came in that time."""
+    """Whether `waiting` completed within this time."""
     try:
         async with asyncio.timeout(seconds):
             await waiting  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What a Kafka source cannot see, and since when: the report of how it fares."""
+"""Which marks a Kafka source cannot see, and since when: its health report."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from purgatory_sources.kafka.topic_watch import TopicWatch
 from purgatory_sources.publisher.reports import SourceState, StaleMarks
 
 ENTRIES_MAX: Final = 500
-"""Entries of a report: what somebody waits on comes first."""
+"""Maximum number of entries in a report. Marks with pending waits come first."""
 BEHIND_S: Final = 2.0
-"""A reader that has not come to where its log ended so long ago does not see it. Readers say nothing themselves."""
+"""A log is late if its reader has not reached the end of this long ago, which readers do not report themselves."""
 
 
 class VisibilityReport(NamedTuple):
-    """As a publisher's `report` takes it."""
+    """The arguments of a publisher's `report`."""
 
     state: SourceState
     reason: str = ""
@@ -28,18 +28,16 @@ class VisibilityReport(NamedTuple):
 
 
 class LogVisibility:
-    """Compares how far partitions of `__consumer_offsets` were read with where they end. Times are seconds of one
-    clock.
-    """
+    """Compares read positions in `__consumer_offsets` with the ends. Times are seconds of one clock."""
 
     def __init__(self) -> None:
         self._targets: dict[int, tuple[int, float]] = {}
         self._failing: dict[int, tuple[float, str]] = {}
         self.held: set[int] = set()
-        """Held back by an open transaction."""
+        """Partitions that are held back by an open transaction."""
 
     def looked(self, partition: int, end: int, position: int, at: float, error: str = "") -> None:
-        """`end` -1: it could not be seen, and `error` says why."""
+        """Record the end and the read position of a partition. `end` -1: unknown, and `error` is the reason."""
         if end < 0:
             self._failing.setdefault(partition, (at, error))
             return
@@ -55,16 +53,16 @@ class LogVisibility:
             self.held.discard(partition)
 
     def suspects(self, now: float) -> list[int]:
-        """Partitions that will be late unless their records come, or it is shown that there are none."""
+        """Partitions that will soon be late, unless records are read or there are none left to read."""
         return [log for log, (_, since) in self._targets.items() if now - since >= BEHIND_S / 2]
 
     def nothing_visible(self, partition: int) -> None:
-        """What lies between the position and the end is nothing that a reader is given: markers, aborted records."""
+        """Only transaction markers and aborted records are left up to the end, and a reader never receives those."""
         self._targets.pop(partition, None)
         self.held.discard(partition)
 
     def late(self, now: float) -> dict[int, tuple[float, str]]:
-        """Partitions that are not seen: for how long, and why. Those that are held back are among them."""
+        """Late partitions, including those held back: for how long (seconds), and why."""
         late = {
             partition: (now - since, "its records do not come, though there are some")
             for partition, (_, since) in self._targets.items()
@@ -79,7 +77,7 @@ class LogVisibility:
 def report(
     names: MarkNames, topics: TopicWatch, groups: GroupWatch, logs: LogVisibility, begun_at: float
 ) -> VisibilityReport:
-    """How the source fares now."""
+    """The current health of the source."""
     now = time.monotonic()
     if topics.stale_since is not None:
         stale = (StaleMarks("", stale_ms=_ms(now - topics.stale_since), reason=topics.stale_reason),)
@@ -126,7 +124,7 @@ def _stale_topics(names: MarkNames, topics: TopicWatch, now: float) -> Iterable[
                 oldest = max(partitions, key=lambda one: one[1])
                 numbers = sorted(number for number, _, _ in partitions)
                 yield StaleMarks(name, exact=True, partitions=numbers, stale_ms=_ms(oldest[1]), reason=oldest[2])
-    for topic in topics.refused().keys() - topics.known_topics().keys():  # of the others every partition is stale
+    for topic in topics.refused().keys() - topics.known_topics().keys():  # known topics have stale partitions
         since, why = topics.refused()[topic]
         for name in (names.of_topic(topic), names.of_stable(topic)):
             if name is not None:
@@ -147,7 +145,7 @@ def _stale_groups(
     elif not groups.is_reading:
         for group, (since, why) in {**groups.stale, **groups.refused}.items():
             yield StaleMarks(names.group_prefix(group), stale_ms=_ms(now - since), reason=why)
-        # A coordinator leaves offsets of topics that may not be seen out of its answers.
+        # Coordinators leave out offsets of topics that may not be seen.
         for topic, (since, why) in refused_topics.items():
             for group in groups.marks.groups_on(topic) | {at[0] for at in groups.wanted.commits if at[1] == topic}:
                 name = names.of_group(group, topic)

@@ -1,9 +1,9 @@
-"""Whether a consumer has anything left to read between two offsets: what "caught up" rests on.
+"""Finds out whether a consumer has anything left to read between two offsets. "Caught up" is based on this.
 
-A group's committed offset stops short of a log's end where the last offsets have no record that consumers see: markers
-of transactions take offsets, aborted records are skipped, and compacted or deleted ones are gone. Whoever waited for
-"committed offset at least the end" would then wait for ever. One fetch from the committed offset tells: what comes
-first is a record (with its offset), or the end of what can be read.
+A group's committed offset stays below the end of a log if the last offsets have no visible record: transaction markers
+occupy offsets, aborted records are skipped, and compacted or deleted records are gone. A wait for "committed offset at
+least the end" would then never complete. One fetch from the committed offset decides: it returns the first visible
+record (with its offset) or the end of the readable log.
 """
 
 import time
@@ -15,15 +15,15 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 Partition = tuple[str, int]
 
 FETCH_WAIT_MS: Final = 10
-"""A broker that has nothing answers after so long."""
+"""How long a broker waits before it answers an empty fetch."""
 FETCH_BYTES: Final = 1_024
-"""One record is enough, and brokers send at least one."""
+"""One record is enough; brokers return at least one even if it is larger."""
 
 
 class VisibleRecords:
-    """Looks at partitions of one cluster. Not safe to share between threads, and each look blocks.
+    """Checks partitions of one cluster. It is not thread-safe, and each check blocks.
 
-    `configuration` is librdkafka's. Needs the right to read the topics; joins no group.
+    `configuration` is librdkafka's. It needs the right to read the topics and joins no group.
     """
 
     def __init__(self, configuration: Mapping[str, Any], isolation: str = "read_committed") -> None:
@@ -32,11 +32,11 @@ class VisibleRecords:
                 "fetch.wait.max.ms": FETCH_WAIT_MS,
                 "fetch.message.max.bytes": FETCH_BYTES,
                 **configuration,
-                "group.id": "purgatory-source",  # librdkafka wants one; nothing is committed and nobody joins
+                "group.id": "purgatory-source",  # required by librdkafka; the group is neither joined nor committed to
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
                 "enable.partition.eof": True,
-                "auto.offset.reset": "earliest",  # where the offsets up to the log's start are deleted
+                "auto.offset.reset": "earliest",  # if the offsets up to the start of the log were deleted
                 "isolation.level": isolation,
             }
         )
@@ -44,11 +44,11 @@ class VisibleRecords:
     def none_between(
         self, spans: Mapping[Partition, tuple[int, int]], timeout_s: float = 2.0
     ) -> dict[Partition, bool | None]:
-        """For each partition and its (committed offset, end): whether no record lies from the one to below the other.
+        """For each partition and its (committed offset, end): whether the log has no visible record in that range.
 
-        None: it could not be told: without the right to read the topic, or not in time, as when a broker is away or a
-        transaction that began before the end is still open, whose records nobody may see yet: ask again later. A
-        negative committed offset stands for the start.
+        None: unknown. Either the topic may not be read, or the answer took too long, for example because a broker is
+        down or a transaction that began before the end is still open. Try again later. A negative committed offset
+        means the start of the log.
         """
         answers: dict[Partition, bool | None] = dict.fromkeys(spans)
         self._consumer.assign(
@@ -63,7 +63,7 @@ class VisibleRecords:
                     continue
                 topic, number = message.topic(), message.partition()
                 if topic is None or number is None:
-                    continue  # an error of the group that it does not join, as where it may not be described
+                    continue  # a group error, for example because it may not be described; the group is not used
                 partition = topic, number
                 is_refused = _is_refused(message)
                 if partition not in left or ((place := _place(message)) is None and not is_refused):
@@ -87,7 +87,7 @@ class VisibleRecords:
 
 
 def _place(message: Message) -> int | None:
-    """The offset of the first record that can be seen, or of the end of what can be; None: a broker is away."""
+    """The offset of the first visible record, or the end of the readable log; None: a broker is down."""
     error = message.error()
     if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's own name for it
         return None

@@ -1,4 +1,4 @@
-"""A source of marks from PostgreSQL: how far a primary and its replicas are in the write-ahead log."""
+"""A source for PostgreSQL: write-ahead log positions of a primary and its replicas."""
 
 from pathlib import Path
 
@@ -8,5 +8,5 @@ from purgatory_sources.uri import SourceUri
 
 
 def open_source(uri: SourceUri, state_dir: Path | None) -> PostgresSource:  # noqa: ARG001 - the publisher's lineages do
-    """The source of this address. Raises SourceUriInvalid."""
+    """Create the source for this address. Raises SourceUriInvalid."""
     return PostgresSource(PostgresSettings.of_uri(uri))

@@ -1,4 +1,4 @@
-"""The marks of several replicas together: what any, all and a quorum of them have replayed."""
+"""Marks derived from several replicas: the position that any, all or a quorum of them have replayed."""
 
 from collections.abc import Sequence
 from math import inf
@@ -11,36 +11,36 @@ DERIVED: Final = (ANY, ALL, QUORUM)
 
 
 class CountedReplica(NamedTuple):
-    """A replica that counts."""
+    """A replica that counts in derived marks."""
 
     name: str
     position: int
-    """What it has replayed, as last seen; -1 if it was never seen."""
+    """Last known replay position; -1: never seen."""
     seen_at: float
-    """When."""
+    """Time of the last reading."""
     stale: str
-    """Why it cannot be seen now; empty if it can."""
+    """Why it cannot be seen now; empty: it can."""
 
 
 class Derived(NamedTuple):
     position: int
-    """-1: unknown yet."""
+    """-1: not known yet."""
     stale: str
-    """Why it stands still; empty if it does not."""
+    """Why the mark cannot move; empty: it can."""
     seen_at: float
-    """When it could last have moved; infinite if there is nothing it could come from."""
+    """Last time at which it could have moved; infinite if no replica can move it."""
 
 
 def majority(count: int) -> int:
-    """The smallest number of members that is more than half of them."""
+    """The smallest number of members that is a majority."""
     return count // 2 + 1
 
 
 def derive(kind: str, members: Sequence[CountedReplica], quorum: int | None) -> Derived:
-    """A derived mark of these members. `quorum` is how many make one; None: the majority.
+    """Compute a derived mark. `quorum` is the number of replicas in a quorum; None: the majority.
 
-    Positions of members that cannot be seen count as they were: they have replayed that much. The mark is stale where
-    it could move only by those.
+    The last position of a member that cannot be seen still counts, because it has replayed that much. The mark is stale
+    if only such members could move it.
     """
     if not members:
         return Derived(-1, "there is no replica", inf)

@@ -1,4 +1,4 @@
-"""What one look at a server shows."""
+"""The data returned by one query of a server."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class FoundReplica(NamedTuple):
-    """A replica as its primary sees it."""
+    """A replica as listed by its primary."""
 
     application_name: str
     position: int
@@ -14,16 +14,16 @@ class FoundReplica(NamedTuple):
 
 @dataclass(slots=True)
 class ServerObservation:
-    """One answer of a server.
+    """One reading of a server.
 
     Attributes:
-        system_id: Of the database system, given to it when it was made; replicas share it.
-        timeline: The one whose history it is on.
-        is_primary: It is not in recovery.
-        position: What it has: replayed on a replica, flushed on a primary. Behind a page's header, never before one.
-        forks: Where its timeline's ancestors were left; None if it may not tell.
-        aliases: What its primary may call it.
-        found: The replicas that a primary sends its log to; None if it was not asked.
+        system_id: System identifier, assigned when the cluster was created and shared by its replicas.
+        timeline: The current timeline of the server.
+        is_primary: The server is not in recovery.
+        position: Replayed position of a replica, flushed position of a primary; never before a page header.
+        forks: End of each ancestor timeline; None if the server does not permit reading them.
+        aliases: Names under which its primary may list it.
+        found: Replicas that stream from this primary; None if the server was not asked.
         slots: The confirmed position of each logical slot; None if the server was not asked.
         invalidated_slots: Why each invalidated slot can deliver nothing more ("wal_removed"). Such a slot still exists.
     """

@@ -1,4 +1,4 @@
-"""What a PostgreSQL source is told: which servers, how to log in, how often to look."""
+"""Settings of a PostgreSQL source: servers, login parameters, polling intervals."""
 
 import re
 from collections.abc import Mapping
@@ -25,37 +25,37 @@ _HOST: Final = re.compile(r"(\[[^\]]+\]|[^:\[\]]+)(?::([0-9]+))?")
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """One server, which is asked itself: its name in marks, and what libpq needs to reach it."""
+    """A server that is polled directly: its name in marks and its libpq connection parameters."""
 
     name: str
     parameters: Mapping[str, str]
 
     @property
     def address(self) -> str:
-        """As people write it."""
+        """The address for display."""
         return ":".join(self.parameters[key] for key in ("host", "port") if key in self.parameters)
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresSettings:
-    """All that the source is told. Times are in seconds."""
+    """All settings of the source. Times are in seconds."""
 
     name: str
     servers: tuple[ServerSettings, ...]
     group: GroupSettings
     poll_s: float = 0.020
-    """While somebody waits for a mark of the server."""
+    """Polling interval of a server while a wait needs it."""
     idle_poll_s: float = 1.0
     timeout_s: float = 1.5
-    """A server that has not answered for so long cannot be seen."""
+    """A server that has not answered for this long is stale."""
 
     @classmethod
     def of_uri(cls, uri: SourceUri) -> "PostgresSettings":
-        """Raises SourceUriInvalid.
+        """Read the settings from an address. Raises SourceUriInvalid.
 
-        Own options stand in the address; libpq's ("user", "sslmode", "passfile" ...) there too, or without a prefix in
-        the file that `config` names, or in libpq's own environment (PGUSER, PGPASSFILE). There,
-        "server.NAME.user" is for one server.
+        The source's own options are part of the address. libpq's options ("user", "sslmode", "passfile" ...) may be
+        there too, or unprefixed in the file named by `config`, or in libpq's own environment variables (PGUSER,
+        PGPASSFILE). In the file, "server.NAME.user" applies to one server only.
         """
         options = dict(uri.options)
         for key, value in _config(uri).items():
@@ -82,7 +82,7 @@ class PostgresSettings:
 
 
 def _config(uri: SourceUri) -> dict[str, str]:
-    """The file's keys as written, and over them those of the environment."""
+    """The keys of the file as written; environment variables take precedence."""
     config = uri.config(ENVIRONMENT_PREFIX)
     return {key if key.startswith("server.") else key.replace(".", "_"): value for key, value in config.items()}
 

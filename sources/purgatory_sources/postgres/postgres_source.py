@@ -1,4 +1,4 @@
-"""The source itself: it asks the servers, and tells the publisher what follows."""
+"""The PostgreSQL source: polls the servers and passes the resulting marks to the publisher."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class PostgresSource(Source):
         """Watch until cancelled."""
         self._publisher = publisher
         self._report()
-        # Which replicas there were, and what was said of them together, is known to daemons only.
-        while not publisher.daemons_connected:  # noqa: ASYNC110 - there is no event of it
+        # Only daemons know which replicas existed before this run and which derived marks were published.
+        while not publisher.daemons_connected:  # noqa: ASYNC110 - the publisher has no event for it
             await asyncio.sleep(_CONNECTED_POLL_S)
         told = publisher.published(self.prefix)
         lineages = [lineage for name in told if (lineage := publisher.replicator.lineage(name)) is not None]
@@ -72,23 +72,24 @@ class PostgresSource(Source):
                 self._report()
 
     async def ends(self, names: Sequence[str]) -> list[End]:
-        """Where the primary's log ends. Raises SourceStale."""
+        """The end of the primary's log. Raises SourceStale."""
         primary = self._group.primary
         if primary is None:
             raise SourceStale(f"pg/{self.settings.name}: no primary can be seen")
         position = await self.readers[primary].end()
+        # A promotion during the query may have lost this end.
         if self._group.primary != primary:
             raise SourceStale(f"pg/{self.settings.name}: there is another primary than {primary} now")
         self._group.gave_end(position)
         return [End(name, 0, position) for name in names]
 
     def saw(self, name: str, observation: ServerObservation, now: float) -> None:
-        """A reader has an answer."""
+        """A reader has received a reading."""
         self._group.saw(name, observation, now)
         self._publish()
 
     def lost(self, name: str, reason: str, now: float) -> None:
-        """A reader has none."""
+        """A reader could not reach its server."""
         self._group.lost(name, reason, now)
         self._publish()
 
@@ -110,7 +111,7 @@ class PostgresSource(Source):
         self._report(only_changes=True)
 
     def _identity(self, publisher: Publisher, mark: str, identity: str) -> str:
-        """One that went never comes back: a slot that is made anew, a replica that was forgotten, has another."""
+        """Identities are never reused: a slot that is recreated, or a replica that was forgotten, gets a new one."""
         lineage = publisher.replicator.lineage((self.prefix + mark, 0))
         if lineage is None or identity not in lineage.retired:
             return identity
@@ -156,7 +157,7 @@ class PostgresSource(Source):
         listed = self.readers.keys()
         self._wanted = set(listed) if marks & set(DERIVED) else marks & listed
         if any(self._group.is_found(mark) for mark in marks):
-            # Until it is known who the primary is, any of them may be.
+            # Any listed server may be the primary until the primary is known.
             self._wanted |= {self._group.primary} if self._group.primary is not None else set(listed)
         for reader in self.readers.values():
             reader.nudge()

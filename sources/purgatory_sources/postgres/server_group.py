@@ -1,7 +1,7 @@
-"""What is known of a primary and its replicas, and the marks that follow from it. Without I/O: time is passed in.
+"""The state of a primary and its replicas, and the marks derived from it. No I/O; times are passed in.
 
-Positions never go back here without a reason that is told: a replica that restarted or was built anew, or a new lineage
-(timelines.py). A server that cannot be seen keeps the position it was last seen at, and is stale.
+A position moves back only for a reason that is published with it: a replica was restarted or rebuilt, or a new lineage
+began (timelines.py). A server that cannot be seen keeps its last position and is stale.
 """
 
 from collections import Counter
@@ -16,13 +16,13 @@ from purgatory_sources.postgres.observations import FoundReplica, ServerObservat
 from purgatory_sources.postgres.timelines import Timelines
 
 SLOT: Final = "slot:"
-"""Marks of logical slots begin with this."""
+"""Prefix of the marks of logical slots."""
 _UNSEEN: Final = "it was not seen yet"
 _NAME_LENGTH_MAX: Final = 200
 
 
 class MarkChange(NamedTuple):
-    """What is to be told of a mark. `mark` is its name without "pg/NAME/"; a position of None: it is gone."""
+    """A change of a mark to publish. `mark` is the name without "pg/NAME/"; position None: the mark is gone."""
 
     mark: str
     position: int | None
@@ -31,7 +31,7 @@ class MarkChange(NamedTuple):
 
 
 class StaleMark(NamedTuple):
-    """A mark that cannot be seen now, and when it last could be; with `is_prefix`, all marks that begin so."""
+    """A mark that cannot be seen now, and when it was last seen. With `is_prefix`: all marks with this prefix."""
 
     mark: str
     seen_at: float
@@ -40,16 +40,16 @@ class StaleMark(NamedTuple):
 
 
 class GroupSettings(NamedTuple):
-    """How the servers of one name belong together.
+    """How the servers of one name form a group.
 
     Attributes:
-        listed: Names of the servers that are asked themselves.
-        finds_replicas: Replicas that only the primary knows count, too.
-        quorum: How many replicas make one; None: the majority.
+        listed: Names of the servers that are polled directly.
+        finds_replicas: Replicas that are known only through the primary count too.
+        quorum: Number of replicas in a quorum; None: the majority.
         lossless_promotion: A promotion loses nothing that was acknowledged (synchronous replication), unless the source
-            saw more on the old timeline than the new one has.
-        system_id: The only system that counts; None: the one that was seen first.
-        forget_after_s: A replica that only the primary knows, and that has been gone for so long, counts no more.
+            saw a higher position on the old timeline than the fork.
+        system_id: The only accepted system identifier; None: the first one seen.
+        forget_after_s: A replica known only through the primary is removed after being disconnected for this long.
     """
 
     listed: tuple[str, ...]
@@ -68,17 +68,24 @@ class _Server:
     seen_at: float
     stale: str = _UNSEEN
     is_heard: bool = False
-    """It answered when it was last asked, whether or not what it said counts."""
+    """It answered the last query, whether or not the answer counts."""
     was_asked: bool = False
     is_primary: bool = False
     timeline: int = 0
     aliases: frozenset[str] = frozenset()
     has_joined: bool = True
-    """It counts in derived marks. One that comes later does so from when it has what they say."""
+    """It counts in derived marks. A later replica joins once it has reached the published positions."""
 
 
 class ServerGroup:
-    """The servers of one name. `told` are the offsets that daemons have of its marks, `identity` an earlier run's."""
+    """The servers of one name.
+
+    Args:
+        settings: How the servers form a group.
+        told: Offsets of its marks at the daemons.
+        identity: Identity of the lineage of an earlier run; empty: none.
+        now: Start time of this run.
+    """
 
     def __init__(self, settings: GroupSettings, told: Mapping[str, int], identity: str, now: float) -> None:
         self._settings: Final = settings
@@ -95,7 +102,7 @@ class ServerGroup:
         self._dirty: Final[set[str]] = set()
         self._set_back: Final[set[str]] = set()
         self._may_go_back: Final[set[str]] = set()
-        """Derived marks, since a replica went back."""
+        """Derived marks that may move back because a replica moved back."""
         self._slots_seen_at = now
         self._is_split = False
         self._has_found = False
@@ -109,10 +116,10 @@ class ServerGroup:
                 self._servers[mark] = _Server(mark, False, position, now)
         for server in self._servers.values():
             server.has_joined = not 0 <= server.position < self._derived[ALL].position
-        # Told again, so that all are of one lineage, even where the last break was not told to its end.
+        # Publish all marks again so that they share one lineage, even if the last break was only partly published.
         self._dirty.update(told)
 
-    # What was seen.
+    # Observations.
 
     def saw(self, name: str, observation: ServerObservation, now: float) -> None:
         """A listed server has answered."""
@@ -129,7 +136,7 @@ class ServerGroup:
         self._settle(now)
 
     def lost(self, name: str, reason: str, now: float) -> None:
-        """A listed server could not be asked."""
+        """A listed server could not be polled."""
         server = self._servers[name]
         server.was_asked, server.is_heard = True, False
         server.stale = reason
@@ -142,22 +149,22 @@ class ServerGroup:
         self._settle(now)
 
     def gave_end(self, position: int) -> None:
-        """Somebody was told that the log ends here."""
+        """The end of the log has been returned to a client as `position`."""
         self._highest_end = max(self._highest_end, position)
 
     @property
     def primary(self) -> str | None:
-        """The server that is the primary now, if there is one that can be seen."""
+        """The server that is the primary now; None if no primary can be seen."""
         return next((one.name for one in self._servers.values() if one.is_primary and not one.stale), None)
 
     def is_found(self, mark: str) -> bool:
-        """Whether it is the primary who must be asked for this mark."""
+        """Whether the mark is read from the primary."""
         return mark.startswith(SLOT) or mark in DERIVED or mark not in self._settings.listed
 
-    # What is to be told.
+    # Results.
 
     def take_changes(self) -> list[MarkChange]:
-        """What has changed since this was last called."""
+        """The changes since the last call."""
         identity = self.lineage.identity if self.lineage is not None else ""
         changes = []
         for mark in sorted(self._dirty):
@@ -169,7 +176,7 @@ class ServerGroup:
         return changes
 
     def stale_marks(self) -> list[StaleMark]:
-        """What cannot be seen now."""
+        """The marks that cannot be seen now."""
         stale = [StaleMark(one.name, one.seen_at, one.stale) for one in self._servers.values() if one.stale]
         for kind, derived in self._derived.items():
             if derived.stale:
@@ -181,7 +188,7 @@ class ServerGroup:
 
     @property
     def is_complete(self) -> bool:
-        """Each server was asked at least once, and the primary for its replicas."""
+        """Each listed server was polled at least once, and the primary has listed its replicas."""
         return all(one.was_asked or not one.is_listed for one in self._servers.values()) and (
             self._has_found or not self._settings.finds_replicas
         )
@@ -194,10 +201,10 @@ class ServerGroup:
         server = self._servers.get(mark)
         return None if server is None else server.position
 
-    # How observations change it.
+    # State changes.
 
     def _adopt(self, now: float) -> bool:
-        """Decides which system this is: the one that was asked for, or the primary's, or what all that answer say."""
+        """Choose the system: the configured one, or the primary's, or the one on which all answering servers agree."""
         held = [one for one in self._held.values() if self._settings.system_id in (None, one.system_id)]
         chosen = next((one for one in held if one.is_primary), None)
         if chosen is None:
@@ -223,12 +230,13 @@ class ServerGroup:
         other = lineage.other_system(observation.system_id)
         if other:
             server.stale = other
-            server.is_heard = False  # by those it does not belong to
+            server.is_heard = False  # it does not belong to this group, so it cannot be a rival primary
             return
         if observation.timeline > lineage.timeline:
             self._switch(lineage, server, observation)
         elif observation.timeline == lineage.timeline:
             lineage.learn_forks(observation.forks)
+        # A demoted primary counts in derived marks only once it has caught up with them, so it does not lower them.
         if server.is_primary and not observation.is_primary:
             server.has_joined = False
         server.timeline, server.is_primary = observation.timeline, observation.is_primary
@@ -247,7 +255,7 @@ class ServerGroup:
             self._take_of_primary(server, observation, now)
 
     def _switch(self, lineage: Timelines, server: _Server, observation: ServerObservation) -> None:
-        """There was a promotion: what the old timeline has above the fork is lost."""
+        """Handle a promotion: everything on the old timeline above the fork is lost."""
         seen = 0 if server.stale else max(server.position, 0)
         fork = lineage.switch(observation.timeline, observation.forks, seen)
         highest = max([self._highest_end, *(one.position for one in self._servers.values())])
@@ -257,7 +265,7 @@ class ServerGroup:
         self._cut(fork)
 
     def _cut(self, fork: int) -> None:
-        """Nothing above the fork is known of anybody any more, and all marks are of the new lineage."""
+        """Lower all positions to the fork and publish all marks in the new lineage."""
         self._highest_end = -1
         for server in self._servers.values():
             self._move(server, min(server.position, fork))
@@ -268,7 +276,7 @@ class ServerGroup:
         self._dirty.update(self._servers, self._derived, (SLOT + slot for slot in self._slots))
 
     def _look_for_rivals(self, lineage: Timelines) -> None:
-        """Two primaries on one timeline were both promoted to it: nobody can say whose log is meant."""
+        """Detect two primaries that were promoted to the same timeline: their logs cannot be distinguished."""
         rivals = [
             one.name
             for one in self._servers.values()
@@ -295,7 +303,8 @@ class ServerGroup:
                 reason = f"the slot is invalidated ({why}): drop it and create it again"
                 self._invalidated_slots.setdefault(slot, StaleMark(SLOT + slot, self._slots_seen_at, reason))
             for slot, position in observation.slots.items():
-                # A consumer may be sent again what it confirmed, after a crash of the primary; it has it all the same.
+                # After a crash of the primary, a consumer may receive again what it had confirmed. It still has it, so
+                # the mark stays.
                 if len(slot) <= _NAME_LENGTH_MAX and position > self._slots.get(slot, -1):
                     self._slots[slot] = position
                     self._dirty.add(SLOT + slot)
@@ -345,13 +354,13 @@ class ServerGroup:
             self._dirty.add(server.name)
 
     def _settle(self, now: float) -> None:
-        """Derives the marks of several replicas."""
+        """Recompute the derived marks."""
         wanted = max(self._derived[ALL].position, self._derived[QUORUM].position)
         for server in self._servers.values():
             if not server.has_joined and server.position >= wanted and not server.stale:
                 server.has_joined = True
         replicas = [one for one in self._servers.values() if one.has_joined and not one.is_primary]
-        # A listed server that was not seen since we started may be the primary: it counts, as one that has nothing.
+        # A listed server that this run has not seen may be the primary. It counts as a replica that has nothing.
         members = [
             CountedReplica(one.name, one.position if one.timeline or not one.is_listed else -1, one.seen_at, one.stale)
             for one in replicas
@@ -360,8 +369,8 @@ class ServerGroup:
             after = derive(kind, members, self._settings.quorum)
             if kind != ANY and not self.is_complete and not after.stale:
                 after = Derived(-1, "its replicas are still being looked for", after.seen_at)
-            # But for a replica that went back, it goes back only as a server changes its role or leaves: what was said
-            # of it is still true of that server.
+            # Unless a replica moved back, a derived mark is lower only because a server changed its role or left. The
+            # published value is still true of that server, so it is kept.
             if after.position < before.position and (after.position < 0 or kind not in self._may_go_back):
                 after = after._replace(position=before.position)
             elif after.position >= 0:

@@ -1,4 +1,4 @@
-"""Asks one server again and again where it stands: often while somebody waits for it, else every second."""
+"""Polls one server for its position: frequently while a wait needs it, otherwise every second."""
 
 import asyncio
 import contextlib
@@ -26,10 +26,10 @@ _Connection = psycopg.AsyncConnection[TupleRow]
 
 _BACK_OFF_S: Final = (0.2, 5.0)
 _BACK_OFF_WANTED_S: Final = 0.5
-"""The longest pause while somebody waits for this server."""
+"""Maximum pause while a wait needs this server."""
 
-# What does not change while a connection lasts. The control file's timelines are those of a replica that gets its log
-# from an archive, or not at all now; they may be late, never early.
+# Constant for the lifetime of a connection. The control file's timelines are the fallback for a replica that restores
+# from an archive or receives nothing at the moment; they may be outdated, but never ahead.
 _IDENTITY: Final = b"""
 SELECT (SELECT system_identifier FROM pg_control_system()),
        current_setting('wal_block_size')::bigint,
@@ -40,8 +40,8 @@ SELECT (SELECT system_identifier FROM pg_control_system()),
                 (SELECT min_recovery_end_timeline FROM pg_control_recovery()))
 """
 
-# A server may leave recovery between two calls, but never enters it while a connection lasts: each CASE fits what
-# recovery was when it was asked. OFFSET 0 keeps that one call from being made into three.
+# A server may leave recovery between two calls, but it cannot enter recovery during a connection. Each CASE therefore
+# uses the recovery state read at the start. OFFSET 0 prevents the planner from duplicating that call.
 _POSITION: Final = """
 SELECT r.recovers,
        (CASE WHEN r.recovers THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END - '0/0')::bigint,
@@ -51,9 +51,9 @@ SELECT r.recovers,
 FROM (SELECT pg_is_in_recovery() AS recovers OFFSET 0) r
 """
 _ALONE: Final = _POSITION.format(others="NULL, NULL").encode()
-# Senders to a logical slot and programs that only receive the log are not replicas; the latter report no replay_lsn.
-# The ways in which a slot is invalidated have columns of their own, each since another release (wal_status 13,
-# conflicting 16, invalidation_reason 17): read as JSON, a column that does not exist is null.
+# Logical senders and programs that only receive the log are not replicas; the latter report no replay_lsn. Slot
+# invalidation is reported in columns that were added in different releases (wal_status 13, conflicting 16,
+# invalidation_reason 17). Read as JSON, a missing column is null.
 _WITH_OTHERS: Final = _POSITION.format(
     others="""
        CASE WHEN r.recovers THEN NULL ELSE (
@@ -79,8 +79,8 @@ SELECT to_regprocedure('purgatory_timeline_history(integer)') IS NOT NULL,
 _OWN_HISTORY: Final = b"SELECT purgatory_timeline_history(%s)"
 _READ_HISTORY: Final = b"SELECT pg_read_file('pg_wal/' || lpad(upper(to_hex(%s)), 8, '0') || '.history')"
 
-# What is not flushed does not reach the replicas, and without a commit that may take 15 seconds. To give out a
-# transaction's number makes a commit record, which the server's log writer flushes within wal_writer_delay.
+# Replicas receive only flushed log, and without a commit a flush may take 15 seconds. Assigning a transaction id writes
+# a commit record, which the WAL writer flushes within wal_writer_delay.
 _END: Final = b"""
 SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint, pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn()
 """
@@ -88,7 +88,7 @@ _FLUSH_SOON: Final = b"SELECT pg_current_xact_id()"
 
 
 class ObservationListener(Protocol):
-    """Whom a reader tells."""
+    """Receives the readings of a reader."""
 
     def saw(self, name: str, observation: ServerObservation, now: float) -> None: ...
 
@@ -96,7 +96,7 @@ class ObservationListener(Protocol):
 
 
 class ServerReader:
-    """One server's connection and what it answers. `is_wanted` says whether somebody waits for it now."""
+    """Connection to one server. `is_wanted` returns whether a wait needs the server now."""
 
     def __init__(
         self,
@@ -114,17 +114,17 @@ class ServerReader:
         self._connection: _Connection | None = None
         self._failures = 0
         self.is_refused = False
-        """It does not let us in, or not look."""
+        """The server rejects the login or the query."""
         self.queries = 0
-        """How many were sent."""
+        """Number of queries sent."""
 
     def nudge(self) -> None:
-        """Demand has changed: it looks at once if somebody waits."""
+        """Demand has changed: poll at once if a wait needs this server."""
         if self._is_wanted():
             self._nudge.set()
 
     async def run(self) -> None:
-        """Connects and asks until cancelled."""
+        """Connect and poll until cancelled."""
         while True:
             try:
                 async with self._connected() as connection:
@@ -137,7 +137,7 @@ class ServerReader:
             await self._pause(back_off_s, _BACK_OFF_WANTED_S)
 
     async def end(self) -> int:
-        """Where the log of this primary ends, by a look that begins now. Raises SourceStale."""
+        """The end of this primary's log, read after the call began. Raises SourceStale."""
         connection = self._connection
         if connection is None:
             raise SourceStale(f"{self.name} cannot be seen")
@@ -152,7 +152,7 @@ class ServerReader:
     @contextlib.asynccontextmanager
     async def _connected(self) -> AsyncIterator[_Connection]:
         parameters: dict[str, Any] = {"application_name": "purgatory-source", **self._server.parameters}
-        # Commits of ours wait for nobody; what could hold a look up is given up on the server, too.
+        # Our commits do not wait for replicas. The server itself cancels a query that exceeds the timeout.
         milliseconds = round(self._settings.timeout_s * 1000)
         options = f"-c synchronous_commit=off -c statement_timeout={milliseconds} -c default_transaction_read_only=off"
         parameters["options"] = f"{parameters.get('options', '')} {options}".strip()
@@ -165,7 +165,7 @@ class ServerReader:
             await connection.close()
 
     async def _ask(self, connection: _Connection) -> None:
-        """Asks until it fails."""
+        """Poll until a query fails."""
         identity = await self._row(connection, _IDENTITY)
         system_id, page_bytes, segment_bytes, cluster_name, conninfo, control_timeline = identity
         pages = LogPages(page_bytes, segment_bytes)
@@ -204,7 +204,7 @@ class ServerReader:
             await self._pause(began + interval - time.monotonic(), self._settings.poll_s)
 
     async def _history(self, connection: _Connection, timeline: int) -> Mapping[int, int] | None:
-        """Where the timelines before this one were left; None if we may not read it."""
+        """End of each earlier timeline; None if the login may not read the history."""
         if timeline <= 1:
             return {}
         has_own, may_read = await self._row(connection, _MAY_READ_HISTORY)
@@ -233,7 +233,7 @@ class ServerReader:
         return row
 
     async def _pause(self, seconds: float, seconds_if_wanted: float) -> None:
-        """Sleeps; when somebody begins to wait meanwhile, no longer than that."""
+        """Sleep for `seconds`, or for at most `seconds_if_wanted` if a wait needs the server."""
         if seconds <= 0:
             await asyncio.sleep(0)
             return
@@ -247,13 +247,13 @@ class ServerReader:
 
 
 def _cut_off(connection: _Connection) -> None:
-    """Makes a query that is not answered fail. To cancel it does not do: psycopg then asks the server, and waits."""
+    """Make a pending query fail. Cancelling the task would not: psycopg then asks the server, and waits for it."""
     with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as same:
         same.shutdown(socket.SHUT_RDWR)
 
 
 def _application_name(conninfo: str | None) -> str:
-    """What a replica calls itself to its primary, of the settings it connected with."""
+    """The application_name with which a replica connects to its primary."""
     if not conninfo:
         return ""
     try:
@@ -263,10 +263,10 @@ def _application_name(conninfo: str | None) -> str:
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Only somebody with the right to can change it: a login, an entry in pg_hba.conf, a grant."""
+    """Whether an administrator must fix it: a login, an entry in pg_hba.conf, a grant."""
     if isinstance(error, psycopg.errors.InsufficientPrivilege | psycopg.errors.InvalidAuthorizationSpecification):
         return True
-    # libpq has no SQLSTATE for what fails while it connects.
+    # libpq reports no SQLSTATE for errors during connect.
     text = str(error)
     return isinstance(error, psycopg.OperationalError) and any(
         words in text

@@ -1,8 +1,9 @@
-"""Which history the servers of one name share: the system they were made of, and its timelines.
+"""The history shared by the servers of one name: the system they were created from, and its timelines.
 
-A promotion begins a new timeline at some position, the fork. What the old timeline had above it is lost, and positions
-there mean something else from then on. All marks of a name belong to one lineage, named by its `identity`; positions of
-servers that are still on an older timeline count as far as the fork, because up to there both have the same records.
+A promotion begins a new timeline at a position called the fork. Everything on the old timeline above the fork is lost,
+and positions there mean something else from then on. All marks of a name belong to one lineage, named by its
+`identity`. The position of a server on an older timeline counts up to the fork, because both timelines contain the same
+records up to there.
 """
 
 import re
@@ -15,31 +16,31 @@ _IDENTITY: Final = re.compile(r"(([0-9]+)/([0-9]+)(?:\.([0-9]+))?)(?:#[0-9]+)?")
 
 
 def forks_of(history: str) -> dict[int, int]:
-    """Where each timeline before was left, from the text of a timeline's .history file."""
+    """The end of each ancestor timeline, from the text of a .history file."""
     lines = (line.split("#")[0].split() for line in history.splitlines())
     return {int(words[0]): offset_of_lsn(words[1]) for words in lines if len(words) >= 2}
 
 
 def newest_identity(identities: Iterable[str]) -> str:
-    """That of the last break among those that an earlier run has told; empty if there is none."""
+    """The identity of the most recent break published by an earlier run; empty if there is none."""
     found = [(int(match[3]), int(match[4] or 0), match[1]) for one in identities if (match := _IDENTITY.fullmatch(one))]
     return max(found, default=(0, 0, ""))[2]
 
 
 class Timelines:
-    """The system and timeline that marks belong to, and where its timelines forked."""
+    """The system and timeline of the marks, and the forks between its timelines."""
 
     def __init__(self, system_id: int, timeline: int) -> None:
         self.system_id: Final = system_id
         self.timeline = timeline
-        """The newest one seen."""
+        """The newest timeline seen."""
         self._broken_at = timeline
         self._renewals = 0
         self._forks: dict[int, int] = {}
 
     @classmethod
     def of_identity(cls, identity: str) -> Self | None:
-        """The lineage that an earlier run gave this name. None if it is no such name."""
+        """The lineage with this identity; None if the identity has another form."""
         match = _IDENTITY.fullmatch(identity)
         if match is None:
             return None
@@ -49,21 +50,23 @@ class Timelines:
 
     @property
     def identity(self) -> str:
-        """Changes with each break: "SYSTEM/TIMELINE", and how often that had to be renewed."""
+        """SYSTEM/TIMELINE, followed by .N after N further breaks on the same timeline. Changes with each break."""
         name = f"{self.system_id}/{self._broken_at}"
         return f"{name}.{self._renewals}" if self._renewals else name
 
     def other_system(self, system_id: int) -> str:
-        """Why a server of this system does not belong here; empty if it does."""
+        """Why a server of this system does not belong to the group; empty if it does."""
         if system_id == self.system_id:
             return ""
         return f"another system answers at this address: its identifier is {system_id}, not {self.system_id}"
 
     def switch(self, timeline: int, forks: Mapping[int, int] | None, fork_at_least: int) -> int:
-        """A newer timeline was seen. Returns where it left the one before: 0 if nobody can say.
+        """Move to a newer timeline. Returns the end of the previous one; 0 if it is unknown.
 
-        `forks` are those of its history file, None if that may not be read. Then `fork_at_least` counts: what
-        the promoted server was seen to have of the old timeline.
+        Args:
+            timeline: The new timeline.
+            forks: The ends of earlier timelines from its history file; None if the file may not be read.
+            fork_at_least: Used without `forks`: the last position seen of the promoted server on the old timeline.
         """
         assert timeline > self.timeline, (timeline, self.timeline)
         known = {**self._forks, self.timeline: fork_at_least} if forks is None else dict(forks)
@@ -73,19 +76,19 @@ class Timelines:
         return fork
 
     def learn_forks(self, forks: Mapping[int, int] | None) -> None:
-        """The current timeline's history, read after the switch to it."""
+        """Store the current timeline's history if it was read only after the switch."""
         if forks is not None and not self._forks:
             self._forks = dict(forks)
 
     def break_here(self) -> None:
-        """What was said of the history until now does not hold for what comes: a new identity."""
+        """Begin a new lineage: values published until now do not apply to later ones."""
         if self._broken_at == self.timeline:
             self._renewals += 1
         else:
             self._broken_at, self._renewals = self.timeline, 0
 
     def shared(self, timeline: int, position: int) -> int:
-        """How much of what a server on this timeline has at `position` is of the current history. 0: nobody can say."""
+        """The part of `position` on this timeline that belongs to the current history; 0 if it is unknown."""
         return position if timeline == self.timeline else min(position, self._forks.get(timeline, 0))
 
     def left_behind(self, timeline: int) -> str:

@@ -1,1 +1,1 @@
-"""What every source needs: lineages of marks, links to daemons, demand, reports."""
+"""Code shared by all sources: lineages of marks, links to daemons, demand, reports."""

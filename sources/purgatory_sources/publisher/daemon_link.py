@@ -1,6 +1,4 @@
-"""The link to one daemon: tells it marks and how the source fares, hears what is waited on, and is there again after it
-broke.
-"""
+"""The link to one daemon: sends marks and health reports, receives demand, and reconnects after a failure."""
 
 from __future__ import annotations
 
@@ -24,15 +22,15 @@ from purgatory_sources.publisher.reports import End, SourceState, StaleMarks
 HEARTBEAT_S: Final = 1.0
 _EVENTS_PER_BATCH_MAX: Final = 5_000
 _LOOKS_MAX: Final = 50
-"""More than these are looked at by one listing."""
+"""Up to this many marks are read back one by one; more are read with a single listing."""
 _DEMAND_KEPT_S: Final = 10.0
-"""For so long after a link broke, what was waited on there counts as waited on."""
+"""How long the demand of a broken link stays in force."""
 
 _logger = logging.getLogger("purgatory_sources")
 
 
 class PublisherOfLink(Protocol):
-    """What a link needs from its publisher."""
+    """The part of a publisher that a link uses."""
 
     @property
     def name(self) -> str: ...
@@ -47,7 +45,7 @@ class PublisherOfLink(Protocol):
 
 
 class DaemonLink:
-    """One daemon that a publisher publishes to. `open_client` makes a client of it."""
+    """The connection to one daemon. `open_client` opens a client of it."""
 
     def __init__(self, address: str, open_client: Callable[[], AsyncClient], publisher: PublisherOfLink) -> None:
         self.address: Final = address
@@ -62,15 +60,15 @@ class DaemonLink:
         self._lost_at = 0.0
 
     def wake(self) -> None:
-        """Something may be due."""
+        """Signal that marks may be due."""
         self._due.set()
 
     def health_changed(self) -> None:
-        """Report before the next heartbeat."""
+        """Send a report before the next heartbeat."""
         self._health_changed.set()
 
     async def run(self) -> None:
-        """Keep the link up until cancelled. Raises what no other attempt can cure."""
+        """Keep the link up until cancelled. Errors that a retry cannot fix are raised."""
         backoff = Backoff(base=0.2, cap=5.0)
         while True:
             error: BaseException | None = None
@@ -79,7 +77,7 @@ class DaemonLink:
             except* PurgatoryClientError as group:
                 error = _first(group)
             self._lost(str(error) or repr(error))
-            # Not at once even by chance: a daemon that has just ended is not back within 50 ms.
+            # The minimum delay prevents an immediate retry: a daemon that has just stopped is not back within 50 ms.
             await asyncio.sleep(0.05 + backoff.next_delay())
 
     def _lost(self, said: str) -> None:
@@ -103,6 +101,7 @@ class DaemonLink:
             await self._report(link)
             tasks.create_task(self._heartbeat(link))
             tasks.create_task(self._listen(link, tasks))
+            # Nothing may be published before the daemon's marks are known: another source may have published more.
             await self._read_back(client)
             self.is_connected = True
             backoff.reset()
@@ -118,6 +117,7 @@ class DaemonLink:
             if marks.to_look_at:
                 await self._look(client)
             batch = replicator.take(marks, time.monotonic(), _EVENTS_PER_BATCH_MAX)
+            # Before sending: after a crash the stored lineages must not be behind those of a daemon.
             self._publisher.keep_lineages()
             if batch.events:
                 receipt = await client.advance_many(batch.events)

@@ -1,8 +1,9 @@
-"""The lineages of a source's marks on disk, so that a restarted source knows a break that it slept through.
+"""Stores the lineages of a source's marks on disk, so that a restarted source detects breaks that happened while it was
+down.
 
-One SQLite file. A lineage that begins is written before any daemon is told of it; offsets follow within seconds, as a
-former offset only serves to see that the present one is lower. A power failure may take the last ones away: then
-daemons know a higher epoch than the file, which is handled as if another source had told it.
+The storage is one SQLite file. A new lineage is written before any daemon receives its events. Offsets are written
+within seconds; they are only used to detect that the current offset is lower. A power failure may lose the last writes.
+Daemons then have a higher epoch than the file, which is handled as if another source had published it.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ _KEEP: Final = "INSERT OR REPLACE INTO lineages VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
 class LineageStore:
-    """Keeps lineages in a folder, or in memory without one. For one process at a time.
+    """Stores lineages in a folder, or in memory if there is none. Only one process may use a folder at a time.
 
     Raises:
-        SourceRefused: The file is in use, damaged, of a newer version, or cannot be made.
+        SourceRefused: The file is in use, damaged, written by a newer version, or cannot be created.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -41,6 +42,7 @@ class LineageStore:
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
             self._file: Final = sqlite3.connect(":memory:" if self._path is None else self._path, isolation_level=None)
+            # The lock is kept until the connection closes, so a second source in this folder is refused here.
             self._file.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._file.execute("PRAGMA journal_mode = WAL")
             self._file.execute("PRAGMA synchronous = NORMAL")
@@ -55,7 +57,7 @@ class LineageStore:
             raise self._unusable(error) from error
 
     def load(self) -> dict[MarkName, MarkLineage]:
-        """What was kept. What an earlier run has seen is the floor of what this one may tell in the same lineage."""
+        """The stored lineages. The offset of an earlier run is a floor: this run publishes nothing below it there."""
         try:
             rows = self._file.execute("SELECT * FROM lineages").fetchall()
         except sqlite3.Error as error:
@@ -68,7 +70,7 @@ class LineageStore:
         }
 
     def keep(self, lineages: Iterable[tuple[MarkName, MarkLineage]]) -> None:
-        """Write these, all or none. Raises SourceRefused when they cannot be written."""
+        """Write these lineages in one transaction. Raises SourceRefused if they cannot be written."""
         rows = [
             (
                 *(name),

@@ -1,12 +1,12 @@
-"""The history that a mark belongs to, and the rules by which an observation goes on with it or breaks it.
+"""The lineage of a mark, and the rules that decide whether an observation continues the lineage or breaks it.
 
-A lineage's epoch is the partition's leader epoch in the daemons. It goes up by one at each break, so that waits and
-tokens which name it end (74) instead of being answered from another history.
+The epoch of a lineage is the partition's leader epoch in the daemons. Each break increments it, so that waits and
+tokens that name the old epoch fail (error 74) instead of being answered from another history.
 
-Another source, or an earlier run of this one, may have told a daemon more than this one has seen. Then nothing is
-told of the mark until this source has caught up with that, or enough time has passed that what it sees must be newer:
-it is *unsettled*. Without that, a source that reads a second late would answer waits of the new lineage by offsets of
-the old, or take its own delay for a break.
+Another source, or an earlier run of this one, may have published more than this run has seen. The mark is then
+*unsettled*: nothing is published until this source has caught up, or until enough time has passed that its readings
+must be newer. Without this rule, a source that reads a second late would complete waits of the new lineage with offsets
+of the old one, or would mistake its own delay for a break.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from typing import Final
 from purgatory_sources.publisher.observation import Observation
 
 RETIRED_MAX: Final = 16
-"""Identities of earlier lineages that are remembered, to know what is late from what is new."""
+"""Number of identities of earlier lineages to remember. They distinguish a late reading from a new lineage."""
 
 
 class MarkLineage:
-    """What is known of one mark. `epoch` and `identity` are of its present lineage.
+    """The state of one mark. `epoch` and `identity` belong to its current lineage.
 
     Attributes:
-        offset: The newest seen, by this run; -1: nothing.
-        is_seen: This run has seen it.
-        is_gone: It was there once and is not now.
+        offset: The newest offset seen by this run; -1: none.
+        is_seen: This run has seen the mark.
+        is_gone: The mark existed and has been removed.
         retired: Identities of its earlier lineages.
-        floor: What a daemon has, or an earlier run saw, and this run not yet; -1: nothing.
-        is_foreign: Somebody else told of the break with which the epoch began.
-        unsettled_until: When what this source sees must be newer than `floor`, in the replicator's seconds.
+        floor: The offset that a daemon has or an earlier run saw, and that this run has not reached yet; -1: none.
+        is_foreign: The break that began this epoch was published by another source.
+        unsettled_until: Time from which this source's readings must be newer than `floor`; seconds of the replicator's
+            clock.
     """
 
     __slots__ = (
@@ -58,7 +59,7 @@ class MarkLineage:
         self.unsettled_until = 0.0
 
     def take(self, seen: Observation) -> bool:
-        """Go on with what was seen. False: it is known already, or older than what is."""
+        """Apply an observation. Returns False if it is already known or older than the current state."""
         offset = seen.offset
         identity = seen.identity
         if identity and identity in self.retired:
@@ -72,8 +73,8 @@ class MarkLineage:
             self._begin(identity, offset, is_break=not (self.is_foreign and was_seen))
             return True
         if identity and self.identity and identity != self.identity:
-            # What this run has not seen before may have changed at any time since; of what it has seen, whoever told of
-            # the foreign break saw the same change.
+            # A mark that this run had not seen before may have changed at any time since the last run. If it had
+            # seen the mark, the source that published the foreign break saw this same change.
             self._begin(identity, offset, is_break=not (self.is_foreign and was_seen))
             return True
         if was_seen and offset < self.offset:
@@ -88,7 +89,7 @@ class MarkLineage:
         return True
 
     def fast_forward(self, epoch: int, mark: int, until: float) -> None:
-        """A daemon has more than this run has seen: `mark` in `epoch`."""
+        """A daemon has more than this run has seen: offset `mark` in `epoch`."""
         if epoch > self.epoch:
             self.epoch = epoch
             self.is_foreign = True
@@ -98,11 +99,11 @@ class MarkLineage:
         self.unsettled_until = until
 
     def settle(self, now: float, sees_since: float) -> bool:
-        """Whether it may be told. What turns out to be lower than the floor for good begins a new lineage.
+        """Whether the mark may be published. An offset that stays below the floor begins a new lineage.
 
         Args:
-            now: In the replicator's seconds.
-            sees_since: From then on what the source sees is newer than it; in the future while it sees nothing.
+            now: Seconds of the replicator's clock.
+            sees_since: Time from which readings are newer than the last outage; in the future during an outage.
         """
         if self.floor < 0 and not self.is_foreign:
             return True

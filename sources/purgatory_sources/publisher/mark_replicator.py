@@ -1,7 +1,8 @@
-"""What has to be told to each daemon so that it knows what the source has seen. No clock, socket or file in here.
+"""Computes which events each daemon must receive to have the marks that the source has seen. It uses no clock, socket
+or file.
 
-A daemon is told of a mark never above what was observed in its lineage, never lower without a break, and the newest
-value always arrives: a name whose value a daemon may not have stays *due* there until a batch has taken it.
+A daemon never receives a value above what was observed in its lineage, and never a lower one without a break. The
+newest value always arrives: a mark that may be outdated at a daemon stays *due* there until a batch has taken it.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from purgatory_sources.publisher.observation import MarkName, Observation, SeenR
 from purgatory_sources.publisher.reports import PublishedMark, StaleMarks
 
 SETTLE_S: Final = 1.0
-"""How late a source that says it is live may read, beyond the lag that it reports."""
+"""Maximum age (seconds) of a live source's readings, in addition to the lag that it reports."""
 
 _NOBODY: Final = -1
 
 
 class DaemonMark(NamedTuple):
-    """A mark as a daemon lists it; -1 for what it does not know."""
+    """A mark as a daemon lists it; -1: unknown there."""
 
     epoch: int
     offset: int
@@ -31,35 +32,35 @@ class DaemonMark(NamedTuple):
 
 
 class MarkBatch(NamedTuple):
-    """Events to send in this order, and the name that each is of."""
+    """Events in the order in which they must be sent, and the mark that each belongs to."""
 
     events: list[Event]
     names: list[MarkName]
 
 
 class DaemonMarks:
-    """What one daemon has been told, and what is due to it. Only `MarkReplicator` changes it."""
+    """The state of one daemon's marks and the marks that are due to it. Only `MarkReplicator` changes it."""
 
     __slots__ = ("due", "known", "looked_at", "replicas", "to_look_at", "to_look_at_later")
 
     def __init__(self) -> None:
         self.known: Final[dict[MarkName, tuple[int, int]]] = {}
-        """(epoch, offset) as it has them, once everything that was taken has arrived."""
+        """(epoch, offset) at the daemon, provided that every batch taken has arrived."""
         self.replicas: Final[dict[MarkName, SeenReplicas]] = {}
-        """Who keeps the partitions, as it was told since it was connected."""
+        """The replicas that the daemon has received since it connected."""
         self.due: Final[dict[MarkName, None]] = {}
         self.to_look_at: Final[set[MarkName]] = set()
-        """Nothing is told of these before the daemon has been asked what it has: somebody else may have told it."""
+        """Marks to read back before anything is published for them, because another source may have changed them."""
         self.looked_at: Final[set[MarkName]] = set()
         self.to_look_at_later: Final[dict[MarkName, float]] = {}
 
 
 class MarkReplicator:
-    """Turns observations into events, for any number of daemons. All times are seconds of one clock.
+    """Turns observations into events for any number of daemons. All times are seconds of one clock.
 
     Args:
-        lineages: What an earlier run has kept. Taken over, not copied.
-        now: When this run began.
+        lineages: The lineages stored by an earlier run. The dict is used directly, not copied.
+        now: Start time of this run.
     """
 
     def __init__(self, lineages: dict[MarkName, MarkLineage] | None = None, now: float = 0.0) -> None:
@@ -72,24 +73,24 @@ class MarkReplicator:
         self._settle_s = SETTLE_S
         self._sees_since = now
         self._stale: tuple[tuple[str, bool, Sequence[int]], ...] = ()
-        """Marks that the source cannot see: prefix or topic, whether it is the topic's whole name, partitions."""
+        """Marks that the source cannot see: prefix or topic, whether it is the whole topic name, partitions."""
         self.unsaved: Final[dict[MarkName, None]] = {}
-        """Lineages that began. They must be kept before what `take` has returned is told."""
+        """New lineages. They must be stored before the events returned by `take` are sent."""
         self.moved: Final[dict[MarkName, None]] = {}
-        """Lineages whose offset has moved, to be kept at leisure."""
+        """Lineages whose offset has moved. They may be stored later."""
 
     def daemon(self) -> DaemonMarks:
-        """One more daemon. It is told nothing before `on_daemon_marks`."""
+        """Add a daemon. It receives nothing before `on_daemon_marks`."""
         marks = DaemonMarks()
         self._daemons.append(marks)
         return marks
 
     def lineage(self, name: MarkName) -> MarkLineage | None:
-        """What is known of a mark; None: nothing."""
+        """The lineage of a mark; None if the mark is unknown."""
         return self._lineages.get(name)
 
     def published(self, topic_prefix: str) -> dict[MarkName, PublishedMark]:
-        """What all daemons know of the marks under this prefix: the least of each."""
+        """The marks under this prefix at the daemons: for each mark, the lowest epoch and offset at any daemon."""
         told: dict[MarkName, PublishedMark] = {}
         for daemon in self._daemons:
             for name, (epoch, offset) in daemon.known.items():
@@ -100,10 +101,10 @@ class MarkReplicator:
                     told[name] = PublishedMark(epoch, offset)
         return told
 
-    # From the source.
+    # Input from the source.
 
     def observe(self, observations: Iterable[Observation]) -> None:
-        """Take what was seen."""
+        """Apply observations."""
         lineages, unsaved, moved = self._lineages, self.unsaved, self.moved
         for seen in observations:
             name = (seen.topic, seen.partition)
@@ -121,7 +122,7 @@ class MarkReplicator:
                 daemon.due[name] = None
 
     def observe_replicas(self, replicas: Mapping[MarkName, SeenReplicas]) -> None:
-        """Take who keeps these partitions."""
+        """Set the replicas of these partitions."""
         for name, seen in replicas.items():
             if self._replicas.get(name) != seen:
                 self._replicas[name] = seen
@@ -130,8 +131,9 @@ class MarkReplicator:
                         daemon.due[name] = None
 
     def set_health(self, now: float, *, sees: bool, stale: Sequence[StaleMarks] = (), lag_s: float = 0.0) -> None:
-        """The source says whether it sees its marks, which of them it does not see (where it does not say: all, unless
-        it sees), and how late.
+        """Set the health of the source: whether it sees its marks, which ones are stale, and its lag.
+
+        If it does not see its marks and names no stale ones, all are stale.
         """
         self._settle_s = SETTLE_S + lag_s
         hidden = tuple(one[:3] for one in stale) if sees or stale else ((("", False, ()),))
@@ -146,10 +148,10 @@ class MarkReplicator:
                 return float("inf")
         return self._sees_since
 
-    # From the daemons.
+    # Input from the daemons.
 
     def on_daemon_marks(self, daemon: DaemonMarks, marks: Mapping[MarkName, DaemonMark], now: float) -> None:
-        """A daemon was asked for all that it has under the source's prefixes: after each time it was connected."""
+        """A daemon has listed all its marks under the source's prefixes. Call this after each connect."""
         daemon.known.clear()
         daemon.replicas.clear()
         daemon.to_look_at.clear()
@@ -160,7 +162,7 @@ class MarkReplicator:
         daemon.due.update(dict.fromkeys(self._lineages))
 
     def on_daemon_mark(self, daemon: DaemonMarks, name: MarkName, mark: DaemonMark | None, now: float) -> None:
-        """A daemon was asked for one mark. None: it does not know it."""
+        """A daemon has returned one mark. None: it does not have the mark."""
         daemon.to_look_at.discard(name)
         daemon.looked_at.discard(name)
         lineage = self._lineages.get(name)
@@ -168,7 +170,8 @@ class MarkReplicator:
             daemon.known.pop(name, None)
             daemon.replicas.pop(name, None)
         else:
-            # A partition that somebody made a follower is told who leads, as one of an earlier epoch is.
+            # If another client made the partition a follower, treat it as an earlier epoch, so that a leadership event
+            # is sent.
             daemon.known[name] = (mark.epoch if mark.is_leader else _NOBODY, mark.offset)
             if lineage is None:
                 lineage = self._lineages[name] = MarkLineage(max(mark.epoch, 0))
@@ -179,7 +182,7 @@ class MarkReplicator:
                 for other in self._daemons:
                     other.due[name] = None
             elif mark.epoch < 0 and mark.offset > lineage.offset:
-                # Told by somebody who gives no epochs: ours begins with it.
+                # Published by a client that sends no epochs: our lineage continues from that offset.
                 lineage.fast_forward(lineage.epoch, mark.offset, now + self._settle_s)
         if lineage is not None:
             daemon.due[name] = None
@@ -188,7 +191,7 @@ class MarkReplicator:
                 daemon.looked_at.add(name)
 
     def refused(self, daemon: DaemonMarks, name: MarkName, now: float, *, is_stale: bool) -> None:
-        """A daemon refused an event. `is_stale`: for its epoch (74), so that somebody else has told of a break."""
+        """A daemon refused an event. `is_stale`: with error 74 (stale epoch), as another source published a break."""
         daemon.replicas.pop(name, None)
         if is_stale:
             daemon.to_look_at.add(name)
@@ -196,8 +199,10 @@ class MarkReplicator:
             daemon.to_look_at_later[name] = now + 5.0
 
     def take(self, daemon: DaemonMarks, now: float, events_max: int = 10_000) -> MarkBatch:
-        """What is due to a daemon. Whoever takes it sends it, one batch after the other, and calls `refused`; or
-        connects anew and calls `on_daemon_marks`, where it may not have arrived.
+        """Take the events that are due to a daemon.
+
+        The caller sends the batches one after the other and calls `refused` for each refused event. If a batch may not
+        have arrived, the caller reconnects and calls `on_daemon_marks`.
         """
         batch = MarkBatch([], [])
         due = daemon.due
@@ -251,18 +256,18 @@ class MarkReplicator:
             batch.events.append(events.high_watermark(name, offset, leader_epoch=epoch))
             batch.names.append(name)
             daemon.known[name] = (epoch, offset)
-        # No branch for `known` above the lineage: `_settle` returns False until the offset has caught up with what the
-        # daemon has, or begins a new lineage, whose epoch is higher.
+        # No branch for `known` above the lineage: `_settle` returns False until the offset has caught up with the
+        # daemon, or begins a new lineage, whose epoch is higher.
         self._take_replicas(daemon, name, epoch, batch)
 
     def _take_replicas(self, daemon: DaemonMarks, name: MarkName, epoch: int, batch: MarkBatch) -> None:
-        """Who keeps it, where the daemon does not know that. In the mark's own epoch, which none of it breaks."""
+        """Add the replicas that the daemon does not have yet, in the mark's own epoch, so that they break nothing."""
         seen, told = self._replicas.get(name), daemon.replicas.get(name)
         if seen is None or seen == told:
             return
         daemon.replicas[name] = seen
         leads, keeps, in_sync = seen
-        if told is None or told[:2] != seen[:2]:  # it has all waits looked at, so not for a change of the set alone
+        if told is None or told[:2] != seen[:2]:  # leadership rechecks all waits: not for the set alone
             batch.events.append(
                 events.leadership(name, is_leader=True, leader_epoch=epoch, leader_id=leads, replica_ids=keeps)
             )
@@ -274,7 +279,7 @@ class MarkReplicator:
     def _has_looked_at(
         daemon: DaemonMarks, name: MarkName, known: tuple[int, int] | None, lineage: MarkLineage
     ) -> bool:
-        """Before a break is told the daemon is asked, once, whether another source has told of it."""
+        """Whether the daemon's mark has been read back, as is required once before a break is published to it."""
         if known is None or known[0] >= lineage.epoch:
             return True
         if name in daemon.looked_at:
@@ -295,7 +300,7 @@ class MarkReplicator:
     # Time.
 
     def tick(self, now: float) -> None:
-        """Time has passed: what was unsettled may be due now, and some of what was told is to be looked at again."""
+        """Apply the passage of time: unsettled marks may become due, and some published marks must be read back."""
         for name in list(self._unsettled):
             if self._settle(name, self._lineages[name], now):
                 del self._unsettled[name]
@@ -309,7 +314,7 @@ class MarkReplicator:
 
     @property
     def is_waiting_for_time(self) -> bool:
-        """Whether `tick` has anything to do."""
+        """Whether `tick` has work to do."""
         return bool(self._unsettled) or any(daemon.to_look_at_later for daemon in self._daemons)
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""What a source hands over: where a mark was seen to stand."""
+"""The observations that a source passes to the publisher."""
 
 from typing import NamedTuple
 
@@ -7,8 +7,8 @@ MarkName = tuple[str, int]
 
 
 class SeenReplicas(NamedTuple):
-    """Who keeps a partition: its leader's id, the ids of all that are assigned, and of those that are in sync, each in
-    ascending order. It is told for people to see and moves no mark.
+    """The replicas of a partition, for display; they move no mark. The ids of the assigned and of the in-sync replicas
+    are in ascending order.
     """
 
     leader_id: int
@@ -17,17 +17,19 @@ class SeenReplicas(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """What was seen of one mark. Those of one name are handed over in the order in which they were read, but for older
-    ones of the same lineage, which may come late.
+    """One reading of one mark.
+
+    Observations of one mark must be passed in the order in which they were read. Only older readings of the same
+    lineage may arrive late.
 
     Attributes:
         topic: As on the wire, with the source's prefix.
-        partition: 0 where there are none.
-        offset: Where it stands; None: it is gone (the group's offset, the topic, the server).
-        identity: Of its lineage, opaque. A change is a break even where the offset is higher; an identity never comes
-            back. Empty: not known this time, and offsets decide.
-        is_set_back_to: The source knows that a lower offset is a break, as when a group was set back. Without it, and
-            in the same lineage, a lower offset is an older reading, and is left out.
+        partition: 0 if the system has no partitions.
+        offset: The position; None: the mark no longer exists (the group's offset, the topic or the server was removed).
+        identity: Opaque identity of the lineage. A change is a break, even if the offset is higher. An identity is
+            never reused. Empty: unknown for this reading; the offset decides.
+        is_set_back_to: The source knows that a lower offset is a break, for example because a group was reset. Without
+            this flag, a lower offset in the same lineage is an older reading and is ignored.
     """
 
     topic: str

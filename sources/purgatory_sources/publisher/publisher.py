@@ -121,7 +121,7 @@ class Publisher:
         """Set the health of the source. It is repeated to the daemons every second.
 
         Args:
-            state: What the source can do now.
+            state: The current health of the source.
             reason: Why, for people.
             stale: The marks it cannot see. Empty in a state other than LIVE or BEHIND: all marks.
             lag_ms: Milliseconds by which observations lag behind the system.

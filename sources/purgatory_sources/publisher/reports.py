@@ -1,4 +1,4 @@
-"""What a source says of itself, and answers when somebody asks where logs end. Most of it is the client's."""
+"""Health reports of a source, and its replies to requests for the ends of logs. Most types come from the client."""
 
 from typing import NamedTuple, TypeAlias
 
@@ -7,11 +7,11 @@ from purgatory_client.sources.source_link import MarkEnd, SourceState, StaleMark
 __all__ = ["End", "PublishedMark", "SourceState", "StaleMarks"]
 
 End: TypeAlias = MarkEnd
-"""Where a partition ends. Without `leader_epoch` the publisher gives its mark's."""
+"""The end of a partition. If `leader_epoch` is missing, the publisher adds the epoch of the mark."""
 
 
 class PublishedMark(NamedTuple):
-    """What the daemons know of a mark: the lowest epoch and offset among them."""
+    """A mark as published to the daemons: the lowest epoch and offset at any of them."""
 
     epoch: int
     offset: int

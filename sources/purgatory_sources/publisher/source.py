@@ -1,4 +1,4 @@
-"""What a source is."""
+"""The interface of a source."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class Source(ABC):
-    """Watches one system and hands what it sees to a publisher.
+    """Watches one system and passes observations to a publisher.
 
     Attributes:
-        name: What status and metrics call it, without secrets: "kafka://broker:9092".
-        topic_prefixes: It feeds the partitions of all topics that start with one of these: ("kafka/",).
+        name: Name in status output and metrics, without secrets: "kafka://broker:9092".
+        topic_prefixes: Prefixes of the topics whose partitions it publishes: ("kafka/",).
     """
 
     name: str
@@ -25,11 +25,12 @@ class Source(ABC):
 
     @abstractmethod
     async def run(self, publisher: Publisher) -> None:
-        """Watch until cancelled. Raises SourceRefused for what no retry can cure; the program ends with its line."""
+        """Watch until cancelled. Raises SourceRefused for errors that no retry can fix; the program exits with it."""
 
     @abstractmethod
     async def ends(self, names: Sequence[str]) -> list[End]:
-        """Where the partitions of these topics end, by a look that begins now. Raises SourceStale when it cannot see.
+        """The ends of the partitions of these topics, read after the call began. Raises SourceStale if they cannot be
+        read.
 
         Args:
             names: Topics without partition numbers: "kafka/billing/orders", "pg/main/all".

@@ -1,1 +1,1 @@
-"""Fuzzed requests: messages made from the descriptors of the contract, and raw bytes at the ports."""
+"""Fuzzed requests: messages generated from the descriptors of the contract, and raw bytes at the ports."""

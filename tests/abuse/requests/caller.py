@@ -1,7 +1,7 @@
 """Calls every RPC of some services with fuzzed requests, many at a time, over one channel.
 
-Streams are opened, fed, read or left unread, half-closed, cut off and opened again under the same session; unary calls
-are sometimes cancelled, or sent as bytes that do not decode. Every status is counted and checked.
+Streams are opened, fed, read or left unread, half-closed, aborted, and opened again under the same session. Unary calls
+are sometimes cancelled, or sent as bytes that cannot be decoded. Every status is counted and checked.
 """
 
 import asyncio
@@ -24,19 +24,19 @@ from tests.abuse.requests.tally import Tally, shown
 
 SERVICE: Final = wire.DESCRIPTOR.services_by_name["PurgatoryService"]
 PATIENCE_S: Final = 60.0
-"""No answer within this time is a finding, except for calls that wait by design."""
+"""No response within this time is a finding, except for calls that wait by design."""
 
 NO_ROOM: Final[int] = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 
 BROKEN: Final = 0.03
-"""Share of messages that are sent as broken bytes."""
+"""Share of messages that are sent as invalid bytes."""
 
 WEIGHTS: Final = {"Wait": 2, "Session": 2, "Register": 3, "StreamResults": 1, "Advance": 3, "AdvanceStream": 2}
-"""How often an RPC is drawn; the others: 1."""
+"""Relative frequency of each RPC; others: 1."""
 
 
 def to_bytes(message: Message | bytes) -> bytes:
-    """The serializer of all calls: bytes go as they are."""
+    """The serializer of all calls; bytes are sent unchanged."""
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 
@@ -60,7 +60,7 @@ class Method:
 
 
 class FuzzingCaller:
-    """Fuzzes some services over a channel, from the contract's descriptors."""
+    """Fuzzes some services over a channel, using the contract's descriptors."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class FuzzingCaller:
         self._weights: Final = [WEIGHTS.get(name, 1) for name in self._methods]
 
     async def run(self, requests: int, callers: int = 24) -> None:
-        """Sends at least `requests` requests, `callers` of them at a time."""
+        """Send at least `requests` requests, with `callers` tasks."""
         goal = self.tally.total + requests
         async with asyncio.TaskGroup() as group:
             for _ in range(callers):
@@ -100,15 +100,15 @@ class FuzzingCaller:
                 await self._unary(name, method)
 
     def _request(self, method: Method) -> Message | bytes:
-        """A message for a method, or the broken bytes of one."""
+        """A message for a method, or invalid bytes in its place."""
         rng = self.rng
         request: Message = self._shaper.message(method.request_type)
         if isinstance(request, wire.AdvanceRequest) and rng.random() < 0.1:
             request = wire.AdvanceRequest(rows=event_pb2.EventRows(events=self._removals()))
         if isinstance(request, wire.RegisterRequest) and rng.random() < 0.9:
-            request.ClearField("callback_url")  # refused: nobody listens there
+            request.ClearField("callback_url")  # refused: these daemons allow no callback hosts
         if "incarnation" in request.DESCRIPTOR.fields_by_name and rng.random() < 0.9:
-            request.ClearField("incarnation")  # a random one names no session
+            request.ClearField("incarnation")  # a random one belongs to no session
         if isinstance(request, wire.SessionRequest) and request.HasField("open") and rng.random() < 0.9:
             request = wire.SessionRequest(heartbeat=wire.Heartbeat())
         if isinstance(request, wire.GetOperationRequest | wire.CancelRequest) and self.world.pending:
@@ -116,7 +116,7 @@ class FuzzingCaller:
         return broken_bytes(rng, request.SerializeToString()) if rng.random() < BROKEN else request
 
     def _aim(self, request: wire.GetOperationRequest | wire.CancelRequest) -> None:
-        """Half of the time names an operation that was pending a moment ago."""
+        """Half of the time, name an operation that was recently pending."""
         session_id, operation_id = self.world.pending.pop()
         if isinstance(request, wire.GetOperationRequest) and self.rng.random() < 0.5:
             request.session_id, request.operation_id = session_id, operation_id
@@ -175,7 +175,7 @@ class FuzzingCaller:
             if rng.random() < 0.7:
                 await call.done_writing()
         except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
-            pass  # the stream has ended: its status is judged below
+            pass  # the stream has ended; its status is judged below
         if reader is not None:
             await asyncio.wait([reader], timeout=rng.choice((0.005, 0.05, 0.3)))
         await self._end(name, call, request, sent)
@@ -188,13 +188,13 @@ class FuzzingCaller:
         return wire.OpenSession(session_id=session_id, last_sequence=last_sequence, columns=rng.random() < 0.5)
 
     async def _read(self, call: Any, session_id: str) -> None:  # noqa: ANN401 - the stubs' calls have no common type
-        """Reads until the stream ends, however it does: its status is judged elsewhere."""
+        """Read until the stream ends for any reason; its status is judged elsewhere."""
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while (answer := await _read_one(call)) is not grpc.aio.EOF:
                 self._note_answer(answer, session_id)
 
     async def _end(self, name: str, call: Any, request: Message | bytes, sent: int) -> None:  # noqa: ANN401
-        """Cuts a stream off if it has not ended, and judges its status: that of its last message."""
+        """Abort a stream if it has not ended, and judge its status, which belongs to its last message."""
         if not call.done():
             call.cancel()
         code = await call.code()
@@ -225,13 +225,13 @@ class FuzzingCaller:
 
 
 async def _write(call: Any, data: bytes) -> None:  # noqa: ANN401 - the stubs' calls have no common type
-    """Writes one message. The call's own `write` would take the place of the status with which the stream has ended."""
+    """Write one message. The call's own `write` would hide the status with which the stream has ended."""
     await call.wait_for_connection()
     await call._cython_call.send_serialized_message(data)
 
 
 async def _read_one(call: Any) -> Any:  # noqa: ANN401 - a message or EOF, as gRPC's own
-    """Reads one message. A call that was cancelled reads as ended; only this task's own cancel goes through."""
+    """Read one message. A cancelled call reads as ended; only a cancellation of this task is raised."""
     read: Awaitable[Any] = call.read()
     try:
         return await read

@@ -24,14 +24,14 @@ PROGRAM_BYTES_MAX = 4_096
 
 
 def source_only(path: str) -> FileFinder:
-    """A path hook that finds the engine's sources, and leaves all other folders to the hooks that were there."""
+    """A path hook that loads the engine from source and leaves all other folders to the existing hooks."""
     if "purgatory/engine" not in path:
         raise ImportError(path)
     return FileFinder(path, (SourceFileLoader, [".py"]))
 
 
 def load(atheris: Any) -> Any:  # noqa: ANN401 - atheris has no types
-    """Imports the module of programs with the whole product instrumented."""
+    """Import the module of programs with the whole product instrumented."""
     sys.path_hooks.insert(0, source_only)
     sys.path_importer_cache.clear()
     with atheris.instrument_imports(include=["purgatory"]):
@@ -39,7 +39,7 @@ def load(atheris: Any) -> Any:  # noqa: ANN401 - atheris has no types
 
 
 def write_corpus(direct: Any, folder: Path, seed: int) -> None:  # noqa: ANN401 - loaded late, see above
-    """Writes the programs that libFuzzer starts from, made from the descriptors."""
+    """Write the programs that libFuzzer starts from, generated from the descriptors."""
     maker = direct.MessageMaker(direct.PlausibleValues(seed))
     for number in range(CORPUS_SIZE):
         program = direct.program_of(maker, 1 + number % STEPS_MAX)
@@ -48,7 +48,7 @@ def write_corpus(direct: Any, folder: Path, seed: int) -> None:  # noqa: ANN401 
 
 
 def fuzz_guided(seed: int, seconds: int) -> Result:
-    """Run this module as a process, since libFuzzer ends its process: a row of the table."""
+    """Run this module as a process, since libFuzzer ends its process. Returns a row of the table."""
     command = [sys.executable, "-m", __name__, "--seconds", str(seconds), "--seed", str(seed)]
     ended = subprocess.run(command, env=daemon_environment(), capture_output=True, text=True, check=False)
     result = Result("requests-guided", figures=ended.stdout.strip()[-200:])
@@ -58,7 +58,7 @@ def fuzz_guided(seed: int, seconds: int) -> Result:
 
 
 def main() -> None:
-    """Fuzzes for some time; a program that raises is written to a file, and its traceback printed."""
+    """Fuzz for some time. A program that raises is written to a file, and its traceback is printed."""
     parser = argparse.ArgumentParser(prog="python -m tests.abuse.requests.coverage_guided", description=__doc__)
     parser.add_argument("--seconds", type=int, default=60, help="how long (default 60)")
     parser.add_argument("--seed", type=int, default=1, help="default 1")
@@ -77,7 +77,7 @@ def main() -> None:
         write_corpus(direct, Path(folder), given.seed)
         flags = [f"-max_total_time={given.seconds}", f"-seed={given.seed}", f"-max_len={PROGRAM_BYTES_MAX}"]
         atheris.Setup([sys.argv[0], "-print_final_stats=1", "-rss_limit_mb=4096", *flags, folder], direct.replay)
-        atheris.Fuzz()  # ends the process: with 0 when it found nothing
+        atheris.Fuzz()  # ends the process, with exit code 0 if nothing was found
 
 
 if __name__ == "__main__":

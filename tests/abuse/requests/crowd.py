@@ -1,9 +1,9 @@
 """Ten callers at once, with every limit tiny, over drains and restarts of a real daemon, with or without a journal.
 
 Each life of the daemon has other limits: that of sessions, and a random subset of the other `LIMITS`. The callers send
-random plausible requests of every RPC, each over its own connection. Some of the sessions they name are shared, so that
-callers take them over from each other. The others are new, so that finished sessions are evicted all the time. A life
-ends by SIGTERM while calls are in flight.
+random plausible requests of every RPC, each over its own connection. Some of their sessions are shared, so that callers
+take them over from each other. The others are new, so that finished sessions are evicted all the time. A life ends by
+SIGTERM while calls are in flight.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class CrowdedValues(PlausibleValues):
 
 
 async def fuzz_crowd(folder: Path, seed: int, lives: int, requests: int, tally: Tally, journal: str | None) -> None:
-    """Starts a daemon `lives` times and sends each `requests` requests.
+    """Start a daemon `lives` times and send `requests` requests to each.
 
     `journal` is its mode; None: the daemon has no journal.
     """
@@ -79,7 +79,7 @@ async def fuzz_crowd(folder: Path, seed: int, lives: int, requests: int, tally: 
 
 
 async def _live(daemon: DaemonProcess, world: CrowdedValues, tally: Tally, requests: int) -> None:
-    """One life: requests, a check of all counts, and SIGTERM in the middle of further requests."""
+    """One life: requests, a check of all counts, and SIGTERM during further requests."""
     goal = round(requests * LIVING_SHARE)
     channels = [grpc.aio.insecure_channel(daemon.address, CHANNEL_OPTIONS) for _ in range(CALLERS)]
     callers = [FuzzingCaller(channel, world, tally) for channel in channels]

@@ -1,7 +1,7 @@
-"""The translate layer, the host and the engine driven by plain calls, with no network in between: programs of bytes.
+"""Programs of bytes that call the translate layer, the host and the engine directly, without a network.
 
-A program is a few steps, each a type of message and its bytes. So everything a message can hold reaches the same code
-as over gRPC at a hundred times the rate, and a coverage-guided fuzzer has one flat input to change.
+A program is a sequence of steps, each a type of message and its bytes. Everything that a message can contain reaches
+the same code as over gRPC, at a hundred times the rate, and a coverage-guided fuzzer can modify one flat input.
 """
 
 import random
@@ -44,13 +44,13 @@ LENGTH_BYTES: Final = 2
 SESSION_ID: Final = "direct"
 STEPS_PER_HOST: Final = 2_000
 MUTANTS: Final = 12
-"""Messages made of one, by changing its bytes: making messages is what costs."""
+"""Variants of each message, made by changing its bytes: generating a message is the expensive part."""
 LONG_BYTES: Final = 3_000
-"""Messages as long as this are changed once only."""
+"""Messages of this length or more have only one variant."""
 
 
 def at_once(serving: Coroutine[Any, Any, object]) -> None:
-    """Runs a coroutine that waits for nothing but its next turn."""
+    """Run a coroutine that waits only for its next turn."""
     try:
         while True:
             serving.send(None)
@@ -59,14 +59,14 @@ def at_once(serving: Coroutine[Any, Any, object]) -> None:
 
 
 class NoContext:
-    """What methods make of the call's context: it says when the call has ended, which is at once."""
+    """A call context that reports the end of the call immediately."""
 
     def add_done_callback(self, callback: Callable[[object], None]) -> None:
         callback(self)
 
 
 class Direct:
-    """One host without a loop. `run` takes a program; what it raises is a bug."""
+    """One host without an event loop. `run` takes a program; any exception is a bug."""
 
     def __init__(self, seed: int = 0) -> None:
         self.cases: Final[Counter[str]] = Counter()
@@ -100,7 +100,7 @@ class Direct:
             self.serve(kind, data)
 
     def serve(self, kind: type[Message], data: bytes) -> None:
-        """Serves one step, and counts it as refused, undecodable or served."""
+        """Perform one step, and count it as refused, undecodable or served."""
         name = kind.DESCRIPTOR.name
         try:
             request = kind.FromString(data)
@@ -117,7 +117,7 @@ class Direct:
         self._take_results(columns=len(data) % 2 == 0)
 
     def check(self) -> None:
-        """Ends everything, and checks that nothing was lost: registered = ended, and nothing is watched."""
+        """End everything, and check that nothing was lost: registered equals ended, and nothing is watched."""
         while self._engine.shut_down(self._clock.now_ms(), 1_000):
             self.host.deliver()
         for kind in KINDS:
@@ -139,7 +139,7 @@ class Direct:
         self.host.deliver()
 
     def _take_results(self, *, columns: bool) -> None:
-        """Encodes what has ended as rows or columns, and sometimes acknowledges it."""
+        """Encode the available results as rows or columns, and sometimes acknowledge them."""
         outbox = self._session.outbox
         while True:
             first_sequence, slices = outbox.take(50)
@@ -153,7 +153,7 @@ class Direct:
 
 
 def steps_of(program: bytes) -> Iterator[tuple[type[Message], bytes]]:
-    """The steps that a program's bytes spell; whatever they are, they spell some."""
+    """The steps encoded in a program's bytes; any bytes are valid."""
     place = 0
     while place < len(program):
         kind = STEP_TYPES[program[place] % len(STEP_TYPES)]
@@ -164,7 +164,7 @@ def steps_of(program: bytes) -> Iterator[tuple[type[Message], bytes]]:
 
 
 def program_of(shaper: MessageMaker, steps: int) -> bytes:
-    """A program of messages made from their descriptors."""
+    """A program of messages generated from their descriptors."""
     parts = []
     for _ in range(steps):
         index = shaper.rng.randrange(len(STEP_TYPES))
@@ -174,14 +174,14 @@ def program_of(shaper: MessageMaker, steps: int) -> bytes:
 
 
 def replay(program: bytes) -> None:
-    """One program on a fresh host, checked at its end: what the coverage-guided fuzzer tries."""
+    """Run one program on a new host and check the host at the end; used by the coverage-guided fuzzer."""
     direct = Direct(len(program))
     direct.run(program)
     direct.check()
 
 
 def nudged(rng: random.Random, data: bytes) -> bytes:
-    """Changes one byte of a message: cheap, and usually still a message."""
+    """Change one byte of a message: cheap, and the result is usually still a message."""
     if not data:
         return data
     place = rng.randrange(len(data))
@@ -189,7 +189,7 @@ def nudged(rng: random.Random, data: bytes) -> bytes:
 
 
 def fuzz_direct(seed: int, cases: int) -> Counter[str]:
-    """So many cases: messages as made, and with bytes changed. Raises what a case raises, with the case noted."""
+    """Run `cases` messages, as generated and with changed bytes. An exception is raised with a note of its case."""
     world = PlausibleValues(seed)
     rng = random.Random(seed)
     shaper = MessageMaker(world)

@@ -1,4 +1,4 @@
-"""Hostile values for one field, by its type alone: extremes, zeros, and text that often breaks programs."""
+"""Hostile values for one field, chosen by its type: extremes, zeros, and text that often breaks programs."""
 
 import random
 from typing import Final
@@ -41,7 +41,7 @@ LONG_LENGTHS: Final = (1_000, 5_000, 9_000, 17_000, 70_000)
 
 
 def hostile_integer(rng: random.Random, field: FieldDescriptor) -> int:
-    """An integer at an edge of its type or of the engine's arithmetic; sometimes any."""
+    """An integer near a limit of its type or of the engine's arithmetic; sometimes any integer."""
     low, high = INTEGER_RANGES[field.cpp_type]
     drawn = rng.random()
     if drawn < 0.2:
@@ -52,7 +52,7 @@ def hostile_integer(rng: random.Random, field: FieldDescriptor) -> int:
 
 
 def hostile_text(rng: random.Random) -> str:
-    """Valid UTF-8, and otherwise hostile."""
+    """Hostile text in valid UTF-8."""
     drawn = rng.random()
     if drawn < 0.9:
         return rng.choice(TEXTS)
@@ -62,7 +62,7 @@ def hostile_text(rng: random.Random) -> str:
 
 
 def hostile_value(rng: random.Random, field: FieldDescriptor) -> object:
-    """A value that the field's type allows and no client would send."""
+    """A value that the field's type allows and that no client would send."""
     if field.cpp_type in INTEGER_RANGES:
         return hostile_integer(rng, field)
     if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
@@ -74,7 +74,7 @@ def hostile_value(rng: random.Random, field: FieldDescriptor) -> object:
 
 
 def broken_bytes(rng: random.Random, data: bytes) -> bytes:
-    """A message's bytes with some of them cut, changed, doubled or made up."""
+    """A message's bytes with some of them removed, changed, duplicated or inserted."""
     broken = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 5))):
         drawn = rng.random()

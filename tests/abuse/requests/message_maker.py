@@ -1,6 +1,6 @@
-"""Messages made from their descriptors: every field of every message of the contract, absent, plausible or hostile.
+"""Messages generated from their descriptors: every field of every message, absent, plausible or hostile.
 
-Messages and fields are listed here only where they need plausible values: a new field is fuzzed as soon as it exists.
+Messages and fields are named here only if they need plausible values; a new field is fuzzed automatically.
 """
 
 import random
@@ -19,13 +19,13 @@ DEPTH_MAX: Final = 12
 PER_OPERATION: Final = frozenset(
     {"operation_id", "timeout_ms", "item_count", "min_bytes", "isolation_level", "follower_reads", "any", "from_now"}
 )
-"""Columns with a value for each operation; the others of OperationColumns have one for each item."""
+"""Columns with one value per operation; the other columns of OperationColumns have one per item."""
 
 REPEATS: Final = (1, 1, 1, 1, 1, 2, 2, 3, 8)
 BATCH_SIZES: Final = (1, 1, 2, 2, 3, 5, 20)
 MANY: Final = (100, 2_001, 9_000)
 REPEATED_BYTES_MAX: Final = 200_000
-"""Repetition stops here: what one message may hold is gRPC's to limit."""
+"""Repetition stops at this size; gRPC limits the size of a message."""
 
 
 class FieldLayout:
@@ -40,12 +40,12 @@ class FieldLayout:
 
 
 def is_real(oneof: OneofDescriptor) -> bool:
-    """False for the oneof that protoc makes of an `optional` field."""
+    """False for the oneof that protoc creates for an `optional` field."""
     return not oneof.name.startswith("_")
 
 
 def in_real_oneof(field: FieldDescriptor) -> bool:
-    """Whether other fields exclude this one."""
+    """Whether the field is part of a oneof with alternatives."""
     return field.containing_oneof is not None and is_real(field.containing_oneof)
 
 
@@ -80,7 +80,7 @@ class MessageMaker:
         }
 
     def message(self, cls: type[M]) -> M:
-        """A new message with every field drawn."""
+        """A new message with all fields drawn."""
         self.world.next_message()
         made = cls()
         self._fill(made, 0)
@@ -103,7 +103,7 @@ class MessageMaker:
             self._repeat(message, field, depth)
 
     def _maybe_set(self, message: Message, field: FieldDescriptor, depth: int) -> None:
-        """Sets a field, or leaves it out."""
+        """Set a field, or omit it."""
         if self.world.hostile():
             if self.rng.random() < 0.7:
                 self._set(message, field, depth, hostile=True)
@@ -168,7 +168,7 @@ class MessageMaker:
     # Columns.
 
     def _fill_columns(self, message: Message) -> None:
-        """Columns of lengths that agree, except for a hostile one now and then."""
+        """Columns of matching lengths, except for an occasional hostile one."""
         rows = self._pick(BATCH_SIZES) * self._pick((1, 1, 1, 1, 1, 1, 1, 10))
         if self.world.hostile():
             rows = self._pick((0, 1, *MANY))

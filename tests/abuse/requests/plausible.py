@@ -1,6 +1,6 @@
-"""Plausible values for requests: names in use, rising ids, sequence numbers and page tokens that the daemon gave.
+"""Plausible values for requests: names in use, rising ids, and sequence numbers and page tokens from the daemon.
 
-With them requests get past the first check and into deep states.
+They let requests pass the first checks and reach deep states.
 """
 
 import base64
@@ -18,11 +18,11 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 T = TypeVar("T")
 
 RENEWED_EACH: Final = 3_000
-"""Messages made before topics and sessions change their names, so that no run is stuck behind an extreme mark."""
+"""Messages generated before topics and sessions are renamed, so that an extreme mark does not block the whole run."""
 
 
 class PlausibleValues:
-    """Names and numbers for messages, and what answers teach. One for each run; all chance comes from its `rng`."""
+    """Names and numbers for messages, also from responses. One instance per run; all chance comes from `rng`."""
 
     def __init__(self, seed: int) -> None:
         self.rng: Final = random.Random(seed)
@@ -41,17 +41,17 @@ class PlausibleValues:
         return self.made // RENEWED_EACH
 
     def pick(self, some: Sequence[T]) -> T:
-        """One of some; three times as fast as `choice`, and most of what making messages costs."""
+        """A random element; three times as fast as `choice`, which would dominate the time for generating messages."""
         return some[int(self._random() * len(some))]
 
     def next_message(self) -> None:
-        """Call before each message: draws how hostile it will be."""
+        """Call before each message: draws the probability of hostile values."""
         self.made += 1
         self.wildness = self.pick((0.0, 0.0, 0.0, 0.01, 0.05, 0.3))
         self.front += self.rng.random() < 0.05
 
     def hostile(self) -> bool:
-        """Whether the next value shall be hostile."""
+        """Whether the next value should be hostile."""
         return self.wildness > 0 and self.rng.random() < self.wildness
 
     # Plausible values, by the name of their field.
@@ -69,7 +69,7 @@ class PlausibleValues:
         return f"session-{self.era}-{self.rng.randrange(8)}"
 
     def operation_id(self) -> int:
-        """Nearly always a new id, otherwise one that was used."""
+        """Usually a new id, otherwise one that was used."""
         if self.rng.random() < 0.04:
             return max(1, self.last_id - self.rng.randrange(200))
         self.last_id += 1
@@ -80,7 +80,7 @@ class PlausibleValues:
         return max(1, self.last_id - self.rng.randrange(60))
 
     def timeout_ms(self) -> int:
-        """Mostly short. 0: answer at once."""
+        """Usually short. 0: respond immediately."""
         return self.pick((0, 1, 2, 5, 20, 50, 100, 300, 1_000, 5_000))
 
     def offset(self) -> int:
@@ -92,7 +92,7 @@ class PlausibleValues:
         return max(0, known + self.pick((0, 0, 0, 0, -1, -3, 1)))
 
     def page_token(self) -> str:
-        """The first page; or a token that was given, as it came or with another place in it."""
+        """No token; or one from the daemon, unchanged or with another position."""
         drawn = self.rng.random()
         if drawn < 0.4 or not self.tokens:
             return ""
@@ -100,7 +100,7 @@ class PlausibleValues:
         return token if drawn < 0.8 else self.forged(token)
 
     def forged(self, token: str) -> str:
-        """A token that fits its request but points elsewhere."""
+        """A token that is valid for its request but has another position."""
         try:
             parts = json.loads(base64.urlsafe_b64decode(token))
         except ValueError:
@@ -115,10 +115,10 @@ class PlausibleValues:
             text = json.dumps(parts[: self.pick((1, 2, 3, 3))])
         return base64.urlsafe_b64encode(text.encode()).decode()
 
-    # What answers teach.
+    # Values from responses.
 
     def learn_from(self, answer: Message, session_id: str = "") -> None:
-        """Remembers what later requests can use."""
+        """Remember values that later requests can use."""
         if isinstance(answer, wire.ListOperationsResponse | wire.ListPartitionsResponse) and answer.next_page_token:
             self.tokens.append(answer.next_page_token)
         if isinstance(answer, wire.ListOperationsResponse):
@@ -133,6 +133,6 @@ class PlausibleValues:
             self.sequences[session_id] = answer.results.first_sequence + count - 1
 
     def old_partitions(self, count: int) -> list[operation_pb2.TopicPartition]:
-        """Partitions that the daemon listed: to be removed, so that their limit is not all that is met."""
+        """Partitions that the daemon has listed. They are removed so that not every request fails at their limit."""
         names = [self.partitions.popleft() for _ in range(min(count, len(self.partitions)))]
         return [operation_pb2.TopicPartition(topic=topic, partition=partition) for topic, partition in names]

@@ -1,4 +1,4 @@
-"""Bytes of no shape at the two ports: what a scanner, a broken proxy or a cut connection sends."""
+"""Malformed bytes at the two ports, as sent by a scanner, a broken proxy or a cut connection."""
 
 import asyncio
 import contextlib
@@ -11,17 +11,17 @@ PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS: Final = b"\0\0\0\4\0\0\0\0\0"
 METHODS: Final = ("Wait", "Session", "Register", "Advance", "AdvanceStream", "ListOperations", "NoSuchMethod")
 ANSWER_S: Final = 0.05
-"""How long an answer is waited for: most such bytes get none."""
+"""Timeout for a response: most of these bytes get none."""
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes, length: int | None = None) -> bytes:
-    """One HTTP/2 frame; `length` other than the payload's is a lie."""
+    """One HTTP/2 frame; `length` may differ from the payload's length."""
     said = len(payload) if length is None else length
     return said.to_bytes(3, "big") + bytes((kind, flags)) + stream_id.to_bytes(4, "big") + payload
 
 
 def headers(path: str, content_type: str = "application/grpc", **extra: str) -> bytes:
-    """A header block, HPACK literals only."""
+    """A header block that uses HPACK literals only."""
     fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x", "te": "trailers"}
     fields["content-type"] = content_type
     fields |= {name.replace("_", "-"): value for name, value in extra.items()}
@@ -33,7 +33,7 @@ def _literal(text: str) -> bytes:
 
 
 def grpc_garbage(rng: random.Random) -> bytes:
-    """Bytes for the gRPC port, from none that make sense to nearly a call."""
+    """Bytes for the gRPC port, from random bytes to almost valid calls."""
     path = f"/purgatory.v1.PurgatoryService/{rng.choice(METHODS)}"
     body = rng.randbytes(rng.choice((0, 1, 4, 5, 40, 300)))
     opening = PREFACE + SETTINGS + frame(1, 4, 1, headers(path))
@@ -59,7 +59,7 @@ def grpc_garbage(rng: random.Random) -> bytes:
 
 
 def http_garbage(rng: random.Random) -> bytes:
-    """Bytes for the HTTP port: requests that are odd, and what is no request."""
+    """Bytes for the HTTP port: odd requests, and bytes that are not requests."""
     path = rng.choice(
         ("/", "/metrics", "/healthz", "/readyz", "/no/such", "/%00", "/../../etc/passwd", "*", "//", "/?" + "q" * 9_000)
     )
@@ -80,14 +80,14 @@ def http_garbage(rng: random.Random) -> bytes:
 
 
 async def send_grpc_garbage(address: str, rng: random.Random, tally: Tally, times: int) -> None:
-    """Sends bytes to the gRPC port, each on a connection of its own."""
+    """Send bytes to the gRPC port, each time on a new connection."""
     for _ in range(times):
         answer = await _send(address, grpc_garbage(rng))
         tally.count("bytes at the gRPC port", "answered" if answer else "dropped")
 
 
 async def send_http_garbage(address: str, rng: random.Random, tally: Tally, times: int) -> None:
-    """Sends bytes to the HTTP port; an answer of 500 or above is a finding, unless it says what is not served."""
+    """Send bytes to the HTTP port. A status of 500 or above is a finding, except 501 and 505."""
     for _ in range(times):
         data = http_garbage(rng)
         answer = await _send(address, data)

@@ -1,4 +1,4 @@
-"""How many requests were tried, by RPC and status, and what was found that must never be."""
+"""Counts of requests by RPC and status, and findings: behaviour that is never allowed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from google.protobuf.message import Message
 NEVER: Final = frozenset({"UNKNOWN", "INTERNAL", "DATA_LOSS", "ABORTED"})
 FINDINGS_MAX: Final = 30
 ALIKE_MAX: Final = 2
-"""Findings of one kind that are kept."""
+"""Maximum of findings kept per kind."""
 
 
 def shown(request: Message | bytes) -> str:
-    """A request on one line, cut off, for a finding."""
+    """A request on one line, shortened, for a finding."""
     text = repr(request) if isinstance(request, bytes) else text_format.MessageToString(request, as_one_line=True)
     return f"{text[:1_500]}{'...' if len(text) > 1_500 else ''}"
 
@@ -40,13 +40,13 @@ class Tally:
             self.requests[rpc, status] += times
 
     def judge(self, rpc: str, status: str, details: str, request: Message | bytes) -> None:
-        """One request that ended with a status, which is a finding if it is one that must never be."""
+        """Judge one request by its status; a status that is never allowed is a finding."""
         self.count(rpc, status)
         if status in NEVER:
             self.find(f"{rpc}: {status}: {details[:300]} for {shown(request)}")
 
     def find(self, what: str) -> None:
-        """Records a finding. The first few of each kind are kept."""
+        """Record a finding. The first few of each kind are kept."""
         kind = re.sub(r"[0-9]+", "0", what.partition(" for ")[0])[:400]
         self._kinds[kind] += 1
         if self._kinds[kind] <= ALIKE_MAX and len(self.findings) < FINDINGS_MAX:

@@ -1,5 +1,5 @@
-"""The targets of fuzzed requests: a servicer in this process, a daemon, daemons at tiny limits, and the host without
-gRPC. Each run is judged by what must hold afterwards.
+"""The targets of fuzzed requests: a servicer in this process, a daemon, daemons with tiny limits, and the host without
+gRPC. Each run ends with checks of the target's state.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from tests.abuse.result import Result, memory_mb
 from tests.daemon_process import DaemonProcess
 from tests.service.serving import serving
 
-# Low, so that every limit is met, and that the daemon holds early in a run all that it may hold.
+# Low limits, so that each of them is reached, and the daemon's state reaches its maximum early in a run.
 ENGINE_LIMITS: Final = {
     "pending_operations_max": 100,
     "partitions_max": 50,
@@ -47,10 +47,10 @@ HEARTBEAT_INTERVAL_MS: Final = 400
 WARM_UP_SHARE: Final = 0.3
 SERVICER_SHARE: Final = 0.2
 CROWD_SHARE: Final = 0.1
-"""Share of the requests that each target gets; the others get all of them. Slower targets get fewer."""
+"""Share of the requests that this target gets, because it is slower; the others get all of them."""
 REQUESTS_PER_LIFE: Final = 5_000
 GROWTH_MAX: Final = 0.05
-"""How much more memory the daemon may hold after the run than after its warm-up."""
+"""Maximum growth of the daemon's memory after its warm-up."""
 
 
 class Records(logging.Handler):
@@ -66,7 +66,7 @@ class Records(logging.Handler):
 
 @asynccontextmanager
 async def faults_noted(tally: Tally) -> AsyncIterator[None]:
-    """While the block runs, errors logged and exceptions that reach the event loop are findings."""
+    """While the block runs, logged errors and exceptions that reach the event loop are findings."""
     loop = asyncio.get_running_loop()
 
     def note(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -83,7 +83,7 @@ async def faults_noted(tally: Tally) -> AsyncIterator[None]:
 
 
 async def fuzz_servicer(seed: int, requests: int, tally: Tally) -> None:
-    """The real servicer and host in this process, over a loopback channel."""
+    """Fuzz the real servicer and host in this process, over a loopback channel."""
     settings = HostSettings(
         limits=LimitsSettings(**HOST_LIMITS),
         session=SessionSettings(ttl_ms=SESSION_TTL_MS, heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS),
@@ -98,9 +98,9 @@ async def fuzz_servicer(seed: int, requests: int, tally: Tally) -> None:
 
 
 async def fuzz_daemon(seed: int, requests: int, tally: Tally, *, warm_up: int) -> str:
-    """The real daemon: every service it has, and its ports. `requests` come on top of those of the warm-up.
+    """Fuzz every service and both ports of the real daemon. `requests` are in addition to those of the warm-up.
 
-    Returns how its memory went. Growth after a warm-up is a finding.
+    Returns a description of its memory use. Growth after the warm-up is a finding.
     """
     world = PlausibleValues(seed)
     with tempfile.TemporaryDirectory() as folder:
@@ -128,7 +128,7 @@ async def fuzz_daemon(seed: int, requests: int, tally: Tally, *, warm_up: int) -
 
 
 def daemon_arguments() -> list[str]:
-    """Flags of a daemon whose limits are met."""
+    """Flags of a daemon with limits that are reached."""
     all_limits = ENGINE_LIMITS | HOST_LIMITS
     limits = [flag for name, value in all_limits.items() for flag in (f"--limits-{name.replace('_', '-')}", str(value))]
     session = ["--session-ttl-ms", str(SESSION_TTL_MS), "--session-heartbeat-interval-ms", str(HEARTBEAT_INTERVAL_MS)]
@@ -136,7 +136,7 @@ def daemon_arguments() -> list[str]:
 
 
 async def _fuzz_address(daemon: DaemonProcess, world: PlausibleValues, tally: Tally, requests: int) -> None:
-    """So many requests, bytes at both ports meanwhile, then proof that it still serves."""
+    """Send `requests` requests and bytes at both ports at the same time, then check that the daemon still serves."""
     health, reflection = health_pb2.DESCRIPTOR.services_by_name, reflection_pb2.DESCRIPTOR.services_by_name
     services = [SERVICE, health["Health"], reflection["ServerReflection"]]
     raw = max(20, min(2_000, requests // 200))
@@ -151,7 +151,7 @@ async def _fuzz_address(daemon: DaemonProcess, world: PlausibleValues, tally: Ta
 
 
 def fuzz(name: str, seed: int, requests: int, folder: Path) -> Result:
-    """Run one of `TARGETS`: a row of the table. Its faults are the findings."""
+    """Run one of `TARGETS`. Returns a row of the table; its faults are the findings."""
     tally, result = Tally(), Result(name)
     result.figures = TARGETS[name](seed, requests, tally, folder)
     result.tally = {f"{rpc} {status}": count for (rpc, status), count in tally.requests.items()}

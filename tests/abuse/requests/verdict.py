@@ -1,4 +1,4 @@
-"""What must hold of a daemon after it was fuzzed: it lives, its counts agree, its log has no fault, it still serves."""
+"""Checks of a daemon after it was fuzzed: it is alive, its counts agree, its log has no errors, and it still serves."""
 
 import asyncio
 import re
@@ -15,12 +15,12 @@ from tests.service.test_daemon import fetch_page, sums_by_kind
 CHANNEL_OPTIONS: Final = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
 PATIENCE_S: Final = 60.0
 FAULTS: Final = re.compile(r"Traceback|\b(?:ERROR|CRITICAL)\b|^E\d{4} ", re.MULTILINE)
-"""Python's, the daemon's own, and gRPC's core: E and the date."""
+"""Errors of Python, of the daemon, and of gRPC's core (E and the date)."""
 ENTRY: Final = re.compile(r"^(?=\d{4}-\d\d-\d\dT)", re.MULTILINE)
 
 
 def faults_in(log: str) -> list[str]:
-    """The entries of a daemon's log that must never be, one of each sort, as far as a screen goes."""
+    """The entries of a daemon's log that are never allowed, one of each kind, shortened to fit on a screen."""
     faults: dict[str, str] = {}
     for entry in ENTRY.split(log):
         if FAULTS.search(entry):
@@ -30,7 +30,7 @@ def faults_in(log: str) -> list[str]:
 
 
 def check_metrics(daemon: DaemonProcess) -> None:
-    """What was registered = the outcomes + pending, for each kind, in one scrape; the reaper never failed."""
+    """For each kind, registered equals the outcomes plus pending in one scrape, and the reaper never failed."""
     text = fetch_page(daemon, "/metrics")[1]
     registered, outcomes, pending = (
         sums_by_kind(text, f"purgatory_{name}") for name in ("registered_total", "outcomes_total", "pending_operations")
@@ -42,7 +42,7 @@ def check_metrics(daemon: DaemonProcess) -> None:
 
 
 async def check_serves(channel: grpc.aio.Channel) -> None:
-    """A wait is registered, ended by an event, and answered; the counts agree. Raises AssertionError or times out."""
+    """Register a wait, end it by an event, and get its result; the counts agree. Raises AssertionError or times out."""
     stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
     async with asyncio.timeout(PATIENCE_S):
         check_counts(await stub.GetStatus(wire.GetStatusRequest()))
@@ -57,7 +57,7 @@ async def check_serves(channel: grpc.aio.Channel) -> None:
                     await asyncio.wait([wait], timeout=0.05)
                 answer: wire.WaitResponse = await wait
             except grpc.aio.AioRpcError as error:
-                # What the fuzzer left may fill a limit until its sessions' time is over.
+                # Operations left by the fuzzer may fill a limit until their sessions' time to live is over.
                 assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED, error  # noqa: PT017
                 await asyncio.sleep(0.2)
             else:
@@ -66,7 +66,7 @@ async def check_serves(channel: grpc.aio.Channel) -> None:
 
 
 async def wait_until_tidy(channel: grpc.aio.Channel, daemon: DaemonProcess) -> None:
-    """Returns once no session is left, nothing is pending, and the daemon has then tidied its memory."""
+    """Wait until no session is left, nothing is pending, and the daemon has collected garbage after that."""
     stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
 
     async def is_idle() -> bool:
@@ -79,5 +79,5 @@ async def wait_until_tidy(channel: grpc.aio.Channel, daemon: DaemonProcess) -> N
 
 
 def _collections(daemon: DaemonProcess) -> float:
-    """How often the daemon has collected garbage: after two more, one has begun since this was asked, and ended."""
+    """Number of garbage collections. After two more, at least one of them started after this call."""
     return sums_by_kind(fetch_page(daemon, "/metrics")[1], "purgatory_gc_pause_seconds_count")[""]

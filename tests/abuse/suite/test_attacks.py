@@ -1,6 +1,6 @@
-"""Each attack for a moment, on a real daemon with a memory budget of 512 MB; and each flood's calls are served.
+"""A short run of each attack on a real daemon with a memory budget of 512 MB; and each flood's calls are served.
 
-How long honest callers wait under attack is measured by `make abuse`.
+The latency of honest callers under attack is measured by `make abuse`.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ METHODS = [method.name for method in purgatory_service_pb2.DESCRIPTOR.services_b
 SECONDS = 1.5
 FLOOD_CALLS_PER_SECOND = 10_000
 FILES_MAX = 1_200
-"""Fewer than a thousand half-open requests and the daemon's own files would need."""
+"""Fewer than a thousand half-open requests plus the daemon's own files would need."""
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_the_table_has_every_attack_and_a_flood_of_every_method() -> None:
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    """A daemon that has what the floods list."""
+    """A daemon with the objects that the floods list."""
     with Arena(tmp_path_factory.mktemp("floods") / "arena") as arena:
         target = Target(arena.daemon.address, arena.daemon.http_address, 0.5, arena.token)
         asyncio.run(prepare(target))
@@ -88,12 +88,12 @@ def test_calls_of_floods_are_served(target: Target, method: str) -> None:
     calls = [FLOODS[method](number) for number in (0, 1, 200, 201)]
     assert method in {name for name, _ in calls}
     statuses = {asyncio.run(first_answer(target, call)) for call in calls}
-    leaving = {grpc.StatusCode.UNAVAILABLE} if method == "GetSourceEnds" else set()  # its source
+    leaving = {grpc.StatusCode.UNAVAILABLE} if method == "GetSourceEnds" else set()  # its source may have left
     assert statuses - leaving == {grpc.StatusCode.OK}
 
 
 def test_a_flood_starts_calls_at_its_rate(target: Target) -> None:
-    """As many as are due, however long answers take, and each ends with some status."""
+    """All due calls are started, however long responses take, and each ends with some status."""
     tally = flood(target.grpc, target.token, FLOODS["GetPartition"], target.seconds, 200.0)
     started, due = tally.pop("started"), tally.pop("due")
     assert 0 < due <= 100

@@ -1,4 +1,4 @@
-"""A few seconds of the churn, and that it can fail."""
+"""A few seconds of the churn, and a check that it can fail."""
 
 import asyncio
 from dataclasses import replace
@@ -22,7 +22,7 @@ EMPTY = Status(
 )  # fmt: skip
 
 
-@pytest.mark.slow  # callers live for seconds, and the sessions of those that never come back for eight
+@pytest.mark.slow  # callers live for seconds, and abandoned sessions for eight more
 def test_callers_that_come_and_go_lose_nothing_and_leave_nothing(tmp_path: Path) -> None:
     """All waits end as expected, and then no session or result of the callers is left."""
     run = ChurnRun(tmp_path, seed=7)
@@ -33,7 +33,7 @@ def test_callers_that_come_and_go_lose_nothing_and_leave_nothing(tmp_path: Path)
 
 
 def test_faults_are_found(tmp_path: Path) -> None:
-    """What is left behind, an operation that ended twice, and memory that grows once the daemon is warm."""
+    """State left behind, an operation that ended twice, and growth of memory after the warm-up are reported."""
     assert left_behind(EMPTY) == {}
     left = left_behind(replace(EMPTY, sessions=3, unacknowledged_results=2))
     assert left == {"sessions": 2, "unacknowledged results": 2}

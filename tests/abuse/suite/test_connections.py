@@ -1,4 +1,4 @@
-"""What a stranger can do with connections and streams alone, before any message is read."""
+"""Attacks that use only connections and streams, before any message is read."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ from tests.service.serving import DaemonChannel, high_watermark, produce
 HEADERS, RST_STREAM, END_HEADERS, CANCEL = 1, 3, 4, 8
 RESETS = 60_000
 GROWTH_MB_MAX = 192
-"""Without a limit on streams, so many resets cost 450 MB."""
+"""If streams were not limited, this number of resets would cost 450 MB."""
 
 PATIENCE_S = 60.0
 WAITS = 2_000
@@ -44,7 +44,7 @@ def connect(daemon: DaemonProcess) -> socket.socket:
 
 
 def until_served(client: Client) -> bool:
-    """Calls until there is room for a connection."""
+    """Call until a connection is accepted."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -55,7 +55,7 @@ def until_served(client: Client) -> bool:
 
 
 def is_served(connection: socket.socket) -> bool:
-    """Whether the daemon sends its own settings, rather than closing."""
+    """Whether the daemon sends its own settings instead of closing the connection."""
     try:
         return bool(connection.recv(9))
     except ConnectionError:
@@ -63,12 +63,12 @@ def is_served(connection: socket.socket) -> bool:
 
 
 def test_rapid_reset_costs_no_memory(daemon: DaemonProcess) -> None:
-    """A caller opens streams and resets each at once (CVE-2023-44487): memory stays, and others are served."""
+    """A caller opens streams and resets each at once (CVE-2023-44487): memory does not grow, and others are served."""
     before_mb = memory_mb(daemon)
     block = headers("/purgatory.v1.PurgatoryService/Wait")
     with connect(daemon) as connection:
         assert is_served(connection)
-        with contextlib.suppress(ConnectionError):  # the daemon may close the connection, and should
+        with contextlib.suppress(ConnectionError):  # the daemon may and should close the connection
             for first in range(1, 2 * RESETS, 2_000):
                 connection.sendall(
                     b"".join(
@@ -83,7 +83,7 @@ def test_rapid_reset_costs_no_memory(daemon: DaemonProcess) -> None:
 
 
 async def test_a_connection_that_resets_too_many_calls_is_closed() -> None:
-    """The limit is on one second and one connection: below it, and for other connections, nothing happens."""
+    """The limit applies to one second and one connection: below it, and for other connections, nothing happens."""
     now_s = 100.0
     watch = ResetWatch(lambda: now_s)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -107,8 +107,8 @@ async def test_a_connection_that_resets_too_many_calls_is_closed() -> None:
 
 
 def test_open_files_limit_connections(start_daemon: StartDaemon) -> None:
-    """With few files the daemon takes fewer connections than are set, and says so: with all of them idle, probes are
-    answered, a further connection is closed unread, and there is room again once they are gone.
+    """With few files, the daemon allows fewer connections than configured, and logs that. While all of them are idle,
+    probes are answered and a further connection is closed unread. New ones are accepted once the old ones are gone.
     """
     with open_files_max(FILES):
         daemon = start_daemon()
@@ -124,7 +124,7 @@ def test_open_files_limit_connections(start_daemon: StartDaemon) -> None:
 
 
 def test_connections_are_limited(start_daemon: StartDaemon) -> None:
-    """At the limit a further connection is closed unread, and as soon as one ends there is room again."""
+    """At the limit, a further connection is closed unread. As soon as one ends, a new one is accepted."""
     daemon = start_daemon("--grpc-connections-max", "3")
     first, *others = [connect(daemon) for _ in range(3)]
     assert all(is_served(connection) for connection in (first, *others))
@@ -143,7 +143,7 @@ def test_connections_are_limited(start_daemon: StartDaemon) -> None:
 
 @pytest.mark.slow
 async def test_thousands_of_waits_share_a_connection(daemon: DaemonProcess) -> None:
-    """All are held, and an event on the same connection is served and ends all of them."""
+    """All waits stay pending, and an event on the same connection is served and ends all of them."""
     async with DaemonChannel(daemon.address) as caller, AsyncClient(daemon.address) as other:
         waits = [asyncio.ensure_future(caller.stub.Wait(HELD)) for _ in range(WAITS)]
         await until_pending(other, WAITS)
@@ -154,7 +154,7 @@ async def test_thousands_of_waits_share_a_connection(daemon: DaemonProcess) -> N
 
 @pytest.mark.slow
 async def test_the_client_waits_by_thousands_of_single_calls(daemon: DaemonProcess) -> None:
-    """`wait_once`, called many times at once on one client, loses none."""
+    """`wait_once`, called many times at once on one client, loses no wait."""
     async with AsyncClient(daemon.address) as client, AsyncClient(daemon.address) as other:
         waits = [asyncio.ensure_future(client.wait_once(produce_wait({"held-0": 1}, timeout=60))) for _ in range(WAITS)]
         await until_pending(other, WAITS)
@@ -163,7 +163,7 @@ async def test_the_client_waits_by_thousands_of_single_calls(daemon: DaemonProce
 
 
 async def test_calls_above_the_limit_of_a_connection_are_refused(start_daemon: StartDaemon) -> None:
-    """Of 40 waits, those above the limit are told when to come again, and the event that ends the others is served."""
+    """Of 40 waits, those above the limit get a retry delay, and the event that ends the others is served."""
     daemon = start_daemon("--limits-calls-per-caller-max", "32")
     async with DaemonChannel(daemon.address) as caller, AsyncClient(daemon.address) as other:
         waits = [asyncio.ensure_future(caller.stub.Wait(HELD)) for _ in range(40)]
@@ -180,9 +180,7 @@ async def test_calls_above_the_limit_of_a_connection_are_refused(start_daemon: S
 
 
 async def test_a_client_continues_when_its_connection_ages(start_daemon: StartDaemon) -> None:
-    """Over a connection that is cut every 0.3 s, a single wait and a tail continue by themselves; the wait keeps its
-    timeout.
-    """
+    """Over a connection that is cut every 0.3 s, a single wait (with its original timeout) and a tail continue."""
     daemon = start_daemon("--grpc-connection-age-max-ms", "200", "--shutdown-grace-ms", "100")
     async with AsyncClient(daemon.address) as client, AsyncClient(daemon.address) as other:
         tail = client.tail()
@@ -201,7 +199,9 @@ async def test_a_client_continues_when_its_connection_ages(start_daemon: StartDa
 
 @pytest.mark.parametrize("calls_max", [1, 3])
 async def test_unary_waits_are_limited(start_daemon: StartDaemon, calls_max: int) -> None:
-    """So many calls of Wait are taken; the next is told the limit and to retry; one that ends makes room."""
+    """Calls of Wait up to the limit are accepted. The next is refused with the limit and a retry delay, and is accepted
+    once one has ended.
+    """
     daemon = start_daemon("--limits-unary-waits-max", str(calls_max))
     async with DaemonChannel(daemon.address) as caller, AsyncClient(daemon.address) as other:
         waits = [asyncio.ensure_future(caller.stub.Wait(HELD)) for _ in range(calls_max)]

@@ -47,7 +47,7 @@ def token(*parts: object) -> str:
 
 @pytest.mark.parametrize("operation_id", WIDE_IDS)
 async def test_ids_wider_than_the_engines_are_not_pending(operation_id: int) -> None:
-    """An id that no operation can have is NOT_FOUND, or not pending where it is to be cancelled."""
+    """An id that no operation can have is NOT_FOUND, or reported as not pending by a cancellation."""
     async with serving() as served:
         peer = await Peer(served, "s").open()
         await peer.registered(produce(1, "orders", 5))
@@ -70,7 +70,7 @@ STARTS = [token(DIGEST, start) for start in (-1, 2**31, 2**63, 10**300)]
 
 @pytest.mark.parametrize("page_token", [BRACKETS, token(), token([[[[]]]]), *STARTS])
 async def test_forged_page_tokens_are_refused(page_token: str) -> None:
-    """Those that nest deeper than the JSON reader recurses, and those with a correct checksum and a start nowhere."""
+    """Tokens nested deeper than the JSON parser recurses, and valid checksums with an invalid position."""
     async with serving() as served:
         genuine = served.stub.ListOperations(wire.ListOperationsRequest(page_token=token(DIGEST, 0)))
         assert list((await genuine).operations) == []
@@ -81,7 +81,7 @@ async def test_forged_page_tokens_are_refused(page_token: str) -> None:
 
 
 async def test_standard_services_refuse_what_does_not_decode(daemon: DaemonProcess) -> None:
-    """Health and reflection answer undecodable requests with INVALID_ARGUMENT, serve others, and log nothing of it."""
+    """Health and reflection answer undecodable requests with INVALID_ARGUMENT, serve others, and log nothing."""
     async with grpc.aio.insecure_channel(daemon.address) as channel:
         check: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
         assert await code_of(check(NO_MESSAGE)) is grpc.StatusCode.INVALID_ARGUMENT
@@ -110,7 +110,7 @@ MALFORMED_HTTP = (
 
 
 async def test_malformed_http_is_refused_without_a_traceback(daemon: DaemonProcess) -> None:
-    """Malformed HTTP is answered with 400, and the log stays clean."""
+    """Malformed HTTP gets status 400, and the log stays clean."""
     host, _, port = daemon.http_address.rpartition(":")
     for data in MALFORMED_HTTP:
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -123,7 +123,7 @@ async def test_malformed_http_is_refused_without_a_traceback(daemon: DaemonProce
 
 
 async def test_pages_of_huge_operations_end_early() -> None:
-    """A page of operations that name many partitions each holds few of them, and has a next one."""
+    """A page of operations with many partitions each contains few of them, and has a next page."""
     names = [operation_pb2.TopicPartition(topic="t", partition=partition) for partition in range(1_000)]
     columns = operation_pb2.OperationColumns(
         kind=operation_pb2.OPERATION_KIND_PRODUCE,
@@ -165,15 +165,15 @@ async def test_replicas_of_a_partition_are_bounded() -> None:
 
 
 def alive(kinds: tuple[type, ...]) -> int:
-    """How many objects of these types there are that the garbage collector knows of."""
+    """Number of objects of these types that the garbage collector knows."""
     return sum(isinstance(one, kinds) for one in gc.get_objects())
 
 
 @asynccontextmanager
 async def nothing_left_of(*kinds: type) -> AsyncIterator[None]:
-    """Without a garbage collection, which is rare by design, the block leaves no more of these than there were."""
+    """Without a garbage collection, which is rare by design, the block leaves no additional objects of these types."""
     gc.collect()
-    before = alive(kinds)  # of streams of other tests, cut in a read that gRPC never ends
+    before = alive(kinds)  # includes streams of other tests, cut in a read that gRPC never ends
     gc.disable()
     try:
         yield
@@ -183,7 +183,7 @@ async def nothing_left_of(*kinds: type) -> AsyncIterator[None]:
 
 
 async def test_refused_calls_leave_nothing_to_the_garbage_collector() -> None:
-    """A refused call or stream is gone when it has ended, its request with it."""
+    """A refused call or stream is freed when it has ended, together with its request."""
     async with serving() as served, nothing_left_of(RpcError, ResultStream):
         for _ in range(3):
             get = served.stub.GetPartition(wire.GetPartitionRequest())
@@ -194,7 +194,7 @@ async def test_refused_calls_leave_nothing_to_the_garbage_collector() -> None:
 
 
 async def test_refused_streams_leave_no_message_behind() -> None:
-    """A stream that is refused in its midst is gone, its last message too, without a garbage collection."""
+    """A stream refused during its life is freed without a garbage collection, together with its last message."""
     unreadable = event_pb2.EventColumns(type=[event_pb2.EVENT_TYPE_HIGH_WATERMARK] * 3, offset=[1, 2])
     async with serving() as served, nothing_left_of(wire.AdvanceStreamRequest):
         for _ in range(3):
@@ -205,7 +205,7 @@ async def test_refused_streams_leave_no_message_behind() -> None:
 
 
 async def test_callers_that_go_cancel_no_read() -> None:
-    """A stream that is cut while it waits for a message lets that read end by itself: gRPC leaks cancelled ones."""
+    """A stream that is cut while it waits for a message lets that read end by itself: gRPC leaks cancelled reads."""
 
     class Context:
         def __init__(self) -> None:
@@ -237,7 +237,7 @@ async def test_callers_that_go_cancel_no_read() -> None:
 
 
 async def test_callers_that_send_no_request_are_refused() -> None:
-    """A method of one request that answers with many messages says what is missing: it is read like a stream."""
+    """For a method with one request and many responses, the error says that the request is missing."""
     async with serving() as served:
         call: grpc.aio.StreamStreamCall[bytes, bytes] = served.channel.stream_stream(
             "/purgatory.v1.PurgatoryService/StreamResults"
@@ -248,7 +248,7 @@ async def test_callers_that_send_no_request_are_refused() -> None:
 
 
 async def test_aborted_health_checks_leave_no_request_behind() -> None:
-    """A call aborted by gRPC's own servicer leaves nothing behind either."""
+    """A call aborted by gRPC's own servicer is freed too."""
     server = grpc.aio.server()
     service = health_pb2.DESCRIPTOR.services_by_name["Health"]
     add_standard_service(health.aio.HealthServicer(), server, CallGate(FairQueue(), LimitsSettings()), service)
@@ -267,7 +267,7 @@ async def test_aborted_health_checks_leave_no_request_behind() -> None:
 
 
 def test_callers_that_go_while_they_are_answered_are_no_fault() -> None:
-    """An error of gRPC's for an answer whose caller has gone is not logged; its other errors are."""
+    """An error from gRPC for a response whose caller has gone is not logged; its other errors are."""
 
     def record(error: Exception) -> logging.LogRecord:
         return logging.LogRecord("x", logging.ERROR, "", 0, "", None, (type(error), error, None))
@@ -277,7 +277,7 @@ def test_callers_that_go_while_they_are_answered_are_no_fault() -> None:
 
 
 async def test_a_stream_that_waits_keeps_no_message() -> None:
-    """An open stream keeps nothing of a message it has answered, however long it waits for the next."""
+    """An open stream keeps no message that it has answered, however long it waits for the next one."""
     async with serving() as served:
         async with nothing_left_of(wire.AdvanceStreamRequest):
             call = served.stub.AdvanceStream()

@@ -1,4 +1,4 @@
-"""What a stranger can do to the HTTP site, and through it to gRPC callers: they share files and event loop."""
+"""Attacks on the HTTP site, which can also affect gRPC callers: they share files and the event loop."""
 
 import asyncio
 import gzip
@@ -37,7 +37,7 @@ def connect(daemon: DaemonProcess) -> socket.socket:
 
 
 def half_a_request(daemon: DaemonProcess) -> socket.socket:
-    """A connection on which the rest of a request never comes; the daemon may have closed it already."""
+    """A connection on which the rest of a request never arrives; the daemon may have closed it already."""
     connection = connect(daemon)
     try:
         connection.sendall(HALF_A_REQUEST)
@@ -52,7 +52,7 @@ def healthz(daemon: DaemonProcess) -> int:
 
 
 def test_half_open_requests_take_no_files_from_grpc(start_daemon: StartDaemon) -> None:
-    """A thousand of them, for a daemon that may open 1,024 files: new gRPC callers get in, wait and are answered."""
+    """A thousand of them, for a daemon with 1,024 files: new gRPC callers can connect, wait and are answered."""
     with open_files_max(FILES):
         daemon = start_daemon("--http-read-timeout-ms", "60000")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -69,9 +69,7 @@ def test_half_open_requests_take_no_files_from_grpc(start_daemon: StartDaemon) -
 
 
 def test_half_a_request_is_not_waited_for(start_daemon: StartDaemon) -> None:
-    """Whether nothing more comes or byte after byte does, it is answered with 408, the connection is closed, and others
-    are served.
-    """
+    """It gets status 408, even if single bytes keep arriving; the connection is closed, and others are served."""
     daemon = start_daemon("--http-read-timeout-ms", "300", "--http-connections-max", "2")
     with RawConnection(daemon.http_address) as silent, RawConnection(daemon.http_address) as idle:
         silent.send(HALF_A_REQUEST)
@@ -87,8 +85,8 @@ def test_half_a_request_is_not_waited_for(start_daemon: StartDaemon) -> None:
 
 
 def test_connections_are_limited(start_daemon: StartDaemon) -> None:
-    """When all are in use, a further request is answered with 503 and advice, and probes are served. When one ends,
-    there is room again.
+    """When all connections are in use, a further request gets status 503 and advice, and probes are served. When one
+    ends, a new one is accepted.
     """
     daemon = start_daemon("--http-connections-max", "2")
     with ExitStack() as connections:
@@ -118,7 +116,7 @@ def test_connections_are_limited(start_daemon: StartDaemon) -> None:
 
 
 def test_a_new_connection_replaces_the_one_that_is_idle_for_the_longest_time(start_daemon: StartDaemon) -> None:
-    """Connections that were used once and kept do not keep anybody out."""
+    """Connections that were used once and kept open do not keep other callers out."""
     daemon = start_daemon("--http-connections-max", "3")
     with ExitStack() as connections:
         kept = []
@@ -133,7 +131,7 @@ def test_a_new_connection_replaces_the_one_that_is_idle_for_the_longest_time(sta
 
 
 def test_probes_are_served_while_a_thousand_connections_never_send_a_request(start_daemon: StartDaemon) -> None:
-    """Those that have been silent for the longest time are closed in their favour."""
+    """The connections that have been silent longest are closed to make room for probes."""
     daemon = start_daemon("--http-connections-max", "256", "--http-read-timeout-ms", "60000")
     with ExitStack() as connections:
         for _ in range(HALF_OPEN):
@@ -158,15 +156,15 @@ def test_the_first_connection_may_come_while_there_are_no_files(start_daemon: St
 
 
 def test_connections_are_limited_by_files(start_daemon: StartDaemon) -> None:
-    """The limit of connections is reduced to what the process may open, and the log says so."""
+    """The limit of connections is reduced to the number of files that the process may open, and this is logged."""
     with open_files_max(FILES):
         daemon = start_daemon()
     assert "http.connections_max is reduced from 12288 to 448: the process may open only 1024 files" in daemon.log
 
 
 def test_unread_answers_to_pipelined_requests_take_no_memory(start_daemon: StartDaemon) -> None:
-    """Four connections send requests until nothing more is taken, and read nothing; then they go. Few of the requests
-    have been answered, and new callers are served.
+    """Four connections send requests until no more are accepted, read nothing, and close. Few of the requests have been
+    answered, and new callers are served.
     """
     daemon = start_daemon("--limits-memory-bytes-max", str(BUDGET_BYTES))
     assert healthz(daemon) == 200
@@ -186,8 +184,8 @@ def test_unread_answers_to_pipelined_requests_take_no_memory(start_daemon: Start
 
 
 def test_unfinished_bodies_have_a_share_of_the_memory(start_daemon: StartDaemon) -> None:
-    """Bodies of 900 kB that never end, in all four times what may be held: the largest are answered with 503, the
-    daemon's memory stays, and small requests are served meanwhile.
+    """Unfinished bodies of 900 kB, in total four times the allowed memory: the largest get status 503, the daemon's
+    memory does not grow, and small requests are still served.
     """
     daemon = start_daemon("--limits-memory-bytes-max", str(BUDGET_BYTES), "--http-read-timeout-ms", "60000")
     before_mb, status = memory_mb(daemon), request("POST", STATUS, {"content-type": "application/json"}, b"{}")
@@ -231,7 +229,7 @@ def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonPr
     ids=["many members", "bomb", "cut off", "something else"],
 )
 def test_hostile_gzip(shared_daemon: DaemonProcess, kind: str, deflated: bytes, message: str) -> None:
-    """It is refused with a reason, after at most one message's worth of it has been inflated."""
+    """It is refused with a reason, after at most the size of one message has been decompressed."""
     encoding = {"connect+json": "connect-content-encoding", "grpc-web+proto": "grpc-encoding"}
     headers = {"content-type": f"application/{kind}", encoding.get(kind, "content-encoding"): "gzip"}
     body = deflated if kind not in encoding else struct.pack(">BI", 1, len(deflated)) + deflated
@@ -252,7 +250,7 @@ def test_a_body_of_tiny_chunks_does_not_hold_the_loop(shared_daemon: DaemonProce
 
 
 def test_an_idle_connection_is_closed_after_a_while(start_daemon: StartDaemon) -> None:
-    """One that has had its answer stays for the next request for longer than a request may take, but not for ever."""
+    """After a response it stays open for the next request for longer than a request may take, but not forever."""
     daemon = start_daemon("--http-keepalive-timeout-ms", "1500", "--http-read-timeout-ms", "100")
     with connect(daemon) as kept:
         for _ in range(2):
@@ -264,8 +262,8 @@ def test_an_idle_connection_is_closed_after_a_while(start_daemon: StartDaemon) -
 
 
 async def test_eager_scrapers_get_the_page_that_there_is(start_daemon: StartDaemon) -> None:
-    """Four of them ask without a pause, in one version after the other: what they get is computed once a second for
-    each of two formats, while honest waits are answered.
+    """Four scrapers request pages without a pause, alternating the format. Each of the two formats is computed once per
+    second, and honest waits are satisfied.
     """
     daemon = start_daemon("--http-metrics-interval-ms", "3600000")
     pages: set[bytes] = set()

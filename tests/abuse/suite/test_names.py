@@ -1,4 +1,4 @@
-"""Names are strangers' words: whatever they hold, a terminal that shows them obeys none of it."""
+"""Names are untrusted: whatever they contain, a terminal that shows them is not affected."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ NAMES = {
 
 
 def printed(daemon: DaemonProcess, *arguments: str) -> str:
-    """What a command prints on both outputs, as it is: text mode would turn carriage returns into newlines."""
+    """The exact output of a command: text mode would turn carriage returns into newlines."""
     ended = subprocess.run(
         [sys.executable, "-m", "purgatory", *arguments, "--address", daemon.address],
         env=environment(),
@@ -36,7 +36,7 @@ def printed(daemon: DaemonProcess, *arguments: str) -> str:
 
 
 def test_names_are_shown_escaped(daemon: DaemonProcess) -> None:
-    """`ls` and an error print nothing but printable characters, and no line of a name's own; JSON says the names."""
+    """`ls` and an error print only printable characters, and a name cannot add lines; JSON contains the exact names."""
     operations = [produce(number, topic, 9, 60_000, partition=1) for number, topic in enumerate(NAMES.values(), 1)]
     session = "".join(NAMES.values())[:60]
     with grpc.insecure_channel(daemon.address) as channel:

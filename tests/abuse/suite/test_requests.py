@@ -1,4 +1,4 @@
-"""A small seeded part of the fuzzed requests of `make abuse`, and that a planted bug is found."""
+"""A small seeded part of the fuzzed requests of `make abuse`, and a check that a planted bug is found."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tests.abuse.requests.targets import fuzz_daemon, fuzz_servicer
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_servicer_survives_fuzzed_requests(seed: int) -> None:
-    """Every RPC of the contract answers fuzzed requests with a status that is not the daemon's fault."""
+    """Every RPC of the contract answers fuzzed requests with a status that does not indicate a bug in the daemon."""
     tally = Tally()
     await fuzz_servicer(seed, 1_200, tally)
     assert tally.findings == [], "\n".join(tally.findings)
@@ -24,7 +24,7 @@ async def test_servicer_survives_fuzzed_requests(seed: int) -> None:
 
 @pytest.mark.slow
 async def test_daemon_survives_fuzzed_requests_and_bytes() -> None:
-    """The daemon survives fuzzed requests and raw bytes at both ports; its counts agree, its log has no fault."""
+    """The daemon survives fuzzed requests and raw bytes at both ports; its counts agree, and its log has no errors."""
     tally = Tally()
     await fuzz_daemon(3, 2_000, tally, warm_up=0)
     assert tally.findings == [], "\n".join(tally.findings)
@@ -34,7 +34,7 @@ async def test_daemon_survives_fuzzed_requests_and_bytes() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("journal", [None, "sync"])
 async def test_daemon_survives_a_crowd_at_tiny_limits(tmp_path: Path, journal: str | None) -> None:
-    """Ten callers at once meet every limit over restarts: no error is the daemon's fault, and its counts agree."""
+    """Ten callers at once reach every limit across restarts: no error indicates a bug, and the counts agree."""
     tally = Tally()
     await fuzz_crowd(tmp_path, 1, 2, 800, tally, journal)
     assert tally.findings == [], "\n".join(tally.findings)
@@ -50,7 +50,7 @@ def test_host_survives_changed_bytes(seed: int) -> None:
 
 
 async def test_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A method that raises for some requests is a finding, by its status and by what is logged."""
+    """A method that raises for some requests is a finding, because of its status and because of the log."""
 
     async def get_partition(_calls: object, request: object, _context: object) -> object:
         raise ValueError(f"planted: {request}")

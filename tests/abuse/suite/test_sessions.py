@@ -1,4 +1,4 @@
-"""What a stranger can do with sessions: fill the table, leave them behind, use another's ids, lose batches."""
+"""Attacks on sessions: fill the table, leave sessions behind, use another caller's ids, lose batches."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ LONG = 120.0
 
 
 async def serve_an_honest_wait(daemon: DaemonProcess) -> None:
-    """Somebody comes in, waits, and is answered."""
+    """A new caller connects, waits, and is answered."""
     async with AsyncClient(daemon.address) as client, asyncio.timeout(LONG):
         waiting = asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG))
         await eventually(lambda: client.pending == 1, "submitted")
@@ -32,7 +32,7 @@ async def sessions(caller: DaemonChannel) -> int:
 
 
 async def test_empty_sessions_shut_nobody_out(start_daemon: StartDaemon) -> None:
-    """Far more than the daemon keeps are opened by calls that register nothing: an honest caller gets in at once."""
+    """Far more empty sessions than the limit allows are opened: an honest caller can still connect."""
     daemon = start_daemon(*FEW)
     async with DaemonChannel(daemon.address) as stranger:
         nothing = wire.RegisterBatch(rows=operation_pb2.OperationRows())
@@ -43,7 +43,7 @@ async def test_empty_sessions_shut_nobody_out(start_daemon: StartDaemon) -> None
 
 
 async def test_empty_sessions_are_gone_in_seconds(start_daemon: StartDaemon) -> None:
-    """Not after the ten minutes for which a session with something in it is kept."""
+    """They do not stay for the ten minutes for which a session with contents is kept."""
     daemon = start_daemon("--session-finished-ttl-ms", "200")
     async with DaemonChannel(daemon.address) as stranger:
         for number in range(SESSIONS_MAX):
@@ -57,7 +57,7 @@ async def test_empty_sessions_are_gone_in_seconds(start_daemon: StartDaemon) -> 
 
 
 async def test_a_full_table_is_told_to_caller_and_operator(start_daemon: StartDaemon) -> None:
-    """Sessions in which something waits give way to nobody: who is refused is counted, and the log says it once."""
+    """Sessions with pending operations are never evicted. Refused callers are counted, and this is logged once."""
     daemon = start_daemon(*FEW)
     async with DaemonChannel(daemon.address) as stranger:
         for number in range(2 * SESSIONS_MAX):
@@ -87,7 +87,7 @@ async def test_short_lived_callers_leave_nothing_behind(start_daemon: StartDaemo
 
 
 async def test_callers_that_just_vanish_shut_nobody_out(start_daemon: StartDaemon) -> None:
-    """The same for programs of before, which cannot close a session: each has its answer, and vanishes."""
+    """The same for older programs, which cannot close a session: each is answered, and disconnects."""
     daemon = start_daemon(*FEW)
     async with DaemonChannel(daemon.address) as callers:
         await callers.stub.Advance(_reached("orders"))
@@ -102,8 +102,8 @@ async def test_callers_that_just_vanish_shut_nobody_out(start_daemon: StartDaemo
 
 
 async def test_a_stranger_who_uses_up_my_ids_cannot_make_me_hang(daemon: DaemonProcess) -> None:
-    """The highest id there is, registered in my session: what I wait for fails and says why, long before its timeout.
-    Then my client begins another session.
+    """A stranger registers the highest possible id in my session. My waits then fail with the reason long before their
+    timeout, and my client starts another session.
     """
     async with AsyncClient(daemon.address) as client, AsyncClient(daemon.address) as stranger, asyncio.timeout(LONG):
         assert (await client.produce({"orders-3": 42}, timeout=0)).outcome is Outcome.EXPIRED
@@ -117,8 +117,9 @@ async def test_a_stranger_who_uses_up_my_ids_cannot_make_me_hang(daemon: DaemonP
 
 
 async def test_a_corrected_batch_loses_nothing(daemon: DaemonProcess) -> None:
-    """A batch is refused for a short column, the next one accepted, the first sent again as it should have been: its
-    operations are refused, each with a result, and wait under new ids. None is said to be known.
+    """A batch is refused because of a short column, the next one is accepted, and the first one is sent again,
+    corrected. Its operations are refused, each with a result, and can be registered with new ids. None is reported as
+    known.
     """
     async with DaemonChannel(daemon.address) as caller:
         peer = await Peer(caller, "s").open()
@@ -140,7 +141,7 @@ async def test_a_corrected_batch_loses_nothing(daemon: DaemonProcess) -> None:
 
 
 async def test_a_batch_sent_again_at_once_is_registered(daemon: DaemonProcess) -> None:
-    """Nothing higher has been accepted: the ids are free."""
+    """No higher id has been accepted, so the ids are free."""
     async with DaemonChannel(daemon.address) as caller:
         peer = await Peer(caller, "s").open()
         await peer.send(register=batch_of([1, 2, 3], "short column"))

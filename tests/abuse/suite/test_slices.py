@@ -1,5 +1,5 @@
-"""No single call holds the event loop: each goes in slices of bounded work, and what they do together is what one call
-would have done. `loop_stalls` measures the same against a daemon.
+"""No single call holds the event loop: each is processed in slices of bounded work, with the same result as one large
+call. `stalls` measures the same against a daemon.
 """
 
 import asyncio
@@ -36,12 +36,12 @@ T = TypeVar("T")
 
 
 class CountingListener(Listener):
-    """How large each engine call was."""
+    """Records the size of each engine call."""
 
     def __init__(self) -> None:
         self.registered_rows: list[int] = []
         self.ended_items: list[int] = []
-        """Items that each call ended."""
+        """Number of items that each call ended."""
         self.cancelled_ids: list[int] = []
         self._items = 0
 
@@ -83,7 +83,7 @@ class Held:
 
 
 def columns_of(ids: range, items: int, offset: int = 9) -> operation_pb2.OperationColumns:
-    """Operations that each name the same partitions."""
+    """Operations that all name the same partitions."""
     return operation_pb2.OperationColumns(
         kind=operation_pb2.OPERATION_KIND_PRODUCE,
         partitions=[operation_pb2.TopicPartition(topic="orders", partition=place) for place in range(items)],
@@ -96,7 +96,7 @@ def columns_of(ids: range, items: int, offset: int = 9) -> operation_pb2.Operati
 
 
 async def turns_of(work: Coroutine[Any, Any, T]) -> tuple[int, T]:
-    """How often the loop is free while something is done."""
+    """Number of loop iterations that run while the work is done, and its result."""
     task = asyncio.ensure_future(work)
     turns = 0
     while not task.done():
@@ -109,7 +109,7 @@ async def turns_of(work: Coroutine[Any, Any, T]) -> tuple[int, T]:
 
 
 async def test_a_large_batch_is_registered_in_parts() -> None:
-    """Ten operations of 500 items: a call for each four of them, and one receipt."""
+    """Ten operations of 500 items: one engine call for every four of them, and one receipt."""
     held = Held()
     turns, receipt = await turns_of(held.register(columns_of(range(1, 11), ITEMS)))
     assert (receipt.accepted, receipt.highest_operation_id) == (10, 10)
@@ -118,7 +118,7 @@ async def test_a_large_batch_is_registered_in_parts() -> None:
 
 
 async def test_what_is_decided_already_goes_in_parts_too() -> None:
-    """Operations that end as they come: each call ends at most so many items."""
+    """Operations that end as they are registered: each call ends at most `VALUES_PER_PART` items."""
     held = Held()
     events = [
         event_pb2.Event(
@@ -134,7 +134,7 @@ async def test_what_is_decided_already_goes_in_parts_too() -> None:
 
 
 def test_a_part_has_the_names_that_it_uses() -> None:
-    """A long dictionary is not copied: each part reads its own names, and means the same."""
+    """A long dictionary is not copied: each part has only the names that it uses, and the same meaning."""
     draw = random.Random(1)
     places = [draw.randrange(5_000) for _ in range(5_000)]
     columns = operation_pb2.OperationColumns(
@@ -159,7 +159,7 @@ def test_a_part_has_the_names_that_it_uses() -> None:
 
 @pytest.mark.parametrize("field", ["partitions", "item_index"])
 def test_more_values_than_a_batch_may_have_are_refused_as_a_whole(field: str) -> None:
-    """By the length of the column, before anything of it is copied; at the limit it is served."""
+    """The length of the column is checked before anything is copied; at the limit the batch is accepted."""
     limits = LimitsSettings(items_per_batch_max=10)
     for extra in (0, 1):
         columns = operation_pb2.OperationColumns(kind=operation_pb2.OPERATION_KIND_PRODUCE, operation_id=[1])
@@ -175,7 +175,7 @@ def test_more_values_than_a_batch_may_have_are_refused_as_a_whole(field: str) ->
 
 
 async def test_a_short_column_refuses_all_parts() -> None:
-    """The whole batch is looked at before its first part is registered."""
+    """The whole batch is checked before its first part is registered."""
     held = Held()
     columns = columns_of(range(1, 21), ITEMS)
     columns.offset.extend([1, 2])
@@ -186,7 +186,7 @@ async def test_a_short_column_refuses_all_parts() -> None:
 
 
 async def test_ids_that_do_not_rise_from_part_to_part_are_refused_once() -> None:
-    """One that repeats an id of an earlier part is refused without a result; one that was skipped gets a result."""
+    """An id of an earlier part is refused without a result; an id that was skipped is refused with a result."""
     held = Held()
     ids = [*range(1, VALUES_PER_PART), VALUES_PER_PART + 5, 7, VALUES_PER_PART + 3, VALUES_PER_PART + 9]
     columns = operation_pb2.OperationColumns(
@@ -205,7 +205,7 @@ async def test_ids_that_do_not_rise_from_part_to_part_are_refused_once() -> None
 
 
 async def test_two_batches_of_a_session_do_not_mix() -> None:
-    """The second waits for its turn: otherwise the ids of the first one's later parts would not rise."""
+    """The second batch waits for its turn: otherwise the ids of the first one's later parts would not increase."""
     held = Held()
     batches = [columns_of(range(1, 11), ITEMS), columns_of(range(11, 21), ITEMS), columns_of(range(21, 22), 1)]
     receipts = await asyncio.gather(*map(held.register, batches))
@@ -213,7 +213,7 @@ async def test_two_batches_of_a_session_do_not_mix() -> None:
 
 
 async def test_a_batch_whose_caller_goes_leaves_the_turn_to_the_next() -> None:
-    """What was registered of it counts; the same batch, sent again, is known up to there."""
+    """The registered part is kept; when the same batch is sent again, this part is already known."""
     held = Held()
     first = asyncio.create_task(held.register(columns_of(range(1, 11), ITEMS)))
     waiting = asyncio.create_task(held.register(columns_of(range(90, 92), ITEMS)))
@@ -229,7 +229,7 @@ async def test_a_batch_whose_caller_goes_leaves_the_turn_to_the_next() -> None:
 
 
 async def test_a_drain_refuses_the_parts_that_are_left() -> None:
-    """They end as refused results, so that each operation has one."""
+    """They end as refused results, so that each operation has a result."""
     held = Held()
     task = asyncio.create_task(held.register(columns_of(range(1, 11), ITEMS)))
     await asyncio.sleep(0)
@@ -272,7 +272,9 @@ async def answers_until(served: ServedHost, columns: operation_pb2.OperationColu
 
 
 async def test_events_of_many_replicas_go_in_slices() -> None:
-    """By what their sets cost, not by their number; too many ids are refused before they are copied."""
+    """The size of a slice depends on the cost of the replica sets, not on their number. Too many ids are refused before
+    they are copied.
+    """
     held = Held()
     ids = list(range(1, 901))
     one = event_pb2.Event(
@@ -294,7 +296,7 @@ async def test_events_of_many_replicas_go_in_slices() -> None:
 
 
 def test_parts_of_events_mean_what_the_batch_says() -> None:
-    """Two long dictionaries and events of both kinds: each part finds its own names."""
+    """Two long dictionaries and events of both kinds: each part uses the right names."""
     draw = random.Random(2)
     types = [draw.choice([codes.HIGH_WATERMARK, codes.KEY_SIGNALLED]) for _ in range(7_000)]
     places = [draw.randrange(3_000) for _ in types]
@@ -324,7 +326,7 @@ def test_parts_of_events_mean_what_the_batch_says() -> None:
 
 @pytest.mark.parametrize("how", ["ids", "session", "partition", "close", "expiry"])
 async def test_the_end_of_large_operations_goes_in_slices(how: str) -> None:
-    """Sixty operations of 500 items, whatever ends them: a call ends no more than its share, and nothing is lost."""
+    """Sixty operations of 500 items, whatever ends them: each call ends a bounded number, and no result is lost."""
     held = Held()
     await held.fill(60, ITEMS)
     if how == "ids":
@@ -345,14 +347,14 @@ async def test_the_end_of_large_operations_goes_in_slices(how: str) -> None:
         held.host.reaper.turn()
         await asyncio.sleep(0)
     assert sum(held.listener.ended_items) == 60 * ITEMS
-    # Expired ones are taken out of the wheel sixteen at a time.
+    # Expired operations are taken out of the wheel sixteen at a time.
     assert max(held.listener.ended_items) <= WORK_PER_SLICE + (16 * ITEMS if how == "expiry" else ITEMS)
     if how in {"session", "partition", "close"}:
         assert held.listener.cancelled_ids == list(range(1, 61))
 
 
 async def test_a_session_may_be_opened_again_while_its_operations_end() -> None:
-    """The new one is empty, and what is left of the old one ends beside it."""
+    """The new session is empty, and the remaining operations of the old one end independently."""
     held = Held()
     await held.fill(60, ITEMS)
     held.host.close_session(held.session)
@@ -373,7 +375,7 @@ async def test_a_session_may_be_opened_again_while_its_operations_end() -> None:
 async def test_messages_of_results_are_made_once(
     columns: bool, name_length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By their items, however many results that is; a message is made again at most once, for names that are long."""
+    """Message size depends on items, not on results. A message is encoded again at most once, if names are long."""
     made: list[int] = []
     fill = results.fill_batch
 
@@ -408,7 +410,7 @@ async def test_messages_of_results_are_made_once(
 
 
 async def test_a_page_of_partitions_ends_by_its_bytes() -> None:
-    """Twenty partitions of 900 replicas: short pages, and all of them on one page or another, in order."""
+    """Twenty partitions of 900 replicas: short pages, which together contain all partitions in order."""
     async with serving() as served:
         ids = list(range(1, 901))
         events = [
@@ -433,7 +435,7 @@ async def test_a_page_of_partitions_ends_by_its_bytes() -> None:
 
 
 async def test_many_names_are_put_in_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For all pages, as long as no partition comes or goes; then again."""
+    """They are sorted once for all pages, as long as no partition is added or removed."""
     monkeypatch.setattr(inspection_calls, "NAMES_PER_SLICE", 10)
     async with serving() as served:
         for place in draw_order(55):
@@ -461,7 +463,7 @@ def draw_order(count: int) -> list[int]:
 
 
 def test_the_call_that_holds_the_loop_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """Holds of over 10 ms are counted by call, and one of over 20 ms is logged; further ones only now and then."""
+    """Stalls of over 10 ms are counted by call. One of over 20 ms is logged, and further ones only now and then."""
     now_ns = [0]
     holds = LoopStalls(lambda: now_ns[0])
     for call, ms in (("Register", 9), ("Register", 11), ("Cancel", 25), ("Cancel", 40)):

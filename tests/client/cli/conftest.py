@@ -1,4 +1,4 @@
-"""For all tests of the command line: no command outlives its test."""
+"""Fixture for all command line tests: no command outlives its test."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from tests.client.cli.test_commands import Background
 
 @pytest.fixture(autouse=True)
 def kill_what_is_left() -> Iterator[None]:
-    """A test that fails may leave commands running, and the warnings about them would be another test's."""
+    """Kill commands that a failing test left running, because warnings about them would appear in another test."""
     yield
     while Background.started:
         with Background.started.pop() as process:

@@ -1,4 +1,4 @@
-"""The command line as a user runs it: real processes, a real daemon, exit codes, stdout and stderr apart."""
+"""The command line as a user runs it: real processes, a real daemon, exit codes, separate stdout and stderr."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ Run = Callable[..., Answer]
 
 
 class Background:
-    """A command that is running. One that a test leaves running is killed at its end: see conftest.py."""
+    """A running command. A fixture in conftest.py kills it if the test leaves it running."""
 
     started: ClassVar[list[subprocess.Popen[str]]] = []
 
@@ -43,14 +43,14 @@ class Background:
         self.started.append(self.process)
 
     def end(self) -> tuple[int, str, str]:
-        """Wait for its end; its exit code, stdout and stderr."""
+        """Wait for the command to end; returns its exit code, stdout and stderr."""
         out, err = self.process.communicate(timeout=DEADLINE_S)
         return self.process.returncode, out, err
 
 
 @pytest.fixture
 def run(shared_daemon: DaemonProcess) -> Run:
-    """Runs `purgatory` with these arguments against the shared daemon."""
+    """Run `purgatory` with these arguments against the shared daemon."""
 
     def call(*arguments: str, address: str = shared_daemon.address) -> Answer:
         return purgatory(*arguments, address=address)
@@ -59,7 +59,7 @@ def run(shared_daemon: DaemonProcess) -> Run:
 
 
 def purgatory(*arguments: str, address: str = "", packages: str = "") -> Answer:
-    """Runs `purgatory` with these arguments; `packages`: a folder of Python packages that come before all others."""
+    """Run `purgatory` with these arguments; `packages`: a folder of Python packages that is first on the path."""
     found = environment()
     return subprocess.run(
         [*PROGRAM, *arguments],
@@ -73,13 +73,13 @@ def purgatory(*arguments: str, address: str = "", packages: str = "") -> Answer:
 
 @pytest.fixture
 def looking(shared_daemon: DaemonProcess) -> Iterator[Client]:
-    """A client to look at the shared daemon with."""
+    """A client for inspecting the shared daemon."""
     with Client(shared_daemon.address) as client:
         yield client
 
 
 def test_a_record_is_reached_by_the_next_offset(run: Run, looking: Client) -> None:
-    """A mark of 42 does not say that record 42 was processed; 43 does."""
+    """A mark of 42 does not mean that record 42 was processed; a mark of 43 does."""
     looking.advance("record-0", high_watermark=42)
     assert run("wait", "record-0@42", "--timeout", "0").returncode == Exit.OK
     assert run("wait", "record-0@42", "--record", "--timeout", "0").returncode == Exit.EXPIRED
@@ -89,7 +89,7 @@ def test_a_record_is_reached_by_the_next_offset(run: Run, looking: Client) -> No
 
 
 def test_a_token_is_a_target(run: Run, looking: Client) -> None:
-    """It is waited for alone, with the epochs that it has: once they are over, its offsets mean nothing."""
+    """A token is used without other targets, with its epochs: its offsets mean nothing in later epochs."""
     looking.advance("token-0", leader_epoch=3, is_leader=True)
     looking.advance("token-0", high_watermark=5)
     token = looking.token({"token-0": 5})
@@ -109,7 +109,7 @@ def until_waiting(client: Client, partition: str, *, pending: bool = True) -> No
 
 
 def test_the_first_wait_of_the_readme(shared_daemon: DaemonProcess, run: Run, looking: Client) -> None:
-    """`wait` blocks until somebody advances the partition; then both print what happened and exit 0."""
+    """`wait` blocks until another command advances the partition; then both print the result and exit with 0."""
     waiting = Background(shared_daemon.address, "wait", "orders-3@42", "--timeout", "30s")
     until_waiting(looking, "orders-3")
     listed = run("ls")
@@ -124,7 +124,7 @@ def test_the_first_wait_of_the_readme(shared_daemon: DaemonProcess, run: Run, lo
 
 
 def test_an_expired_wait_says_how_far_it_came(shared_daemon: DaemonProcess, run: Run, looking: Client) -> None:
-    """Exit code 11 on time, with the offset reached and the estimate; as JSON too."""
+    """An expired wait exits with 11 on time and shows the offset reached and the estimate, also as JSON."""
     looking.advance("expires-1", high_watermark=10)
     waiting = Background(shared_daemon.address, "wait", "expires-1@1000", "--timeout", "700ms")
     until_waiting(looking, "expires-1")
@@ -142,7 +142,7 @@ def test_an_expired_wait_says_how_far_it_came(shared_daemon: DaemonProcess, run:
 
 
 def test_a_failed_and_a_cancelled_wait(shared_daemon: DaemonProcess, run: Run, looking: Client) -> None:
-    """Exit code 10 when the partition goes away, 12 when an operator cancels."""
+    """Exit code 10 if the partition is removed, 12 if an operator cancels."""
     failing = Background(shared_daemon.address, "wait", "goes-1@5")
     until_waiting(looking, "goes-1")
     assert run("advance", "goes-1", "--removed").returncode == 0
@@ -158,7 +158,7 @@ def test_a_failed_and_a_cancelled_wait(shared_daemon: DaemonProcess, run: Run, l
 
 
 def test_a_session_is_closed(shared_daemon: DaemonProcess, run: Run, looking: Client) -> None:
-    """Says what ended with it; exit code 16 when there is none of that name."""
+    """`close` prints what it cancelled and dropped; exit code 16 if there is no such session."""
     looking.register("left-behind", 1, batches.produce(["left-0"], offsets=[9, 10], indexes=[0, 0]))
     closed = run("close", "left-behind")
     assert (closed.returncode, closed.stdout) == (0, "closed: 2 operations cancelled, 0 results dropped\n")
@@ -166,7 +166,7 @@ def test_a_session_is_closed(shared_daemon: DaemonProcess, run: Run, looking: Cl
 
 
 def test_an_interrupted_wait_is_cancelled_at_the_daemon(shared_daemon: DaemonProcess, looking: Client) -> None:
-    """Ctrl-C ends the wait at the daemon too; exit code 130 and a message on stderr."""
+    """Ctrl-C cancels the wait at the daemon; exit code 130 and a message on stderr."""
     waiting = Background(shared_daemon.address, "wait", "ctrl-1@5", "--timeout", "10m")
     until_waiting(looking, "ctrl-1")
     waiting.process.send_signal(signal.SIGINT)
@@ -177,7 +177,7 @@ def test_an_interrupted_wait_is_cancelled_at_the_daemon(shared_daemon: DaemonPro
 
 
 def test_a_daemon_that_shuts_down_or_is_not_there(start_daemon: StartDaemon, run: Run) -> None:
-    """Exit code 14 when the daemon shuts down under a wait, 13 when there is none."""
+    """Exit code 14 if the daemon shuts down during a wait, 13 if no daemon is running."""
     daemon = start_daemon()
     waiting = Background(daemon.address, "wait", "orders-3@42")
     with Client(daemon.address) as client:
@@ -193,8 +193,8 @@ def test_a_daemon_that_shuts_down_or_is_not_there(start_daemon: StartDaemon, run
 
 
 def test_caught_up_where_nothing_feeds_the_marks(start_daemon: StartDaemon, run: Run) -> None:
-    """Exit code 13 and what the daemon says: it is there, but no source is. --token does not wait, so it goes stale for
-    nobody.
+    """Without a source, the exit code is 13 and the daemon's message is shown. `--token` does not wait, so it
+    accepts no `--fail-when-stale`.
     """
     daemon = start_daemon()
     asked = run("caught-up", "kafka/billing/orders", "--fail-when-stale", "1s", address=daemon.address)
@@ -205,7 +205,7 @@ def test_caught_up_where_nothing_feeds_the_marks(start_daemon: StartDaemon, run:
 
 
 async def test_caught_up_with_empty_topics(start_daemon: StartDaemon, run: Run) -> None:
-    """A topic without records has nothing to wait for: satisfied at once, by every entry point, and exit code 0."""
+    """A topic without records is satisfied at once, with exit code 0, through every entry point."""
     daemon = start_daemon()
     async with AsyncClient(daemon.address) as client, client.attach_source("kafka", ["kafka/"]) as link:
 
@@ -251,7 +251,7 @@ async def test_caught_up_with_empty_topics(start_daemon: StartDaemon, run: Run) 
     ],
 )
 def test_bad_usage(run: Run, arguments: list[str], says: str) -> None:
-    """Exit code 2 and, on stderr, what would be right."""
+    """Exit code 2, with a correction on stderr."""
     answer = run(*arguments)
     assert answer.returncode == 2
     assert answer.stdout == ""
@@ -259,7 +259,7 @@ def test_bad_usage(run: Run, arguments: list[str], says: str) -> None:
 
 
 def test_what_the_daemon_refuses(run: Run) -> None:
-    """Exit code 15 with the daemon's words for a bad value and for a stale epoch; 16 for what is not there."""
+    """Exit code 15 with the daemon's message for a bad value and for a stale epoch; 16 for an unknown object."""
     refused = run("wait", "orders-3@-5")
     assert refused.returncode == 15
     assert "required_offset" in refused.stderr
@@ -273,7 +273,7 @@ def test_what_the_daemon_refuses(run: Run) -> None:
 
 
 def test_waits_of_the_other_kinds(run: Run) -> None:
-    """Fetches, delete-records and signals are a flag away."""
+    """Fetches, delete-records and signals are selected by a flag."""
     assert run("advance", "kinds-1", "--log-end-offset", "10", "--high-watermark", "10").returncode == 0
     fetched = run("wait", "kinds-1@4", "--fetch", "--min-bytes", "6")
     assert fetched.returncode == 0
@@ -287,7 +287,7 @@ def test_waits_of_the_other_kinds(run: Run) -> None:
 
 
 def test_every_event_has_its_option(run: Run, looking: Client) -> None:
-    """The options of `advance` reach the partition's state."""
+    """The options of `advance` change the partition's state."""
     assert run(
         "advance", "all-1", "--leader", "--leader-epoch", "3", "--leader-id", "1", "--replicas", "1,2,3",
         "--in-sync-replicas", "1,2", "--min-in-sync-replicas", "2", "--log-end-offset", "50", "--byte-position", "5000",
@@ -314,7 +314,7 @@ def test_every_event_has_its_option(run: Run, looking: Client) -> None:
 
 
 def test_listings_are_plain_off_a_terminal(run: Run, looking: Client) -> None:
-    """No colour and nothing cut off in a pipe; with --json one object a line."""
+    """In a pipe, output has no colours and is not truncated; with --json it has one object per line."""
     name = "a-very-long-topic-name-" * 8 + "-1"
     looking.advance(name, high_watermark=5)
     listed = run("ls", "--partitions")
@@ -328,13 +328,13 @@ def test_listings_are_plain_off_a_terminal(run: Run, looking: Client) -> None:
 
 
 def test_serve_runs_the_daemon_and_passes_its_flags_on(run: Run) -> None:
-    """`serve --help` is the daemon's own help, and a bad setting is its own error."""
+    """`serve --help` prints the daemon's own help, and a bad setting the daemon's own error."""
     assert "--grpc-address" in run("serve", "--help").stdout
     assert run("serve", "--no-such-flag").returncode == 2
 
 
 def test_serve_without_the_server_packages_says_what_to_install(tmp_path: Path) -> None:
-    """Where the server extra is not installed, one line says so."""
+    """Without the server extra, one line says that it is missing."""
     (tmp_path / "uvloop.py").write_text("raise ModuleNotFoundError('No module named uvloop', name='uvloop')\n")
     answer = purgatory("serve", packages=str(tmp_path))
     assert answer.returncode == 1
@@ -343,7 +343,7 @@ def test_serve_without_the_server_packages_says_what_to_install(tmp_path: Path) 
 
 
 def test_exit_codes_are_in_the_help_and_in_the_documentation(run: Run) -> None:
-    """Each exit code has one number and stands in --help and docs/cli.md with its meaning."""
+    """Each exit code has one number, and is listed in --help and docs/cli.md with its meaning."""
     helped = " ".join(run("wait", "--help").stdout.split())
     documented = (Path(__file__).parents[3] / "docs" / "cli.md").read_text("utf-8")
     for code, meaning in MEANINGS.items():
@@ -353,7 +353,7 @@ def test_exit_codes_are_in_the_help_and_in_the_documentation(run: Run) -> None:
 
 
 def test_parsing() -> None:
-    """What users write for durations, targets, keys and followers."""
+    """Durations, targets, keys and followers are parsed in the forms that users write."""
     assert [seconds(text) for text in ("500ms", "30s", "2m", "1h", "1d", "1.5", "0.5 s", "0")] == [
         0.5, 30, 120, 3_600, 86_400, 1.5, 0.5, 0,
     ]  # fmt: skip

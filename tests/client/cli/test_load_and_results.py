@@ -1,4 +1,4 @@
-"""`purgatory load` and `purgatory results` as a user runs them, and what `purgatory status` says of the time left."""
+"""`purgatory load` and `purgatory results` as a user runs them, and the remaining time in `purgatory status`."""
 
 import json
 import re
@@ -24,7 +24,9 @@ def pending(client: Client) -> int:
 
 
 def test_a_load_that_is_reached_is_followed_to_its_end(run: Run, looking: Client) -> None:
-    """With --advance every wait ends satisfied, exit code 0, and a second load on the same topic goes on after it."""
+    """With --advance every wait is satisfied, the exit code is 0, and a second load on the same topic continues
+    after it.
+    """
     for _ in range(2):
         answer = run("load", "--operations", "1234", "--topic", "reached", "--partitions", "7", "--advance", "--json")
         assert (answer.returncode, answer.stderr) == (0, "")
@@ -36,7 +38,9 @@ def test_a_load_that_is_reached_is_followed_to_its_end(run: Run, looking: Client
 
 
 def test_a_load_that_is_left_is_collected_later_each_result_once(run: Run, looking: Client) -> None:
-    """After --detach the waits go on at the daemon; `results` prints each once, and then there is nothing left."""
+    """After --detach the waits stay pending at the daemon; `results` prints each result once, and then nothing is
+    left.
+    """
     left = run("load", "-n", "1000", "--session", "left-1", "--topic", "left", "--partitions", "10", "--detach")
     assert left.returncode == 0
     assert "purgatory results --session left-1" in left.stdout
@@ -60,7 +64,7 @@ def test_a_load_that_is_left_is_collected_later_each_result_once(run: Run, looki
 
 
 def test_a_load_that_expires_says_so(run: Run) -> None:
-    """Without --advance the waits expire: exit code 11, in text and from `results`."""
+    """Without --advance the waits expire: exit code 11 from `load` and from `results`."""
     answer = run("load", "-n", "50", "--timeout", "50ms", "--topic", "late", "--rate", "1000", "--batch", "10")
     assert answer.returncode == 11
     assert re.search(r"50 waits ended in \d+\.\d{3} s \(\d+ per second\): 50 expired", answer.stdout)
@@ -73,7 +77,7 @@ def test_a_load_that_expires_says_so(run: Run) -> None:
 
 
 def test_an_interrupted_load_says_what_it_leaves(shared_daemon: DaemonProcess, looking: Client) -> None:
-    """Ctrl-C: exit code 130, and how to end what goes on at the daemon."""
+    """Ctrl-C: exit code 130, and a message on how to end the operations that stay pending."""
     command = Background(shared_daemon.address, "load", "-n", "10", "--session", "stopped", "--topic", "stopped")
     until_waiting(looking, "stopped-9")
     command.process.send_signal(signal.SIGINT)
@@ -84,14 +88,14 @@ def test_an_interrupted_load_says_what_it_leaves(shared_daemon: DaemonProcess, l
 
 
 def test_results_of_a_session_that_is_not_known(run: Run) -> None:
-    """Exit code 16."""
+    """An unknown session gives exit code 16."""
     answer = run("results", "--session", "nobody")
     assert answer.returncode == 16
     assert "session 'nobody' has no operations" in answer.stderr
 
 
 def test_a_refused_operation_is_in_the_receipt_and_among_the_results(looking: Client) -> None:
-    """`register` reports refusals with reasons and ids sent twice as known; `results` gives every result once."""
+    """`register` reports refusals with reasons, and repeated ids as known; `results` returns every result once."""
     batch = partition_columns(OperationKind.PRODUCE, ["refused-1"], None, [1, -7, 3], [60_000], None)
     first = looking.register("refused", 1, batch)
     assert (first.accepted, first.already_known, list(first.refusals)) == (2, 0, [2])
@@ -106,7 +110,7 @@ def test_a_refused_operation_is_in_the_receipt_and_among_the_results(looking: Cl
 
 
 def test_results_that_were_not_used_come_again(shared_daemon: DaemonProcess, looking: Client) -> None:
-    """A caller that stops early has acknowledged all but the last batch; that one comes again."""
+    """A caller that stops early has acknowledged every batch except the last, which is delivered again."""
     batch = partition_columns(OperationKind.PRODUCE, ["again-1"], None, [1, 2], [60_000], None)
     looking.register("again", 1, batch)
     looking.advance("again-1", high_watermark=1)
@@ -130,7 +134,7 @@ def test_a_daemon_that_does_not_come_back_is_given_up(tmp_path: Path) -> None:
 
 
 def test_the_gravest_end_decides() -> None:
-    """Of many outcomes the exit code is that of the gravest; of none it is 0."""
+    """The exit code for several outcomes is that of the most severe one; without outcomes it is 0."""
     assert exit_of_outcomes([]) == Exit.OK
     assert exit_of_outcomes([Outcome.SATISFIED]) == Exit.OK
     assert exit_of_outcomes([Outcome.SATISFIED, Outcome.EXPIRED]) == Exit.EXPIRED
@@ -138,7 +142,7 @@ def test_the_gravest_end_decides() -> None:
 
 
 def test_time_left_in_words() -> None:
-    """Only buckets that are not empty are shown, in units that a user would write."""
+    """Only non-empty buckets are shown, in units that a user would write."""
     left = RemainingTime(soonest=0.25, latest=5_400, bounds=[1, 60, 3_600], operations=[3, 0, 2, 1])
     assert remaining_line(left) == (
         "time left: 3 up to 1s, 2 up to 1h, 1 more than 1h; first expires in 0.25s, last in 1.5h"

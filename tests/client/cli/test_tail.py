@@ -1,4 +1,4 @@
-"""`tail`, `hot`, `--watch` and completion, as a user runs them: real processes, and a real daemon of their own."""
+"""`tail`, `hot`, `--watch` and completion as a user runs them: real processes and a separate real daemon."""
 
 import json
 import os
@@ -26,7 +26,7 @@ SHOWN = "evil\\x1b[31m\\u202e[red]"
 
 @pytest.fixture(scope="module")
 def quiet_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    """A daemon where nobody waits but these tests."""
+    """A daemon that no other test uses."""
     daemon = DaemonProcess(tmp_path_factory.mktemp("onlookers"))
     yield daemon
     daemon.kill()
@@ -34,13 +34,15 @@ def quiet_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonPro
 
 @pytest.fixture
 def client(quiet_daemon: DaemonProcess) -> Iterator[Client]:
-    """Waits that are still pending are cancelled at its end."""
+    """A client. Waits that are still pending are cancelled at its end."""
     with Client(quiet_daemon.address) as one:
         yield one
 
 
 def followed(daemon: DaemonProcess, client: Client, *arguments: str) -> tuple[int, str, str]:
-    """What `purgatory tail -n 1` prints while waits end, one after the other, until it has seen one that it wants."""
+    """Run `purgatory tail -n 1` while waits end one after another, until it prints a matching one; returns its
+    output.
+    """
     client.advance("tailed-0", high_watermark=1)
     tail = Background(daemon.address, "tail", "--count", "1", *arguments)
     while tail.process.poll() is None:
@@ -50,7 +52,7 @@ def followed(daemon: DaemonProcess, client: Client, *arguments: str) -> tuple[in
 
 
 def test_tail_prints_what_ends(quiet_daemon: DaemonProcess, client: Client) -> None:
-    """A line for each, with strangers' words made harmless; then it ends as it was told to."""
+    """One line per result, with text from other callers escaped; it ends after the requested number."""
     code, out, err = followed(quiet_daemon, client, "--outcome", "expired")
     assert (code, err) == (Exit.OK, "")
     assert out.count("\n") == 1
@@ -61,7 +63,7 @@ def test_tail_prints_what_ends(quiet_daemon: DaemonProcess, client: Client) -> N
 
 
 def test_tail_as_json_filters_by_kind(quiet_daemon: DaemonProcess, client: Client) -> None:
-    """One object a line, only of the kind that was asked for."""
+    """One JSON object per line, only of the requested kind."""
     code, out, _ = followed(quiet_daemon, client, "--kind", "produce", "--json")
     assert code == Exit.OK
     told = json.loads(out)
@@ -71,14 +73,16 @@ def test_tail_as_json_filters_by_kind(quiet_daemon: DaemonProcess, client: Clien
 
 @pytest.mark.parametrize(("option", "value"), [("--outcome", "refused"), ("--outcome", "late"), ("--kind", "delay")])
 def test_tail_says_what_it_knows(quiet_daemon: DaemonProcess, option: str, value: str) -> None:
-    """An outcome or kind that there is not is a usage error that names those that there are."""
+    """An unknown outcome or kind is a usage error that lists the valid ones."""
     answer = purgatory("tail", option, value, address=quiet_daemon.address)
     assert answer.returncode == Exit.USAGE
     assert "expected" in answer.stderr
 
 
 def test_hot_lists_most_watched_first(quiet_daemon: DaemonProcess, client: Client) -> None:
-    """Partitions and keys in one order, as many as asked for; what nobody waits on is not listed."""
+    """Partitions and keys are sorted together and limited to the requested number; names without watches are not
+    listed.
+    """
     client.advance("cold-0", high_watermark=1)
     targets = (("hot-1@9", "hot-2@9"), ("hot-1@9",), ("--signal", EVIL, "hot"))
     waiting = [Background(quiet_daemon.address, "wait", *one) for one in targets]
@@ -100,7 +104,7 @@ def test_hot_lists_most_watched_first(quiet_daemon: DaemonProcess, client: Clien
 
 @pytest.mark.parametrize("command", [("ls",), ("status",), ("hot",)])
 def test_watch_shows_it_again_until_interrupted(quiet_daemon: DaemonProcess, command: tuple[str, ...]) -> None:
-    """Ctrl-C ends it with 130, and nothing was left behind or changed."""
+    """Ctrl-C ends `--watch` with 130, and nothing is left behind or changed."""
     watching = Background(quiet_daemon.address, *command, "--watch", "100ms")
     assert watching.process.stdout is not None
     heading = watching.process.stdout.readline()
@@ -114,12 +118,12 @@ def test_watch_shows_it_again_until_interrupted(quiet_daemon: DaemonProcess, com
 
 
 def test_watch_takes_no_interval_of_nothing(quiet_daemon: DaemonProcess) -> None:
-    """Something that would ask all the time is a usage error."""
+    """An interval of zero, which would poll continuously, is a usage error."""
     assert purgatory("ls", "--watch", "0", address=quiet_daemon.address).returncode == Exit.USAGE
 
 
 def require_shell(shell: str) -> None:
-    """Skips where there is no such shell; fails where shells are required."""
+    """Skip if the shell is not installed; fail if shells are required."""
     if shutil.which(shell) is None:
         assert os.environ.get("PURGATORY_REQUIRE_SHELLS") != "1", f"PURGATORY_REQUIRE_SHELLS=1: there is no {shell}"
         pytest.skip(f"no {shell} found; apt install {shell}")
@@ -127,7 +131,7 @@ def require_shell(shell: str) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_script(shell: str, tmp_path: Path) -> None:
-    """There is one for each shell, and the shell itself finds no fault with it."""
+    """Each shell has a completion script that the shell itself accepts."""
     script = subprocess.run(
         PROGRAM,
         env={**environment(), "_PURGATORY_COMPLETE": f"source_{shell}"},
@@ -170,8 +174,8 @@ IN_FISH = """
 
 @pytest.mark.parametrize(("shell", "program"), [("bash", IN_BASH), ("zsh", IN_ZSH), ("fish", IN_FISH)])
 def test_a_shell_completes_commands_and_options(shell: str, program: str, tmp_path: Path) -> None:
-    """In a real shell: what it would offer after `purgatory st` and `purgatory ls --pa`. Zsh's own function for it is
-    there at a terminal only; what it is given is looked at.
+    """A real shell completes `purgatory st` and `purgatory ls --pa`. Zsh's completion function exists only in a
+    terminal, so for zsh the arguments passed to it are checked.
     """
     require_shell(shell)
     command = tmp_path / "purgatory"

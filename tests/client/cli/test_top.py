@@ -1,4 +1,4 @@
-"""`purgatory top` in a pseudo-terminal of 80 columns, as over ssh, before a real daemon with hostile names."""
+"""`purgatory top` in a pseudo-terminal of 80 columns, as over ssh, with a real daemon and hostile names."""
 
 import fcntl
 import json
@@ -30,7 +30,7 @@ SHOWN = r"\x1b]0;x\x07\u202e"
 
 
 class PseudoTerminal:
-    """A program in a pseudo-terminal, and all that it has written there."""
+    """A program in a pseudo-terminal, and everything that it has written there."""
 
     def __init__(self, *arguments: str, columns: int = 80, lines: int = 24) -> None:
         self._main, other = pty.openpty()
@@ -56,7 +56,7 @@ class PseudoTerminal:
         return self._written.decode("utf-8", "replace")
 
     def until(self, text: str, since: int = 0) -> None:
-        """Waits until a text has been written after the first `since` characters, without what steers the terminal."""
+        """Wait until a text has been written after the first `since` characters, ignoring control sequences."""
         deadline = time.monotonic() + DEADLINE_S
         while text not in plain(self.written[since:]):
             assert time.monotonic() < deadline, f"{text!r} was not shown; last: {plain(self.written[-3_000:])!r}"
@@ -64,7 +64,7 @@ class PseudoTerminal:
             time.sleep(0.02)
 
     def end(self) -> int:
-        """Waits for its end; its exit code."""
+        """Wait for the program to end; returns its exit code."""
         code = self.process.wait(DEADLINE_S)
         self._reader.join(DEADLINE_S)
         return code
@@ -79,7 +79,7 @@ class PseudoTerminal:
         while True:
             try:
                 data = os.read(self._main, 65_536)
-            except OSError:  # nobody has the other end any more
+            except OSError:  # the other end is closed
                 return
             if not data:
                 return
@@ -87,13 +87,13 @@ class PseudoTerminal:
 
 
 def plain(written: str) -> str:
-    """What was written without what steers the terminal."""
+    """The written text without control sequences."""
     return re.sub(r"\x1b(\[[0-9;?<>=$]*[a-zA-Z]|[()][A-B0]|[=>])", "", written)
 
 
 @pytest.fixture
 def busy_daemon(tmp_path: Path) -> Iterator[tuple[DaemonProcess, Client]]:
-    """A daemon where somebody waits for an evil key, and for a partition; and a client to look on."""
+    """A daemon with waits on a hostile key and on a partition, and a client to inspect it."""
     daemon = DaemonProcess(tmp_path / "daemon")
     waiting = [
         subprocess.Popen([*PROGRAM, "wait", *target, "-t", "10m", "-a", daemon.address], env=environment())
@@ -112,7 +112,7 @@ def busy_daemon(tmp_path: Path) -> Iterator[tuple[DaemonProcess, Client]]:
 
 
 def test_top_shows_sorts_filters_and_ends(busy_daemon: tuple[DaemonProcess, Client]) -> None:
-    """What waits is shown within 80 columns, with hostile names made harmless; keys change the view; q ends it."""
+    """Pending waits are shown within 80 columns, with hostile names escaped; keys change the view; q exits."""
     pytest.importorskip("textual")
     daemon, client = busy_daemon
     terminal = PseudoTerminal("top", "--address", daemon.address)
@@ -143,7 +143,9 @@ def test_top_shows_sorts_filters_and_ends(busy_daemon: tuple[DaemonProcess, Clie
 
 
 def test_top_finds_the_urgent_waits_among_thousands(busy_daemon: tuple[DaemonProcess, Client]) -> None:
-    """The daemon ranks and searches everything: five short waits come first, and a filter finds a late one."""
+    """The daemon ranks and searches all operations: five short waits are listed first, and a filter finds a late
+    one.
+    """
     pytest.importorskip("textual")
     daemon, client = busy_daemon
     with ThreadPoolExecutor(2) as threads:
@@ -180,7 +182,7 @@ def test_top_finds_the_urgent_waits_among_thousands(busy_daemon: tuple[DaemonPro
 
 
 def test_top_waits_for_a_daemon_that_is_away(busy_daemon: tuple[DaemonProcess, Client]) -> None:
-    """It says so, and goes on; Ctrl-C and a hang-up end it, too."""
+    """While the daemon is away, `top` says so and continues; Ctrl-C and a hang-up also end it."""
     pytest.importorskip("textual")
     daemon, _ = busy_daemon
     terminal = PseudoTerminal("top", "--address", daemon.address)
@@ -195,7 +197,7 @@ def test_top_waits_for_a_daemon_that_is_away(busy_daemon: tuple[DaemonProcess, C
 
 
 def test_top_says_what_it_needs(tmp_path: Path) -> None:
-    """Without Textual: one line that says how to install it."""
+    """Without Textual, one line explains how to install it."""
     (tmp_path / "textual.py").write_text("raise ModuleNotFoundError(name='textual')", "utf-8")
     answer = purgatory("top", packages=str(tmp_path))
     assert answer.returncode == Exit.ERROR

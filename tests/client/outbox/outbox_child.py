@@ -1,7 +1,7 @@
-"""A caller with an outbox, to be killed at any moment: it writes down what it was told, a line for each thing, at once.
+"""A caller with an outbox that may be killed at any moment: it logs each step as one line, at once.
 
-`python -m tests.client.outbox.outbox_child ADDRESS FOLDER LIFE COUNT`: submits COUNT waits (0: collects only, and
-ends when nothing is left).
+`python -m tests.client.outbox.outbox_child ADDRESS FOLDER LIFE COUNT`: submits COUNT waits (0: only collects, and exits
+when nothing is left).
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class OutboxChild:
         self.log = (folder / "caller.log").open("a", encoding="utf-8", buffering=1)
 
     async def live(self, count: int) -> None:
-        """Collects what was recovered while it submits."""
+        """Collect recovered results while submitting new waits."""
         tasks: list[asyncio.Task[object]] = []
         for ticket in await self.client.recovered():
             self.log.write(f"recovered {name_of(ticket)}\n")
@@ -36,12 +36,12 @@ class OutboxChild:
             self.log.write(f"submitted {name_of(ticket)}\n")
             tasks.append(asyncio.create_task(self.collect(ticket)))
             if not number % 3:
-                # Nobody asks for the result of this one again: its call is the caller.
+                # Its result is not requested again: this call is the only caller.
                 tasks.append(asyncio.create_task(self.client.produce({"plain-0": 1}, timeout=0.05)))
         await asyncio.gather(*tasks)
 
     async def submit(self, tag: str) -> Ticket:
-        """One wait, or a small batch: some are reached, and some are not."""
+        """Submit one wait, or a small batch. Some are satisfied, and some are not."""
         timeout = self.random.choice([0.2, 60.0])
         offset = self.random.randint(1, OFFSET_MAX if timeout > 1 else OFFSET_MAX * 1_000)
         partition = f"p-{self.random.randrange(PARTITIONS)}"
@@ -53,7 +53,7 @@ class OutboxChild:
         return await self.client.submit_many(batch, tag)
 
     async def collect(self, ticket: Ticket) -> None:
-        """Writes down the result before it confirms it, and that it did."""
+        """Log the result before confirming it, and then log the confirmation."""
         if ticket.is_batch:
             outcomes = (await self.client.result_many(ticket)).outcomes
         else:

@@ -1,4 +1,4 @@
-"""The caller of outbox_child.py, killed and started again, and what it wrote down held against the rule."""
+"""Kills and restarts the caller in outbox_child.py, and checks its log."""
 
 import random
 import subprocess
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Killed:
-    """The caller of tests/client/outbox/outbox_child.py, killed and restarted, while somebody advances the marks."""
+    """The caller in tests/client/outbox/outbox_child.py, killed and restarted while the test advances the marks."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder = folder
@@ -28,7 +28,7 @@ class Killed:
         self.high_watermark = 0
 
     def live(self, daemon: DaemonProcess, life: int, count: int) -> subprocess.Popen[str]:
-        """A life has begun."""
+        """Start a new process of the caller."""
         module = "tests.client.outbox.outbox_child"
         arguments = [daemon.address, str(self.folder), str(life), str(count)]
         return subprocess.Popen(
@@ -36,13 +36,13 @@ class Killed:
         )
 
     def advance(self, client: Client, step: int) -> None:
-        """All marks move."""
+        """Advance all marks."""
         self.high_watermark = min(OFFSET_MAX, self.high_watermark + step)
         for partition in range(PARTITIONS):
             client.advance(f"p-{partition}", high_watermark=self.high_watermark)
 
     def kill_at_random(self, daemon: DaemonProcess, life: int) -> None:
-        """One life of a random length, counted in lines that it writes down."""
+        """Run the caller until it has logged a random number of lines, then kill it."""
         with self.live(daemon, life, 100_000) as process, Client(daemon.address) as client:
             lines = len(self.lines()) + self.random.randint(0, 200)
             deadline = time.monotonic() + DEADLINE_S
@@ -56,7 +56,7 @@ class Killed:
                 process.kill()
 
     def finish(self, daemon: DaemonProcess) -> None:
-        """The last life: collects what is left, and ends by itself."""
+        """Run the caller a last time: it collects the remaining results and exits by itself."""
         with self.live(daemon, 0, 0) as process, Client(daemon.address) as client:
             self.advance(client, OFFSET_MAX)
             try:
@@ -68,11 +68,13 @@ class Killed:
             assert process.returncode == 0, error
 
     def lines(self) -> list[str]:
-        """What the caller wrote down so far, whole lines only."""
+        """The complete lines of the caller's log."""
         return self.log.read_text("utf-8").rpartition("\n")[0].splitlines()
 
     def check(self) -> set[str]:
-        """Each wait ended, always in the same way, and was heard of no more once it was confirmed. Returns the tags."""
+        """Check that each wait ended, always with the same result, and never reappeared once confirmed. Returns the
+        tags.
+        """
         outcomes: dict[str, set[str]] = defaultdict(set)
         seen, confirmed = set(), set()
         for line in self.lines():

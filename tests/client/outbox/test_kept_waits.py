@@ -1,4 +1,4 @@
-"""A client with an outbox: what it keeps, gives back after a restart, and refuses."""
+"""A client with an outbox: what it stores, recovers after a restart, and refuses."""
 
 import asyncio
 import shutil
@@ -34,8 +34,8 @@ def batch_of(*offsets: int, partition: str = "p-1") -> WaitBatch:
 async def test_what_is_unconfirmed_is_recovered(
     shared_daemon: DaemonProcess, client: AsyncClient, tmp_path: Path
 ) -> None:
-    """A later client with the same file has the same session, and every wait that was not confirmed, with its result
-    where there was one; what is confirmed is not heard of again.
+    """A later client with the same file has the same session and every unconfirmed wait, with its result if there
+    was one. Confirmed waits do not reappear.
     """
     path = tmp_path / "o.db"
     async with AsyncClient(shared_daemon.address, outbox=path) as first:
@@ -73,7 +73,9 @@ async def test_what_is_unconfirmed_is_recovered(
 async def test_plain_calls_are_forgotten_when_they_return(
     shared_daemon: DaemonProcess, client: AsyncClient, tmp_path: Path
 ) -> None:
-    """`produce` and the others work as without an outbox; only what had not returned is recovered, without a tag."""
+    """`produce` and the others work as without an outbox; only calls that had not returned are recovered, without a
+    tag.
+    """
     path = tmp_path / "o.db"
     async with AsyncClient(shared_daemon.address, outbox=path) as first:
         unfinished = asyncio.create_task(first.produce({"p-1": 9}, timeout=LONG))
@@ -95,7 +97,7 @@ async def test_plain_calls_are_forgotten_when_they_return(
 
 
 async def test_every_kind_of_wait_survives(shared_daemon: DaemonProcess, client: AsyncClient, tmp_path: Path) -> None:
-    """All kinds and their options come back from the file as they went in, when the daemon does not know them."""
+    """Waits of all kinds are recovered from the file with all options, when the daemon does not know them."""
     path = tmp_path / "o.db"
     many = fetch_many(
         ["p-1", "p-2"],
@@ -132,7 +134,7 @@ async def test_every_kind_of_wait_survives(shared_daemon: DaemonProcess, client:
 
 
 async def test_time_without_a_program_counts(shared_daemon: DaemonProcess, tmp_path: Path) -> None:
-    """A wait whose time was over before the next client came expires at once there."""
+    """A wait whose timeout passed before the next client connected expires at once there."""
     path = tmp_path / "o.db"
     async with AsyncClient("127.0.0.1:1", outbox=path) as away:
         await away.submit(waits.produce({"never-1": 5}, timeout=0.001))
@@ -142,7 +144,7 @@ async def test_time_without_a_program_counts(shared_daemon: DaemonProcess, tmp_p
 
 
 async def test_a_refused_wait_raises_until_it_is_confirmed(shared_daemon: DaemonProcess, tmp_path: Path) -> None:
-    """The daemon's refusal is the answer: raised by `result`, after a restart too."""
+    """`result` raises the daemon's refusal, also after a restart."""
     path = tmp_path / "o.db"
     async with AsyncClient(shared_daemon.address, outbox=path) as first:
         ticket = await first.submit(waits.produce({"p-1": -5}, timeout=LONG), "bad")
@@ -160,7 +162,7 @@ async def test_a_refused_wait_raises_until_it_is_confirmed(shared_daemon: Daemon
 async def test_what_cannot_be_written_is_refused_and_nothing_else(
     shared_daemon: DaemonProcess, client: AsyncClient, tmp_path: Path
 ) -> None:
-    """On a full disk a registration raises OutboxUnwritable; results come when there is room, none is lost."""
+    """On a full disk a registration raises OutboxUnwritable; results arrive once there is space, and none is lost."""
     async with AsyncClient(shared_daemon.address, outbox=tmp_path / "o.db") as kept:
         ticket = await kept.submit(waits.produce({"p-1": 1}, timeout=LONG), "before")
         file = kept._session.outbox()._writer.file
@@ -180,7 +182,7 @@ async def test_what_cannot_be_written_is_refused_and_nothing_else(
 
 
 async def test_results_wait_for_room(shared_daemon: DaemonProcess, client: AsyncClient, tmp_path: Path) -> None:
-    """Results that cannot be written are left to the daemon, and come again over the next connection."""
+    """Results that cannot be written stay at the daemon, and are sent again over the next connection."""
     async with (
         FaultyProxy(shared_daemon.address) as proxy,
         AsyncClient(proxy.address, outbox=tmp_path / "o.db") as kept,
@@ -196,7 +198,9 @@ async def test_results_wait_for_room(shared_daemon: DaemonProcess, client: Async
 
 
 async def test_an_older_copy_of_the_file_is_refused(shared_daemon: DaemonProcess, tmp_path: Path) -> None:
-    """An older copy of the file knows fewer operations than the daemon: OutboxError, and nothing is mixed up."""
+    """An older copy of the file contains fewer operations than the daemon knows: OutboxError, and no results are
+    mixed up.
+    """
     async with AsyncClient(shared_daemon.address, outbox=tmp_path / "o.db") as first:
         assert (await first.produce({"never-1": 1}, timeout=0.001)).outcome is Outcome.EXPIRED
     shutil.copy(tmp_path / "o.db", tmp_path / "copy.db")
@@ -214,7 +218,7 @@ NOWHERE = "127.0.0.1:1"
 
 
 async def copied_offline(path: Path, copy: Path, address: str) -> None:
-    """An outbox with a registered wait, copied; then both files get a wait of their own without a daemon."""
+    """An outbox with a registered wait, and a copy of it; then each file gets a different wait while offline."""
     async with AsyncClient(address, outbox=path) as first:
         await first.submit(waits.produce({"never-1": 1}, timeout=LONG), "both")
     shutil.copy(path, copy)
@@ -227,8 +231,8 @@ async def copied_offline(path: Path, copy: Path, address: str) -> None:
 async def test_of_two_copies_the_second_is_refused(
     shared_daemon: DaemonProcess, client: AsyncClient, tmp_path: Path, names: tuple[str, str]
 ) -> None:
-    """Both registered a wait while offline. Whichever comes second raises OutboxCopied for all its waits, and has
-    acknowledged nothing: the first collects its result afterwards.
+    """Both copies registered a wait while offline. The second one to connect raises OutboxCopied for all its waits
+    and acknowledges nothing: the first one collects its result afterwards.
     """
     first, second = (tmp_path / f"{name}.db" for name in names)
     await copied_offline(tmp_path / "original.db", tmp_path / "copy.db", shared_daemon.address)
@@ -250,8 +254,8 @@ async def test_of_two_copies_the_second_is_refused(
 async def test_a_result_of_other_names_is_not_accepted(
     shared_daemon: DaemonProcess, client: AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Should two copies ever use the same id, the result of the one is not given to the other: OutboxCopied, and it is
-    neither stored nor acknowledged.
+    """If two copies ever use the same id, the result of one is not given to the other: it raises OutboxCopied, and
+    the result is neither stored nor acknowledged.
     """
     monkeypatch.setattr(outbox_file, "IDS_SKIPPED_MAX", 1)
     first, second = tmp_path / "first.db", tmp_path / "second.db"
@@ -278,7 +282,7 @@ async def test_a_result_of_other_names_is_not_accepted(
 async def test_a_connection_that_breaks_changes_nothing(
     shared_daemon: DaemonProcess, client: AsyncClient, tmp_path: Path
 ) -> None:
-    """Waits through a connection that is dropped again and again: each ends once, and the file is empty after it."""
+    """Each wait ends once through a connection that is dropped repeatedly, and the file is empty afterwards."""
     path = tmp_path / "o.db"
     before = (await client.status()).unacknowledged_results
     async with FaultyProxy(shared_daemon.address) as proxy, AsyncClient(proxy.address, outbox=path) as kept:
@@ -299,14 +303,14 @@ async def test_a_connection_that_breaks_changes_nothing(
         await eventually(acknowledged, "all results are acknowledged")
     file = OutboxFile(path)
     assert (file.registrations(), file.results()) == ([], [])
-    file.commit([OpeningRecord(file.incarnation, 30)])  # the highest id that it gave out
+    file.commit([OpeningRecord(file.incarnation, 30)])  # the highest id that it assigned
     with pytest.raises(errors.OutboxCopied):
         file.commit([OpeningRecord(file.incarnation, 31)])
     file.close()
 
 
 async def test_tickets_are_asked_for_as_they_were_made(shared_daemon: DaemonProcess, tmp_path: Path) -> None:
-    """`result` is for single waits, `result_many` for batches; what has not ended cannot be confirmed."""
+    """`result` is for single waits, `result_many` for batches; a pending wait cannot be confirmed."""
     async with AsyncClient(shared_daemon.address, outbox=tmp_path / "o.db") as kept:
         single = await kept.submit(waits.produce({"never-1": 5}, timeout=0.001))
         many = await kept.submit_many(batch_of(10**9))
@@ -322,7 +326,7 @@ async def test_tickets_are_asked_for_as_they_were_made(shared_daemon: DaemonProc
 
 
 def test_the_blocking_client_has_an_outbox_too(shared_daemon: DaemonProcess, tmp_path: Path) -> None:
-    """The same methods, blocking; and without a file they say what is missing."""
+    """The blocking client has the same methods; without an outbox they report that it is missing."""
     path = tmp_path / "o.db"
     with Client(shared_daemon.address, outbox=path) as kept:
         kept.submit(waits.produce({"never-1": 5}, timeout=0.001), "first")
@@ -338,7 +342,7 @@ def test_the_blocking_client_has_an_outbox_too(shared_daemon: DaemonProcess, tmp
 
 
 def test_a_stale_timeout_is_kept() -> None:
-    """Of a wait, of one that has none, and of each operation of a batch."""
+    """A stale timeout is stored for a wait, for a wait without one, and for each operation of a batch."""
     for seconds, wanted in ((2.5, 2_500), (0, 0), (None, None)):
         columns = operation_pb2.OperationColumns()
         wait = waits.produce({"p-1": 5}, fail_when_stale=seconds)

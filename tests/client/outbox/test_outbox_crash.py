@@ -1,4 +1,4 @@
-"""A caller with an outbox that is killed at random moments, again and again: each wait it wrote down ends once."""
+"""A caller with an outbox is killed repeatedly at random moments: each wait that it stored ends once."""
 
 from pathlib import Path
 
@@ -15,7 +15,9 @@ KILLS = 8
 
 @pytest.mark.slow
 def test_a_caller_that_is_killed_gets_each_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed while it registers and collects: every wait in the file has one outcome, and none was registered twice."""
+    """The caller is killed while it registers and collects: every stored wait has one outcome, and none is
+    registered twice.
+    """
     monkeypatch.setattr(outbox_file, "IDS_SKIPPED_MAX", 1)  # as in the caller
     daemon = DaemonProcess(tmp_path / "daemon")
     try:
@@ -40,7 +42,7 @@ def test_a_caller_that_is_killed_gets_each_result(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.slow
 def test_both_are_killed_and_the_daemon_forgets(tmp_path: Path) -> None:
-    """Caller and daemon die, and the daemon keeps nothing: what has no result yet is registered again."""
+    """Caller and daemon are killed, and the daemon has no journal: waits without a result are registered again."""
     killed = Killed(tmp_path, seed=8132)
     for life in range(1, 4):
         daemon = DaemonProcess(tmp_path / f"daemon-{life}")

@@ -1,4 +1,4 @@
-"""The outbox file: what was committed is there, whatever happens; what cannot be used says why."""
+"""The outbox file: committed records survive every failure, and an unusable file is refused with the reason."""
 
 import os
 import shutil
@@ -40,7 +40,9 @@ def arrived(*operation_ids: int) -> ResultsRecord:
 
 
 def test_a_second_client_is_told_who_has_the_file(tmp_path: Path) -> None:
-    """From this process or another: OutboxInUse with the process id; a holder that is killed leaves no lock."""
+    """A second client, in this process or another, raises OutboxInUse with the process id; a killed owner leaves no
+    lock.
+    """
     file = OutboxFile(tmp_path / "o.db")
     with pytest.raises(OutboxInUse, match=f"in use by process {os.getpid()}"):
         OutboxFile(tmp_path / "o.db")
@@ -62,7 +64,7 @@ def test_a_second_client_is_told_who_has_the_file(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_outbox_is_refused(tmp_path: Path) -> None:
-    """Text, another program's SQLite file, and a session that is missing: OutboxDamaged, and the file is left alone."""
+    """Text, another program's SQLite file, or a missing session: OutboxDamaged, and the file is not changed."""
     text = tmp_path / "text.db"
     text.write_text("not a database, and long enough to be looked at as one" * 100)
     with pytest.raises(OutboxDamaged, match="damaged"):
@@ -93,7 +95,7 @@ def test_a_file_that_is_no_outbox_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_row_that_is_not_as_written_is_named(tmp_path: Path, statement: str, what: str) -> None:
-    """OutboxDamaged with the row; nothing is guessed."""
+    """A changed row raises OutboxDamaged and is named."""
     file = OutboxFile(tmp_path / "o.db")
     file.commit([registration(1), registration(2), arrived(1)])
     file.close()
@@ -105,7 +107,7 @@ def test_a_row_that_is_not_as_written_is_named(tmp_path: Path, statement: str, w
 
 
 def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
-    """OutboxTooNew, with both versions."""
+    """A newer version raises OutboxTooNew with both versions."""
     OutboxFile(tmp_path / "o.db").close()
     with sqlite3.connect(tmp_path / "o.db") as database:
         database.execute("PRAGMA user_version = 7")
@@ -115,7 +117,7 @@ def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_of_version_1_is_continued(tmp_path: Path) -> None:
-    """It keeps what it has, and every id that it gave out counts as its own."""
+    """A file of version 1 keeps its contents, and every id that it assigned counts as its own."""
     file = OutboxFile(tmp_path / "o.db")
     file.commit([registration(1), registration(2)])
     file.commit([ConfirmationRecord(2)])
@@ -135,8 +137,8 @@ def test_a_file_of_version_1_is_continued(tmp_path: Path) -> None:
 
 
 def test_an_incarnation_that_others_made_is_refused(tmp_path: Path) -> None:
-    """The session has operations in an incarnation that this file never opened: they are another copy's, whatever their
-    ids. One with nothing in it is recorded.
+    """If the session has operations in an incarnation that this file never opened, they belong to another copy,
+    whatever their ids. An incarnation without operations is recorded.
     """
     with closing(OutboxFile(tmp_path / "o.db")) as file:
         file.commit([registration(1)])
@@ -149,22 +151,24 @@ def test_an_incarnation_that_others_made_is_refused(tmp_path: Path) -> None:
 
 
 def limit_pages(file: OutboxFile, pages: int = 20) -> None:
-    """Let the file not grow past so many pages until it is reopened: to SQLite, a full disk."""
+    """Limit the file's size in pages until it is reopened: SQLite then behaves as on a full disk."""
     file._opened().execute(f"PRAGMA max_page_count = {pages}")
 
 
 def test_a_folder_that_is_not_there_is_unwritable(tmp_path: Path) -> None:
-    """OutboxUnwritable, not a bare OSError."""
+    """A missing folder raises OutboxUnwritable, not a plain OSError."""
     with pytest.raises(OutboxUnwritable, match="No such file"):
         OutboxFile(tmp_path / "nowhere" / "o.db")
 
 
 NEVER_GIVEN = 10**9
-"""An operation id that no life of the machine comes to: results are of ids that were given before."""
+"""An operation id that the state machine never assigns."""
 
 
 class OutboxFileMachine(RuleBasedStateMachine):
-    """The file against two dictionaries, through commits, full disks, crashes (copies of the files) and reopening."""
+    """Compares the file with two dictionaries through commits, full disks, crashes (copies of the files) and
+    reopening.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,7 +180,7 @@ class OutboxFileMachine(RuleBasedStateMachine):
         self.file = OutboxFile(self.path)
         self.session_id = self.file.session_id
         self.next_id = self.stored_next_id = 1
-        """The skip of an opening is stored by the next commit."""
+        """The ids skipped when opening are stored by the next commit."""
         self.given: set[int] = set()
         self.removed = 0
         self.unconfirmed: dict[int, RegistrationRecord] = {}
@@ -184,7 +188,7 @@ class OutboxFileMachine(RuleBasedStateMachine):
         self.answered: set[int] = set()
 
     def commit(self, items: list[Record], *, full: bool) -> bool:
-        """Commits, on a full disk or not. True: it is written."""
+        """Commit, possibly on a full disk. Returns whether the records were written."""
         if full:
             limit_pages(self.file)
             with pytest.raises(OutboxUnwritable):
@@ -197,7 +201,7 @@ class OutboxFileMachine(RuleBasedStateMachine):
 
     @rule(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=5), tag=st.text(max_size=3), full=st.booleans())
     def register(self, sizes: list[int], tag: str, full: bool) -> None:
-        """Some registrations in one commit."""
+        """Store some registrations in one commit."""
         made: dict[int, RegistrationRecord] = {}
         next_id = self.next_id
         for size in sizes:
@@ -210,7 +214,9 @@ class OutboxFileMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), full=st.booleans())
     def arrive(self, data: st.DataObject, full: bool) -> None:
-        """Results of some operations that were registered, done with or not, and of one that never is."""
+        """Store results of some registered operations, confirmed or not, and possibly of one that was never
+        registered.
+        """
         ids = data.draw(st.sets(st.sampled_from([*range(1, self.next_id), NEVER_GIVEN]), min_size=1, max_size=6))
         message = arrived(*ids)
         if not self.commit([message], full=full):
@@ -228,7 +234,7 @@ class OutboxFileMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.unconfirmed)
     @rule(data=st.data(), full=st.booleans())
     def confirm(self, data: st.DataObject, full: bool) -> None:
-        """Some are done with."""
+        """Confirm some registrations."""
         firsts = data.draw(st.lists(st.sampled_from(sorted(self.unconfirmed)), min_size=1, max_size=3))
         if not self.commit([ConfirmationRecord(first) for first in firsts], full=full):
             return
@@ -241,7 +247,7 @@ class OutboxFileMachine(RuleBasedStateMachine):
 
     @rule(crash=st.booleans())
     def reopen(self, crash: bool) -> None:
-        """The program ends, or dies: then the files are as they are now."""
+        """Close and reopen the file. In a crash, a copy of the present files is opened instead."""
         if crash:
             copied = self.folder / str(int(self.path.parent.name) + 1)
             shutil.copytree(self.path.parent, copied)
@@ -253,7 +259,7 @@ class OutboxFileMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def open_session(self, data: st.DataObject) -> None:
-        """The daemon says the highest id that it knows: one that this file never gave out is another copy's."""
+        """The daemon reports its highest id. If this file never assigned it, it belongs to another copy."""
         highest = data.draw(st.integers(0, self.next_id + 3))
         if highest in self.given or highest <= self.removed:
             self.commit([OpeningRecord("a", highest)], full=False)
@@ -264,14 +270,14 @@ class OutboxFileMachine(RuleBasedStateMachine):
 
     @invariant()
     def as_the_model(self) -> None:
-        """The file has what the model has."""
+        """The file and the model have the same contents."""
         assert self.file.session_id == self.session_id
         assert self.file.next_operation_id == self.next_id
         assert self.file.registrations() == [self.unconfirmed[first] for first in sorted(self.unconfirmed)]
         assert self.file.results() == [batch for batch, _ in self.kept]
 
     def teardown(self) -> None:
-        """Nothing stays behind."""
+        """Close the file and remove the folder."""
         self.file.close()
         self.skipping.undo()
         shutil.rmtree(self.folder)

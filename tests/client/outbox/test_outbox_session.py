@@ -1,4 +1,4 @@
-"""The session beside an outbox, without daemon and file: what is sent, what is withdrawn, what is refused whole."""
+"""The session with an outbox, without daemon and file: what is sent, withdrawn, and refused as a whole."""
 
 import pytest
 from purgatory_client import waits
@@ -13,7 +13,9 @@ from tests.client.session.wire_script import many, opened, registered, results, 
 
 
 def test_with_an_outbox_only_what_is_written_is_sent() -> None:
-    """Ids are given when waits are staged; a chunk waits until the file has the last of it, over a reconnect too."""
+    """Waits get ids when they are staged; a chunk is not sent before all of it is in the file, also after a
+    reconnect.
+    """
     core = SessionCore("s", 100)
     core.restore([], 1, 0.0)
     core.receive(opened(), 0.0)
@@ -31,7 +33,7 @@ def test_with_an_outbox_only_what_is_written_is_sent() -> None:
 
 
 def test_with_an_outbox_what_was_not_written_is_withdrawn() -> None:
-    """A wait or a batch that could not be written is not pending and never sent; what comes after it is."""
+    """A wait or batch that could not be written is not pending and never sent; later ones are."""
     core = SessionCore("s", 100)
     core.restore([], 1, 0.0)
     core.receive(opened(), 0.0)
@@ -49,7 +51,7 @@ def test_with_an_outbox_what_was_not_written_is_withdrawn() -> None:
 
 
 def test_a_refused_batch_has_results_for_the_outbox() -> None:
-    """The daemon keeps no results of a batch that it refused as a whole: they are made here, and end its waits."""
+    """The daemon stores no results for a batch refused as a whole: the client creates them, and they end its waits."""
     core = SessionCore("s", 100)
     core.restore([], 1, 0.0)
     core.receive(opened(), 0.0)
@@ -65,7 +67,9 @@ def test_a_refused_batch_has_results_for_the_outbox() -> None:
 
 
 def test_names_of_results_are_compared() -> None:
-    """Of single waits, signals and batches, whatever form their columns have; refused operations have no names."""
+    """Names are compared for single waits, signals and batches, in every column form; refused operations have no
+    names.
+    """
     core = SessionCore("s", 100)
     core.restore([], 1, 0.0)
     core.receive(opened(), 0.0)

@@ -1,4 +1,4 @@
-"""Results as they arrive: in runs, in parts, mixed, repeated; each gets to its wait."""
+"""Arriving results, in runs, in parts, mixed or repeated, all reach their waits."""
 
 import random
 
@@ -17,7 +17,7 @@ from tests.client.session.wire_script import many, opened, receipt, results, sen
 
 
 def core_with(*submitted: Wait | WaitBatch) -> SessionCore:
-    """A session that has sent these."""
+    """A session that has sent these waits."""
     core = SessionCore("s", 1_000_000)
     core.receive(opened(), 0.0)
     for wait in submitted:
@@ -43,12 +43,12 @@ def columns_of(answer: Answer) -> ResultColumns:
     ],
 )
 def test_runs_of_consecutive_ids(ids: list[int], skip: int, runs: list[tuple[int, int]]) -> None:
-    """Results are cut where the next id is not the next number; repeats at the beginning are left out."""
+    """Results are split where ids are not consecutive; repeats at the beginning are left out."""
     assert list(ResultsArrived(results(1, ids).results.columns).runs(skip)) == runs
 
 
 def test_one_message_for_a_batch_between_single_waits() -> None:
-    """A run of ids may go through single waits and batches; each is ended by its own part of it."""
+    """A run of ids may cover single waits and batches; each is ended by its part of the run."""
     before, after = (waits.produce({"orders-3": offset}, timeout=5) for offset in (1, 2))
     first, second = many(3), many(2)
     core = core_with(before, first, second, after)
@@ -62,7 +62,7 @@ def test_one_message_for_a_batch_between_single_waits() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_batch_in_parts_is_the_same_as_at_once(seed: int) -> None:
-    """In whatever parts the results arrive, few or more than `SEGMENTS_MAX`, the answer is the same."""
+    """The answer is the same whether results arrive in few parts or in more than `SEGMENTS_MAX`."""
     generator = random.Random(seed)
     count = 4 * SEGMENTS_MAX
     batch = many(count)
@@ -89,7 +89,7 @@ def test_a_batch_in_parts_is_the_same_as_at_once(seed: int) -> None:
 
 
 def test_what_has_ended_is_not_ended_by_a_run_over_it() -> None:
-    """A run of results over operations of which some were refused ends the others only."""
+    """A run of results that includes refused operations ends only the others."""
     batch = many(4)
     core = core_with(batch)
     refusal = {"operation_id": 2, "code": 3, "field": "offset", "message": "-5 is negative"}
@@ -105,7 +105,7 @@ def test_what_has_ended_is_not_ended_by_a_run_over_it() -> None:
 
 
 def test_fetches_with_several_items_keep_their_columns_together() -> None:
-    """Items of the operations of a batch find their places, with what only fetches have."""
+    """The items of a batch's operations are stored at their positions, including the columns that only fetches have."""
     batch = partition_columns(OperationKind.FETCH, ["a-0", "b-0"], [0, 1, 0], [7, 8, 9], [5_000], [2, 1])
     core = core_with(batch)
     message = results(1, [2, 1], kind=OperationKind.FETCH)
@@ -134,7 +134,7 @@ def test_fetches_with_several_items_keep_their_columns_together() -> None:
     ],
 )
 def test_columns_that_do_not_fit_together_are_an_error(field: str, values: list[int], says: str) -> None:
-    """A message whose columns disagree makes no sense."""
+    """A message whose columns disagree in length raises an error."""
     message = results(1, [1, 2]).results.columns
     getattr(message, field).extend(values)
     with pytest.raises(ProtocolError, match=says):
@@ -142,20 +142,20 @@ def test_columns_that_do_not_fit_together_are_an_error(field: str, values: list[
 
 
 def test_a_result_without_an_outcome_is_an_error() -> None:
-    """A result always says how the operation ended."""
+    """A result without an outcome raises an error."""
     with pytest.raises(ProtocolError, match="operation 2 ended without an outcome"):
         ResultsArrived(results(1, [2, 3], 0).results.columns)
 
 
 def test_columns_know_no_other_names() -> None:
-    """What is not a column is an AttributeError as always, so `hasattr` works."""
+    """An unknown column raises AttributeError as usual, so `hasattr` works."""
     answer = ResultsArrived(result_pb2.ResultColumns(kind=1)).columns
     assert not hasattr(answer, "offsets")
     assert answer.names == []
 
 
 def test_a_drained_wait_is_not_cancelled_again() -> None:
-    """A caller may be cancelled just as its session ends: nothing of a new session is disturbed by it."""
+    """A caller that is cancelled just as its session ends does not disturb a new session."""
     single, batch = waits.produce({"orders-3": 1}, timeout=5), many(3)
     old = core_with(single, batch)
     assert set(old.drain()) == {single, batch}

@@ -1,4 +1,4 @@
-"""A daemon with a journal that is killed and started again: clients go on by themselves, each wait ends once."""
+"""A daemon with a journal is killed and restarted: clients continue by themselves, and each wait ends once."""
 
 import asyncio
 import json
@@ -23,13 +23,13 @@ IN_COLUMNS = 300
 
 
 def daemon_on(tmp_path: Path, number: int) -> DaemonProcess:
-    """A daemon on the one journal of the test."""
+    """A daemon that uses the test's journal."""
     return DaemonProcess(tmp_path / f"daemon-{number}", ["--data-dir", str(tmp_path / "journal")])
 
 
 @pytest.mark.slow
 async def test_waits_outlive_a_daemon_that_remembers(tmp_path: Path) -> None:
-    """Killed three times while waits are registered and end: none is lost and none registered twice."""
+    """The daemon is killed three times while waits are registered and end: none is lost and none registered twice."""
     daemon = daemon_on(tmp_path, 0)
     try:
         async with FaultyProxy(daemon.address) as proxy, AsyncClient(proxy.address) as client:
@@ -66,7 +66,9 @@ async def test_waits_outlive_a_daemon_that_remembers(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_load_outlives_the_daemon(tmp_path: Path) -> None:
-    """`load --detach`, kill, start: `status` shows the waits with the time that is left, `results` gives each once."""
+    """After `load --detach`, a kill and a restart, `status` shows the remaining time, and `results` returns each
+    result once.
+    """
     daemon = daemon_on(tmp_path, 0)
     try:
         left = purgatory(
@@ -97,7 +99,7 @@ def test_a_load_outlives_the_daemon(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_caller_and_daemon_are_killed_and_both_remember(tmp_path: Path) -> None:
-    """A caller with an outbox and a daemon with a journal, both killed: each wait that was written down ends once."""
+    """A caller with an outbox and a daemon with a journal are both killed: each stored wait ends once."""
     killed = Killed(tmp_path, seed=8133)
     for life in range(1, 4):
         daemon = daemon_on(tmp_path, life)

@@ -1,4 +1,4 @@
-"""The stream that events travel on: opened when it is needed, again when it has ended, and never sending twice."""
+"""The event stream: opened on first use, reopened after it has ended, and nothing is sent twice."""
 
 import asyncio
 import time
@@ -26,7 +26,7 @@ RECEIPT = wire.AdvanceStreamResponse(receipt=wire.AdvanceReceipt(ended=[3]))
 
 
 class ScriptedCall:
-    """A call that answers each message with the next of its answers: a message, an error to raise, or nothing ever."""
+    """A call that answers each message with the next of its answers: a message, an error to raise, or never."""
 
     def __init__(self, answers: Sequence[object], *, writable: bool = True) -> None:
         self.answers = list(answers)
@@ -65,13 +65,13 @@ class ScriptedCall:
 
 
 def stream_over(*calls: ScriptedCall, timeout: float = 30.0) -> EventStream:
-    """A stream whose calls are these, in their order."""
+    """A stream that uses these calls, in order."""
     rest = iter(calls)
     return EventStream(lambda: cast("Call", next(rest)), timeout)
 
 
 async def test_one_call_serves_message_after_message() -> None:
-    """The stream stays open: each message has its receipt, and no second call is made."""
+    """The stream stays open: each message gets its receipt, and no second call is made."""
     call = ScriptedCall([RECEIPT] * 3)
     stream = stream_over(call)
     assert [list((await stream.exchange(MESSAGE)).ended) for _ in range(3)] == [[3]] * 3
@@ -79,7 +79,7 @@ async def test_one_call_serves_message_after_message() -> None:
 
 
 async def test_a_stream_that_ended_between_messages_is_opened_again() -> None:
-    """No caller is affected: the next message goes out on a new stream."""
+    """No caller is affected by a stream that ended: the next message is sent on a new one."""
     first, second = ScriptedCall([RECEIPT]), ScriptedCall([RECEIPT])
     stream = stream_over(first, second)
     await stream.exchange(MESSAGE)
@@ -97,7 +97,9 @@ async def test_a_stream_that_ended_between_messages_is_opened_again() -> None:
     ],
 )
 async def test_a_message_without_a_receipt_is_not_sent_again(failing: ScriptedCall, says: str) -> None:
-    """It may have been applied: it raises Unavailable, and the next message opens a new stream."""
+    """A message without a receipt may have been applied, so it raises Unavailable; the next message opens a new
+    stream.
+    """
     healthy = ScriptedCall([RECEIPT])
     stream = stream_over(failing, healthy, timeout=0.01)
     with pytest.raises(errors.Unavailable, match=says):
@@ -108,7 +110,7 @@ async def test_a_message_without_a_receipt_is_not_sent_again(failing: ScriptedCa
 
 
 async def test_a_cancelled_caller_is_not_told_of_a_late_daemon() -> None:
-    """A cancelled task that waited for a receipt raises CancelledError, and the stream is opened again."""
+    """A cancelled task that waits for a receipt raises CancelledError, and the stream is reopened."""
     hanging, healthy = ScriptedCall([None]), ScriptedCall([RECEIPT])
     stream = stream_over(hanging, healthy)
     waiting = asyncio.create_task(stream.exchange(MESSAGE))
@@ -121,7 +123,7 @@ async def test_a_cancelled_caller_is_not_told_of_a_late_daemon() -> None:
 
 
 async def test_each_message_has_its_own_time() -> None:
-    """A timer that was set for an earlier message does not end a later one before its time."""
+    """The timer of an earlier message does not end a later one too early."""
     first, second = ScriptedCall([RECEIPT, None]), ScriptedCall([RECEIPT])
     stream = stream_over(first, second, timeout=0.05)
     loop = asyncio.get_running_loop()
@@ -135,7 +137,7 @@ async def test_each_message_has_its_own_time() -> None:
 
 
 async def test_a_refused_message_fails_alone(start_daemon: StartDaemon) -> None:
-    """A message that the daemon refuses raises for its own callers; those before and after it are served."""
+    """A refused message raises only for its own callers; earlier and later messages are served."""
     daemon = start_daemon("--limits-events-per-batch-max", "2")
     async with AsyncClient(daemon.address) as client:
         before = await client.advance("orders-3", high_watermark=1)
@@ -147,7 +149,7 @@ async def test_a_refused_message_fails_alone(start_daemon: StartDaemon) -> None:
 
 
 async def test_events_go_on_after_a_connection_was_lost(daemon: DaemonProcess) -> None:
-    """A lost connection costs at most the events in flight; later ones go over a new stream."""
+    """A lost connection costs at most the events in flight; later ones use a new stream."""
     async with FaultyProxy(daemon.address) as proxy, AsyncClient(proxy.address) as client:
 
         async def told(offset: int) -> bool:
@@ -165,7 +167,7 @@ async def test_events_go_on_after_a_connection_was_lost(daemon: DaemonProcess) -
 
 
 async def test_a_fault_of_this_client_is_not_taken_for_its_closing() -> None:
-    """An unexpected error is raised, with its cause, in the calls whose events it hit; later ones are served."""
+    """An unexpected error is raised, with its cause, in the calls whose events it affected; later calls are served."""
     answers: list[wire.AdvanceReceipt | None] = [None, wire.AdvanceReceipt(ended=[3])]
 
     async def send(request: wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:

@@ -1,4 +1,4 @@
-"""Batches fit the messages that the daemon accepts: they are split by size, not only by the number of operations."""
+"""Batches fit the daemon's message limit: they are split by size as well as by number of operations."""
 
 import pytest
 from purgatory_client import waits
@@ -13,7 +13,7 @@ LIMIT_BYTES = 64 << 10
 
 
 def single_waits(count: int, partitions: int) -> list[Entry]:
-    """Waits for partitions of long names, each with its own."""
+    """Waits for partitions with long names, each for a different one."""
     return [
         waits.produce({(f"{LONG_TOPIC}{number}", partition): 1 for partition in range(partitions)}, timeout=5)
         for number in range(count)
@@ -21,7 +21,7 @@ def single_waits(count: int, partitions: int) -> list[Entry]:
 
 
 def one_batch(count: int, partitions: int) -> list[Entry]:
-    """The same as one batch of columns."""
+    """The same waits as one batch of columns."""
     names = [(f"{LONG_TOPIC}{number}", partition) for number in range(count) for partition in range(partitions)]
     return [produce(names, indexes=range(len(names)), offsets=[1], item_counts=[partitions] * count)]
 
@@ -38,7 +38,7 @@ def core_with(entries: list[Entry], stated_bytes: int = LIMIT_BYTES) -> SessionC
 
 @pytest.mark.parametrize("entries", [single_waits(100, 20), one_batch(100, 20)], ids=["single", "columns"])
 def test_no_message_is_larger_than_the_daemon_accepts(entries: list[Entry]) -> None:
-    """500 kB of waits go out in messages of at most 64 KiB, in the order of ids, each once."""
+    """500 kB of waits are sent in messages of at most 64 KiB, in the order of ids, each once."""
     core = core_with(entries)
     ids: list[int] = []
     batch_id = 0
@@ -53,7 +53,9 @@ def test_no_message_is_larger_than_the_daemon_accepts(entries: list[Entry]) -> N
 
 @pytest.mark.parametrize("stated_bytes", [LIMIT_BYTES, 0])
 def test_an_operation_that_is_too_large_fails_alone(stated_bytes: int) -> None:
-    """Its error names both sizes; operations before and after it are sent. Without a stated limit it is 4 MiB."""
+    """An operation that is too large fails with both sizes in its error; the others are sent. The default limit is 4
+    MiB.
+    """
     partitions = 400 if stated_bytes else 20_000
     first, last = single_waits(2, 1)
     [too_large] = single_waits(1, partitions)
@@ -67,7 +69,7 @@ def test_an_operation_that_is_too_large_fails_alone(stated_bytes: int) -> None:
 
 
 def test_a_batch_that_was_refused_for_its_size_is_halved() -> None:
-    """Where the limit is not known, halves are sent after each refusal; a single operation then fails."""
+    """If the limit is unknown, halves are sent after each refusal; a single operation then fails."""
     core = core_with(single_waits(4, 20), stated_bytes=0)
     assert registered(sent(core, 0.0)) == [[1, 2, 3, 4]]
     for batches in ([[1, 2], [3, 4]], [[1], [2], [3], [4]]):

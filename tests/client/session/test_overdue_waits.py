@@ -1,4 +1,4 @@
-"""Waits that the daemon should have answered long ago fail; none that may still be answered does."""
+"""Waits that the daemon should have answered long ago fail; waits that it may still answer do not."""
 
 import asyncio
 from pathlib import Path
@@ -28,7 +28,7 @@ def one() -> Wait:
 
 
 def submitted(*entries: Entry) -> SessionCore:
-    """A session in which these have been sent at 0."""
+    """A session that has sent these entries at time 0."""
     core = SessionCore("s", 1_000_000)
     for entry in entries:
         core.submit(entry, 0.0)
@@ -38,7 +38,7 @@ def submitted(*entries: Entry) -> SessionCore:
 
 
 def visited(core: SessionCore, heard_at: float, times: int = 2) -> list[Ended]:
-    """What fails in so many rounds of small sessions."""
+    """The waits that fail in this number of rounds of a small session."""
     return [ended for _ in range(times) for ended in core.fail_overdue(heard_at)]
 
 
@@ -47,7 +47,7 @@ def answers(ended: list[Ended]) -> list[type]:
 
 
 def test_a_wait_fails_a_while_after_its_timeout() -> None:
-    """Not at the timeout plus the grace, but after it; and only when it was overdue in two rounds."""
+    """A wait fails only after its timeout plus the grace, and only if it was overdue in two rounds."""
     core = submitted(one())
     core.receive(receipt(1), 0.1)
     assert visited(core, DUE) == []
@@ -58,7 +58,7 @@ def test_a_wait_fails_a_while_after_its_timeout() -> None:
 
 
 def test_the_grace_is_a_share_of_a_long_timeout() -> None:
-    """1,000 s may be 100 s late."""
+    """An answer to a wait of 1,000 s may be 100 s late."""
     core = submitted(waits.produce({"orders-3": 1}, timeout=1_000))
     core.receive(receipt(1), 0.1)
     assert visited(core, 1_099.0) == []
@@ -66,7 +66,7 @@ def test_the_grace_is_a_share_of_a_long_timeout() -> None:
 
 
 def test_a_wait_that_was_answered_meanwhile_does_not_fail() -> None:
-    """Its result is read between the two rounds, as when this event loop was blocked."""
+    """A result that is read between the two rounds, as after a blocked event loop, keeps its wait from failing."""
     wait = one()
     core = submitted(wait)
     core.receive(receipt(1), 0.1)
@@ -77,7 +77,7 @@ def test_a_wait_that_was_answered_meanwhile_does_not_fail() -> None:
 
 
 def test_a_batch_fails_by_its_longest_timeout() -> None:
-    """What has ended by then keeps its result."""
+    """Operations of a failed batch that have already ended keep their results."""
     batch = many(3)
     batch.longest_timeout_ms = 9_000
     core = submitted(batch)
@@ -91,7 +91,7 @@ def test_a_batch_fails_by_its_longest_timeout() -> None:
 
 
 def test_what_the_daemon_does_not_have_yet_gets_its_time() -> None:
-    """While receipts come, those behind them wait for theirs; when they stop, these fail too, sent or not."""
+    """While receipts arrive, operations without one keep waiting; when receipts stop, they fail too, sent or not."""
     entries = [many(10_000) for _ in range(session_core.WINDOW + 1)]
     core = submitted(*entries)
     core.receive(receipt(1), DUE + 5)
@@ -102,7 +102,7 @@ def test_what_the_daemon_does_not_have_yet_gets_its_time() -> None:
 
 
 def test_nothing_fails_without_a_connection_or_soon_after_one() -> None:
-    """How long there may be none is another setting; a new connection has the grace to answer what is due."""
+    """Nothing fails while disconnected, and a new connection has the grace period to answer overdue waits."""
     core = submitted(one())
     core.connection_lost(1.0)
     assert visited(core, 1_000.0) == []
@@ -112,7 +112,7 @@ def test_nothing_fails_without_a_connection_or_soon_after_one() -> None:
 
 
 def test_without_a_timeout_the_daemons_default_counts() -> None:
-    """If the daemon has said which; one of before says nothing, and nothing fails."""
+    """The daemon's default timeout is used if the daemon reports one; with an older daemon nothing fails."""
     for said, expected in ((0, []), (2_000, [errors.NoAnswer])):
         core = SessionCore("s", 100)
         core.submit(waits.produce({"orders-3": 1}), 0.0)
@@ -125,7 +125,7 @@ def test_without_a_timeout_the_daemons_default_counts() -> None:
 
 
 def test_a_round_visits_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In parts, of which each is small."""
+    """A round visits all waits, in small parts."""
     monkeypatch.setattr(overdue_waits, "VISITS_MIN", 10)
     entries = [one() for _ in range(300)]
     core = submitted(*entries)
@@ -136,14 +136,14 @@ def test_a_round_visits_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients that give a daemon half a second, and look twice as often."""
+    """Clients that give the daemon half a second, and check twice as often."""
     for module in (overdue_waits, session_core):
         monkeypatch.setattr(module, "GRACE", 0.5)
     monkeypatch.setattr("purgatory_client.session.session_driver.TURN", 0.1)
 
 
 def swallow_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client reads no results any more: as from a daemon that has none for it."""
+    """The client reads no more results, as if the daemon had none."""
     receive = SessionCore.receive
 
     def without_results(core: SessionCore, message: Response, now: float) -> list[Ended]:
@@ -155,7 +155,7 @@ def swallow_results(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_daemon_that_never_answers_is_found_out(
     start_daemon: StartDaemon, monkeypatch: pytest.MonkeyPatch, impatient: None, tmp_path: Path
 ) -> None:
-    """Single waits, batches, waits in an outbox and those of a blocking client all fail, and say why."""
+    """Single waits, batches, waits in an outbox and those of a blocking client all fail with an explanation."""
     daemon = start_daemon("--session-heartbeat-interval-ms", "200")
     swallow_results(monkeypatch)
 
@@ -183,7 +183,7 @@ async def test_a_daemon_that_never_answers_is_found_out(
 
 
 async def test_a_client_that_is_closed_takes_its_session_along(start_daemon: StartDaemon) -> None:
-    """With waits pending or not; one with an outbox leaves its session."""
+    """Closing a client closes its session, with or without pending waits; with an outbox the session is kept."""
     daemon = start_daemon()
     async with AsyncClient(daemon.address) as looking:
         client = AsyncClient(daemon.address)
@@ -199,7 +199,7 @@ async def test_a_client_that_is_closed_takes_its_session_along(start_daemon: Sta
 
 
 async def test_a_client_whose_session_is_closed_is_told(start_daemon: StartDaemon) -> None:
-    """What it waits for fails, and its next wait begins a new session."""
+    """When its session is closed, a client's waits fail, and its next wait opens a new session."""
     daemon = start_daemon()
     async with AsyncClient(daemon.address) as client, AsyncClient(daemon.address) as operator:
         waiting = asyncio.create_task(client.produce({"orders-3": 1}, timeout=60))

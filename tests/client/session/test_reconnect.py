@@ -1,4 +1,4 @@
-"""Waits through lost connections and restarted daemons: each ends, and none is lost. Pauses between attempts."""
+"""Waits across lost connections and restarted daemons: each ends, and none is lost. Pauses between attempts."""
 
 import asyncio
 import random
@@ -23,12 +23,12 @@ LONG = 120.0
 TOTAL = 10_000
 IN_COLUMNS = 4_000
 NEVER = 1_000
-"""Of the single waits so many wait for what never comes, and expire."""
+"""The number of single waits that are never satisfied, and expire."""
 
 
 @pytest.mark.slow
 async def test_ten_thousand_waits_through_a_connection_that_breaks(daemon: DaemonProcess) -> None:
-    """Connections are dropped at random in the middle of 10,000 waits: each ends once, with the right outcome."""
+    """Connections are dropped at random during 10,000 waits: each ends once, with the right outcome."""
     generator = random.Random(8131)
     singles = TOTAL - IN_COLUMNS
     async with FaultyProxy(daemon.address) as proxy, AsyncClient(daemon.address) as direct:
@@ -67,7 +67,7 @@ async def test_ten_thousand_waits_through_a_connection_that_breaks(daemon: Daemo
 
 
 async def test_waits_outlive_a_daemon_that_forgets(tmp_path: Path) -> None:
-    """An in-memory daemon that crashes and comes back gets every pending wait again, with its remaining time."""
+    """An in-memory daemon that is restarted after a crash gets every pending wait again, with its remaining time."""
     first = DaemonProcess(tmp_path / "first")
     async with FaultyProxy(first.address) as proxy, AsyncClient(proxy.address) as client:
         waiting = [asyncio.create_task(client.produce({f"p-{i}": 1}, timeout=LONG)) for i in range(100)]
@@ -92,7 +92,7 @@ async def test_waits_outlive_a_daemon_that_forgets(tmp_path: Path) -> None:
 
 
 async def test_a_silent_connection_is_replaced(start_daemon: StartDaemon) -> None:
-    """A connection without a message for three heartbeat intervals is replaced, though it never broke."""
+    """A connection without a message for three heartbeat intervals is replaced, although it never broke."""
     daemon = start_daemon("--session-heartbeat-interval-ms", "100")
     async with (
         FaultyProxy(daemon.address) as proxy,
@@ -111,7 +111,7 @@ async def test_a_silent_connection_is_replaced(start_daemon: StartDaemon) -> Non
 
 
 async def test_an_idle_session_stays_connected(start_daemon: StartDaemon) -> None:
-    """Heartbeats keep an idle session: after several intervals the same connection still serves."""
+    """Heartbeats keep an idle session: after several intervals the same connection still works."""
     daemon = start_daemon("--session-heartbeat-interval-ms", "200")
     async with FaultyProxy(daemon.address) as proxy, AsyncClient(proxy.address) as client:
         assert (await client.produce({"orders-3": 42}, timeout=1.5)).outcome is Outcome.EXPIRED
@@ -119,7 +119,7 @@ async def test_an_idle_session_stays_connected(start_daemon: StartDaemon) -> Non
 
 
 async def test_a_session_that_is_taken_over_says_so(daemon: DaemonProcess) -> None:
-    """When another stream opens the same session, waits end with SessionTakenOver and the client stays away."""
+    """When another stream opens the same session, waits end with SessionTakenOver and the client does not reconnect."""
     async with AsyncClient(daemon.address) as client, grpc.aio.insecure_channel(daemon.address) as channel:
         waiting = asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG))
         await until_pending(client, 1)
@@ -134,7 +134,7 @@ async def test_a_session_that_is_taken_over_says_so(daemon: DaemonProcess) -> No
 
 
 async def test_a_stranger_in_the_session_is_noticed(daemon: DaemonProcess) -> None:
-    """A wait whose id somebody else has used fails at once and says so, a batch for each such id; later ones work."""
+    """A wait whose id another client has used fails at once with an explanation; so does a batch. Later ones work."""
     async with AsyncClient(daemon.address) as client, AsyncClient(daemon.address) as stranger:
         assert (await client.produce({"orders-3": 42}, timeout=0)).outcome is Outcome.EXPIRED
         foreign = batches.produce(["elsewhere-0"], offsets=[1], indexes=[0])
@@ -151,7 +151,7 @@ async def test_a_stranger_in_the_session_is_noticed(daemon: DaemonProcess) -> No
 
 
 async def test_no_daemon_is_given_up_after_a_while() -> None:
-    """Without a daemon everything pending raises Unavailable after `give_up_after`, and a new session begins."""
+    """Without a daemon all pending waits raise Unavailable after `give_up_after`, and a new session begins."""
     async with FaultyProxy("127.0.0.1:1") as proxy, AsyncClient(proxy.address, give_up_after=0.3) as client:
         first_session = client.session_id
         one, many = await asyncio.gather(
@@ -168,7 +168,7 @@ async def test_no_daemon_is_given_up_after_a_while() -> None:
 
 
 async def test_a_daemon_that_comes_late_still_serves(daemon: DaemonProcess) -> None:
-    """A wait that was submitted before the daemon could be reached goes out when it can."""
+    """A wait that was submitted before the daemon could be reached is sent once it can."""
     async with FaultyProxy("127.0.0.1:1") as proxy, AsyncClient(proxy.address) as client:
         waiting = asyncio.create_task(client.signal(["k"], timeout=LONG))
         await eventually(lambda: proxy.accepted >= 2, "the client has tried twice")
@@ -179,7 +179,7 @@ async def test_a_daemon_that_comes_late_still_serves(daemon: DaemonProcess) -> N
 
 
 def test_ceilings_double_up_to_the_cap() -> None:
-    """Each pause lies between 0 and a ceiling that doubles and stays at the cap."""
+    """Each pause is between 0 and a ceiling that doubles until it reaches the cap."""
 
     class Highest(random.Random):
         def uniform(self, a: float, b: float) -> float:
@@ -192,7 +192,7 @@ def test_ceilings_double_up_to_the_cap() -> None:
 
 
 def test_pauses_are_spread_over_the_whole_range() -> None:
-    """Clients that lost the same daemon do not come back together: full jitter."""
+    """Full jitter: clients that lost the same daemon do not reconnect at the same time."""
     generator = random.Random(8131)
     delays = [Backoff(1.0, 1.0, generator).next_delay() for _ in range(1_000)]
     assert min(delays) < 0.05

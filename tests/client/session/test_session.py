@@ -35,7 +35,7 @@ def submit(core: SessionCore, count: int, now: float = 0.0) -> list[Wait]:
 
 
 def core_with_sent(count: int) -> tuple[SessionCore, list[Wait]]:
-    """An open session that has sent so many waits, and these."""
+    """An open session that has sent `count` waits, and these waits."""
     core = open_core()
     fresh = submit(core, count)
     sent(core, 0.0)
@@ -47,7 +47,7 @@ def timeouts_sent(core: SessionCore, now: float) -> list[list[int]]:
 
 
 def test_nothing_is_sent_before_the_session_is_open() -> None:
-    """Waits are held back until the daemon has opened the session, and then go out in one batch."""
+    """Waits are held back until the daemon has opened the session, and are then sent in one batch."""
     core = SessionCore("s", 100)
     submit(core, 3)
     assert core.next_message(0.0) is None
@@ -59,7 +59,7 @@ def test_nothing_is_sent_before_the_session_is_open() -> None:
 
 
 def test_waits_of_one_kind_share_a_batch_and_kinds_do_not() -> None:
-    """Unsent waits go out as one batch for each kind, whatever their order, and apart with and without a timeout."""
+    """Unsent waits are sent as one batch per kind, in any order, separately with and without a timeout."""
     core = open_core()
     for wait in (
         produce(1),
@@ -79,7 +79,7 @@ def test_waits_of_one_kind_share_a_batch_and_kinds_do_not() -> None:
 
 
 def test_results_end_waits_and_are_acknowledged_later() -> None:
-    """A result ends its wait; the acknowledgement waits for more results, or half a second."""
+    """A result ends its wait; the acknowledgement is delayed until more results arrive, or half a second has passed."""
     core, (first, second) = core_with_sent(2)
     core.receive(receipt(1), 0.0)
     ended = core.receive(results(1, [2, 1]), 1.0)
@@ -97,7 +97,7 @@ def test_results_end_waits_and_are_acknowledged_later() -> None:
 
 @pytest.mark.parametrize(("kept", "at_once"), [(0, 5_000), (4, 2)], ids=["by-default", "half-of-what-is-kept"])
 def test_many_results_are_acknowledged_at_once(kept: int, at_once: int) -> None:
-    """The daemon's memory is not held for long: it refuses registrations at the limit of what it keeps."""
+    """Many results are acknowledged at once, because the daemon refuses registrations when it stores too many."""
     core = SessionCore("s", 1_000_000)
     opening = opened()
     opening.opened.unacknowledged_results_max = kept
@@ -111,7 +111,7 @@ def test_many_results_are_acknowledged_at_once(kept: int, at_once: int) -> None:
 
 
 def test_repeated_results_are_dropped() -> None:
-    """Results that come again, in part or all of them, end nothing a second time."""
+    """Results that are repeated, partly or completely, end nothing a second time."""
     core, _ = core_with_sent(4)
     assert len(core.receive(results(1, [1, 2]), 0.0)) == 2
     assert core.receive(results(1, [1, 2]), 0.0) == []
@@ -120,7 +120,7 @@ def test_repeated_results_are_dropped() -> None:
 
 
 def test_missing_results_are_an_error() -> None:
-    """A gap in the sequence numbers cannot be repaired, so it is not ignored."""
+    """A gap in the sequence numbers raises an error, because it cannot be repaired."""
     core, _ = core_with_sent(2)
     with pytest.raises(ProtocolError, match="results 1 to 4 never came"):
         core.receive(results(5, [1]), 0.0)
@@ -130,7 +130,7 @@ def test_missing_results_are_an_error() -> None:
     ("highest", "again"), [(9, []), (6, [[7, 8, 9]]), (3, [[4, 5], [6, 7, 8, 9]])], ids=["knows-all", "batch", "both"]
 )
 def test_what_is_above_the_highest_id_is_sent_again(highest: int, again: list[list[int]]) -> None:
-    """After a reconnect the daemon says what it knows; only what is above goes out again, under the same ids."""
+    """After a reconnect, only operations above the daemon's highest id are sent again, under the same ids."""
     core = open_core()
     submit(core, 5)
     core.submit(many(4), 0.0)
@@ -145,8 +145,8 @@ def test_what_is_above_the_highest_id_is_sent_again(highest: int, again: list[li
 
 
 def test_a_resent_wait_has_the_time_that_remains() -> None:
-    """Time without a connection counts against a wait's timeout, but a wait keeps at least 1 ms: 0 would be another
-    request, for an answer at once. One that goes out at once keeps all of it.
+    """Time without a connection counts against a wait's timeout, but at least 1 ms remains, because 0 would request
+    an immediate answer. A wait that is sent at once keeps its whole timeout.
     """
     core = open_core()
     core.submit(produce(1), 0.0)
@@ -159,7 +159,7 @@ def test_a_resent_wait_has_the_time_that_remains() -> None:
 
 
 def test_the_first_connection_costs_a_wait_no_time() -> None:
-    """A wait keeps all of its time while the first attempt to connect is under way, and not after one has failed."""
+    """A wait keeps its whole timeout while the first connection attempt is under way, but not after one has failed."""
     core = SessionCore("s", 10)
     core.submit(produce(), 0.0)
     core.connection_lost(1.0)
@@ -169,7 +169,7 @@ def test_the_first_connection_costs_a_wait_no_time() -> None:
 
 
 def test_a_daemon_that_forgot_the_session_gets_everything_again() -> None:
-    """A session the daemon no longer knows: everything pending is registered again, and results count from 1."""
+    """If the daemon no longer knows the session, all pending waits are registered again, and results count from 1."""
     core, _ = core_with_sent(3)
     core.receive(receipt(1), 0.0)
     core.receive(results(1, [2]), 0.0)
@@ -183,7 +183,7 @@ def test_a_daemon_that_forgot_the_session_gets_everything_again() -> None:
 
 
 def test_a_cursor_is_sent_with_its_incarnation() -> None:
-    """The last sequence number goes out with the incarnation it belongs to; in another one results count from 1."""
+    """The last sequence number is sent with its incarnation; in another incarnation results count from 1."""
     core, _ = core_with_sent(3)
     core.connection_lost(0.0)
     core.receive(opened(resumed=True, highest=3, incarnation="first"), 0.0)
@@ -200,8 +200,8 @@ def test_a_cursor_is_sent_with_its_incarnation() -> None:
 
 
 def test_ids_of_somebody_else_s_incarnation_are_in_use() -> None:
-    """A session that was created again by somebody else: waits whose ids it has fail at once instead of ending with the
-    results of others; those above are registered, and new waits get ids above.
+    """If another client created the session again, waits whose ids it has used fail at once, instead of ending with
+    its results. Waits with higher ids are registered, and new waits get ids above those.
     """
     core = open_core()
     core.receive(opened(incarnation="first"), 0.0)
@@ -223,7 +223,7 @@ def test_ids_of_somebody_else_s_incarnation_are_in_use() -> None:
 
 
 def test_ids_go_on_above_what_the_daemon_knows() -> None:
-    """A session that was used before does not give its old ids again: they would be taken for repeats."""
+    """A session that was used before does not assign its old ids again, which would be treated as repeats."""
     core = SessionCore("s", 10)
     core.receive(opened(resumed=True, highest=41), 0.0)
     submit(core, 1)
@@ -231,7 +231,7 @@ def test_ids_go_on_above_what_the_daemon_knows() -> None:
 
 
 def test_refusals_end_their_waits_with_an_error() -> None:
-    """A refused registration ends with its error; the result that follows it ends nothing more."""
+    """A refused registration ends with its error; the result that follows has no effect."""
     core, (refused, accepted) = core_with_sent(2)
     refusal = operation_pb2.OperationRefusal(operation_id=1, code=3, field="timeout_ms", message="-1 is too short")
     ((wait, error),) = core.receive(receipt(1, [refusal]), 0.0)
@@ -243,7 +243,7 @@ def test_refusals_end_their_waits_with_an_error() -> None:
 
 
 def test_a_refusal_whose_receipt_was_lost_comes_as_a_result() -> None:
-    """The refused result of a lost receipt carries the error."""
+    """If the receipt was lost, the refused result carries the error."""
     core, (refused,) = core_with_sent(1)
     row = {"operation_id": 1, "kind": 1, "outcome": 6, "refusal": {"code": 8, "message": "too many"}}
     message = purgatory_service_pb2.SessionResponse(results={"first_sequence": 1, "rows": {"results": [row]}})
@@ -253,7 +253,7 @@ def test_a_refusal_whose_receipt_was_lost_comes_as_a_result() -> None:
 
 
 def test_a_refusal_whose_receipt_was_lost_comes_in_columns_too() -> None:
-    """In a batch of columns each refused wait gets its own reason, also when results that are known come before it."""
+    """In a batch of columns each refused wait gets its own reason, also if already known results precede it."""
     core, (first, second, third) = core_with_sent(3)
     assert core.receive(results(1, [1]), 0.0)[0][0] is first
     core.connection_lost(1.0)
@@ -270,7 +270,7 @@ def test_a_refusal_whose_receipt_was_lost_comes_in_columns_too() -> None:
 
 
 def test_a_refused_batch_ends_all_of_it() -> None:
-    """A batch that could not be read has no results; the receipt ends every wait of it."""
+    """A batch that could not be decoded has no results; its receipt ends all of its waits."""
     core, _ = core_with_sent(3)
     message = purgatory_service_pb2.SessionResponse(
         receipt={"batch_id": 1, "batch_refusal": {"code": 3, "message": "unreadable"}}
@@ -281,7 +281,7 @@ def test_a_refused_batch_ends_all_of_it() -> None:
 
 
 def test_a_batch_of_columns_is_answered_as_a_whole() -> None:
-    """Results of a `WaitBatch` are put at their places, whatever order they come in; it ends with the last."""
+    """Results of a `WaitBatch` are stored at their positions in any order of arrival; it ends with the last one."""
     core = open_core()
     batch = many(3)
     core.submit(batch, 0.0)
@@ -297,7 +297,7 @@ def test_a_batch_of_columns_is_answered_as_a_whole() -> None:
 
 
 def test_columns_of_one_value_or_none_are_those_of_all() -> None:
-    """A short column of results means the same as a full one, whatever the number of items."""
+    """A column with one value or none means the same as a full one, for any number of items."""
     core = open_core()
     batch = many(3)
     core.submit(batch, 0.0)
@@ -318,7 +318,7 @@ def test_columns_of_one_value_or_none_are_those_of_all() -> None:
 
 
 def test_large_batches_are_cut_and_wait_for_receipts() -> None:
-    """No batch is larger than the daemon takes, and no more than a window of them is without receipt."""
+    """No batch exceeds the daemon's limit, and at most `WINDOW` batches are without a receipt."""
     core = SessionCore("s", 1_000_000)
     core.receive(opened(batch_max=100), 0.0)
     core.submit(many(2_000), 0.0)
@@ -330,7 +330,7 @@ def test_large_batches_are_cut_and_wait_for_receipts() -> None:
 
 
 def test_under_load_batches_grow() -> None:
-    """Waits submitted while the window is full go out as one batch when a receipt comes."""
+    """Waits submitted while the window is full are sent as one batch when a receipt arrives."""
     core = open_core()
     for _ in range(WINDOW):
         submit(core, 1)
@@ -343,7 +343,7 @@ def test_under_load_batches_grow() -> None:
 
 
 def test_an_unsent_wait_is_cancelled_silently() -> None:
-    """The daemon never hears of a wait that was cancelled before it was sent."""
+    """A wait that was cancelled before it was sent is never sent."""
     core = open_core()
     first, second = submit(core, 2)
     batch = many(3)
@@ -355,7 +355,9 @@ def test_an_unsent_wait_is_cancelled_silently() -> None:
 
 
 def test_a_sent_wait_is_cancelled_at_the_daemon() -> None:
-    """The daemon is told to cancel; its result ends nothing, and the cancel counts until it is answered."""
+    """A sent wait is cancelled at the daemon; its result ends nothing, and the cancel counts as pending until
+    answered.
+    """
     core, (first, _) = core_with_sent(2)
     core.receive(receipt(1), 0.0)
     core.cancel(first)
@@ -368,7 +370,7 @@ def test_a_sent_wait_is_cancelled_at_the_daemon() -> None:
 
 
 def test_a_cancel_that_may_be_lost_is_sent_again() -> None:
-    """After a reconnect the unanswered cancels go out again, for those operations that the daemon knows."""
+    """After a reconnect, unanswered cancels are sent again for the operations that the daemon knows."""
     core, waiting = core_with_sent(3)
     core.cancel(waiting[0])
     core.cancel(waiting[2])
@@ -380,7 +382,7 @@ def test_a_cancel_that_may_be_lost_is_sent_again() -> None:
 
 
 def test_a_batch_of_columns_is_cancelled_with_what_is_left_of_it() -> None:
-    """Only the operations that have not ended are cancelled, and slices that were not sent yet never are."""
+    """Only pending operations are cancelled, and slices that were not sent yet are never sent."""
     core = SessionCore("s", 1_000)
     core.receive(opened(batch_max=2), 0.0)
     batch = many(40)
@@ -394,7 +396,7 @@ def test_a_batch_of_columns_is_cancelled_with_what_is_left_of_it() -> None:
 
 
 def test_the_limit_on_pending_operations_is_clear() -> None:
-    """More than `pending_max` are refused with the numbers; what is pending goes on."""
+    """Waits beyond `pending_max` are refused with both numbers; pending waits continue."""
     core = open_core(pending_max=3)
     submit(core, 2)
     with pytest.raises(LimitExceeded, match=r"2 operations are pending .* 2 more .* limit of 3 \(pending_max\)"):
@@ -404,7 +406,7 @@ def test_the_limit_on_pending_operations_is_clear() -> None:
 
 
 def test_heartbeats_are_sent_when_there_is_nothing_else() -> None:
-    """An idle session sends one in each interval."""
+    """An idle session sends one heartbeat per interval."""
     core = open_core(now=10.0)
     assert core.wake_at() == 11.0
     assert sent(core, 10.9) == []
@@ -415,7 +417,7 @@ def test_heartbeats_are_sent_when_there_is_nothing_else() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_each_wait_ends_once_whatever_is_lost(seed: int) -> None:
-    """A model of the daemon behind a connection that loses messages both ways: each wait ends once, none is left."""
+    """With a model daemon and a connection that loses messages in both directions, each wait ends once."""
     generator = random.Random(seed)
     core = SessionCore("s", 10_000)
     daemon = ModelDaemon(generator)
@@ -446,7 +448,7 @@ def test_each_wait_ends_once_whatever_is_lost(seed: int) -> None:
 
 
 class ModelDaemon:
-    """As little of a daemon as keeps the promises of the wire: ids, sequence numbers, resending until acknowledged."""
+    """A minimal daemon that keeps the protocol's promises: ids, sequence numbers, resending until acknowledged."""
 
     def __init__(self, generator: random.Random) -> None:
         self.generator = generator

@@ -18,7 +18,7 @@ def many(count: int, timeout_ms: int = 5_000) -> WaitBatch:
 
 
 def opened(*, resumed: bool = False, highest: int = 0, batch_max: int = 0, incarnation: str = "") -> Response:
-    """The daemon has opened the session."""
+    """The message with which the daemon opens the session."""
     return Response(
         opened=purgatory_service_pb2.SessionOpened(
             resumed=resumed,
@@ -31,12 +31,12 @@ def opened(*, resumed: bool = False, highest: int = 0, batch_max: int = 0, incar
 
 
 def receipt(batch_id: int, refusals: Sequence[operation_pb2.OperationRefusal] = ()) -> Response:
-    """The daemon has accepted a batch."""
+    """The message with which the daemon accepts a batch."""
     return Response(receipt=purgatory_service_pb2.Receipt(batch_id=batch_id, refusals=refusals))
 
 
 def results(first: int, operation_ids: Sequence[int], outcome: int = 1, kind: int = 1) -> Response:
-    """Operations of one partition each, "orders-3", have ended."""
+    """The results of operations on one partition each, "orders-3"."""
     count = len(operation_ids)
     columns = result_pb2.ResultColumns(
         kind=kind,
@@ -57,7 +57,7 @@ def results(first: int, operation_ids: Sequence[int], outcome: int = 1, kind: in
 
 
 def sent(core: SessionCore, now: float) -> list[Request]:
-    """All that the session wants to send now."""
+    """All messages that the session wants to send now."""
     messages: list[Request] = []
     while (message := core.next_message(now)) is not None:
         messages.append(message)

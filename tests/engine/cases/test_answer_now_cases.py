@@ -1,4 +1,4 @@
-"""A timeout of 0: an answer at once, with nothing left pending, for operations of each kind."""
+"""Operations of each kind with a timeout of 0 are answered immediately and leave nothing pending."""
 
 from collections.abc import Callable
 
@@ -32,7 +32,7 @@ MISSED: dict[str, tuple[Callable[[World], int], list[int], list[int]]] = {
 
 
 def world_at_five(tick_ms: int = 1) -> World:
-    """Two partitions with offsets 0 to 4, the first two deleted, and a key signalled once."""
+    """Two partitions with offsets 0 to 4, the first two deleted, and a key that was signalled once."""
     world = World(tick_ms=tick_ms)
     for name in ("orders-0", "orders-1"):
         world.append(name, 5)
@@ -44,7 +44,7 @@ def world_at_five(tick_ms: int = 1) -> World:
 
 @pytest.mark.parametrize("ask", REACHED.values(), ids=REACHED)
 def test_what_is_reached_is_satisfied(ask: Callable[[World], int]) -> None:
-    """As with any other timeout."""
+    """An operation whose condition holds is satisfied, as with any other timeout."""
     world = world_at_five()
     assert world.outcome(ask(world)) == "satisfied"
     world.assert_empty()
@@ -55,7 +55,7 @@ def test_what_is_reached_is_satisfied(ask: Callable[[World], int]) -> None:
 def test_what_is_not_reached_expires_at_once(
     tick_ms: int, ask: Callable[[World], int], errors: list[int], reached: list[int]
 ) -> None:
-    """With what was reached, after 0 ms and not late; nothing is pending, watched or timed, whatever the tick."""
+    """It expires after 0 ms with the offsets reached, and not late; nothing is pending, watched or timed."""
     world = world_at_five(tick_ms)
     names = world.engine.partition_names()
     world.now_ms += 7
@@ -70,7 +70,7 @@ def test_what_is_not_reached_expires_at_once(
 
 
 def test_a_fetch_below_its_minimum_answers_with_what_there_is() -> None:
-    """A poll that does not wait: the bytes that can be read, and no error."""
+    """A fetch below its minimum returns the readable bytes without an error."""
     world = world_at_five()
     handle = world.fetch({"orders-0": 2, "orders-1": 5}, min_bytes=100, timeout_ms=0)
     assert [(item.available_bytes, item.error) for item in world.result(handle).items] == [(3, 0), (0, 0)]
@@ -85,7 +85,7 @@ def test_a_failed_wait_is_failed() -> None:
 
 
 def test_a_batch_may_mix_timeouts() -> None:
-    """Those of 0 are answered, their neighbours wait."""
+    """In one batch, operations with a timeout of 0 are answered and the others wait."""
     world = world_at_five()
     items = (plain.Item(("orders", 0), 9),)
     operations = [plain.Operation(plain.PRODUCE, i, timeout_ms, items) for i, timeout_ms in ((1, 50), (2, 0), (3, 50))]

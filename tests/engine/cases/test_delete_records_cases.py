@@ -1,11 +1,11 @@
-"""Cases 86 to 92: waits for the low watermark. 90 and 91 are `test_lost_partition_…`."""
+"""Cases 86 to 92: waits for the low watermark. Cases 90 and 91 are `test_lost_partition_…`."""
 
 from tests.engine import plain
 from tests.engine.world import World
 
 
 def three_replicas() -> World:
-    """A leader with 100 records, deleted up to 50, and two followers that have not deleted."""
+    """A leader with 100 records, deleted up to 50, and two followers that have deleted nothing."""
     world = World()
     world.high_watermark("orders-0", 100)
     world.log_start("orders-0", 50)
@@ -15,7 +15,7 @@ def three_replicas() -> World:
 
 
 def test_case_86_ends_with_the_slowest_live_replica() -> None:
-    """Completed with 0 and low watermark 50, after the last follower."""
+    """The wait completes with error 0 and low watermark 50, after the last follower has deleted."""
     world = three_replicas()
     handle = world.delete_records({"orders-0": 50})
     assert world.follower("orders-0", 2, 100, log_start=50).ended == 0
@@ -25,7 +25,7 @@ def test_case_86_ends_with_the_slowest_live_replica() -> None:
 
 
 def test_case_87_dead_replica_is_not_waited_for() -> None:
-    """Its death ends the wait at once: the gap is closed."""
+    """The death of the slowest replica ends the wait immediately; Kafka has a gap here."""
     world = three_replicas()
     handle = world.delete_records({"orders-0": 50})
     world.follower("orders-0", 2, 100, log_start=50)
@@ -34,7 +34,7 @@ def test_case_87_dead_replica_is_not_waited_for() -> None:
 
 
 def test_case_88_offsets_at_registration() -> None:
-    """-1 is the high watermark; above it 1; unknown high watermark 78; the caller's own codes are kept."""
+    """-1 means the high watermark; above it the error is 1, with an unknown one 78; local error codes are kept."""
     world = three_replicas()
     minus_one = world.delete_records({"orders-0": -1})
     assert world.outcome(minus_one) == "pending"
@@ -49,7 +49,7 @@ def test_case_88_offsets_at_registration() -> None:
 
 
 def test_case_89_expires_with_the_low_watermark_of_registration() -> None:
-    """7, with the low watermark that it had at the local step."""
+    """An expired wait has error 7 and the low watermark of its registration."""
     world = three_replicas()
     for replica_id in (2, 3):
         world.follower("orders-0", replica_id, 100, log_start=20)
@@ -63,7 +63,7 @@ def test_case_89_expires_with_the_low_watermark_of_registration() -> None:
 
 
 def test_case_92_nobody_waits_nothing_is_checked() -> None:
-    """A follower's log start that rises costs no evaluation where no wait is for it."""
+    """A follower's log start costs no evaluation if no operation waits for it."""
     world = three_replicas()
     before = world.engine.counts(plain.DELETE_RECORDS).evaluations
     world.follower("orders-0", 2, 100, log_start=50)
@@ -71,7 +71,7 @@ def test_case_92_nobody_waits_nothing_is_checked() -> None:
 
 
 def test_several_partitions_are_answered_each() -> None:
-    """One is deleted at once, one later, one cannot be."""
+    """Each partition gets its own result: one is deleted immediately, one later, one cannot be deleted."""
     world = three_replicas()
     world.high_watermark("audit-0", 10)
     world.log_start("audit-0", 10)

@@ -1,4 +1,4 @@
-"""The engine as a whole: unknown partitions, batches, cancelling, owners, shutdown, listing."""
+"""The engine as a whole: unknown partitions, batches, cancellation, owners, shutdown, listing."""
 
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.engine import Engine
@@ -13,7 +13,7 @@ def produce_operation(operation_id: int, offset: int = 5) -> plain.Operation:
 
 
 def test_a_wait_may_come_before_its_partition() -> None:
-    """The partition is created on first mention; its marks are unknown until an event reports them."""
+    """A wait creates an unknown partition; its marks are unknown until an event reports them."""
     world = World()
     world.produce({"orders-0": 5})
     marks = world.marks("orders-0")
@@ -22,7 +22,7 @@ def test_a_wait_may_come_before_its_partition() -> None:
 
 
 def test_a_partition_that_was_only_mentioned_goes_with_its_last_wait() -> None:
-    """A partition that no event ever named leaves nothing behind."""
+    """A partition that no event ever named is removed with its last wait."""
     world = World()
     world.produce({"orders-0": 5}, timeout_ms=10)
     world.produce({"orders-0": 5}, timeout_ms=20)
@@ -34,7 +34,7 @@ def test_a_partition_that_was_only_mentioned_goes_with_its_last_wait() -> None:
 
 
 def test_a_strict_engine_knows_only_announced_partitions() -> None:
-    """A wait for an unknown partition fails at once with 3, an event is refused; an append announces it."""
+    """In strict mode, a wait for an unknown partition fails with 3 and an event is refused; an append announces it."""
     world = World(strict=True)
     handle = world.produce({"orders-0": 5})
     assert (world.outcome(handle), world.errors(handle), world.item(handle).log_start) == ("failed", [3], -1)
@@ -49,7 +49,7 @@ def test_a_strict_engine_knows_only_announced_partitions() -> None:
 
 
 def test_removed_partition_is_new_when_it_comes_back() -> None:
-    """Nothing of the old one is left in the new one."""
+    """A partition that is removed and created again has none of its old state."""
     world = World()
     world.high_watermark("orders-0", 50, epoch=7)
     world.remove("orders-0")
@@ -59,7 +59,7 @@ def test_removed_partition_is_new_when_it_comes_back() -> None:
 
 
 def test_registering_again_is_harmless() -> None:
-    """An id that was registered once stays known, whether or not it has ended."""
+    """An id that was registered once stays known, whether or not its operation has ended."""
     world = World()
     operations = [produce_operation(1), produce_operation(2, offset=50)]
     world.register_all(operations)
@@ -71,7 +71,7 @@ def test_registering_again_is_harmless() -> None:
 
 
 def test_an_id_is_accepted_once_in_a_batch() -> None:
-    """The second of two equal ids in one batch is refused, not taken for a repeated registration."""
+    """The second of two equal ids in one batch is refused, not counted as a repeated registration."""
     world = World()
     receipt = world.register_all([produce_operation(5), produce_operation(5)])
     assert (receipt.accepted, receipt.already_known, [refusal.index for refusal in receipt.refusals]) == (1, 0, [1])
@@ -92,7 +92,7 @@ def test_events_are_applied_in_slices() -> None:
 
 
 def test_cancel_says_which_were_pending() -> None:
-    """True for those that it ended; their results hold what had been reached."""
+    """`cancel` returns True for the operations that it ended; their results have the offsets reached."""
     world = World()
     done = world.produce({"orders-0": 1})
     world.high_watermark("orders-0", 1)
@@ -103,7 +103,7 @@ def test_cancel_says_which_were_pending() -> None:
 
 
 def test_cancelling_a_name_ends_all_that_wait_on_it() -> None:
-    """A partition's waits of every kind, or a key's; no others."""
+    """Cancelling a name ends the waits of every kind on that partition or key, and no others."""
     world = World()
     on_partition = [
         world.produce({"orders-0": 5}),
@@ -119,7 +119,7 @@ def test_cancelling_a_name_ends_all_that_wait_on_it() -> None:
 
 
 def test_vanished_owner_leaves_nothing_armed() -> None:
-    """Its waits count as cancelled, their results are dropped, no key or timer holds them; its id may be reused."""
+    """The waits of a removed owner count as cancelled, without results; nothing holds them; its id may be reused."""
     world = World()
     mine = world.produce({"orders-0": 5})
     other = world.pair.add_owner()
@@ -137,7 +137,7 @@ def test_vanished_owner_leaves_nothing_armed() -> None:
 
 
 def test_shutdown_ends_everything_with_its_own_outcome() -> None:
-    """In bounded slices, until none is left."""
+    """Shutdown ends all operations in bounded slices, until none is left."""
     world = World()
     handles = [world.produce({"orders-0": 5}), world.fetch({"orders-0": 0}), world.wait_signal({"a": 1})]
     assert [world.shut_down(2) for _ in range(3)] == [2, 1, 0]

@@ -1,4 +1,4 @@
-"""Bugs that others had (docs/lessons.md), as tests of the engine: missed wake-ups, marks that go back."""
+"""Bugs of other projects (docs/lessons.md) as tests of the engine: missed wakeups, and marks that are lowered."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from tests.engine.world import World
 
 
 def test_a_trigger_is_enough() -> None:
-    """After the last event no wait is pending whose condition holds, however the event came about."""
+    """After the last event, no wait is pending whose condition holds, whatever caused the event."""
     world = World()
     world.in_sync("orders-0", 1, 2, min_in_sync=2)
     world.append("orders-0", 10)
@@ -29,7 +29,7 @@ def test_two_thousand_keys_cost_two_evaluations() -> None:
 
 
 def test_confirmed_shrink_ends_waits() -> None:
-    """Case 50: a leaver counts until the commit, which alone, with no new append, ends waits of every kind."""
+    """Case 50: a leaving replica counts until the commit, which alone, without an append, ends waits of every kind."""
     world = World(lag_max_ms=100)
     world.in_sync("orders-0", 1, 2)
     world.append("orders-0", 5)
@@ -45,7 +45,7 @@ def test_confirmed_shrink_ends_waits() -> None:
 
 
 def test_every_route_wakes() -> None:
-    """Log end, high watermark, in-sync set, last stable offset, low watermark: each event ends its fetch or wait."""
+    """Log end, high watermark, in-sync set, last stable offset, low watermark: each event ends the wait for it."""
     world = World()
     world.append("orders-0", 10)
     assert world.outcome(world.fetch({"orders-0": 10}, replica_id=2)) == "pending"
@@ -63,7 +63,7 @@ def test_every_route_wakes() -> None:
 
 
 def test_unknown_offsets_have_a_defined_end() -> None:
-    """A fetch of a partition of which nothing is known waits: the first mark ends it, or it expires without error."""
+    """A fetch on a partition without known marks waits: the first mark ends it, or it expires without an error."""
     world = World()
     woken = world.fetch({"orders-0": 0})
     expired = world.fetch({"orders-1": 0})
@@ -83,7 +83,7 @@ LOSSES: dict[str, tuple[Callable[[World], plain.EventAnswer], int]] = {
 
 @pytest.mark.parametrize(("lose", "code"), LOSSES.values(), ids=LOSSES)
 def test_lost_partition_ends_every_kind_at_once(lose: Callable[[World], plain.EventAnswer], code: int) -> None:
-    """No wait stays until its timeout, each says why it failed, and no list keeps an entry."""
+    """No wait lasts until its timeout, each reports its error, and no list keeps an entry."""
     world = World()
     world.high_watermark("orders-0", 10)
     world.follower("orders-0", 2, 10, log_start=0)
@@ -96,7 +96,7 @@ def test_lost_partition_ends_every_kind_at_once(lose: Callable[[World], plain.Ev
 
 @pytest.mark.parametrize("ends", ["satisfied", "failed"])
 def test_a_thousand_waits_end_and_leave_nothing(ends: str) -> None:
-    """All end with the event, reached or resigned; no list keeps an entry and no timer outlives its wait."""
+    """All waits end with the event, satisfied or failed; no list keeps an entry and no timer outlives its wait."""
     world = World()
     handles = world.produce_many(1_000, timeout_ms=15_000)
     assert world.engine.next_expiration_ms() >= 0
@@ -107,7 +107,7 @@ def test_a_thousand_waits_end_and_leave_nothing(ends: str) -> None:
 
 
 def test_wait_for_the_mark_of_now_returns_now() -> None:
-    """There is one variable for what was reached, and registration reads it."""
+    """A wait for the current mark is satisfied at registration."""
     world = World()
     world.high_watermark("orders-0", 7)
     reached = world.produce({"orders-0": 7})
@@ -116,7 +116,7 @@ def test_wait_for_the_mark_of_now_returns_now() -> None:
 
 
 def test_kinds_on_one_partition_share_nothing() -> None:
-    """Produce, fetch and delete-records on one partition end each at its own mark."""
+    """Produce, fetch and delete-records on one partition each end at their own mark."""
     world = World()
     world.append("orders-0", 10)
     produce = world.produce({"orders-0": 5})
@@ -132,7 +132,7 @@ def test_kinds_on_one_partition_share_nothing() -> None:
 @pytest.mark.parametrize("late_ms", [0, 50])
 @pytest.mark.parametrize("winner", ["satisfied", "expired"])
 def test_event_and_expiry_in_one_tick_give_one_outcome(winner: str, late_ms: int) -> None:
-    """Whichever call comes first wins, also when the reaper is late; the other finds nothing."""
+    """Whichever call is first wins, even if the reaper is late; the other finds nothing to end."""
     world = World()
     handle = world.produce({"orders-0": 5}, timeout_ms=10)
     world.now_ms = 10 + late_ms
@@ -143,7 +143,7 @@ def test_event_and_expiry_in_one_tick_give_one_outcome(winner: str, late_ms: int
 
 
 def test_counters_add_up_and_equal_a_recount() -> None:
-    """After each call: registered = all outcomes + pending, and pending and watched are what a listing finds."""
+    """After each call, registered = all outcomes + pending, and a listing finds `pending` and `watched` entries."""
     world = World()
 
     def check() -> None:
@@ -172,7 +172,7 @@ def test_counters_add_up_and_equal_a_recount() -> None:
 
 
 def test_marks_do_not_go_back() -> None:
-    """A lower mark, as of a late checkpoint, is counted as unchanged, an older epoch refused: neither is applied. A
+    """A lower mark (such as a late checkpoint) counts as unchanged and an older epoch is refused: neither is applied. A
     newer epoch is taken over.
     """
     world = World()
@@ -189,7 +189,7 @@ def test_marks_do_not_go_back() -> None:
 
 
 def test_bytes_and_offsets_are_of_one_moment() -> None:
-    """Bytes are those between two offsets of one segment, whenever their positions were reported."""
+    """The bytes are those between two offsets of one segment, whenever their positions were reported."""
     world = World()
     world.append("orders-0", 10, position=1_000, segment=0)
     world.append("orders-0", 10, position=0, segment=10)
@@ -204,7 +204,7 @@ def test_bytes_and_offsets_are_of_one_moment() -> None:
 
 
 def test_roll_under_a_waiting_fetch_counts_no_bytes() -> None:
-    """What comes after a roll is in another segment: the fetch is answered, not summed up across segments."""
+    """Bytes after a roll are in another segment: the fetch is answered instead of adding up across segments."""
     world = World()
     world.append("orders-0", 10, position=1_000, segment=0)
     world.high_watermark("orders-0", 10)
@@ -217,7 +217,7 @@ def test_roll_under_a_waiting_fetch_counts_no_bytes() -> None:
 
 
 def test_marks_below_the_log_start_break_nothing() -> None:
-    """Unknown high watermark, full truncation, a start above everything: waits end with a status, the engine lives."""
+    """Unknown high watermark, full truncation, log start above everything: waits end, and the engine survives."""
     world = World()
     world.log_start("orders-0", 100)
     assert world.marks("orders-0").high_watermark == 100
@@ -231,7 +231,7 @@ def test_marks_below_the_log_start_break_nothing() -> None:
 
 
 def test_new_epoch_fences_waits_of_the_old() -> None:
-    """A wait made under epoch 5 is not satisfied under 6, not even by an event that also reaches its mark."""
+    """A wait under epoch 5 is not satisfied under epoch 6, not even by an event that also reaches its mark."""
     world = World()
     world.lead("orders-0", 5)
     handle = world.produce({"orders-0": 5}, epoch=5)
@@ -240,7 +240,7 @@ def test_new_epoch_fences_waits_of_the_old() -> None:
 
 
 def test_truncation_cuts_the_index() -> None:
-    """Positions above the cut are forgotten; new ones count."""
+    """Positions above a truncation are dropped; new ones are used."""
     world = World()
     for offset in (0, 10, 20):
         world.append("orders-0", offset, position=100 * offset)

@@ -1,4 +1,4 @@
-"""Bugs that others had (docs/lessons.md), as tests of the engine: stalls, hot keys, needless wake-ups."""
+"""Bugs of other projects (docs/lessons.md) as tests of the engine: stalls, hot keys, needless wakeups."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.engine.world import World
 
 
 def test_stalled_reaper_finds_all_in_order() -> None:
-    """After a stall of 5 s everything due ends in one pass, earliest deadline first; each says how late it is."""
+    """After a stall of 5 s, all due operations end in one pass, earliest deadline first; each reports its lateness."""
     world = World()
     timeouts = [4_999, 3, 700, 21, 5_000, 420, 20, 400, 1, 19]
     handles = {world.produce({"orders-0": 5}, timeout_ms=timeout_ms): timeout_ms for timeout_ms in timeouts}
@@ -19,7 +19,7 @@ def test_stalled_reaper_finds_all_in_order() -> None:
 
 
 def test_ends_are_returned_not_called() -> None:
-    """No code of the host runs inside a call: results come out when they are asked for, each once."""
+    """No code of the host runs inside a call: results are returned by `take_completions`, each once."""
     world = World()
     world.produce_many(10)
     engine = world.pair.engine
@@ -31,8 +31,8 @@ def test_ends_are_returned_not_called() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["cancel", "expire"])
 def test_one_of_many_leaves_without_a_scan(end: str) -> None:
-    """100,000 waits on one key are cancelled one by one from the middle, or expire together: none is evaluated."""
-    world = World(wheel_size=128)  # a wheel on which they need not cascade, which takes several calls
+    """100,000 waits on one key are cancelled one by one from the middle, or expire together, without any evaluation."""
+    world = World(wheel_size=128)  # on this wheel they need not cascade, which would take several calls
     handles = world.produce_many(100_000, timeout_ms=100)
     evaluations = world.engine.counts(plain.PRODUCE).evaluations
     if end == "cancel":
@@ -44,7 +44,7 @@ def test_one_of_many_leaves_without_a_scan(end: str) -> None:
 
 
 def test_only_passed_thresholds_are_woken() -> None:
-    """500 waits, marks rising one by one: an evaluation for each that ends, not for each that waits."""
+    """With 500 waits and marks that rise one by one, each operation that ends is evaluated once, and no others."""
     world = World()
     for offset in range(1, 501):
         world.produce({"orders-0": offset})
@@ -67,7 +67,7 @@ def test_fetch_is_not_woken_by_every_append() -> None:
 
 
 def test_waits_on_other_keys_are_left_alone() -> None:
-    """One event for 1,000 waiters on its key evaluates no others."""
+    """One event for the 1,000 waits on its key evaluates no others."""
     world = World()
     world.produce_many(1_000, "orders-0")
     world.produce_many(1_000, "orders-1")
@@ -78,7 +78,7 @@ def test_waits_on_other_keys_are_left_alone() -> None:
 
 
 def test_sizes_are_right_for_several_keys() -> None:
-    """An operation with three partitions is pending once and watched three times, less for each that is reached."""
+    """An operation with three partitions counts as one pending and three watched, minus one per partition reached."""
     world = World()
     world.produce({"orders-0": 5, "orders-1": 5, "orders-2": 5})
     counts = world.engine.counts(plain.PRODUCE)

@@ -1,4 +1,4 @@
-"""Cases 69 to 85: long polls of followers and consumers. 78 is with the marks, 80 with the produce waits."""
+"""Cases 69 to 85: long polls of followers and consumers. Case 78 is with the marks, 80 with the produce waits."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.engine.world import World
 
 
 def test_case_69_follower_waits_for_the_log_end() -> None:
-    """An append ends a follower's fetch, though the high watermark stands."""
+    """An append ends a follower's fetch, even if the high watermark does not move."""
     world = World()
     world.in_sync("orders-0", 1, 2)
     world.append("orders-0", 10)
@@ -18,7 +18,7 @@ def test_case_69_follower_waits_for_the_log_end() -> None:
 
 
 def test_case_70_consumer_waits_for_the_high_watermark() -> None:
-    """The log end alone shows a consumer nothing."""
+    """An append above the high watermark does not end a consumer's fetch."""
     world = World()
     world.append("orders-0", 10)
     handle = world.fetch({"orders-0": 0})
@@ -28,7 +28,7 @@ def test_case_70_consumer_waits_for_the_high_watermark() -> None:
 
 
 def test_case_71_segments_are_not_compared_at_equal_offsets() -> None:
-    """A roll with the fetch offset at the high watermark is no reason to answer."""
+    """A roll while the fetch offset equals the high watermark does not end the fetch."""
     world = World()
     world.append("orders-0", 50, position=500, segment=0)
     world.high_watermark("orders-0", 50)
@@ -38,7 +38,7 @@ def test_case_71_segments_are_not_compared_at_equal_offsets() -> None:
 
 
 def test_case_72_old_segment_answers_at_once() -> None:
-    """A segment is read to its end, however few bytes that is."""
+    """A fetch in an older segment is answered, however few bytes that is."""
     world = World()
     world.append("orders-0", 49, position=499, segment=0)
     world.append("orders-0", 50, position=500, segment=0)
@@ -50,7 +50,7 @@ def test_case_72_old_segment_answers_at_once() -> None:
 
 @pytest.mark.parametrize("happens", ["truncated to 40", "deleted up to 51"])
 def test_case_73_reader_that_falls_out_of_the_log_ends(happens: str) -> None:
-    """The log is cut below the fetch offset, or starts above it: 1, at once."""
+    """If the log is truncated below the fetch offset, or starts above it, the fetch ends immediately with 1."""
     world = World()
     world.append("orders-0", 60)
     world.high_watermark("orders-0", 60)
@@ -61,7 +61,7 @@ def test_case_73_reader_that_falls_out_of_the_log_ends(happens: str) -> None:
 
 
 def test_case_73_beyond_the_high_watermark_but_within_the_log_is_empty() -> None:
-    """No error, no bytes."""
+    """A fetch offset between the high watermark and the log end gives no error and no bytes."""
     world = World()
     world.append("orders-0", 50)
     world.high_watermark("orders-0", 10)
@@ -71,7 +71,7 @@ def test_case_73_beyond_the_high_watermark_but_within_the_log_is_empty() -> None
 
 
 def test_case_74_offset_only_high_watermark() -> None:
-    """Above the fetch offset it counts nothing and waits; below, the answer comes at once."""
+    """A fetch offset above the high watermark counts as 0 bytes and waits; below, it is answered immediately."""
     world = World()
     world.append("orders-0", 900, position=900, segment=600)
     world.high_watermark("orders-0", 500)
@@ -83,7 +83,7 @@ def test_case_74_offset_only_high_watermark() -> None:
 
 
 def test_case_75_partition_maximum_bounds_its_share() -> None:
-    """100 of 1,000 bytes count; with a second partition 200 are at least 150."""
+    """100 of 1,000 bytes count; together with a second partition, 200 reach the minimum of 150."""
     world = World()
     for name in ("orders-0", "orders-1"):
         world.append(name, 0, position=0)
@@ -101,7 +101,7 @@ def test_case_75_partition_maximum_bounds_its_share() -> None:
     ("in_sync", "outcome", "available_bytes"), [((1,), "expired", 0), ((1, 2), "satisfied", 1_048_576)]
 )
 def test_case_76_and_77_throttled_follower(in_sync: tuple[int, ...], outcome: str, available_bytes: int) -> None:
-    """Bytes of an old segment are ready: out of sync it waits for its timeout and gets none, in sync it is served."""
+    """Bytes of an old segment are readable: out of sync the fetch expires without bytes, in sync it gets them."""
     world = World()
     world.in_sync("orders-0", *in_sync)
     world.append("orders-0", 49, position=499, segment=0)
@@ -114,7 +114,7 @@ def test_case_76_and_77_throttled_follower(in_sync: tuple[int, ...], outcome: st
 
 
 def test_case_79_newer_epoch_fences_the_reader() -> None:
-    """74 on that partition; the others carry data."""
+    """The fenced partition has error 74; the others have data."""
     world = World()
     world.lead("orders-0", 10)
     world.lead("orders-1", 10)
@@ -126,7 +126,7 @@ def test_case_79_newer_epoch_fences_the_reader() -> None:
 
 
 def test_case_81_one_bad_partition_ends_the_fetch() -> None:
-    """p0 with data, p1 with its error."""
+    """p0 has data and p1 has its error."""
     world = World()
     world.append("orders-0", 10)
     world.high_watermark("orders-0", 10)
@@ -138,7 +138,7 @@ def test_case_81_one_bad_partition_ends_the_fetch() -> None:
 
 
 def test_case_82_unknown_marks_do_not_hide_failed_storage() -> None:
-    """A partition of which nothing is known counts nothing, but its failure ends the fetch."""
+    """A partition without known marks counts as 0 bytes, but a storage failure on it ends the fetch."""
     world = World()
     handle = world.fetch({"orders-0": 0})
     assert world.outcome(handle) == "pending"
@@ -147,7 +147,7 @@ def test_case_82_unknown_marks_do_not_hide_failed_storage() -> None:
 
 
 def test_case_83_expired_fetch_gives_what_there_is() -> None:
-    """A fetch below min_bytes expires with the bytes it has, not an error."""
+    """A fetch below min_bytes expires with the bytes that are readable, without an error."""
     world = World()
     world.append("orders-0", 0, position=0)
     world.append("orders-0", 1, position=10)
@@ -160,7 +160,7 @@ def test_case_83_expired_fetch_gives_what_there_is() -> None:
 
 
 def test_case_84_fetch_does_not_move_the_follower() -> None:
-    """What a follower has is said by progress events alone."""
+    """Only progress events move a follower's log end; its fetches do not."""
     world = World()
     world.in_sync("orders-0", 1, 2)
     world.append("orders-0", 10)
@@ -171,7 +171,7 @@ def test_case_84_fetch_does_not_move_the_follower() -> None:
 
 
 def test_case_85_epoch_decides_whether_a_follower_may_serve() -> None:
-    """With an epoch the reader is fenced (74); without it is served by the follower's high watermark."""
+    """With an epoch the reader is fenced (74); without one it is served up to the follower's high watermark."""
     world = World()
     world.lead("orders-0", 5)
     world.append("orders-0", 10)
@@ -186,7 +186,7 @@ def test_case_85_epoch_decides_whether_a_follower_may_serve() -> None:
 
 
 def test_several_partitions_add_up() -> None:
-    """Small amounts on several partitions make min_bytes together, whichever grows."""
+    """Small amounts on several partitions add up to min_bytes, whichever partition grows."""
     world = World()
     names = ("orders-0", "orders-1", "orders-2")
     for name in names:

@@ -1,4 +1,4 @@
-"""Cases 47 to 58 and 78: what the marks of a partition do. Case 50 is `test_confirmed_shrink_ends_waits`."""
+"""Cases 47 to 58 and 78: how the marks of a partition move. Case 50 is `test_confirmed_shrink_ends_waits`."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.engine.world import World
 
 
 def test_case_47_high_watermark_is_the_lowest_in_sync_end() -> None:
-    """It rises with the slowest in-sync replica and never goes back on a leader."""
+    """The high watermark rises with the slowest in-sync replica, and is never lowered on a leader."""
     world = World()
     world.in_sync("orders-0", 1, 2, 3)
     world.append("orders-0", 10)
@@ -22,7 +22,7 @@ def test_case_47_high_watermark_is_the_lowest_in_sync_end() -> None:
 
 @pytest.mark.parametrize(("dead", "fenced"), [(False, False), (True, False), (False, True)])
 def test_case_48_caught_up_follower_outside_the_set_holds_back(dead: bool, fenced: bool) -> None:
-    """A follower that could join the in-sync set at any moment counts already; a dead or fenced one could not."""
+    """A follower that may join the in-sync set at any time counts already; a dead or fenced one does not."""
     world = World()
     world.in_sync("orders-0", 1)
     world.append("orders-0", 7)
@@ -37,7 +37,7 @@ def test_case_48_caught_up_follower_outside_the_set_holds_back(dead: bool, fence
 
 
 def test_case_48_follower_that_lags_too_long_does_not_hold_back() -> None:
-    """Caught up means at most the replica lag time ago."""
+    """A follower that was last caught up longer ago than the replica lag time does not hold back the high watermark."""
     world = World(lag_max_ms=100)
     world.in_sync("orders-0", 1)
     world.append("orders-0", 7)
@@ -51,7 +51,7 @@ def test_case_48_follower_that_lags_too_long_does_not_hold_back() -> None:
 
 
 def test_case_49_proposed_member_binds_until_rejected() -> None:
-    """A proposed joiner holds the high watermark back at once; a rejected proposal frees it."""
+    """A proposed member holds back the high watermark immediately; rejecting the proposal releases it."""
     world = World()
     world.in_sync("orders-0", 1)
     world.append("orders-0", 10)
@@ -65,7 +65,7 @@ def test_case_49_proposed_member_binds_until_rejected() -> None:
 
 
 def test_case_51_under_min_in_sync_the_high_watermark_is_frozen() -> None:
-    """The rule of 3.7+: too few in sync, no progress."""
+    """With fewer in-sync replicas than the minimum, the high watermark does not rise (the rule of 3.7+)."""
     world = World()
     world.in_sync("orders-0", 1, 2, min_in_sync=2)
     world.append("orders-0", 5)
@@ -78,7 +78,7 @@ def test_case_51_under_min_in_sync_the_high_watermark_is_frozen() -> None:
 
 
 def test_case_52_effective_min_in_sync_is_bounded_by_replicas() -> None:
-    """With one replica, min in-sync 2 means 1."""
+    """The minimum of in-sync replicas is at most the number of replicas: with one replica, 2 is treated as 1."""
     world = World()
     world.in_sync("orders-0", 1, min_in_sync=2)
     handle = world.produce({"orders-0": 11})
@@ -88,7 +88,7 @@ def test_case_52_effective_min_in_sync_is_bounded_by_replicas() -> None:
 
 
 def test_case_53_new_leader_waits_for_every_member() -> None:
-    """A new leader knows nothing of its followers until each has fetched."""
+    """The high watermark of a new leader does not rise until each follower has fetched."""
     world = World()
     world.in_sync("orders-0", 1, 2, 3)
     world.append("orders-0", 10)
@@ -104,7 +104,7 @@ def test_case_53_new_leader_waits_for_every_member() -> None:
 
 
 def test_case_54_roll_under_the_high_watermark_ends_fetches_of_the_old_segment() -> None:
-    """The mark moves to the new segment with its offset unchanged, and that wakes; going back is refused."""
+    """The mark moves to the new segment at the same offset, and that wakes fetches; moving back is refused."""
     world = World()
     world.append("orders-0", 45, position=450, segment=0)
     world.append("orders-0", 50, position=500, segment=0)
@@ -117,7 +117,7 @@ def test_case_54_roll_under_the_high_watermark_ends_fetches_of_the_old_segment()
 
 
 def test_case_55_last_stable_offset_stops_at_the_open_transaction() -> None:
-    """It is the smaller of first unstable offset and high watermark."""
+    """The last stable offset is the smaller of the first unstable offset and the high watermark."""
     world = World()
     world.append("orders-0", 46)
     world.last_stable("orders-0", 30)
@@ -130,7 +130,7 @@ def test_case_55_last_stable_offset_stops_at_the_open_transaction() -> None:
 
 
 def test_case_56_low_watermark_ignores_dead_replicas() -> None:
-    """20 while b is dead, 5 when it is back, unknown with one that never fetched."""
+    """The low watermark is 20 while b is dead, 5 when it is back, and unknown with a replica that never fetched."""
     world = World()
     world.high_watermark("orders-0", 30)
     world.log_start("orders-0", 20)
@@ -162,7 +162,8 @@ def test_case_56_low_watermark_ignores_dead_replicas() -> None:
 def test_case_57_and_78_end_of_epoch(epoch: int, offset: int, diverges: tuple[int, int] | str | None) -> None:
     """A reader's last epoch is looked up in the epoch cache {2 from 0, 4 from 50, 7 from 90}, log end 120.
 
-    A reader whose log left ours at the end of an epoch is told where, at once, without error and without records.
+    A reader whose log diverged at the end of an epoch gets that offset immediately, without an error and without
+    records.
     """
     world = World()
     for leader_epoch, start in ((2, 0), (4, 50), (7, 90)):
@@ -182,7 +183,7 @@ def test_case_57_and_78_end_of_epoch(epoch: int, offset: int, diverges: tuple[in
 
 
 def test_case_58_offset_below_all_positions_is_on_an_older_segment() -> None:
-    """A fetch from below all that is known of segments is answered at once (Kafka: waits), with its maximum at most."""
+    """A fetch from below all known segments is answered immediately (Kafka: waits), with at most its maximum."""
     world = World()
     world.append("orders-0", 500, position=900, segment=400)
     world.high_watermark("orders-0", 500)
@@ -192,7 +193,7 @@ def test_case_58_offset_below_all_positions_is_on_an_older_segment() -> None:
 
 
 def test_marks_keep_their_order() -> None:
-    """Log start <= last stable <= high watermark <= log end, whatever was said."""
+    """Log start <= last stable <= high watermark <= log end, whatever was reported."""
     world = World()
     world.append("orders-0", 10)
     world.high_watermark("orders-0", 25)
@@ -205,7 +206,7 @@ def test_marks_keep_their_order() -> None:
 
 
 def test_follower_takes_what_its_leader_says() -> None:
-    """On a follower the high watermark may go down, but not below the log start nor above the log end."""
+    """On a follower the high watermark may be lowered, but not below the log start, and never exceeds the log end."""
     world = World()
     world.append("orders-0", 10)
     world.follow("orders-0", 3)
@@ -216,7 +217,7 @@ def test_follower_takes_what_its_leader_says() -> None:
 
 
 def test_an_old_append_may_not_begin_its_segment_above_itself() -> None:
-    """Behind the log end it moves nothing; still it is refused, as it would be for an unknown partition."""
+    """An append below the log end moves nothing, but an invalid one is refused, as for an unknown partition."""
     world = World()
     world.append("orders-0", 10)
     assert world.append("orders-0", 5, position=0, segment=7).refused == (3, 0)

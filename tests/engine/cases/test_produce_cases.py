@@ -1,4 +1,4 @@
-"""Cases 59 to 68, and 80: waits for the high watermark. 62 and 63 are `test_lost_partition_…`."""
+"""Cases 59 to 68, and 80: waits for the high watermark. Cases 62 and 63 are `test_lost_partition_…`."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.engine.world import World
 
 
 def test_case_59_ends_when_all_followers_have_it() -> None:
-    """One answer, error 0, before the timeout."""
+    """The wait has one result, with error 0, before its timeout."""
     world = World()
     world.in_sync("orders-0", 1, 2, 3)
     world.append("orders-0", 11)
@@ -23,7 +23,7 @@ def test_case_59_ends_when_all_followers_have_it() -> None:
 
 
 def test_case_60_failed_append_is_final() -> None:
-    """p0 keeps its local error, p1 is waited for, and both are answered."""
+    """p0 keeps its local error, p1 is waited for, and both are in the result."""
     world = World()
     handle = world.produce({"orders-0": 0, "orders-1": 11}, errors={"orders-0": 10})
     assert world.outcome(handle) == "pending"
@@ -33,7 +33,7 @@ def test_case_60_failed_append_is_final() -> None:
 
 
 def test_case_61_expired_partitions_are_told_apart() -> None:
-    """p0 was reached: 0. p1 was not: 7. One operation has expired."""
+    """The reached p0 has error 0 and p1 has error 7. The operation counts as one that expired."""
     world = World()
     handle = world.produce({"orders-0": 5, "orders-1": 5}, timeout_ms=100)
     world.high_watermark("orders-0", 5)
@@ -45,7 +45,7 @@ def test_case_61_expired_partitions_are_told_apart() -> None:
 
 
 def test_case_64_failed_storage_refuses() -> None:
-    """56 for whatever comes until it is online again. That waits end is `test_lost_partition_…`."""
+    """New operations fail with 56 until storage is online again. `test_lost_partition_…` covers pending ones."""
     world = World()
     world.storage_failed("orders-0")
     assert world.errors(world.produce({"orders-0": 5})) == [56]
@@ -55,7 +55,7 @@ def test_case_64_failed_storage_refuses() -> None:
 
 
 def test_case_65_reached_partition_stays_so() -> None:
-    """p0 was reached before its leadership was lost: 0."""
+    """p0 was reached before its leadership was lost, so it has error 0."""
     world = World()
     handle = world.produce({"orders-0": 5, "orders-1": 5})
     world.high_watermark("orders-0", 5)
@@ -65,7 +65,7 @@ def test_case_65_reached_partition_stays_so() -> None:
 
 
 def test_case_66_reached_with_too_few_in_sync() -> None:
-    """The mark is there, but too few replicas are in sync: 20."""
+    """The mark is reached but too few replicas are in sync: error 20."""
     world = World()
     world.in_sync("orders-0", 1, 2, min_in_sync=2)
     world.append("orders-0", 11)
@@ -77,7 +77,7 @@ def test_case_66_reached_with_too_few_in_sync() -> None:
 
 
 def test_case_67_too_few_in_sync_freezes_and_expires() -> None:
-    """The rule of 3.7+: the mark is frozen, so the wait ends with 7 at its timeout."""
+    """While too few replicas are in sync the mark is frozen (the rule of 3.7+): error 7 at the timeout."""
     world = World()
     world.in_sync("orders-0", 1, 2, min_in_sync=2)
     handle = world.produce({"orders-0": 11})
@@ -89,7 +89,7 @@ def test_case_67_too_few_in_sync_freezes_and_expires() -> None:
 
 
 def test_case_68_all_appends_failed() -> None:
-    """Nothing to wait for: answered at once, never pending; acks is the business of the caller."""
+    """With no partition to wait for, it is answered immediately and never pending; acks are up to the caller."""
     world = World()
     handle = world.produce({"orders-0": 0, "orders-1": 0}, errors={"orders-0": 10, "orders-1": 87})
     assert (world.outcome(handle), world.errors(handle)) == ("failed", [10, 87])
@@ -97,7 +97,7 @@ def test_case_68_all_appends_failed() -> None:
 
 
 def test_several_partitions_all_count() -> None:
-    """Satisfied at the last of them, in whatever order they come."""
+    """The operation is satisfied with its last partition, in any order."""
     world = World()
     handle = world.produce({"orders-0": 5, "orders-1": 7, "audit-0": 1})
     assert world.high_watermark("audit-0", 9).ended == 0
@@ -109,7 +109,9 @@ def test_several_partitions_all_count() -> None:
 
 @pytest.mark.parametrize(("partition_epoch", "code"), [(6, 74), (4, 75), (5, 0)])
 def test_case_80_the_epoch_of_the_caller_is_checked(partition_epoch: int, code: int) -> None:
-    """A newer partition answers a produce or fetch of epoch 5 with 74, an older one with 75, at once; its own waits."""
+    """A produce or fetch of epoch 5 ends immediately with 74 on a newer partition and with 75 on an older one; on its
+    own epoch it waits.
+    """
     world = World()
     world.lead("orders-0", partition_epoch)
     for handle in (world.produce({"orders-0": 5}, epoch=5), world.fetch({"orders-0": 0}, epoch=5)):
@@ -119,7 +121,7 @@ def test_case_80_the_epoch_of_the_caller_is_checked(partition_epoch: int, code: 
 
 
 def test_an_expired_wait_estimates_when_it_would_have_ended() -> None:
-    """From 10 to 20 of 25 in 100 ms: 50 ms more at 100 a second. A mark that stood still gives no estimate."""
+    """From 10 to 20 of 25 in 100 ms: 50 ms remaining at 100 per second. A mark that did not move gives no estimate."""
     world = World()
     world.high_watermark("orders-0", 10)
     world.high_watermark("orders-1", 10)

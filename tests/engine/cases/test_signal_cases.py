@@ -1,10 +1,10 @@
-"""Waits for keys that anybody may signal."""
+"""Waits for signal keys."""
 
 from tests.engine.world import World
 
 
 def test_signal_ends_the_wait() -> None:
-    """Once is enough where once was asked for."""
+    """One signal ends a wait for one signal."""
     world = World()
     handle = world.wait_signal({"deploy": 1})
     assert world.signal("deploy").ended == 1
@@ -14,7 +14,7 @@ def test_signal_ends_the_wait() -> None:
 
 
 def test_signal_before_the_wait_counts() -> None:
-    """It does not matter which comes first."""
+    """A signal before the registration counts."""
     world = World()
     world.signal("deploy", 2)
     assert world.outcome(world.wait_signal({"deploy": 2})) == "satisfied"
@@ -22,7 +22,7 @@ def test_signal_before_the_wait_counts() -> None:
 
 
 def test_from_now_forgets_what_was() -> None:
-    """Only what comes later counts; the answer names the count of all signals that this makes."""
+    """Only later signals count; the result has the total count that this requires."""
     world = World()
     world.signal("deploy", 5)
     handle = world.wait_signal({"deploy": 2}, from_now=True)
@@ -32,7 +32,7 @@ def test_from_now_forgets_what_was() -> None:
 
 
 def test_all_keys_are_needed() -> None:
-    """The last of them ends the wait."""
+    """A wait for all keys ends with the last of them."""
     world = World()
     handle = world.wait_signal({"a": 1, "b": 2})
     world.signal("b", 2)
@@ -42,7 +42,7 @@ def test_all_keys_are_needed() -> None:
 
 
 def test_any_key_is_enough() -> None:
-    """One ends the wait; the others say that they were not reached."""
+    """A wait for any key ends with the first; the result shows that the others were not reached."""
     world = World()
     handle = world.wait_signal({"a": 1, "b": 2}, any_key=True)
     world.signal("b", 1)
@@ -54,7 +54,7 @@ def test_any_key_is_enough() -> None:
 
 
 def test_one_event_wakes_all_who_wait_for_it() -> None:
-    """Waits for 1, 2 and 3 signals; two at once end two."""
+    """Of waits for 1, 2 and 3 signals, two signals in one event end two."""
     world = World()
     handles = [world.wait_signal({"a": count}) for count in (1, 2, 3)]
     assert world.signal("a", 2).ended == 2

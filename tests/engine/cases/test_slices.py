@@ -1,4 +1,4 @@
-"""Calls that stop after some work and are called again: what they do together is what one call would have done."""
+"""Calls that stop after an amount of work and are repeated: together they do what one unlimited call does."""
 
 from collections.abc import Callable
 from time import process_time
@@ -15,14 +15,14 @@ from purgatory.engine.waiting.wakeups import UNLIMITED
 OPERATIONS = 20
 ITEMS = 10
 WORK_MAX = 3 * (1 + ITEMS) - 5
-"""Less than three operations, so that a call ends with the third."""
+"""Less than three operations of work, so that a call ends with the third."""
 
 Call = Callable[[Engine, Owner, int], int]
-"""Ends some, and returns how many."""
+"""Ends some operations and returns how many."""
 
 
 def filled(kind: int) -> tuple[Engine, Owner]:
-    """Operations that each wait on the same ten partitions, or keys."""
+    """Operations that each wait on the same ten partitions or keys."""
     engine = Engine(EngineLimits(), 0)
     owner = engine.add_owner()
     batch = OperationBatch(
@@ -39,7 +39,7 @@ def filled(kind: int) -> tuple[Engine, Owner]:
 
 
 def ended(engine: Engine) -> list[tuple[int, int]]:
-    """(operation id, outcome) of what has ended since the last call."""
+    """(operation id, outcome) of the operations that ended since the last call."""
     return [
         pair
         for completions in engine.take_completions()
@@ -62,7 +62,7 @@ SLICED: dict[str, tuple[int, int, Call]] = {
 
 @pytest.mark.parametrize("name", SLICED)
 def test_a_call_ends_with_the_operation_that_reaches_its_work(name: str) -> None:
-    """Three of ten items each at a time; in the end everything has ended, in the same order as by one call."""
+    """Each call ends three operations of ten items; in the end all have ended, in the same order as in one call."""
     kind, outcome, call = SLICED[name]
     engine, owner = filled(kind)
     counts = []
@@ -81,14 +81,14 @@ def test_a_call_ends_with_the_operation_that_reaches_its_work(name: str) -> None
 
 
 def test_expiry_counts_items() -> None:
-    """A slice goes on in groups of sixteen: the first reaches the work of three, and all of it ends."""
+    """Expiry works in groups of sixteen: the first group reaches the work of three operations and is completed."""
     engine, _ = filled(PRODUCE)
     assert [engine.advance_clock(200, 100, WORK_MAX) for _ in range(3)] == [16, 4, 0]
     assert ended(engine) == [(number, EXPIRED) for number in range(1, OPERATIONS + 1)]
 
 
 def test_cancel_by_id_answers_for_as_many_as_it_looked_at() -> None:
-    """Whoever cancels goes on with the ids that have no answer yet."""
+    """The result has fewer answers than ids; the caller continues with the remaining ids."""
     engine, owner = filled(PRODUCE)
     ids = [99, *range(1, OPERATIONS + 1)]
     answers: list[bool] = []
@@ -101,7 +101,7 @@ def test_cancel_by_id_answers_for_as_many_as_it_looked_at() -> None:
 
 
 def test_what_is_registered_meanwhile_is_not_cancelled() -> None:
-    """All up to an id: a session that goes on registering cannot keep the one who cancels busy for ever."""
+    """`up_to_id` excludes later registrations: a session that keeps registering cannot make a cancellation endless."""
     engine, owner = filled(PRODUCE)
     assert engine.cancel_all(owner, 1, WORK_MAX, OPERATIONS) == 3
     newcomer = OperationBatch([50], partitions=[("orders", 0)], offsets=[9])
@@ -112,7 +112,7 @@ def test_what_is_registered_meanwhile_is_not_cancelled() -> None:
 
 
 def test_ids_known_before_are_as_the_caller_says() -> None:
-    """Of a batch that comes in slices, an id that does not rise from one slice to the next is refused, not known."""
+    """With `known_up_to`, an id that does not rise between two slices of a batch is refused instead of known."""
     engine, owner = filled(PRODUCE)
     batch = OperationBatch([10, 15, 21], partitions=[("orders", 0)], offsets=[9])
     receipt = engine.register(owner, PRODUCE, batch, 1, 10)
@@ -121,7 +121,7 @@ def test_ids_known_before_are_as_the_caller_says() -> None:
 
 
 def test_an_event_counts_its_replicas() -> None:
-    """The first event of 300 ids makes as many replicas, and is a slice of 500 by itself; then two are."""
+    """The first event of 300 ids creates as many replicas, and is a slice of 500 by itself; then two fit."""
     engine = Engine(EngineLimits(), 0)
     sets = ReplicaSets(in_sync=list(range(300)), leader_id=0)
     batch = EventBatch([IN_SYNC_REPLICAS] * 4, partitions=[("orders", 0)], replica_sets=[sets] * 4)
@@ -130,7 +130,7 @@ def test_an_event_counts_its_replicas() -> None:
 
 
 def test_sets_of_replicas_cost_in_proportion_to_their_size() -> None:
-    """Ten times the replicas cost about ten times as much, not a hundred."""
+    """Ten times the replicas cost about ten times as much, not a hundred times."""
 
     def cost_s(count: int) -> float:
         engine = Engine(EngineLimits(), 0)

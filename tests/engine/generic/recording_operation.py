@@ -1,6 +1,6 @@
-"""What tests of the generic purgatory share: an operation that records its hooks, and a purgatory at two levels.
+"""Shared by tests of the generic purgatory: an operation that records its hooks, and a purgatory at two levels.
 
-The engine's own purgatory and the embedded one promise the same. Tests marked `both_levels` hold them to it.
+The engine's own purgatory and the embedded one have the same contract. Tests marked `both_levels` run on both.
 """
 
 import threading
@@ -19,11 +19,11 @@ from purgatory.engine.generic.purgatory import DelayedOperationPurgatory
 from purgatory.testing import ManualClock
 
 DEADLINE_S = 60.0
-"""Beyond any hiccup of a busy machine; no test waits for it unless it fails."""
+"""Longer than any delay on a busy machine; only failing tests wait for it."""
 
 
 class RecordingOperation(DelayedOperation):
-    """Completes when `is_met`; counts its evaluations and records its effects in order."""
+    """Completes once `is_met` is set; counts its evaluations and records its effects in order."""
 
     def __init__(self, timeout_ms: int | None = 60_000, name: str = "", log: list[str] | None = None) -> None:
         super().__init__(timeout_ms)
@@ -36,7 +36,7 @@ class RecordingOperation(DelayedOperation):
         self.when_completed: Callable[[], object] | None = None
         self.when_expired: Callable[[], object] | None = None
         self.answered = threading.Event()
-        """Set when all effects have run, and none of them raised."""
+        """Set when all effects have run and none of them raised."""
         self.answered_on = ""
         self.answered_at_ms = 0
 
@@ -65,7 +65,7 @@ class RecordingOperation(DelayedOperation):
 
 
 class Gate:
-    """A hook that holds up whoever comes to it until it is opened."""
+    """A hook that blocks every thread that calls it until it is opened."""
 
     def __init__(self) -> None:
         self.is_reached = threading.Event()
@@ -80,7 +80,7 @@ class Gate:
 
 
 class Errors:
-    """What was reported to `on_error`, in order; an instance is the callback."""
+    """The errors reported to `on_error`, in order; an instance is the callback."""
 
     def __init__(self) -> None:
         self.reported: list[tuple[GenericOperation, Exception]] = []
@@ -102,20 +102,20 @@ def never_called(operation: GenericOperation, error: Exception) -> None:
 
 
 class FineClock(ManualClock):
-    """Stands a fraction beyond its millisecond."""
+    """A clock that is a fraction past its millisecond."""
 
     def ceiling_ms(self) -> int:
         return self.now_ms() + 1
 
 
 class BarePurgatory:
-    """The engine's purgatory on a manual clock, with the calls of the embedded one."""
+    """The engine's purgatory on a manual clock, with the interface of the embedded one."""
 
-    def __init__(self, on_error: OnError = never_called, **settings: Any) -> None:  # noqa: ANN401 - some are wrong
+    def __init__(self, on_error: OnError = never_called, **settings: Any) -> None:  # noqa: ANN401 - some are invalid
         self.clock = ManualClock(1_000)
         self.core = DelayedOperationPurgatory(self.clock.now_ms(), on_error, **settings)
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the calls that need no time
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the calls that take no time argument
         return getattr(self.core, name)
 
     def try_complete_else_watch(self, operation: GenericOperation, keys: Any) -> bool:  # noqa: ANN401 - some are wrong
@@ -132,7 +132,7 @@ class BarePurgatory:
 
 
 class ManualPurgatory(EmbeddedPurgatory):
-    """An embedded purgatory with no reaper, on a clock that the test moves."""
+    """An embedded purgatory without a reaper, on a clock that the test moves."""
 
     def __init__(self, on_error: OnError = never_called, **settings: Any) -> None:  # noqa: ANN401 - some are wrong
         self.clock = ManualClock(1_000)
@@ -150,7 +150,7 @@ both_levels = pytest.mark.parametrize("make", [BarePurgatory, ManualPurgatory], 
 def register(
     purgatory: BarePurgatory | EmbeddedPurgatory, *keys: str, count: int = 1, timeout_ms: int | None = 60_000
 ) -> list[RecordingOperation]:
-    """So many operations that are watched on the keys."""
+    """Register `count` operations that are watched on the keys."""
     operations = [RecordingOperation(timeout_ms) for _ in range(count)]
     for operation in operations:
         assert not purgatory.try_complete_else_watch(operation, keys)
@@ -170,7 +170,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def run_all(*bodies: Callable[[], object]) -> None:
-    """Run each body on a thread of its own, started together; raise what any of them raised."""
+    """Run each body on its own thread, started together; raise the first exception."""
     barrier = threading.Barrier(len(bodies))
 
     def body_after_barrier(body: Callable[[], object]) -> object:
@@ -183,5 +183,5 @@ def run_all(*bodies: Callable[[], object]) -> None:
 
 
 def threads_of(name: str) -> list[threading.Thread]:
-    """The running threads of a purgatory or timer of that name."""
+    """The running threads of a purgatory or timer with this name."""
     return [thread for thread in threading.enumerate() if f"-{name}" in thread.name]

@@ -1,6 +1,6 @@
-"""Histories of a purgatory beside a model of it: the cases of docs/semantics.md that are histories, and random ones.
+"""Histories of a purgatory compared with a model: the numbered cases of docs/semantics.md, and random ones.
 
-After every step the model says what each operation must have come to, how often it was evaluated, what was reported to
+After every step, the model predicts the state of each operation, its number of evaluations, the errors reported to
 `on_error`, and what is watched, timed and counted.
 """
 
@@ -29,7 +29,7 @@ Step = tuple[Any, ...]
 
 
 class ModelledOperation(RecordingOperation):
-    """Its condition holds from its evaluation number `holds_from` on. The other attributes are the model's."""
+    """Its condition holds from evaluation number `holds_from` on. The other attributes belong to the model."""
 
     def __init__(self, keys: str, timeout_ms: int | None, holds_from: int, fails: str) -> None:
         super().__init__(timeout_ms)
@@ -52,7 +52,7 @@ class ModelledOperation(RecordingOperation):
 
 
 class ModelledPurgatory:
-    """A purgatory, and a list of all its operations that is searched. Each step is taken on both."""
+    """A purgatory, and a list of all its operations as the model. Each step is applied to both."""
 
     def __init__(self, make: Level) -> None:
         self.errors = Errors()
@@ -71,7 +71,7 @@ class ModelledPurgatory:
         return [one for one in self.pending if key in one.keys]
 
     def make(self, keys: str, timeout_ms: int | None = 60_000, holds_from: int = NEVER, fails: str = "") -> None:
-        """An operation that is not registered yet."""
+        """Create an operation without registering it."""
         self.operations.append(ModelledOperation(keys, timeout_ms, holds_from, fails))
 
     def register(self, keys: str, *arguments: Any) -> None:  # noqa: ANN401 - as for `make`
@@ -79,7 +79,7 @@ class ModelledPurgatory:
         self.submit(-1)
 
     def submit(self, number: int) -> None:
-        """Registers an operation, perhaps one that is registered or has ended already."""
+        """Register an operation; it may already be registered or have ended."""
         operation = self.one(number)
         refusal: type[Exception] | None = None
         if self.is_closed:
@@ -92,7 +92,7 @@ class ModelledPurgatory:
             with pytest.raises(refusal):
                 self.purgatory.try_complete_else_watch(operation, operation.keys)
             return
-        # Re-registered in the order of registration, which is the order on every key.
+        # Registered again, it is last in the order of registration, which is the order on every key.
         self.operations.remove(operation)
         self.operations.append(operation)
         operation.is_registered = True
@@ -111,7 +111,7 @@ class ModelledPurgatory:
     def force(self, number: int) -> None:
         operation = self.one(number)
         if not operation.is_registered and operation.expected_outcome == PENDING and operation.fails == "complete":
-            # Nobody's yet: what its effects raise is the caller's.
+            # Not registered, so exceptions of its effects propagate to the caller.
             with pytest.raises(ArithmeticError):
                 operation.force_complete()
             self.end(operation, SATISFIED)
@@ -153,7 +153,7 @@ class ModelledPurgatory:
         return self.operations[number % len(self.operations)]
 
     def evaluate(self, operation: ModelledOperation) -> bool:
-        """What an evaluation must have come to."""
+        """Predict the result of an evaluation."""
         operation.expected_evaluations += 1
         if operation.fails == "check":
             self.expected_errors.append(operation)
@@ -172,10 +172,10 @@ class ModelledPurgatory:
         return True
 
     def take(self, step: Step) -> None:
-        """Takes a step and compares everything that can be seen."""
+        """Apply a step and compare all visible state."""
         name, *arguments = step
         getattr(self, name)(*arguments)
-        self.expected_errors += self.failing_effects  # effects come after all evaluations of the same call
+        self.expected_errors += self.failing_effects  # effects run after all evaluations of the same call
         self.failing_effects.clear()
         purgatory, pending = self.purgatory, self.pending
         purgatory.core.check()
@@ -260,7 +260,7 @@ CASES: dict[str, list[Step]] = {
 @both_levels
 @pytest.mark.parametrize("steps", CASES.values(), ids=CASES)
 def test_case(make: Level, steps: list[Step]) -> None:
-    """The numbered cases of docs/semantics.md, and what we promise beyond them."""
+    """The numbered cases of docs/semantics.md, and our additional guarantees."""
     play(make, steps)
 
 
@@ -283,5 +283,5 @@ STEPS = st.one_of(
 @both_levels
 @given(steps=st.lists(STEPS, max_size=60))
 def test_any_history_against_a_model(make: Level, steps: list[Step]) -> None:
-    """After any history everything pending is found, everything ended was answered once, and all counters are right."""
+    """After any history, pending operations are found, ended ones were answered once, and counters are right."""
     play(make, steps)

@@ -1,6 +1,6 @@
-"""The generic purgatory against hostile use: arguments, keys, answers and interrupts that nobody should send."""
+"""The generic purgatory under misuse: bad arguments, keys and return values, and interrupts."""
 
-# ruff: noqa: ANN401 - what is wrong on purpose has no type
+# ruff: noqa: ANN401 - values that are invalid on purpose have no type
 import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -29,7 +29,7 @@ interrupts = pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit
 
 
 class Key:
-    """A key whose hash is computed by a function of how often it was asked for before."""
+    """A key whose hash depends on how often it was computed before."""
 
     def __init__(self, hashed: Callable[[int], int]) -> None:
         self.asked = 0
@@ -65,7 +65,7 @@ def failing_at(time: int, error: BaseException) -> Key:
 def test_case_25_a_bad_key_takes_no_slot(
     make: Level, make_keys: Callable[[], Any], error: type[Exception], says: str
 ) -> None:
-    """A registration with a bad key, or none, raises and leaves nothing: the operation may be registered."""
+    """A registration with a bad key, or none, raises and leaves nothing behind: the operation may be registered."""
     purgatory, operation = make(), RecordingOperation()
     (other,) = register(purgatory, "a")
     with pytest.raises(error, match=says):
@@ -83,7 +83,7 @@ def test_case_25_a_bad_key_takes_no_slot(
     ids=["changes its hash", "raises at last"],
 )
 def test_a_key_that_can_not_be_found_again(key: Key) -> None:
-    """Its operation ends all the same, on_error says why, and no other is hurt, whoever gets the slot next."""
+    """The operation ends anyway, on_error gets the reason, and the next operation in the slot is not affected."""
     errors, log = Errors(), list[str]()
     purgatory = BarePurgatory(errors)
     operations = [RecordingOperation(name=name, log=log) for name in "abcd"]
@@ -107,7 +107,7 @@ def test_a_key_that_can_not_be_found_again(key: Key) -> None:
 def test_an_interrupt_at_registration_leaves_nothing(
     make: Level, interrupt: type[BaseException], evaluation: int
 ) -> None:
-    """Ctrl-C in the first or second look: it reaches the caller, nothing is watched, and it may be registered again."""
+    """Ctrl-C in an evaluation reaches the caller; nothing is watched, and it may be registered again."""
     purgatory, operation = make(), RecordingOperation(5)
 
     def interrupt_once() -> None:
@@ -129,7 +129,7 @@ def test_an_interrupt_at_registration_leaves_nothing(
 
 @both_levels
 def test_an_interrupt_after_the_end_leaves_it_ended(make: Level) -> None:
-    """An operation that forced itself before Ctrl-C came is answered once, and can't be registered again."""
+    """An operation that was forced before Ctrl-C is answered once and cannot be registered again."""
     purgatory, operation = make(), RecordingOperation()
 
     def end_and_interrupt() -> None:
@@ -148,7 +148,7 @@ def test_an_interrupt_after_the_end_leaves_it_ended(make: Level) -> None:
 @both_levels
 @interrupts
 def test_an_interrupt_in_a_check_skips_nobody(make: Level, interrupt: type[BaseException]) -> None:
-    """The others on the key are looked at and answered before it is raised; the interrupted one stays, and expires."""
+    """The others on the key are evaluated and answered before it is raised; the interrupted one later expires."""
     purgatory = make()
     operations = register(purgatory, "k", count=5, timeout_ms=5)
 
@@ -169,7 +169,7 @@ def test_an_interrupt_in_a_check_skips_nobody(make: Level, interrupt: type[BaseE
 
 
 def test_an_error_handler_that_raises_at_registration_leaves_nothing() -> None:
-    """What on_error raises in the midst of a registration or a check reaches the caller, and nothing is half done."""
+    """An exception of on_error during a registration or a check reaches the caller, and leaves a consistent state."""
 
     def on_error(operation: GenericOperation, error: Exception) -> None:
         raise LookupError("handler")
@@ -189,7 +189,7 @@ def test_an_error_handler_that_raises_at_registration_leaves_nothing() -> None:
 
 @both_levels
 def test_an_interrupt_at_expiry_costs_the_others_nothing(make: Level) -> None:
-    """A key that is interrupted while its operation expires: that one is answered, and those behind it stay due."""
+    """An interrupt in a key during expiry: its operation is answered, and the ones behind it stay due."""
     purgatory = make()
     operations = [RecordingOperation(5) for _ in range(3)]
     for operation, key in zip(operations, ["k", failing_at(3, KeyboardInterrupt()), "k"], strict=True):
@@ -204,7 +204,7 @@ def test_an_interrupt_at_expiry_costs_the_others_nothing(make: Level) -> None:
 
 
 class Answering(RecordingOperation):
-    """Its `try_complete` returns what a function returns."""
+    """Its `try_complete` returns the result of a function."""
 
     def __init__(self, answer: Callable[[], object]) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ class Answering(RecordingOperation):
     [(None, False), (0, False), ([], False), (np.False_, False), (1, True), (["x"], True), (np.True_, True)],
 )
 def test_answers_are_read_by_their_truth(answer: object, is_met: bool) -> None:
-    """try_complete may answer with anything: it counts as `if` would read it, in both builds, and is no error."""
+    """Any result of try_complete counts by its truth value, in both builds, and is not an error."""
     operation = Answering(lambda: answer)
     assert BarePurgatory().try_complete_else_watch(operation, ["k"]) is is_met
     assert operation.outcome == (SATISFIED if is_met else PENDING)
@@ -234,7 +234,7 @@ async def look() -> bool:
     [(look, TypeError, "try_complete is a coroutine function"), (lambda: np.zeros(2), ValueError, "ambiguous")],
 )
 def test_answers_without_a_truth_are_errors(answer: Callable[[], object], error: type[Exception], says: str) -> None:
-    """A coroutine would be true before it has looked, an array has none: on_error is called, the operation waits."""
+    """A coroutine is always true and an array has no truth value: on_error is called and the operation waits."""
     errors = Errors()
     assert not BarePurgatory(errors).try_complete_else_watch(Answering(answer), ["k"])
     assert [type(one) for _, one in errors.reported] == [error, error]
@@ -266,7 +266,7 @@ WRONG: Any = "wrong"
     ],
 )
 def test_arguments_are_checked_by_name(call: Callable[[], object], error: type[Exception], says: str) -> None:
-    """What is of the wrong type or out of range is refused by an error that names it, before a thread is started."""
+    """An argument of the wrong type or out of range raises an error with its name, before a thread is started."""
     with pytest.raises(error, match=says):
         call()
     assert threads_of("bad") == []

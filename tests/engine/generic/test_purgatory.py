@@ -25,7 +25,7 @@ from tests.engine.generic.recording_operation import (
 
 @both_levels
 def test_case_39_timers_disabled(make: Level) -> None:
-    """Without timers nothing expires and nothing is delayed; checks still work."""
+    """Without a timer nothing expires and nothing is delayed; checks still work."""
     purgatory = make(timer_enabled=False)
     (operation,) = register(purgatory, "k", timeout_ms=1)
     assert (purgatory.num_delayed, purgatory.next_expiration_ms()) == (0, -1)
@@ -38,7 +38,7 @@ def test_case_39_timers_disabled(make: Level) -> None:
 
 @both_levels
 def test_case_45_effects_may_call_back_in(make: Level) -> None:
-    """An effect that checks its own key gets the right count and no deadlock; what it ends is answered after it."""
+    """An effect that checks its own key gets the right count without a deadlock; what it ends is answered later."""
     purgatory, log, counts = make(), list[str](), list[int]()
     first, second = register(purgatory, "k", count=2)
     first.log = second.log = log
@@ -58,7 +58,7 @@ def test_case_45_effects_may_call_back_in(make: Level) -> None:
 
 
 def test_cases_93_94_purgatories_share_an_action_queue() -> None:
-    """A drain runs what was queued when it began, in order; one that fails is reported, one added meanwhile waits."""
+    """A drain runs the effects that were queued when it began, in order; a failure is reported, later effects wait."""
     errors, log, actions = Errors(), list[str](), ActionQueue()
     operations = [RecordingOperation(name=name, log=log) for name in "PFDSX"]
     for operation in operations:
@@ -76,7 +76,7 @@ def test_cases_93_94_purgatories_share_an_action_queue() -> None:
 
 @both_levels
 def test_case_97_successor_registered_by_an_expiring_operation(make: Level) -> None:
-    """An expiring operation registers a successor on its key: watched and timed; the first counted once."""
+    """An expiring operation registers a successor on its key: it is watched and timed; the first counts once."""
     purgatory, successor = make(), RecordingOperation(30)
     (first,) = register(purgatory, "k", timeout_ms=20)
     first.when_completed = lambda: purgatory.try_complete_else_watch(successor, ["k"])
@@ -92,7 +92,7 @@ def test_case_97_successor_registered_by_an_expiring_operation(make: Level) -> N
 
 @both_levels
 def test_a_slice_of_expiries(make: Level) -> None:
-    """`advance_clock` expires at most its limit, what was due at once first; what is left shows as due."""
+    """`advance_clock` expires at most its limit, immediately due operations first; the rest stays due."""
     purgatory, log = make(), list[str]()
     for name, timeout_ms in (("a", 5), ("b", 0), ("c", 7), ("d", -1)):
         assert not purgatory.try_complete_else_watch(RecordingOperation(timeout_ms, name, log), ["k"])
@@ -105,7 +105,7 @@ def test_a_slice_of_expiries(make: Level) -> None:
 
 @both_levels
 def test_a_coarse_tick_is_never_early(make: Level) -> None:
-    """With a tick of 20 ms an operation expires at the first tick at or after its deadline."""
+    """With a tick of 20 ms, an operation expires at the first tick at or after its deadline."""
     purgatory = make(tick_ms=20)
     purgatory.clock.jump(7)
     (operation,) = register(purgatory, "k", timeout_ms=430)  # 1,437: in the middle of a tick
@@ -117,7 +117,7 @@ def test_a_coarse_tick_is_never_early(make: Level) -> None:
 
 
 def test_shut_down_in_slices() -> None:
-    """Shutdown ends what is pending, a bounded number at a time."""
+    """Shutdown ends the pending operations, a bounded number at a time."""
     purgatory = BarePurgatory()
     operations = register(purgatory, "a", "b", count=10) + register(purgatory, "c", timeout_ms=0)
     assert [purgatory.shut_down(4) for _ in range(4)] == [4, 4, 3, 0]
@@ -126,7 +126,7 @@ def test_shut_down_in_slices() -> None:
 
 @both_levels
 def test_an_operation_of_another_purgatory_is_not_cancelled(make: Level) -> None:
-    """It is the other's, and stays pending there."""
+    """Cancelling an operation of another purgatory returns False and leaves it pending."""
     purgatory, other = make(), make()
     (operation,) = register(purgatory, "k")
     assert not other.cancel(operation)
@@ -137,7 +137,7 @@ def test_an_operation_of_another_purgatory_is_not_cancelled(make: Level) -> None
 
 @both_levels
 def test_no_more_than_pending_max(make: Level) -> None:
-    """The one too many is refused, unless it completes at once, and may come again when there is room."""
+    """Over pending_max, an operation is refused unless it completes immediately, until there is room."""
     purgatory, late, met = make(pending_max=2), RecordingOperation(), RecordingOperation()
     first, _ = register(purgatory, "k", count=2)
     with pytest.raises(PurgatoryFull, match="2 operations are pending"):
@@ -153,7 +153,7 @@ def test_no_more_than_pending_max(make: Level) -> None:
 
 @pytest.mark.parametrize("evaluation", [1, 2])
 def test_shut_down_by_on_error_while_registering(evaluation: int) -> None:
-    """Even when the error handler shuts the purgatory down under a registration, that operation is answered."""
+    """If the error handler shuts the purgatory down during a registration, that operation is still answered."""
     operation = RecordingOperation()
 
     def shut_down(_operation: GenericOperation, _error: Exception) -> None:
@@ -169,7 +169,7 @@ def test_shut_down_by_on_error_while_registering(evaluation: int) -> None:
 
 @both_levels
 def test_the_error_handler_may_end_the_failed_operation(make: Level) -> None:
-    """on_error may cancel the operation it is called for; the check does not count that as completed."""
+    """on_error may cancel the operation that failed; the check does not count it as completed."""
     purgatory = make(lambda operation, error: cancelled.append(purgatory.cancel(operation)))
     cancelled: list[bool] = []
     (operation,) = register(purgatory, "k")
@@ -181,7 +181,7 @@ def test_the_error_handler_may_end_the_failed_operation(make: Level) -> None:
 
 
 def test_an_error_handler_that_raises_reaches_the_caller() -> None:
-    """What on_error itself raises is not swallowed; nothing is lost and the next call goes on with the effects."""
+    """An exception of on_error propagates; nothing is lost, and the next call continues with the effects."""
     handlers: list[Callable[[str], object]] = [fail]
 
     def on_error(_operation: GenericOperation, _error: Exception) -> None:
@@ -200,7 +200,7 @@ def test_an_error_handler_that_raises_reaches_the_caller() -> None:
 
 @both_levels
 def test_try_complete_must_not_call_back(make: Level) -> None:
-    """A try_complete that calls its purgatory gets a ReentrantCall; the purgatory stays whole."""
+    """A try_complete that calls its purgatory gets a ReentrantCall; the state stays consistent."""
     errors = Errors()
     purgatory = make(errors)
     (operation,) = register(purgatory, "k")
@@ -214,7 +214,7 @@ def test_try_complete_must_not_call_back(make: Level) -> None:
 
 @both_levels
 def test_try_complete_may_force_another(make: Level) -> None:
-    """One operation's check may force another one; both are answered after the visit, neither is counted twice."""
+    """An evaluation may force another operation; both are answered after the check, and each is counted once."""
     purgatory, log = make(), list[str]()
     first, second = register(purgatory, "k", count=2)
     first.name, second.name, first.log, second.log = "first", "second", log, log
@@ -228,7 +228,7 @@ def test_try_complete_may_force_another(make: Level) -> None:
 
 @both_levels
 def test_operations_without_try_complete_are_refused(make: Level) -> None:
-    """The base class says what is missing, through on_error."""
+    """The NotImplementedError of the base class is reported to on_error."""
     errors = Errors()
     purgatory = make(errors)
     purgatory.try_complete_else_watch(GenericOperation(10), ["k"])
@@ -237,7 +237,7 @@ def test_operations_without_try_complete_are_refused(make: Level) -> None:
 
 
 def test_the_clock_must_not_go_back() -> None:
-    """An earlier now is a broken invariant, reported with both times; what was pending still is."""
+    """A clock that goes back is an assertion error with both times; pending operations stay pending."""
     purgatory, operation = DelayedOperationPurgatory(100, never_called), RecordingOperation()
     assert not purgatory.try_complete_else_watch(operation, ["k"], 100)
     with pytest.raises(AssertionError, match="now_ms=99 purgatory=100"):
@@ -249,7 +249,7 @@ def test_the_clock_must_not_go_back() -> None:
 
 @both_levels
 def test_a_poisoned_operation_among_a_thousand(make: Level) -> None:
-    """One failing check in the middle of a key: 999 complete, one is reported."""
+    """With one failing operation among a thousand on a key, 999 complete and one is reported."""
     errors = Errors()
     purgatory = make(errors)
     operations = register(purgatory, "k", count=1_000)
@@ -263,7 +263,7 @@ def test_a_poisoned_operation_among_a_thousand(make: Level) -> None:
 
 @pytest.mark.slow
 def test_keys_vanish_with_their_last_watcher() -> None:
-    """Many distinct keys used once each leave no key behind, however their operations end."""
+    """Many distinct keys used once leave no key behind, however their operations end."""
     purgatory = BarePurgatory()
     for number in range(10_000):
         register(purgatory, str(number), timeout_ms=number % 100)
@@ -275,7 +275,7 @@ def test_keys_vanish_with_their_last_watcher() -> None:
 
 
 class Payload:
-    """Something large that an operation holds."""
+    """A large object that an operation holds."""
 
 
 ENDS: dict[str, Callable[[BarePurgatory], object]] = {
@@ -291,7 +291,7 @@ ENDS: dict[str, Callable[[BarePurgatory], object]] = {
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 @pytest.mark.parametrize("keys", [["k"], ["k", "a", "b", "c", "d"]], ids=["one key", "five keys"])
 def test_payloads_die_with_their_operation(make: Level, end: Callable[[object], object], keys: list[str]) -> None:
-    """The purgatory lets go of an operation and its payload in the very call that ends it, on however many keys."""
+    """The purgatory drops an operation and its payload in the call that ends it, on however many keys."""
     purgatory = make()
     operations = register(purgatory, *keys, timeout_ms=10)
     operations[0].is_met = True
@@ -307,7 +307,7 @@ def test_payloads_die_with_their_operation(make: Level, end: Callable[[object], 
 @both_levels
 @pytest.mark.slow
 def test_completions_do_not_recurse(make: Level) -> None:
-    """A chain of 10,000 operations, each completing the next in its effect, runs flat and in order."""
+    """A chain of 10,000 operations that each complete the next in an effect runs without recursion and in order."""
     purgatory, log = make(), list[str]()
     chain = register(purgatory, "k", count=10_000)
     for number, operation in enumerate(chain):

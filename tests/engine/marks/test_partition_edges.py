@@ -1,4 +1,4 @@
-"""Rules of the in-sync set and of lagging followers at their edges; the cache of leader epochs on its own."""
+"""Edge cases of the in-sync set and of lagging followers, and the cache of leader epochs on its own."""
 
 import pytest
 
@@ -10,7 +10,7 @@ P = "orders-0"
 
 @pytest.mark.parametrize(("proposed", "error"), [((1, 2), 0), ((), 20)])
 def test_proposed_members_count_towards_the_minimum(proposed: tuple[int, ...], error: int) -> None:
-    """A produce whose offset is reached needs as many members, committed or proposed (SEMANTICS: the maximal set)."""
+    """A reached produce needs enough members, committed or proposed (docs/semantics.md: the maximal set)."""
     world = World()
     world.append(P, 10)
     world.in_sync(P, 1, 2, min_in_sync=2)
@@ -20,7 +20,7 @@ def test_proposed_members_count_towards_the_minimum(proposed: tuple[int, ...], e
 
 
 def test_caught_up_when_it_asked_not_when_it_arrived() -> None:
-    """A follower that reaches the end of its last fetch's time was caught up then: at 0, not at 90."""
+    """A follower that reaches the log end of its previous fetch was caught up at that time: at 0, not at 90."""
     world = World(lag_max_ms=100)
     world.in_sync(P, 1)
     world.append(P, 10)
@@ -35,7 +35,7 @@ def test_caught_up_when_it_asked_not_when_it_arrived() -> None:
 
 
 def test_a_mere_proposal_moves_nothing() -> None:
-    """Time has freed the high watermark of a follower that lags, but a proposal is no reason to look; its end is."""
+    """The lag time has passed for a follower, but a proposal does not raise the high watermark; withdrawing it does."""
     world = World(lag_max_ms=100)
     world.in_sync(P, 1)
     world.append(P, 10)
@@ -50,7 +50,7 @@ def test_a_mere_proposal_moves_nothing() -> None:
 
 
 def test_an_epoch_without_records_is_dropped() -> None:
-    """Epoch 2 and epoch 3 begin at the same offset: nothing was written in 2, so 1 answers for it."""
+    """Epochs 2 and 3 begin at the same offset, so nothing was written in 2 and epoch 1 answers for it."""
     cache = EpochCache()
     for epoch, start in ((1, 0), (2, 10), (3, 10)):
         cache.assign(epoch, start)
@@ -60,7 +60,7 @@ def test_an_epoch_without_records_is_dropped() -> None:
 
 
 def test_the_newest_epochs_are_kept() -> None:
-    """Of any number of epochs the newest thousand stay; an older one is answered by the oldest start."""
+    """The newest thousand epochs are kept; an older epoch is answered with the oldest start."""
     cache = EpochCache()
     for epoch in range(ENTRIES_MAX + 500):
         cache.assign(epoch, 10 * epoch)

@@ -1,4 +1,4 @@
-"""The index of byte positions on its own: its bound, what it keeps, and what it refuses."""
+"""The index of byte positions on its own: its bound, which entries it keeps, and which it refuses."""
 
 import pytest
 
@@ -19,14 +19,14 @@ def full() -> PositionIndex:
 
 
 def test_the_newest_entries_stay_exact() -> None:
-    """Thinning takes from the older half: the newest quarter of what fits is exact to the byte."""
+    """Thinning drops entries of the older half: the newest quarter of the capacity stays exact to the byte."""
     index = full()
     for offset in range(APPENDS - ENTRIES_MAX // 4, APPENDS + 1):
         assert index.reach(offset) == BYTES * offset
 
 
 def test_thinned_entries_are_lower_bounds() -> None:
-    """Elsewhere a reach is never above the truth, never falls, and the oldest entry stays."""
+    """In the thinned part, a reach is never too high and never falls, and the oldest entry is kept."""
     index = full()
     reaches = [index.reach(offset) for offset in range(APPENDS + 1)]
     assert reaches[0] == 0
@@ -35,7 +35,7 @@ def test_thinned_entries_are_lower_bounds() -> None:
 
 
 def test_each_record_has_a_byte() -> None:
-    """Positions that grow by less than the offsets do are taken to grow with them."""
+    """Positions that grow by less than the offsets count as growing with them."""
     index = PositionIndex()
     index.add(10, 0, 3)
     index.add(20, 0, 3)
@@ -54,7 +54,7 @@ def test_each_record_has_a_byte() -> None:
     ],
 )
 def test_appends_that_cannot_be_are_refused(leo: int, position: int, segment: int, is_refused: bool) -> None:
-    """After offset 5 at byte 50 of segment 0: what contradicts it is refused and changes nothing."""
+    """After offset 5 at byte 50 of segment 0, a contradicting append is refused and changes nothing."""
     world = World()
     world.append("orders-0", 5, position=50, segment=0)
     answer = world.append("orders-0", leo, position=position, segment=segment)

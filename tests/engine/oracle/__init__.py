@@ -1,1 +1,1 @@
-"""The oracle: a naive purgatory written from the specification alone, to compare the engine with."""
+"""The oracle: a naive purgatory written from the specification alone, for comparison with the engine."""

@@ -1,4 +1,4 @@
-"""A waiting operation, the conditions under which it ends, and what it then answers (SEMANTICS sections 4 to 6)."""
+"""A waiting operation, its conditions, and its result (docs/semantics.md, sections 4 to 6)."""
 
 from typing import NamedTuple
 
@@ -22,17 +22,17 @@ class WaitingItem:
         self.decided = False
         self.mark_at_start = -1
         self.reached_then = -1
-        """The mark when it was decided. Delete-records: the low watermark of registration until then."""
+        """The mark at the decision. For delete-records: the low watermark at registration until then."""
 
     def decide(self, code: int, reached: int = -1) -> None:
-        """Give the final code, with the mark of now. A decided item stays as it is."""
+        """Set the final code, and the current mark. A decided item is not changed."""
         assert not self.decided, f"{self.name} was decided before"
         self.code = code
         self.decided = True
         self.reached_then = reached
 
     def anchor(self) -> None:
-        """Where a fetch starts, as a first read would find it."""
+        """Record where a fetch starts, as a first read would find it."""
         if self.partition is not None:
             self.start_segment = self.partition.index.segment(self.item.offset)
             self.start_reach = self.partition.index.reach(self.item.offset)
@@ -50,26 +50,26 @@ class Waiting:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Who it is: (owner, operation id)."""
+        """The identity of the operation: (owner, operation id)."""
         return (self.owner_id, self.operation.operation_id)
 
 
 class OracleState(NamedTuple):
-    """All that conditions read: partitions by name, and how often each key was signalled."""
+    """Everything that conditions read: partitions by name, and the counts of keys."""
 
     partitions: dict[plain.Name, Partition]
     signals: dict[plain.Name, int]
 
 
 def epoch_error(requested: int, partition: Partition) -> int:
-    """0, 74 (the partition is newer) or 75 (older). No check where either is not known."""
+    """0, 74 (the partition is newer) or 75 (older). Not checked if either epoch is unknown."""
     if requested < 0 or partition.epoch < 0 or requested == partition.epoch:
         return 0
     return 74 if partition.epoch > requested else 75
 
 
 def lookup_error(partition: Partition, epoch: int, *, leader_only: bool) -> int:
-    """Gone, then storage, then epoch, then leadership (SEMANTICS 3.1)."""
+    """Removal, then storage, then epoch, then leadership (docs/semantics.md, section 3.1)."""
     if partition.removed_code:
         return partition.removed_code
     if partition.storage_failed:
@@ -81,7 +81,7 @@ def lookup_error(partition: Partition, epoch: int, *, leader_only: bool) -> int:
 
 
 def start(waiting: Waiting, world: OracleState) -> None:
-    """What is settled once, at registration."""
+    """Set the fields that are fixed at registration."""
     kind = waiting.operation.kind
     for item in waiting.items:
         if kind == plain.SIGNAL:
@@ -103,7 +103,7 @@ def start(waiting: Waiting, world: OracleState) -> None:
 
 
 def start_delete(item: WaitingItem, partition: Partition) -> None:
-    """Resolve -1 and refuse what is above the high watermark (SEMANTICS 6.1)."""
+    """Resolve -1, and refuse offsets above the high watermark (docs/semantics.md, section 6.1)."""
     error = lookup_error(partition, -1, leader_only=True)
     if error:
         item.decide(error)
@@ -121,7 +121,7 @@ def start_delete(item: WaitingItem, partition: Partition) -> None:
 
 
 def is_complete(waiting: Waiting, world: OracleState) -> bool:
-    """Test the condition, deciding items on the way."""
+    """Test the condition, and decide items along the way."""
     kind = waiting.operation.kind
     if kind == plain.FETCH:
         return fetch_is_complete(waiting)
@@ -144,7 +144,7 @@ def is_complete(waiting: Waiting, world: OracleState) -> bool:
 
 
 def check_produce(item: WaitingItem, partition: Partition) -> None:
-    """SEMANTICS 4.3, with the epoch as part of the condition."""
+    """docs/semantics.md, section 4.3, with the epoch as part of the condition."""
     error = lookup_error(partition, item.item.epoch, leader_only=True)
     if error:
         item.decide(error, partition.high_watermark)
@@ -153,7 +153,7 @@ def check_produce(item: WaitingItem, partition: Partition) -> None:
 
 
 def check_delete(item: WaitingItem, partition: Partition) -> None:
-    """SEMANTICS 6.2."""
+    """docs/semantics.md, section 6.2."""
     error = lookup_error(partition, -1, leader_only=True)
     if error:
         item.decide(error)
@@ -162,7 +162,7 @@ def check_delete(item: WaitingItem, partition: Partition) -> None:
 
 
 def fetch_end(operation: plain.Operation, partition: Partition) -> int:
-    """Up to where this reader may read."""
+    """The end of the range that this reader may read."""
     if operation.replica_id >= 0:
         return partition.log_end
     if operation.isolation == plain.READ_COMMITTED:
@@ -171,17 +171,17 @@ def fetch_end(operation: plain.Operation, partition: Partition) -> int:
 
 
 def is_leader_only(operation: plain.Operation) -> bool:
-    """Followers and plain consumers are served by the leader alone."""
+    """Followers and plain consumers are served only by the leader."""
     return operation.replica_id >= 0 or not operation.follower_reads
 
 
 def is_throttled(operation: plain.Operation, item: plain.Item, partition: Partition) -> bool:
-    """A follower over its quota that is out of the in-sync set."""
+    """Whether this is a follower over its quota that is out of the in-sync set."""
     return item.throttled and operation.replica_id >= 0 and operation.replica_id not in (partition.committed or set())
 
 
 def divergence(item: plain.Item, partition: Partition) -> tuple[int, int] | None:
-    """Where the reader's log leaves ours: (epoch, end offset); (-1, -1): its epoch is not known here; None: nowhere."""
+    """Where the reader's log diverges: (epoch, end offset); (-1, -1): its epoch is unknown here; None: nowhere."""
     if item.last_epoch < 0 or partition.log_end < 0:
         return None
     answer = partition.end_of_epoch(item.last_epoch)
@@ -192,7 +192,7 @@ def divergence(item: plain.Item, partition: Partition) -> tuple[int, int] | None
 
 
 def fetch_is_complete(waiting: Waiting) -> bool:
-    """SEMANTICS 5.2: the first reason to answer at once, or enough bytes."""
+    """docs/semantics.md, section 5.2: the first reason to answer immediately, or enough bytes."""
     operation = waiting.operation
     total = 0
     for item in waiting.items:
@@ -213,19 +213,19 @@ def fetch_is_complete(waiting: Waiting) -> bool:
 
 
 def can_count(operation: plain.Operation, item: WaitingItem, partition: Partition) -> bool:
-    """True: there is something to read, and it is known how much, and this reader may have it."""
+    """Whether there are readable bytes of known size, and this reader may have them."""
     end = fetch_end(operation, partition)
     throttled = is_throttled(operation, item.item, partition)
     return item.item.offset < end and partition.index.reach(end) >= 0 and not throttled
 
 
 def failed_read(item: plain.Item, error: int) -> plain.EndedItem:
-    """What a read gives that finds nothing it may tell."""
+    """The result of a read that fails."""
     return plain.EndedItem(item.name, error, item.offset, -1, available_bytes=0)
 
 
 def read(operation: plain.Operation, waiting_item: WaitingItem) -> plain.EndedItem:
-    """What a read of one partition gives (SEMANTICS 5.3)."""
+    """The result of reading one partition (docs/semantics.md, section 5.3)."""
     item = waiting_item.item
     partition = waiting_item.partition
     if partition is None:

@@ -1,6 +1,6 @@
-"""One partition's marks and replicas, kept by rules that can be read off SEMANTICS section 3 one by one.
+"""One partition's marks and replicas, by rules that correspond one to one to section 3 of docs/semantics.md.
 
-Everything is computed afresh from lists whenever it is asked for; nothing is fast.
+Everything is recomputed from lists on every call; nothing is optimised.
 """
 
 from tests.engine import plain
@@ -17,7 +17,7 @@ class Replica:
         self.forget_progress()
 
     def forget_progress(self) -> None:
-        """A new leader knows nothing of what its replicas have."""
+        """A new leader knows nothing about the logs of its replicas."""
         self.log_end = -1
         self.log_start = -1
         self.last_caught_up_ms = -1
@@ -44,7 +44,7 @@ class Partition:
         self.proposed: set[int] = set()
         self.replicas: dict[int, Replica] = {}
         self.removed_code = 0
-        """Other than 0: the partition is gone, and its waits are answered with this code."""
+        """If not 0, the partition was removed, and its waits end with this code."""
         self.index = Index()
         self.epochs: list[tuple[int, int]] = []
         """(leader epoch, its first offset), in order."""
@@ -52,7 +52,7 @@ class Partition:
         self.unchanged = 0
         self.stale = 0
 
-    # What can be read off the marks.
+    # Derived from the marks.
 
     def last_stable(self) -> int:
         """Last stable offset: the first unstable one, not below the log start and not above the high watermark."""
@@ -61,7 +61,7 @@ class Partition:
         return min(max(self.first_unstable, self.log_start), self.high_watermark)
 
     def low_watermark(self) -> int:
-        """Lowest log start over the leader and its live replicas; -1: not known, or not the leader."""
+        """Lowest log start of the leader and its live replicas; -1: unknown, or this is not the leader."""
         if not self.is_leader:
             return -1
         lowest = self.log_start
@@ -75,21 +75,21 @@ class Partition:
         return (self.committed or set()) | self.proposed
 
     def effective_min_in_sync(self) -> int:
-        """No more can be asked for than there are replicas."""
+        """The minimum cannot exceed the number of replicas."""
         return min(self.min_in_sync, len(self.replicas) + 1)
 
     def enough_in_sync(self) -> bool:
-        """True where a write that is below the high watermark may be acknowledged."""
+        """Whether a write below the high watermark may be acknowledged."""
         return self.committed is None or len(self.maximal_in_sync()) >= self.effective_min_in_sync()
 
     def caught_up(self, replica: Replica, now_ms: int) -> bool:
-        """A replica is caught up at the leader's end, or if it was so not long ago."""
+        """Whether a replica is at the leader's end, or was there recently."""
         if replica.log_end == self.log_end:
             return True
         return replica.last_caught_up_ms >= 0 and now_ms - replica.last_caught_up_ms <= self.lag_max_ms
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int] | None:
-        """(epoch, end offset) that answers a requested epoch; None: undefined."""
+        """The (epoch, end offset) for a requested epoch; None: undefined."""
         if not self.epochs or epoch < 0 or epoch > self.epochs[-1][0]:
             return None
         if epoch == self.epochs[-1][0]:
@@ -100,7 +100,7 @@ class Partition:
         return (largest, min(start for known, start in self.epochs if known > epoch))
 
     def marks(self) -> plain.PartitionMarks:
-        """All that can be seen from outside."""
+        """All marks that are visible from outside."""
         in_sync = self.committed or set()
         replicas = tuple(
             (
@@ -131,14 +131,14 @@ class Partition:
         )
 
     def all_state(self) -> tuple[object, ...]:
-        """All that an event can change; an event that changes none of it is `unchanged`."""
+        """All state that an event can change; an event that changes none of it is `unchanged`."""
         counters = 2
         return (*self.marks()[:-counters], self.first_unstable, sorted(self.proposed), list(self.index.entries))
 
-    # Events. Each is known to be acceptable when it comes here; see refusals.py.
+    # Events. All have passed the checks in refusals.py.
 
     def take_epoch_and_role(self, event: plain.Event) -> None:
-        """An event's epoch (and role) come first: fenced waits are answered with the marks before the event."""
+        """An event's epoch (and role) are applied first: fenced waits are answered with the marks before the event."""
         if event.type == plain.LEADERSHIP:
             self.lead(event)
             return
@@ -203,7 +203,7 @@ class Partition:
             self.recompute_high_watermark(now_ms)
 
     def set_high_watermark(self, offset: int) -> None:
-        """Somebody who knows the high watermark has said it."""
+        """Apply a reported high watermark."""
         if self.is_leader:
             if offset > self.high_watermark:
                 self.high_watermark = max(offset, self.log_start)
@@ -222,7 +222,7 @@ class Partition:
             self.log_end = max(self.log_end, offset)
 
     def set_in_sync(self, event: plain.Event, now_ms: int) -> None:
-        """The set of in-sync replicas has changed or is about to."""
+        """The set of in-sync replicas has changed, or a change is proposed."""
         before = (self.committed, self.proposed, self.min_in_sync, self.leader_id)
         if event.leader_id >= 0:
             self.leader_id = event.leader_id
@@ -237,13 +237,13 @@ class Partition:
             self.recompute_high_watermark(now_ms)
 
     def make_members(self) -> None:
-        """In-sync members are replicas; the leader is no remote one."""
+        """Create replicas for in-sync members; the leader is not a remote replica."""
         for replica_id in self.maximal_in_sync():
             self.replica(replica_id)
         self.replicas.pop(self.leader_id, None)
 
     def lead(self, event: plain.Event) -> None:
-        """A leader epoch begins, or this one's role or replicas become known."""
+        """A leader epoch begins, or the role or the replicas of the current one become known."""
         leads = event.flag == 1
         newer = event.epoch > self.epoch
         becomes_leader = leads and (newer or not self.is_leader)
@@ -269,7 +269,7 @@ class Partition:
             self.start_epoch(event.epoch, event.offset if event.offset >= 0 else max(self.log_end, 0))
 
     def start_epoch(self, epoch: int, start: int) -> None:
-        """Note an epoch's first offset; what contradicts it was never written."""
+        """Record an epoch's first offset; contradicted entries are dropped."""
         if self.epochs and self.epochs[-1][0] == epoch and self.epochs[-1][1] <= start:
             return
         self.epochs = [entry for entry in self.epochs if entry[0] < epoch and entry[1] < start]
@@ -287,13 +287,13 @@ class Partition:
             self.first_unstable = -1
 
     def replica(self, replica_id: int) -> Replica:
-        """The replica of an id, made on first mention."""
+        """The replica with this id, created on first mention."""
         if replica_id not in self.replicas:
             self.replicas[replica_id] = Replica(replica_id)
         return self.replicas[replica_id]
 
     def recompute_high_watermark(self, now_ms: int) -> None:
-        """It is what every replica has that counts, and only moves up (SEMANTICS 3.3, the rule of 3.7+)."""
+        """Raise it to the lowest log end of the replicas that count (docs/semantics.md, section 3.3; rule of 3.7+)."""
         if not self.is_leader or self.committed is None or self.log_end < 0:
             return
         if len(self.committed) < self.effective_min_in_sync():

@@ -1,4 +1,4 @@
-"""Where offsets lie in bytes, looked up by walking a list."""
+"""Byte positions of offsets, found by walking a list."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ INDEX_ENTRIES_MAX = 512
 
 
 class Entry(NamedTuple):
-    """Where an offset lies: its segment, its byte in it, and its reach (bytes counted through all segments)."""
+    """The position of an offset: its segment, its byte in it, and its reach (bytes counted over all segments)."""
 
     offset: int
     segment: int
@@ -26,25 +26,25 @@ class Index:
         return below[-1] if below else None
 
     def reach(self, offset: int) -> int:
-        """How far an offset reaches, in bytes; above an entry each offset counts one; -1: it lies below all entries."""
+        """The reach of an offset in bytes; above an entry each offset counts one; -1: it is below all entries."""
         if not self.entries or offset < 0:
             return offset
         entry = self.entry_at(offset)
         return -1 if entry is None else entry.reach + offset - entry.offset
 
     def segment(self, offset: int) -> int:
-        """Base offset of an offset's segment; 0 where no positions are known; -1: it lies below all entries."""
+        """Base offset of the segment of an offset; 0 if no positions are known; -1: it is below all entries."""
         if not self.entries:
             return 0
         entry = self.entry_at(offset)
         return -1 if entry is None else entry.segment
 
     def newest_segment(self) -> int:
-        """Base offset of the segment that is written to."""
+        """Base offset of the newest segment."""
         return self.entries[-1].segment if self.entries else 0
 
     def add(self, offset: int, segment: int, position: int) -> None:
-        """Each segment begins at byte 0, and each record has at least one byte, whether or not somebody said so."""
+        """Each segment begins at byte 0, and each record has at least one byte, whether or not it was reported."""
         if segment < 0:
             segment = self.newest_segment()
         if not self.entries:
@@ -57,7 +57,7 @@ class Index:
             self.push(Entry(offset, segment, last.position + grown, last.reach + grown))
 
     def push(self, entry: Entry) -> None:
-        """Add an entry; when there are too many, every second of the older half goes."""
+        """Add an entry; if there are too many, drop every second one of the older half."""
         below = [known for known in self.entries if known.offset < entry.offset]
         if len(below) == len(self.entries) >= INDEX_ENTRIES_MAX:
             half = len(below) // 2

@@ -1,7 +1,7 @@
-"""A naive purgatory: lists and loops. After every call each pending operation that could be concerned is tested again.
+"""A naive purgatory: lists and loops. After every call, each pending operation that may be affected is tested again.
 
-The order among operations that are due at once, or shut down, is the engine's choice: `finish` is given what the engine
-ended. The oracle says which are due and checks that none is early.
+The order among operations that are due or shut down at the same time is the engine's choice: `finish` takes the list of
+operations that the engine ended. The oracle knows which are due and checks that none is early.
 """
 
 from tests.engine import plain
@@ -16,7 +16,7 @@ MAKES_KNOWN = (plain.LEADERSHIP, plain.LEADER_APPEND, plain.PARTITION_REMOVED)
 
 
 def is_stale(waiting: Waiting, stale_ms: dict[plain.Name, int], now_ms: int) -> bool:
-    """Whether an operation is not to wait any longer for a mark that is stale."""
+    """Whether an operation must not wait any longer for a stale mark."""
     timeout_ms = waiting.operation.stale_timeout_ms
     if timeout_ms < 0 or waiting.operation.kind == plain.SIGNAL or now_ms - waiting.registered_ms < timeout_ms:
         return False
@@ -24,7 +24,7 @@ def is_stale(waiting: Waiting, stale_ms: dict[plain.Name, int], now_ms: int) -> 
 
 
 class Oracle:
-    """A purgatory that is obviously right."""
+    """A purgatory that is obviously correct."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Oracle:
         self.world = OracleState({}, {})
         self.pending: dict[tuple[int, int], Waiting] = {}
         self.highest_ids: dict[int, int] = {}
-        """By owner: the highest operation id that it has registered."""
+        """By owner: its highest registered operation id."""
         self.ended: list[plain.Ended] = []
         self.tally: dict[int, list[int]] = {kind: [0] * 6 for kind in plain.KINDS}
         """By kind: registered, then ended by outcome."""
@@ -51,12 +51,12 @@ class Oracle:
     # Owners.
 
     def add_owner(self, owner_id: int) -> None:
-        """A new owner, by the id that it was given."""
+        """Add an owner with the id that the engine assigned."""
         assert owner_id not in self.highest_ids, f"owner {owner_id} is in use"
         self.highest_ids[owner_id] = 0
 
     def remove_owner(self, owner_id: int, now_ms: int) -> None:
-        """All its operations are cancelled, and their results are dropped."""
+        """Cancel all its operations and drop their results."""
         self.cancel_all(owner_id, now_ms)
         self.ended = [ended for ended in self.ended if ended.owner_id != owner_id]
         del self.highest_ids[owner_id]
@@ -64,7 +64,7 @@ class Oracle:
     # Registration.
 
     def register(self, owner_id: int, batch: list[plain.Operation], now_ms: int) -> list[plain.RegisterAnswer]:
-        """Register operations. What was known before the batch is known; within it ids must rise."""
+        """Register operations. Ids known before the batch are repeats; within the batch, ids must be ascending."""
         known = self.highest_ids[owner_id]
         answers = [self.register_one(owner_id, operation, known, now_ms) for operation in batch]
         self.forget_mentioned_only()
@@ -147,17 +147,17 @@ class Oracle:
         return plain.made(plain.EventAnswer, (self.check(self.waiting_on(event.name), now_ms), False, None))
 
     def remove_partition(self, name: plain.Name, code: int, now_ms: int) -> int:
-        """Everything that waits on it ends; then it is as if it had never existed."""
+        """End everything that waits on it, and remove all its state."""
         concerned = self.waiting_on(name)
         self.world.partitions.pop(name).removed_code = code
         ended = self.check(concerned, now_ms)
         self.forget_mentioned_only()
         return ended
 
-    # Ends that are not conditions.
+    # Ends other than conditions.
 
     def cancel(self, owner_id: int, operation_ids: list[int], now_ms: int) -> list[bool]:
-        """Cancel by id; True where it was pending."""
+        """Cancel by id; True if it was pending."""
         answers = []
         for operation_id in operation_ids:
             waiting = self.pending.get((owner_id, operation_id))
@@ -168,7 +168,7 @@ class Oracle:
         return answers
 
     def fail_stale(self, stale_ms: dict[plain.Name, int], now_ms: int) -> int:
-        """Fail what has waited for its stale timeout, and for a mark that was stale as long."""
+        """Fail the operations that have waited out their stale timeout for a mark that was stale as long."""
         stale = [waiting for waiting in self.pending.values() if is_stale(waiting, stale_ms, now_ms)]
         for waiting in stale:
             self.end(waiting, plain.FAILED, now_ms)
@@ -190,7 +190,7 @@ class Oracle:
         return len(mine)
 
     def cancel_name(self, name: plain.Name, now_ms: int) -> int:
-        """Cancel all that still wait on a partition or key."""
+        """Cancel all operations that still wait on a partition or key."""
         concerned = [
             waiting
             for waiting in self.waiting_on(name)
@@ -202,7 +202,7 @@ class Oracle:
         return len(concerned)
 
     def due(self, now_ms: int) -> dict[tuple[int, int], int]:
-        """Who must expire now: its deadline, by key."""
+        """The deadlines of the operations that must expire now, by key."""
         return {key: waiting.deadline_ms for key, waiting in self.pending.items() if waiting.deadline_ms <= now_ms}
 
     def earliest_deadline_ms(self) -> int:
@@ -214,7 +214,7 @@ class Oracle:
         return earliest
 
     def finish(self, keys: list[tuple[int, int]], outcome: int, now_ms: int) -> None:
-        """End these as expired or shutting down."""
+        """End these operations as expired or shutting down."""
         for key in keys:
             waiting = self.pending[key]
             assert outcome != plain.EXPIRED or now_ms >= waiting.deadline_ms, (
@@ -223,15 +223,15 @@ class Oracle:
             self.end(waiting, outcome, now_ms)
         self.forget_mentioned_only()
 
-    # Looking.
+    # Views.
 
     def take_ended(self) -> list[plain.Ended]:
-        """What has ended since the last call."""
+        """The operations that ended since the last call."""
         ended, self.ended = self.ended, []
         return ended
 
     def counts(self, kind: int) -> plain.Counts:
-        """How operations of one kind have ended so far."""
+        """Counts of one kind by outcome."""
         registered, *outcomes = self.tally[kind]
         pending = sum(waiting.operation.kind == kind for waiting in self.pending.values())
         return plain.Counts(registered, pending, *outcomes)
@@ -252,7 +252,7 @@ class Oracle:
         )
 
     def item_view(self, operation: plain.Operation, item: WaitingItem) -> tuple[plain.Name, int, int, int]:
-        """One item of it: name, code (7 while waited for), required and reached."""
+        """One item: name, code (7 while waited for), required and reached."""
         if operation.kind == plain.FETCH:
             assert item.partition is not None
             return (item.name, 7, item.required, operations.fetch_end(operation, item.partition))
@@ -260,13 +260,13 @@ class Oracle:
         return (item.name, item.code, item.required, reached)
 
     def check_everything(self, now_ms: int) -> int:
-        """Test every pending operation; what it ends now should have ended before."""
+        """Test every pending operation; any that ends now should have ended earlier."""
         return self.check(list(self.pending.values()), now_ms)
 
-    # Inside.
+    # Internals.
 
     def check(self, candidates: list[Waiting], now_ms: int) -> int:
-        """Test operations, end those whose condition holds, and say how many."""
+        """Test operations, end those whose condition holds, and return how many."""
         ended = 0
         for waiting in candidates:
             if operations.is_complete(waiting, self.world):
@@ -275,7 +275,7 @@ class Oracle:
         return ended
 
     def end(self, waiting: Waiting, outcome: int, now_ms: int) -> None:
-        """The one end of an operation. Outcome 0: its condition holds, and its items say how."""
+        """The only way to end an operation. Outcome 0: its condition holds, and its items determine the outcome."""
         del self.pending[waiting.key]
         items = tuple(self.answer(waiting, item, outcome, now_ms) for item in waiting.items)
         if outcome == 0:
@@ -299,7 +299,7 @@ class Oracle:
         self.ended.append(plain.made(plain.Ended, values))
 
     def answer(self, waiting: Waiting, item: WaitingItem, outcome: int, now_ms: int) -> plain.EndedItem:
-        """How one item ends."""
+        """The result of one item."""
         operation = waiting.operation
         if operation.kind == plain.FETCH:
             return operations.read(operation, item)
@@ -316,7 +316,7 @@ class Oracle:
         return plain.made(plain.EndedItem, values)
 
     def mark_of(self, kind: int, item: WaitingItem) -> int:
-        """The mark that an item waits for, as it is now."""
+        """The current value of the mark that an item waits for."""
         if kind == plain.SIGNAL:
             return self.world.signals.get(item.name, 0)
         if item.partition is None:
@@ -325,7 +325,7 @@ class Oracle:
 
     @staticmethod
     def estimate(waiting: Waiting, item: WaitingItem, mark: int, now_ms: int) -> tuple[int, float]:
-        """How long it would still take at the pace at which the mark was moving, and this pace; -1: not known."""
+        """Remaining time at the mean pace of the mark, and that pace; -1: unknown."""
         moved = mark - item.mark_at_start
         waited_ms = now_ms - waiting.registered_ms
         if item.mark_at_start < 0 or moved <= 0:
@@ -334,7 +334,7 @@ class Oracle:
         return (remaining_ms, moved * 1000 / waited_ms)
 
     def forget_mentioned_only(self) -> None:
-        """A partition of which no event ever spoke lasts only as long as a pending operation names it."""
+        """Drop partitions that no event has named and no pending operation names."""
         if all(partition.events for partition in self.world.partitions.values()):
             return
         named = {id(item.partition) for waiting in self.pending.values() for item in waiting.items}

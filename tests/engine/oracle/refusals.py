@@ -1,4 +1,4 @@
-"""What the oracle refuses, and with which codes. Nothing that is refused changes anything."""
+"""The refusals of the oracle and their codes. A refused item changes nothing."""
 
 from tests.engine import plain
 from tests.engine.oracle.partition import Partition
@@ -16,7 +16,7 @@ ALLOWED_WHEN_FAILED = (plain.STORAGE_ONLINE, plain.STORAGE_FAILED, plain.PARTITI
 
 
 def event_fault(event: plain.Event) -> bool:
-    """True: the event's fields cannot be meant, whatever the partition's state."""
+    """Whether the event's fields are invalid in any state of the partition."""
     offset_faulty = event.type in NEEDS_OFFSET and not 0 <= event.offset < OFFSET_MAX
     replica_faulty = event.type in {plain.FOLLOWER_PROGRESS, plain.REPLICA_STATE} and event.replica_id < 0
     epoch_faulty = event.type == plain.LEADERSHIP and event.epoch < 0
@@ -26,7 +26,7 @@ def event_fault(event: plain.Event) -> bool:
 
 
 def event_refusal(event: plain.Event, partition: Partition) -> tuple[int, int] | None:
-    """(google.rpc.Code, Kafka code) of what the partition's state forbids."""
+    """(google.rpc.Code, Kafka code) if the state of the partition forbids the event."""
     if 0 <= event.epoch < partition.epoch:
         return (plain.FAILED_PRECONDITION, 74)
     if partition.storage_failed and event.type not in ALLOWED_WHEN_FAILED:
@@ -43,7 +43,7 @@ def event_refusal(event: plain.Event, partition: Partition) -> tuple[int, int] |
 
 
 def position_fault(event: plain.Event, partition: Partition) -> bool:
-    """True: the log cannot lie there, after what was said of it before. Late words are not looked at."""
+    """Whether the position contradicts earlier ones. Appends below the log end are not checked."""
     if not partition.index.entries or event.offset < partition.log_end:
         return False
     last = partition.index.entries[-1]
@@ -53,7 +53,7 @@ def position_fault(event: plain.Event, partition: Partition) -> bool:
 
 
 def operation_fault(operation: plain.Operation, timeout_ms_max: int, items_max: int) -> bool:
-    """True: the registration cannot be meant."""
+    """Whether the registration is invalid."""
     names = [item.name for item in operation.items]
     if not 0 <= operation.timeout_ms <= timeout_ms_max or not 1 <= len(names) <= items_max:
         return True

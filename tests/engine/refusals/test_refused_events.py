@@ -1,4 +1,4 @@
-"""Events that are refused: each rule with the values on both sides of its edge, and the error."""
+"""Refused events: each rule with the values on both sides of its limit, and the error."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ POSITION_MAX = 2**59 - 1
 INVALID, MISSING, EXHAUSTED, PRECONDITION = 3, 5, 8, 9
 
 LEADS = ReplicaSets(replicas=[1, 2], leader_id=1)
-"""What makes a leadership or in-sync event complete."""
+"""The sets that a complete leadership or in-sync event needs."""
 
 
 PLURALS = {"item_index": "item_indexes", "flags": "flags"}
@@ -27,16 +27,14 @@ PLURALS = {"item_index": "item_indexes", "flags": "flags"}
 def event(
     kind: int, offset: int = -1, sets: ReplicaSets | None = None, name: tuple[str, int] = NAME, **columns: int
 ) -> EventBatch:
-    """A batch of one event. `columns`: the one value of each, by the singular of its name."""
+    """A batch of one event. `columns` has the value of each column, by the singular of its name."""
     values: dict[str, Any] = {PLURALS.get(column, f"{column}s"): [value] for column, value in columns.items()}
     named: dict[str, Any] = {"keys": [name[0]]} if kind == codes.KEY_SIGNALLED else {"partitions": [name]}
     return EventBatch([kind], offsets=[offset], replica_sets=[sets] if sets else [], **named, **values)
 
 
 def fault(batch: EventBatch, engine: Engine | None = None) -> tuple[int, str, str, int] | None:
-    """(code, field, message, error code) with which the event of a batch is refused; None: it is accepted. By default
-    on an engine that knows nothing.
-    """
+    """(code, field, message, error code) of the refusal of a batch's event, or None. Default: an empty engine."""
     refusals = (engine or Engine(EngineLimits(), 0)).apply(batch, 0).refusals
     return (refusals[0].code, refusals[0].field, refusals[0].message, refusals[0].error_code) if refusals else None
 
@@ -64,7 +62,7 @@ def of_offset(kind: int) -> Callable[[int], EventBatch]:
 
 
 class Range(NamedTuple):
-    """The values of a field: `event_with` is an event with a value in it. -1 may stand for "not given"."""
+    """The values of a field: `event_with` makes an event with a value in it. -1 may mean "missing"."""
 
     event_with: Callable[[int], EventBatch]
     greatest: int = INT32_MAX
@@ -100,8 +98,8 @@ RANGES = {
 
 @pytest.mark.parametrize(("field", "values"), RANGES.items(), ids=RANGES)
 def test_ranges(field: str, values: Range) -> None:
-    """The lowest and the greatest value are accepted; what lies beyond is refused with the value and the range, also on
-    a partition that is known, whose marks take a short way.
+    """The lowest and the highest value are accepted; others are refused with the value and the range, including on a
+    known partition, whose marks take a fast path.
     """
     accepted = {values.lowest, values.greatest} | ({-1} if values.may_lack else set())
     for value in accepted:
@@ -129,7 +127,7 @@ def test_number_of_replicas_in_an_event() -> None:
 
 
 def test_number_of_replicas_of_a_partition() -> None:
-    """Followers that nobody assigned are counted too; one more than 1,000 is refused, those that are known go on."""
+    """Unassigned followers are counted too; one more than 1,000 is refused, known ones still make progress."""
     engine = Engine(EngineLimits(), 0)
     assert fault(in_sync(in_sync=list(range(1, 999)), leader_id=0), engine) is None
     union = event(codes.IN_SYNC_REPLICAS, sets=ReplicaSets(in_sync=[999, 1_000], proposed=[1_001]))
@@ -150,14 +148,14 @@ def test_number_of_replicas_of_a_partition() -> None:
 
 
 def test_leadership_needs_its_epoch() -> None:
-    """Without an epoch nobody could tell which of two leaders is the later."""
+    """A leadership event without an epoch is refused: two leaders could not be ordered."""
     batch = event(codes.LEADERSHIP, sets=LEADS)
     assert fault(batch) == (INVALID, "leader_epoch", "a leadership event needs its leader epoch", 0)
     assert fault(event(codes.LEADERSHIP, sets=LEADS, leader_epoch=0)) is None
 
 
 def test_the_leader_is_no_follower() -> None:
-    """In-sync replicas need a leader's id, which then may not report as a follower, nor be declared dead."""
+    """An in-sync event needs the leader's id; the leader then may not report as a follower, nor be declared dead."""
     engine = Engine(EngineLimits(), 0)
     for leader_id in (-2, 2**31):
         message = f"{leader_id} is not in 0..{INT32_MAX}"
@@ -178,7 +176,7 @@ def test_the_leader_is_no_follower() -> None:
 
 
 def test_strict_partitions_must_be_announced() -> None:
-    """In strict mode only a leadership or an append makes a partition; a removal of none changes nothing."""
+    """In strict mode only a leadership or an append creates a partition; removing an unknown one changes nothing."""
     engine = Engine(EngineLimits(), 0, strict_partitions=True)
     message = "orders-0 is not known; announce it with a leadership or leader_append event"
     assert fault(event(codes.HIGH_WATERMARK, 5), engine) == (MISSING, "topic_partition", message, 3)
@@ -189,7 +187,7 @@ def test_strict_partitions_must_be_announced() -> None:
 
 
 def test_number_of_partitions() -> None:
-    """As many partitions as the limit says; those that are known go on, and removing an unknown one needs no room."""
+    """At the limit of partitions, known ones still take events, and removing an unknown one needs no room."""
     engine = Engine(EngineLimits(partitions_max=1), 0)
     assert fault(event(codes.HIGH_WATERMARK, 5), engine) is None
     message = "1 partitions are known, the most allowed"
@@ -204,7 +202,7 @@ def test_number_of_partitions() -> None:
 
 
 def test_stale_epoch() -> None:
-    """An older leader is refused with the current epoch; the same epoch, or none, is accepted."""
+    """An older leader epoch is refused with the current epoch; the same epoch, or none, is accepted."""
     engine = Engine(EngineLimits(), 0)
     assert fault(event(codes.HIGH_WATERMARK, 5, leader_epoch=4), engine) is None
     stale = event(codes.HIGH_WATERMARK, 6, leader_epoch=3)
@@ -215,7 +213,7 @@ def test_stale_epoch() -> None:
 
 @pytest.mark.parametrize("kind", codes.EVENT_NAMES)
 def test_failed_storage(kind: int) -> None:
-    """While a partition's storage has failed only its end, its removal and a new leader are taken."""
+    """While storage has failed, only its recovery, a removal and a new leader are accepted."""
     if kind == codes.KEY_SIGNALLED:
         return
     engine = Engine(EngineLimits(), 0)
@@ -227,7 +225,7 @@ def test_failed_storage(kind: int) -> None:
 
 
 def test_log_start_above_the_high_watermark() -> None:
-    """What is not committed cannot have been deleted; up to the mark, and where it is unknown, it can."""
+    """A log start above the high watermark is refused; up to it, or if it is unknown, it is accepted."""
     engine = Engine(EngineLimits(), 0)
     assert fault(event(codes.LOG_START_OFFSET, 5), engine) is None
     assert fault(event(codes.HIGH_WATERMARK, 10), engine) is None
@@ -237,7 +235,7 @@ def test_log_start_above_the_high_watermark() -> None:
 
 
 def test_positions_that_go_back() -> None:
-    """An append behind the last known position is refused with what is wrong."""
+    """An append below the last known position is refused with the reason."""
     engine = Engine(EngineLimits(), 0)
     assert fault(event(codes.LEADER_APPEND, 5, segment_base_offset=0, byte_position=100), engine) is None
     message = "byte_position 99 is below 100, that of the append before"
@@ -257,13 +255,13 @@ def test_positions_that_go_back() -> None:
     ],
 )
 def test_partition_names(name: tuple[str, int], message: str) -> None:
-    """A topic is 1 to 249 characters, a partition 32 bits and not negative."""
+    """A topic has 1 to 249 characters; a partition number has 32 bits and is not negative."""
     refused = (INVALID, "topic_partition", message, 0) if message else None
     assert fault(event(codes.HIGH_WATERMARK, 5, name=name)) == refused
 
 
 def test_signals() -> None:
-    """A key is 1 to 249 characters; counts add up to the greatest offset at most; without a count it is one."""
+    """A key has 1 to 249 characters; counts add up to the maximum offset at most; the default count is one."""
     engine = Engine(EngineLimits(), 0)
     assert fault(event(codes.KEY_SIGNALLED, 1, name=("", 0))) == (
         INVALID,
@@ -285,7 +283,7 @@ def test_signals() -> None:
 
 
 def test_events_of_no_type_or_place() -> None:
-    """A type that nobody knows, and an index outside the dictionary, of partitions or of keys."""
+    """Unknown event types, and indexes outside the dictionary of partitions or keys, are refused."""
     assert fault(EventBatch([99], partitions=[NAME])) == (
         INVALID,
         "event",
@@ -312,7 +310,7 @@ COLUMNS = {
 
 @pytest.mark.parametrize("column", COLUMNS)
 def test_columns_of_the_wrong_length(column: str) -> None:
-    """Three events take a column of three values, one or none; two refuse the whole batch by the column's name."""
+    """Three events accept a column of three values, one or none; two refuse the whole batch with the column's name."""
     columns: Any = {column: [0, 0]}
     with pytest.raises(InvalidBatch) as refused:
         Engine(EngineLimits(), 0).apply(EventBatch([codes.STORAGE_ONLINE] * 3, partitions=[NAME], **columns), 0)
@@ -321,7 +319,7 @@ def test_columns_of_the_wrong_length(column: str) -> None:
 
 
 def test_replica_sets_of_the_wrong_length() -> None:
-    """Sets are given for each event or not at all."""
+    """Replica sets are given for every event or for none."""
     with pytest.raises(InvalidBatch) as refused:
         Engine(EngineLimits(), 0).apply(
             EventBatch([codes.STORAGE_ONLINE] * 2, partitions=[NAME], replica_sets=[None]), 0
@@ -331,7 +329,7 @@ def test_replica_sets_of_the_wrong_length() -> None:
 
 
 def test_columns_that_are_not_given() -> None:
-    """Without a position an append counts an offset as a byte; without flags a removed partition has not moved."""
+    """Without a position, an append counts an offset as a byte; without flags, a removed partition has not moved."""
     engine = Engine(EngineLimits(), 0)
     assert fault(event(codes.LEADER_APPEND, 5, segment_base_offset=0), engine) is None
     message = "byte_position 0 is below 5, that of the append before"
@@ -344,7 +342,7 @@ def test_columns_that_are_not_given() -> None:
 
 
 def test_a_batch_to_fill_has_columns_of_its_own() -> None:
-    """What is appended to one shows in no other."""
+    """Values appended to one batch do not appear in another."""
     first, second = OperationBatch.to_fill(), OperationBatch.to_fill()
     columns = [name for name in dir(first) if isinstance(getattr(first, name), list)]
     assert len(columns) > 10

@@ -1,4 +1,4 @@
-"""Operations and limits that are refused: each rule with the values on both sides of its edge, and the error."""
+"""Refused operations and limits: each rule with the values on both sides of its limit, and the error."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ Refused = list[tuple[int, int, str, str]]
 
 
 def register(kind: int, engine: Engine | None = None, **columns: Any) -> Refused:  # noqa: ANN401 - columns of the batch
-    """(index, code, field, message) of each refusal of a batch: of operation 1 on one partition or key, unless said."""
+    """(index, code, field, message) of each refusal of a batch; by default of operation 1 on one partition or key."""
     engine = engine or Engine(EngineLimits(), 0)
     names: dict[str, Any] = {"keys": ["a"]} if kind == SIGNAL else {"partitions": [("orders", 0)]}
     batch = OperationBatch(columns.pop("operation_ids", [1]), **(names | columns))
@@ -33,7 +33,7 @@ def signal(engine: Engine, key: str, count: int = -1) -> EventsReceipt:
 
 
 RANGES = [
-    # kind, column of the batch, field, lowest, greatest
+    # kind, column of the batch, field, lowest, highest
     (PRODUCE, "offsets", "produce.partitions[0].required_offset", 0, OFFSET_MAX),
     (FETCH, "offsets", "fetch.partitions[0].fetch_offset", 0, OFFSET_MAX),
     (DELETE_RECORDS, "offsets", "delete_records.partitions[0].offset", -1, OFFSET_MAX),
@@ -53,14 +53,14 @@ RANGES = [
     (SIGNAL, "from_now", "signal.from_now", 0, 1),
 ]
 NOT_GIVEN = {"leader_epochs": -1, "last_fetched_epochs": -1, "replica_ids": -1}
-"""Values below the range that mean: not given."""
+"""Values below the range that mean "missing"."""
 
 
 @pytest.mark.parametrize(
     ("kind", "column", "field", "lowest", "greatest"), RANGES, ids=[f"{row[1]}-{HOLDERS[row[0]]}" for row in RANGES]
 )
 def test_ranges(kind: int, column: str, field: str, lowest: int, greatest: int) -> None:
-    """The lowest and the greatest value are taken, what lies beyond is refused; another kind ignores the column."""
+    """The lowest and the highest value are accepted, others are refused; other kinds ignore the column."""
 
     def registered(value: int, kind: int = kind) -> Refused:
         columns: dict[str, Any] = {column: [value]}
@@ -76,7 +76,7 @@ def test_ranges(kind: int, column: str, field: str, lowest: int, greatest: int) 
 
 
 def test_only_the_row_at_fault_is_refused() -> None:
-    """Of three operations with two items each, the one with a bad second item is refused, and says which item."""
+    """Of three operations with two items each, only the one with a bad second item is refused, naming that item."""
     partitions = [("orders", 0), ("orders", 1)]
     refused = register(
         PRODUCE,
@@ -92,7 +92,7 @@ def test_only_the_row_at_fault_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_huge_or_negative_timeout_is_refused(kind: int) -> None:
-    """0 to the limit is accepted; nothing beyond overflows into the past."""
+    """Timeouts from 0 to the limit are accepted; none overflows into the past."""
     for timeout_ms in (0, 1, INT32_MAX):
         assert register(kind, timeouts_ms=[timeout_ms]) == []
     for timeout_ms in (-1, 2**31, 2**63 - 1, 10**30):
@@ -102,7 +102,7 @@ def test_huge_or_negative_timeout_is_refused(kind: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_number_of_items(kind: int) -> None:
-    """An operation has 1 to as many items as the limit allows."""
+    """An operation has 1 item up to the limit."""
     engine = Engine(EngineLimits(items_per_operation_max=2), 0)
     field = f"{HOLDERS[kind]}.{'keys' if kind == SIGNAL else 'partitions'}"
     names: dict[str, Any] = (
@@ -116,7 +116,7 @@ def test_number_of_items(kind: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_names(kind: int) -> None:
-    """Each item names an entry of the dictionary that is a name, and no entry twice."""
+    """Each item names a valid entry of the dictionary, and no entry twice."""
     item = f"{HOLDERS[kind]}.{'keys[{}].key' if kind == SIGNAL else 'partitions[{}].topic_partition'}"
 
     def named(*names: str, indexes: tuple[int, ...] = (0,)) -> Refused:
@@ -137,7 +137,7 @@ def test_names(kind: int) -> None:
 
 
 def test_partition_numbers() -> None:
-    """0 to the greatest of 32 bits."""
+    """Partition numbers from 0 to 2**31 - 1 are accepted."""
     assert register(PRODUCE, partitions=[("orders", INT32_MAX)]) == []
     for partition in (-1, 2**31):
         message = f"partition {partition} is not in 0..{INT32_MAX}"
@@ -146,7 +146,7 @@ def test_partition_numbers() -> None:
 
 
 def test_number_of_pending_operations() -> None:
-    """As many may be pending as the limit says."""
+    """At the limit of pending operations, another is refused."""
     engine = Engine(EngineLimits(pending_operations_max=2), 0)
     message = "2 operations are pending, the most allowed; try again later"
     assert register(PRODUCE, engine, operation_ids=[1, 2, 3], offsets=[5]) == [(2, EXHAUSTED, "operation_id", message)]
@@ -154,7 +154,7 @@ def test_number_of_pending_operations() -> None:
 
 
 def test_number_of_partitions() -> None:
-    """An operation that would make a partition too many is refused whole; those on known ones go on."""
+    """An operation that would create too many partitions is refused as a whole; known partitions are still accepted."""
     engine = Engine(EngineLimits(partitions_max=2), 0)
     assert register(PRODUCE, engine, partitions=[("a", 0)], offsets=[5]) == []
     two_more = register(
@@ -168,7 +168,7 @@ def test_number_of_partitions() -> None:
 
 
 def test_number_of_keys() -> None:
-    """Keys that nobody waits for make room for new ones, but not those that the same operation names."""
+    """Idle keys make room for new ones, except keys that the same operation names."""
     engine = Engine(EngineLimits(signal_keys_max=2), 0)
     assert register(SIGNAL, engine, keys=["a"]) == []
     signal(engine, "idle")
@@ -189,7 +189,7 @@ def test_number_of_keys() -> None:
 
 
 def test_idle_keys_are_forgotten() -> None:
-    """With room for two keys, the one signalled longest ago makes room for a third, and its count is forgotten."""
+    """With room for two keys, the one signalled longest ago is evicted for a third, and its count is lost."""
     engine = Engine(EngineLimits(signal_keys_max=2), 0)
     for key in "abac":
         assert signal(engine, key).refusals == []
@@ -200,7 +200,7 @@ def test_idle_keys_are_forgotten() -> None:
 
 @pytest.mark.parametrize("operation_id", [0, -1, 2**61, 2**64])
 def test_operation_ids(operation_id: int) -> None:
-    """Ids are 1 to 2**61 - 1."""
+    """Operation ids are 1 to 2**61 - 1."""
     assert register(PRODUCE, operation_ids=[2**61 - 1]) == []
     [(index, code, field, message)] = register(PRODUCE, operation_ids=[operation_id])
     assert (index, code, field) == (0, INVALID, "operation_id")
@@ -222,14 +222,14 @@ SINGULARS |= {"timeouts_ms": "timeout_ms", "item_indexes": "item_index", "any_ke
 
 @pytest.mark.parametrize("column", sorted({row[1] for row in RANGES} | {"timeouts_ms", "item_counts", "item_indexes"}))
 def test_columns_of_the_wrong_length(column: str) -> None:
-    """Three operations take a column of three values, one or none; two refuse the whole batch by the column's name."""
+    """Three operations accept a column of three values, one or none; two refuse the batch with the column's name."""
     field, message = broken(FETCH, operation_ids=[1, 2, 3], **{column: [1, 1]})
     assert field == SINGULARS.get(column, column.removesuffix("s"))
     assert message.endswith("has 2 values; it takes 3 (one for each row), 1 (for all) or none")
 
 
 def test_batches_that_cannot_be_read() -> None:
-    """No operations, a kind that is none, and counts that no message holds."""
+    """An empty batch, an unknown kind, and counts that no message can contain are refused."""
     assert broken(PRODUCE, operation_ids=[])[0] == "operation_id"
     assert "it takes one id for each operation" in broken(PRODUCE, operation_ids=[])[1]
     assert broken(9)[0] == "kind"
@@ -250,7 +250,7 @@ def test_items_of_counts_that_differ() -> None:
 
 @pytest.mark.parametrize("name", LIMIT_NAMES)
 def test_a_limit_is_at_least_one(name: str) -> None:
-    """One is taken and kept, zero is refused."""
+    """A limit of one is accepted, zero is refused."""
     one: dict[str, Any] = {name: 1}
     if name == "timeout_ms_max":
         one["timeout_ms_default"] = 1
@@ -261,7 +261,7 @@ def test_a_limit_is_at_least_one(name: str) -> None:
 
 
 def test_the_default_timeout_is_within_the_limit() -> None:
-    """It is 30 s where nothing else is given; it may be the greatest timeout, and not more."""
+    """The default timeout is 30 s; it may equal the maximum timeout but not exceed it."""
     assert EngineLimits().timeout_ms_default == 30_000
     assert EngineLimits(timeout_ms_max=5, timeout_ms_default=5).timeout_ms_default == 5
     with pytest.raises(ValueError, match=r"^timeout_ms_default 6 is over timeout_ms_max 5$"):

@@ -1,4 +1,4 @@
-"""The codec of columns: what is written comes back, in the form that its table promises. Journals hold these bytes."""
+"""The codec of columns: values are read back as written, in the documented form. Journals hold these bytes."""
 
 import random
 
@@ -21,7 +21,7 @@ def written(values: list[int]) -> bytes:
 
 
 def test_columns_texts_and_floats_come_back_in_order() -> None:
-    """One reader reads what one writer wrote, and is done after the last."""
+    """One reader reads everything that one writer wrote, and is done after the last value."""
     writer = ColumnWriter()
     writer.add_text("größe")
     writer.add(vec[i64]([3, 1, 2]))
@@ -41,13 +41,13 @@ def test_columns_texts_and_floats_come_back_in_order() -> None:
 
 @given(st.lists(INT64, max_size=20))
 def test_any_numbers_come_back(values: list[int]) -> None:
-    """Whatever fits into 64 bits."""
+    """Any 64-bit values are read back as written."""
     assert list(ColumnReader(written(values)).column()) == values
 
 
 @given(st.lists(st.sampled_from([-1.0, 0.0, 2.5, 1e300]), max_size=20))
 def test_any_floats_come_back(values: list[float]) -> None:
-    """Also where all are absent, which is written as a count."""
+    """Any floats are read back as written, including columns with only absent values, which are stored as a count."""
     writer = ColumnWriter()
     writer.add_floats(vec[float](values))
     assert list(ColumnReader(writer.to_bytes()).floats()) == values
@@ -77,14 +77,14 @@ STEADY, HEAD = 16, len(written([])) - 16
     ],
 )
 def test_forms(values: list[int], size: int) -> None:
-    """Each column takes the shortest form that holds it, and comes back from it."""
+    """Each column takes the shortest form that can hold it, and is read back as written."""
     octets = written(values)
     assert len(octets) == HEAD + size
     assert list(ColumnReader(octets).column()) == values
 
 
 def test_bits_cross_off_the_first_ids() -> None:
-    """The lowest bit of the first byte is the first id's; bits that are not given cross nothing off."""
+    """The lowest bit of the first byte is the first id; missing bits remove nothing."""
     live = LiveSet(vec[i64]([10, 11, 15, 20, 21, 22, 23, 24, 40]), b"\x06")
     assert (live.first, live.last, live.left) == (10, 40, 7)
     assert live.remaining() == [10, 20, 21, 22, 23, 24, 40]
@@ -96,7 +96,7 @@ def test_bits_cross_off_the_first_ids() -> None:
 
 
 def test_strike_stops_at_an_id_outside() -> None:
-    """It crosses off what lies within, known or not, and says where it stopped."""
+    """`remove` removes the ids within range, skips unknown ones, and returns where it stopped."""
     live = LiveSet(vec[i64]([10, 20, 30]), b"")
     assert live.remove(vec[i64]([5, 20]), 0) == 0
     assert live.remove(vec[i64]([5, 20, 25, 30, 31, 10]), 1) == 4
@@ -107,7 +107,7 @@ def test_strike_stops_at_an_id_outside() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_roster_against_a_set(seed: int) -> None:
-    """Ids struck in any order, some twice, some unknown: what is left is what a set says, also after bytes and back."""
+    """With ids removed in any order, some twice, some unknown, the rest equals a set's, also after serialization."""
     rng = random.Random(seed)
     ids = sorted(rng.sample(range(1, 300), rng.randint(1, 60)))
     live, left = LiveSet(vec[i64](ids), b""), set(ids)

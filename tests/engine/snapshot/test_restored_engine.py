@@ -1,4 +1,4 @@
-"""Snapshots: an engine into which another one's state was restored goes on exactly as that one does."""
+"""Snapshots: an engine with another engine's restored state continues exactly like that engine."""
 
 import pytest
 
@@ -21,7 +21,7 @@ COLUMNS = (
 
 
 class ComparableRun(EngineRun):
-    """An engine whose answers and ends can be compared with another's: owners are known by their place."""
+    """An engine whose results can be compared with another's: owners are identified by their index."""
 
     def __init__(self, swarm: Swarm) -> None:
         super().__init__(swarm)
@@ -40,7 +40,7 @@ class ComparableRun(EngineRun):
 
 
 def packed_and_back(completions: Completions) -> None:
-    """Completions come back from their bytes as they were."""
+    """Completions are the same after serialization."""
     again = completions_from(completions_to(completions), completions.owner_id)
     assert again.owner_id == completions.owner_id
     for column in COLUMNS:
@@ -49,7 +49,7 @@ def packed_and_back(completions: Completions) -> None:
 
 
 def restored(run: ComparableRun, generator: Generator) -> ComparableRun:
-    """Another engine with all that this one holds, by way of bytes."""
+    """Another engine with the state of this one, restored from bytes."""
     twin = ComparableRun(generator.swarm)
     twin.now_ms = run.now_ms
     twin.engine.engine.advance_clock(run.now_ms, 1)
@@ -73,12 +73,12 @@ def restored(run: ComparableRun, generator: Generator) -> ComparableRun:
 
 @pytest.mark.parametrize("seed", range(1, SEEDS + 1))
 def test_it_goes_on_as_the_first_does(seed: int) -> None:
-    """From the restoring on, both engines give the same answers, ends, pending operations and marks at each step."""
+    """From the restore on, both engines give the same results, ends, pending operations and marks at each step."""
     generator = Generator(seed)
     first = ComparableRun(generator.swarm)
     for _ in range(STEPS):
         first.take(generator.next_step())
-    first.engine.engine.advance_clock(first.now_ms, 100_000)  # what is due would end on being restored
+    first.engine.engine.advance_clock(first.now_ms, 100_000)  # due operations would end on being restored
     first.note(0)
     twin = restored(first, generator)
     first.answers.clear()
@@ -86,9 +86,9 @@ def test_it_goes_on_as_the_first_does(seed: int) -> None:
     for number in range(STEPS):
         step = generator.next_step()
         if isinstance(step, steps.ShutDown):
-            continue  # which of several end is not specified
+            continue  # which of several operations end is not specified
         if isinstance(step, steps.Advance):
-            step = step._replace(limit=100_000)  # nor which of several that are due end first
+            step = step._replace(limit=100_000)  # nor which of several due operations end first
         first.take(step)
         twin.take(step)
         assert twin.answers == first.answers, f"step {number}: {plain.brief(step)}"

@@ -1,4 +1,4 @@
-"""The packed heap against the standard library's."""
+"""The packed heap compared with the standard library's."""
 
 import heapq
 
@@ -28,7 +28,7 @@ def test_same_answers_as_heapq(steps: list[tuple[int, int] | None]) -> None:
 
 
 def test_empties_and_fills_again() -> None:
-    """A heap that ran empty gives its memory back and works on."""
+    """A heap that became empty frees its memory and still works."""
     heap = PackedHeap()
     for _ in range(2):
         for key in range(2 * SHRINK_ABOVE, 0, -1):
@@ -43,7 +43,7 @@ def test_empties_and_fills_again() -> None:
 
 @given(st.lists(st.tuples(st.integers(-5, 5), st.booleans()), max_size=200))
 def test_renumbered(pairs: list[tuple[int, bool]]) -> None:
-    """Pairs get new values, which rise with the old ones; those whose value has none are gone, and the order holds."""
+    """Values are renumbered in order, pairs without a new value are removed, and the heap order is kept."""
     heap = PackedHeap()
     numbers, kept = vec[i64]([-1] * len(pairs)), list[tuple[int, int]]()
     for value, (key, is_kept) in enumerate(pairs):
@@ -60,7 +60,7 @@ def test_renumbered(pairs: list[tuple[int, bool]]) -> None:
 
 
 def test_an_empty_heap_has_no_top() -> None:
-    """Asking an empty heap for its top is a broken invariant, said loudly."""
+    """Reading the top of an empty heap is an assertion error."""
     heap = PackedHeap()
     for ask in (heap.top_key, heap.top_value, heap.pop):
         with pytest.raises(AssertionError, match="empty"):

@@ -16,7 +16,7 @@ TEN_YEARS_MS = 10 * 365 * DAY_MS
 
 
 def led(*, now_ms: int = 0, tick_ms: int = 1, wheel_size: int = 20) -> World:
-    """A world where orders-0 is led and has records, but its second replica has never fetched."""
+    """A world in which orders-0 has a leader and records, but its second replica has never fetched."""
     world = World(now_ms=now_ms, tick_ms=tick_ms, wheel_size=wheel_size, timeout_ms_max=TEN_YEARS_MS)
     world.lead("orders-0", 1, replicas=(1, 2))
     world.high_watermark("orders-0", 5)
@@ -34,7 +34,7 @@ def one_of_each_kind(world: World, timeout_ms: int) -> list[int]:
 
 
 def reap(world: World, until_ms: int) -> int:
-    """A perfect reaper: advances the clock exactly at each next expiration. Returns how often that was."""
+    """A perfect reaper: advances the clock exactly at each next expiration. Returns the number of calls."""
     calls = 0
     while 0 <= world.engine.next_expiration_ms() <= until_ms:
         world.wait(max(0, world.engine.next_expiration_ms() - world.now_ms))
@@ -44,7 +44,7 @@ def reap(world: World, until_ms: int) -> int:
 
 
 def test_sixty_days_with_a_timer_of_two_years() -> None:
-    """Short waits of every kind expire on their millisecond for 60 days beside waits of two years, which follow."""
+    """For 60 days, short waits of every kind expire on their millisecond, with waits of two years pending."""
     world = led()
     years = one_of_each_kind(world, TWO_YEARS_MS)
     rng = random.Random(60)
@@ -66,7 +66,7 @@ def test_sixty_days_with_a_timer_of_two_years() -> None:
 
 
 def test_idle_years_cost_a_handful_of_calls() -> None:
-    """A wait of two years wakes the reaper once for each level it cascades through, not once for each tick."""
+    """A wait of two years wakes the reaper once per level through which it cascades, not once per tick."""
     world = World(timeout_ms_max=TEN_YEARS_MS)
     world.produce({"orders-0": 5}, timeout_ms=TWO_YEARS_MS - 1)
     assert reap(world, TWO_YEARS_MS) <= 10
@@ -74,7 +74,7 @@ def test_idle_years_cost_a_handful_of_calls() -> None:
 
 
 def edges() -> Iterator[tuple[int, int, int]]:
-    """(tick, wheel size, edge): where each level of each geometry ends, as far as ten years reach."""
+    """(tick, wheel size, edge): where each level of each geometry ends, up to ten years."""
     for tick_ms, wheel_size in GEOMETRIES:
         edge = tick_ms
         while edge < TEN_YEARS_MS:
@@ -85,9 +85,9 @@ def edges() -> Iterator[tuple[int, int, int]]:
 @pytest.mark.parametrize(("tick_ms", "wheel_size", "edge_ms"), list(edges()))
 @pytest.mark.parametrize("start_ms", [0, 1, 12_345_678_901, DEADLINE_MAX // 2])
 def test_deadlines_around_every_level_edge(tick_ms: int, wheel_size: int, edge_ms: int, start_ms: int) -> None:
-    """One before, on and one after the edge, from now and on the clock: each ends on the first tick not before it.
+    """A deadline one before, on, and one after the edge ends on the first tick not before it.
 
-    The origin of the clock is arbitrary: decades of uptime, or a clock that begins far out, change nothing.
+    The origin of the clock is arbitrary: decades of uptime, or a clock with a large initial value, change nothing.
     """
     world = led(now_ms=start_ms, tick_ms=tick_ms, wheel_size=wheel_size)
     on_the_clock = (start_ms // edge_ms + 1) * edge_ms - start_ms
@@ -107,7 +107,7 @@ def test_deadlines_around_every_level_edge(tick_ms: int, wheel_size: int, edge_m
 @pytest.mark.parametrize("edge_ms", [20, 400, 8_000, 160_000])
 @pytest.mark.parametrize("offset_ms", [-1, 0, 1])
 def test_registered_around_a_level_edge(edge_ms: int, offset_ms: int) -> None:
-    """The same when the clock, not the deadline, stands at the edge: each timeout of a spread ends on time."""
+    """The same with the clock, instead of the deadline, at the edge: each of a range of timeouts ends on time."""
     world = World()
     world.produce({"orders-1": 5}, timeout_ms=edge_ms * 50)
     reap(world, edge_ms + offset_ms)
@@ -119,7 +119,7 @@ def test_registered_around_a_level_edge(edge_ms: int, offset_ms: int) -> None:
 
 
 def test_time_that_stands_still_or_goes_back() -> None:
-    """Any number of calls in one millisecond expire nothing twice; a clock that goes back is a broken invariant."""
+    """Repeated calls in one millisecond expire nothing twice; a clock that goes back is an assertion error."""
     world = World()
     handle = world.produce({"orders-0": 5}, timeout_ms=10)
     for _ in range(5):

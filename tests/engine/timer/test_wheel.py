@@ -1,7 +1,7 @@
 """The timing wheel: arithmetic at every edge, the worked example, and the cases 1 to 18 of docs/semantics.md.
 
-Cases 3, 10, 13, 14 and 15 are what test_wheel_properties.py compares after each step: the count, cancelled and moved
-entries that do not fire, and deadlines that are due when they are added, also on an idle wheel.
+test_wheel_properties.py compares cases 3, 10, 13, 14 and 15 after each step: the count, cancelled and moved entries
+that do not fire, and deadlines that are already due when they are added, including on an idle wheel.
 """
 
 import ast
@@ -26,7 +26,7 @@ from tests.engine.timer.wheel_steps import GEOMETRIES, Place, advance, make, pat
 
 @pytest.mark.parametrize("tick_ms", [1, 2, 7, 20, 1000])
 def test_rounding_goes_up_to_the_next_tick(tick_ms: int) -> None:
-    """A multiple of the tick stays, one more goes to the next: never early, late by less than a tick."""
+    """A multiple of the tick is unchanged, one more goes to the next: never early, late by less than a tick."""
     for k in (0, 1, 2, 19, 20, 21, 10**9):
         edge = k * tick_ms
         assert round_up_to_tick(edge, tick_ms) == edge
@@ -51,7 +51,7 @@ def test_buckets_at_every_level_edge(tick_ms: int, wheel_size: int) -> None:
 
 @pytest.mark.parametrize(("tick_ms", "wheel_size"), [*GEOMETRIES, (2**31, 2**16), (2**31, 2)])
 def test_the_levels_reach_the_latest_deadline(tick_ms: int, wheel_size: int) -> None:
-    """The last level's interval is beyond DEADLINE_MAX, its tick is not: nothing wraps in 64 bits."""
+    """The last level's interval exceeds DEADLINE_MAX, its tick does not: nothing overflows 64 bits."""
     levels = levels_needed(tick_ms, wheel_size)
     assert level_tick_ms(levels, tick_ms, wheel_size) <= DEADLINE_MAX
     assert level_tick_ms(levels, tick_ms, wheel_size) * wheel_size > DEADLINE_MAX
@@ -61,8 +61,8 @@ def test_the_levels_reach_the_latest_deadline(tick_ms: int, wheel_size: int) -> 
 
 
 def test_worked_example_in_module_docstring() -> None:
-    """Every line of the example in wheel.py's docstring is what the wheel does."""
-    # Compiled modules carry no docstring; their source lies beside them.
+    """The wheel does what every line of the example in wheel.py's docstring says."""
+    # Compiled modules have no docstring; their source is next to them.
     source = Path(wheel_module.__file__).parent / "wheel.py"
     text = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or ""
     adds = re.findall(r"add (\d+) +-> level (\d), bucket (\d), due at (\d+)", text)
@@ -102,20 +102,20 @@ def test_worked_example_in_module_docstring() -> None:
         (1, 3, 0, 9, [(3, 1, 9)], 9),
         (1, 3, 0, 26, [(3, 2, 18), (2, 2, 24), (1, 2, 26)], 26),
         (1, 3, 0, 27, [(4, 1, 27)], 27),
-        (1, 3, 100, 103, [(2, 1, 102), (1, 1, 103)], 103),  # case 7: level 2 stands at 99
+        (1, 3, 100, 103, [(2, 1, 102), (1, 1, 103)], 103),  # case 7: level 2 is at 99
     ],
 )
 def test_paths_of_semantics_1_6(
     tick_ms: int, wheel_size: int, start_ms: int, deadline_ms: int, places: list[Place], fires_at: int
 ) -> None:
-    """An entry passes exactly the buckets of the table in 1.6 (rounded up where the tick is more than 1 ms)."""
+    """An entry passes exactly the buckets of the table in 1.6 (rounded up if the tick is more than 1 ms)."""
     wheel = make(tick_ms, wheel_size, start_ms)
     assert wheel.add(0, deadline_ms)
     assert path(wheel, 0) == (places, fires_at)
 
 
 def test_case_04_levels_are_made_on_demand() -> None:
-    """7999 needs three levels, 8000 a fourth."""
+    """A deadline of 7999 needs three levels, 8000 a fourth."""
     wheel = make(1, 20)
     assert wheel.levels == 1
     wheel.add(0, 7999)
@@ -156,7 +156,7 @@ def test_case_11_emptied_bucket_is_not_queued_twice() -> None:
 
 
 def test_case_12_bucket_is_used_again_next_lap() -> None:
-    """At clock 6, 25 lies in L1[5] again, now with expiration 25; at clock 5 it would lie in L2[1]@20."""
+    """At clock 6, 25 is in L1[5] again, now with expiration 25; at clock 5 it would be in L2[1]@20."""
     wheel = make(1, 20)
     wheel.add(0, 5)
     advance(wheel, 5)
@@ -171,7 +171,7 @@ def test_case_12_bucket_is_used_again_next_lap() -> None:
 
 
 def test_case_16_idle_wheel_catches_up_in_hops() -> None:
-    """Idle since 0, at 1000, until 1005: L3[2]@800 and L2[10]@1000 cascade at once, it fires at 1005."""
+    """Idle since 0, at 1000, until 1005: L3[2]@800 and L2[10]@1000 cascade together, it fires at 1005."""
     wheel = make(1, 20)
     wheel.add(0, 1005)
     assert wheel.bucket_of(0) == (3, 2, 800)
@@ -183,7 +183,7 @@ def test_case_16_idle_wheel_catches_up_in_hops() -> None:
 
 
 def test_case_17_nothing_due() -> None:
-    """An advance to which no bucket is due leaves the clocks where they are."""
+    """An advance with no due bucket leaves the clocks unchanged."""
     wheel = make(1, 20)
     wheel.add(0, 100)
     assert advance(wheel, 50) == []
@@ -192,7 +192,7 @@ def test_case_17_nothing_due() -> None:
 
 
 def test_case_18_late_reaper() -> None:
-    """After a stall one advance fires all that is due in order; the clock stands at the last bucket, not at now."""
+    """After a stall, one advance fires everything due in order; the clock is that of the last bucket, not now."""
     wheel = make(1, 20)
     for deadline in range(350, 339, -1):
         wheel.add(deadline - 340, deadline)

@@ -1,4 +1,4 @@
-"""The timing wheel beyond Kafka's cases: limits, emptied buckets, and bugs that others had (docs/lessons.md)."""
+"""The timing wheel beyond Kafka's cases: limits, emptied buckets, and bugs of other projects (docs/lessons.md)."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from tests.engine.timer.wheel_steps import GEOMETRIES, advance, make
 
 
 def test_case_19_cancel_while_its_bucket_is_half_flushed() -> None:
-    """What is cancelled between two slices of one bucket never fires, and is no longer counted."""
+    """An entry cancelled between two slices of one bucket never fires, and is no longer counted."""
     wheel = make(1, 20)
     for slot in range(4):
         wheel.add(slot, 5)
@@ -25,7 +25,7 @@ def test_case_19_cancel_while_its_bucket_is_half_flushed() -> None:
 
 
 def test_add_while_a_bucket_is_half_flushed() -> None:
-    """What is added between two slices lands somewhere and fires in time; a flushed bucket is empty."""
+    """An entry added between two slices fires in time; a flushed bucket is empty."""
     wheel = make(1, 20)
     for slot in range(4):
         wheel.add(slot, 20)
@@ -43,7 +43,7 @@ def test_add_while_a_bucket_is_half_flushed() -> None:
 
 
 def test_next_expiration_skips_buckets_emptied_by_cancel() -> None:
-    """An engine whose timers were all cancelled has nothing to wake for."""
+    """An engine whose timers were all cancelled has no next expiration."""
     wheel = make(1, 20)
     for slot, deadline in enumerate((3, 30, 300, 3000)):
         wheel.add(slot, deadline)
@@ -61,7 +61,7 @@ def test_next_expiration_skips_buckets_emptied_by_cancel() -> None:
 
 @pytest.mark.slow
 def test_one_call_moves_a_bounded_number() -> None:
-    """A cascade of more than MOVES_MAX entries takes several calls, and next_expiration_ms says that more is due."""
+    """A cascade of more than MOVES_MAX entries takes several calls, and next_expiration_ms shows that more is due."""
     herd = wheel_module.MOVES_MAX + 10
     wheel = make(1, 20, slots=herd)
     for slot in range(herd):
@@ -75,7 +75,7 @@ def test_one_call_moves_a_bounded_number() -> None:
 
 
 def test_clock_must_not_go_back() -> None:
-    """An earlier now is a broken invariant, reported with both times."""
+    """A clock that goes back is an assertion error with both times."""
     wheel = make(1, 20)
     advance(wheel, 10)
     with pytest.raises(AssertionError, match="now_ms=9 wheel=10"):
@@ -86,14 +86,14 @@ def test_clock_must_not_go_back() -> None:
     ("tick_ms", "wheel_size", "start_ms"), [(0, 20, 0), (1, 1, 0), (1, 20, -1), (2**31 + 1, 20, 0)]
 )
 def test_impossible_wheels_are_refused(tick_ms: int, wheel_size: int, start_ms: int) -> None:
-    """A wheel that could not tell time is refused with the value at fault."""
+    """An invalid geometry is refused with the faulty value."""
     with pytest.raises(AssertionError, match="is not in"):
         TimingWheel(tick_ms, wheel_size, start_ms)
 
 
 @pytest.mark.parametrize(("tick_ms", "wheel_size"), GEOMETRIES)
 def test_extreme_deadlines(tick_ms: int, wheel_size: int) -> None:
-    """The largest 64-bit deadline is clamped, not wrapped into the past; 0 and negative ones are due at once."""
+    """The largest 64-bit deadline is capped and does not overflow; 0 and negative ones are due immediately."""
     wheel = make(tick_ms, wheel_size)
     assert wheel.add(0, 2**63 - 1)
     assert DEADLINE_MAX <= wheel.deadline_ms(0) < DEADLINE_MAX + tick_ms
@@ -118,7 +118,7 @@ def test_ensure_keeps_what_is_linked() -> None:
 
 
 def test_a_far_deadline_does_not_hide_a_near_one() -> None:
-    """Two deadlines whose buckets would be the same one on a lower level fire each in its time."""
+    """Two deadlines that would share a bucket on a lower level each fire in time."""
     tick = TICK_MS_MAX
     near, far = 5 * tick, (8 * WHEEL_SIZE_MAX + 5) * tick
     wheel = make(tick, WHEEL_SIZE_MAX)

@@ -1,4 +1,4 @@
-"""The timing wheel against a plain dictionary of deadlines: whatever is done to it, it fires the same, never early."""
+"""The timing wheel compared with a plain dictionary of deadlines: it fires the same slots, and never early."""
 
 import random
 
@@ -21,7 +21,7 @@ STEPS = st.one_of(
 
 
 class CheckedWheel:
-    """A wheel and its model, a deadline for each linked slot; every step is checked against it."""
+    """A wheel and its model, a deadline for each linked slot; every step is checked."""
 
     def __init__(self, tick_ms: int, wheel_size: int, start_ms: int, slots: int) -> None:
         self.tick_ms = tick_ms
@@ -72,7 +72,7 @@ class CheckedWheel:
 
 @given(GEOMETRIES, st.lists(STEPS, max_size=120))
 def test_wheel_against_a_sorted_oracle(geometry: tuple[int, int, int], steps: list[tuple[str, int, int]]) -> None:
-    """Any mix of add, re-add, cancel and limited advance fires exactly what the model says, in order, never early."""
+    """Any mix of add, re-add, cancel and limited advance fires the slots of the model, in order, never early."""
     checked = CheckedWheel(*geometry, slots=SLOTS)
     for step, first, second in steps:
         if step == "add":

@@ -1,4 +1,4 @@
-"""What tests of the timing wheel do with one: make it, advance it, and follow an entry on its way."""
+"""Helpers for tests of the timing wheel: create it, advance it, and follow an entry through its buckets."""
 
 from purgatory.engine.waiting.wheel import TimingWheel
 
@@ -19,7 +19,7 @@ def advance(wheel: TimingWheel, now_ms: int, limit: int = 1_000_000) -> list[int
 
 
 def path(wheel: TimingWheel, slot: int) -> tuple[list[Place], int]:
-    """The places a slot passes as the clock goes from one expiration to the next, and when it fires."""
+    """The places that a slot passes as the clock goes from one expiration to the next, and when it fires."""
     places: list[Place] = []
     while True:
         if not places or wheel.bucket_of(slot) != places[-1]:

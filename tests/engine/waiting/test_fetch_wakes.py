@@ -1,16 +1,16 @@
-"""When a fetch is looked at: only when a partition has grown by its share, and never on behalf of one that ended."""
+"""When a fetch is evaluated: only when a partition has reached its share, and never after it has ended."""
 
 from tests.engine import plain
 from tests.engine.world import World
 
 
 def evaluations(world: World) -> int:
-    """How often any fetch was looked at."""
+    """Number of evaluations of fetches."""
     return world.engine.counts(plain.FETCH).evaluations
 
 
 def test_an_old_share_wakes_nobody() -> None:
-    """Shares 4, 4, 4; then a-0 is full and b-0 passes 3, so it waits for 5: its first share, 4, is void."""
+    """Shares 4, 4, 4; then a-0 is full and b-0 passes 3, so it waits for 5: its first share, 4, wakes nothing."""
     world = World()
     for name in ("a-0", "b-0", "c-0"):
         world.append(name, 100)
@@ -29,7 +29,7 @@ def test_an_old_share_wakes_nobody() -> None:
 
 
 def test_a_throttled_fetch_that_ended_is_not_remembered() -> None:
-    """Changes of the in-sync set look at throttled fetches that wait, and at no others once those have ended."""
+    """Changes of the in-sync set evaluate pending throttled fetches, and none that have ended."""
     world = World()
     world.append("a-0", 10)
     world.fetch({"a-0": 5}, replica_id=7, throttled=True, timeout_ms=10)
@@ -42,7 +42,7 @@ def test_a_throttled_fetch_that_ended_is_not_remembered() -> None:
 
 
 def test_a_follower_whose_high_watermark_goes_down_answers_who_reads_beyond_it() -> None:
-    """What the new leader says holds: a reader at an offset that is not readable any more is answered at once."""
+    """If a follower's high watermark is lowered, a reader beyond it is answered immediately."""
     world = World()
     world.append("a-0", 10)
     world.high_watermark("a-0", 8)

@@ -1,4 +1,4 @@
-"""Columns grow one at a time, so that no registration copies them all."""
+"""Columns grow one at a time, so that no registration copies all of them."""
 
 import tracemalloc
 
@@ -11,8 +11,8 @@ STEP = 200
 
 
 def test_no_registration_makes_room_in_all_columns() -> None:
-    """Whatever row it is at, the memory that a small batch asks for stays below 48 bytes for each pending operation:
-    the columns of 16 bytes a row, twice as long as before. All columns together have 110.
+    """At any row, a small batch allocates less than 48 bytes per pending operation: a column of 16 bytes per row, twice
+    as long as before. All columns together have 110 bytes per row.
     """
     engine = Engine(EngineLimits(), 0)
     owner = engine.add_owner()

@@ -1,4 +1,4 @@
-"""What an account holds is counted where it comes and goes, and its shares are kept to the operation."""
+"""The usage of an account is counted wherever things are created or released, and its limits are exact."""
 
 from collections import Counter
 
@@ -35,7 +35,7 @@ STEP = st.one_of(
 
 
 class TwoAccounts:
-    """Two accounts, three owners of theirs, and an engine with a clock."""
+    """Two accounts with three owners, and an engine with a clock."""
 
     def __init__(self) -> None:
         self.engine = Engine(EngineLimits(signal_keys_max=2, partitions_max=3), 0)
@@ -79,7 +79,7 @@ class TwoAccounts:
         engine.take_completions()
 
     def recount(self) -> None:
-        """Walks the engine, and compares."""
+        """Recount everything by walking the engine, and compare."""
         pending = self.engine._pending
         operations: Counter[Holdings] = Counter()
         items: Counter[Holdings] = Counter()
@@ -127,7 +127,7 @@ def register(
     timeout_ms: int,
     now_ms: int,
 ) -> list[int]:
-    """One operation; the codes of its refusal, if any."""
+    """Register one operation; returns the codes of its refusal, if any."""
     kinds = {"produce": codes.PRODUCE, "delete": codes.DELETE_RECORDS, "fetch": codes.FETCH, "signal": codes.SIGNAL}
     places = [place for place, _ in items]
     batch = OperationBatch(
@@ -146,7 +146,7 @@ def register(
 @settings(deadline=None)
 @given(st.lists(STEP, max_size=40))
 def test_counts_are_those_of_a_recount(steps: list[tuple]) -> None:
-    """Whatever happens, counts and bytes are what a walk through the engine finds."""
+    """After any steps, counts and bytes equal a recount of the engine."""
     accounts = TwoAccounts()
     for step in steps:
         accounts.take(step)
@@ -160,7 +160,7 @@ def test_counts_are_those_of_a_recount(steps: list[tuple]) -> None:
 @pytest.mark.parametrize("what", ["produce", "delete", "fetch", "signal"])
 @pytest.mark.parametrize(("limit", "below"), [("operations_max", 2), ("items_max", 5)], ids=["operations", "items"])
 def test_a_share_is_kept_to_the_operation(what: str, limit: str, below: int) -> None:
-    """Up to its share an account is served, the next operation is refused, and another account is still served."""
+    """An account is served up to its limit, the next operation is refused, and another account is still served."""
     engine = Engine(EngineLimits(), 0)
     mine, others = Holdings(), Holdings()
     setattr(mine, limit, below)
@@ -179,7 +179,7 @@ def test_a_share_is_kept_to_the_operation(what: str, limit: str, below: int) -> 
 
 @pytest.mark.parametrize("what", ["produce", "delete", "fetch", "signal"])
 def test_items_have_a_total(what: str) -> None:
-    """The items of all pending operations are limited together, to the item."""
+    """The items of all pending operations together have an exact limit."""
     engine = Engine(EngineLimits(pending_items_max=3), 0)
     owner = engine.add_owner()
     assert register(engine, owner, what, 1, [(0, 7), (1, 7)], 50, 0) == []
@@ -189,7 +189,7 @@ def test_items_have_a_total(what: str) -> None:
 
 
 def test_partitions_and_keys_have_shares() -> None:
-    """Names that are new are refused above the share, known ones are not; events and waits alike."""
+    """Above the share, new names are refused and known ones accepted, for events and waits alike."""
     engine = Engine(EngineLimits(), 0)
     mine = Holdings()
     mine.partitions_max = mine.keys_max = 1
@@ -207,7 +207,7 @@ def test_partitions_and_keys_have_shares() -> None:
 
 
 def test_while_memory_is_short_only_known_marks_move() -> None:
-    """Marks of known partitions are taken, whatever would make something is refused, and says why."""
+    """Marks of known partitions are accepted; everything that would create something is refused, with the reason."""
     engine = Engine(EngineLimits(), 0)
     known = (TOPICS[0], 0)
     engine.apply(EventBatch([codes.HIGH_WATERMARK], partitions=[known], item_indexes=[0], offsets=[1]), 0)
@@ -226,7 +226,7 @@ def test_while_memory_is_short_only_known_marks_move() -> None:
 
 
 def test_positions_are_thinned_while_memory_is_short() -> None:
-    """A partition's positions stay few then, and appends are still taken."""
+    """A partition keeps few positions, and appends are still accepted."""
     engine = Engine(EngineLimits(), 0)
     for offset in range(1, 400):
         batch = EventBatch(
@@ -238,6 +238,6 @@ def test_positions_are_thinned_while_memory_is_short() -> None:
 
 
 def test_holdings_have_no_limits_at_first() -> None:
-    """Whoever sets no shares has none."""
+    """Without explicit limits, an account has none."""
     held = Holdings()
     assert held.operations_max == held.items_max == held.partitions_max == held.keys_max == NO_SHARE

@@ -1,4 +1,4 @@
-"""The table of operation columns agrees with what it describes: the batch and the wire."""
+"""The table of operation columns agrees with the batch and the wire."""
 
 import pytest
 
@@ -8,18 +8,18 @@ from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, OPERATION_
 from purgatory.v1 import operation_pb2
 
 WITHOUT_ROWS = {"operation_ids", "timeouts_ms", "item_counts", "item_indexes", "partitions", "keys"}
-"""What every batch has, so it is not in the table."""
+"""Part of every batch, so not in the table."""
 
 
 def test_the_table_has_every_column_of_a_batch() -> None:
-    """A column added to one of the two without the other would never be checked, or never be there."""
+    """A column that is only in the batch would not be checked; one that is only in the table would not exist."""
     batch = OperationBatch([])
     attributes = {name for name in dir(batch) if not name.startswith("_") and not callable(getattr(batch, name))}
     assert {column.batch_name for column in OPERATION_COLUMNS} == attributes - WITHOUT_ROWS
 
 
 def test_the_table_has_every_column_of_the_wire() -> None:
-    """Each field of the wire's columns is found by its name in the table."""
+    """Each field of the wire's columns is in the table under its name."""
     fields = {field.name for field in operation_pb2.OperationColumns.DESCRIPTOR.fields}
     others = {"kind", "operation_id", "timeout_ms", "item_count", "item_index", "partitions", "keys"}
     assert {column.wire_name for column in OPERATION_COLUMNS} == fields - others
@@ -27,7 +27,7 @@ def test_the_table_has_every_column_of_the_wire() -> None:
 
 @pytest.mark.parametrize("column", OPERATION_COLUMNS, ids=lambda column: f"{column.name}-{column.kinds}")
 def test_uses_of_a_column_agree(column: OperationColumn) -> None:
-    """Kinds may differ in defaults, ranges and the row's field, not in what the column is."""
+    """Kinds may differ in defaults, ranges and the row's field, but not in the meaning of the column."""
     first = COLUMNS_BY_NAME[column.name]
     assert (column.batch_name, column.wire_name, column.level, column.type_name) == (
         first.batch_name,
@@ -39,7 +39,7 @@ def test_uses_of_a_column_agree(column: OperationColumn) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_has_a_column_once(kind: int) -> None:
-    """Two uses of a column by one kind would contradict each other; every kind has an offset."""
+    """No kind has two uses of one column, and every kind has an offset."""
     names = [column.name for column in columns_of(kind)]
     assert len(set(names)) == len(names)
     assert "offset" in names

@@ -1,4 +1,4 @@
-"""Rows of a batch that need no check of their own take a short way; it must do what the full one does."""
+"""Rows of a batch that need no individual check take a fast path, which must have the effect of the full one."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ from purgatory.engine.limits import EngineLimits
 
 TIMEOUT_MS_MAX = 60_000
 NAMES = [("orders", 0), ("orders", 1), ("payments", 0), ("orders", 1), ("unknown", 7)]
-"""A dictionary in which one name stands twice, and which names a partition that no event has named."""
+"""A dictionary in which one name is repeated, and one names a partition that no event has named."""
 
 Row = tuple[list[tuple[int, int, int]], int]
 
@@ -24,7 +24,7 @@ def rows(places: list[int], offsets: list[int], epochs: list[int], timeouts_ms: 
     return st.lists(st.tuples(items, st.sampled_from(timeouts_ms)), min_size=1, max_size=6)
 
 
-# One value out of range sends the whole batch the full way, so such values are drawn apart from those that are allowed.
+# One value out of range sends the whole batch through the full path, so such values are drawn separately.
 ALLOWED = (
     [0, 1, 2, 3, 4],
     [*range(7), OFFSET_MAX - 1],
@@ -48,7 +48,7 @@ IDS = st.one_of(
 
 
 def registered_and_ended(ids: list[int], rows: list[Row], local_error_codes: list[int]) -> list[object]:
-    """Everything that can be seen of a batch, registered where some marks are known, until a mark ends more of it."""
+    """All visible results of a batch, registered while some marks are known, until a mark ends more of it."""
     limits = EngineLimits(items_per_operation_max=3, timeout_ms_max=TIMEOUT_MS_MAX, pending_operations_max=4)
     engine = Engine(limits, 0)
     owner = engine.add_owner()
@@ -83,14 +83,14 @@ def registered_and_ended(ids: list[int], rows: list[Row], local_error_codes: lis
 @settings(max_examples=400)
 @given(IDS, ROWS)
 def test_the_short_way_does_what_the_full_one_does(ids: list[int], rows: list[Row]) -> None:
-    """Waiting, reached, half reached, refused, known already: the same as with an explicit "no error", which sends
-    every row the full way.
+    """Waiting, reached, partly reached, refused or known: the result equals that with explicit "no error" codes, which
+    send every row through the full path.
     """
     assert registered_and_ended(ids, rows, []) == registered_and_ended(ids, rows, [0])
 
 
 def test_an_operation_with_an_error_of_its_own_does_not_wait() -> None:
-    """It ends at once, its neighbours wait."""
+    """An operation with only a local error ends immediately; its neighbours wait."""
     engine = Engine(EngineLimits(), 0)
     owner = engine.add_owner()
     batch = OperationBatch([1, 2, 3], partitions=NAMES[:1], offsets=[1], local_error_codes=[0, 20, 0])
@@ -100,14 +100,14 @@ def test_an_operation_with_an_error_of_its_own_does_not_wait() -> None:
 
 
 def test_a_batch_without_names_is_refused_row_by_row() -> None:
-    """There is nothing to wait on, and each operation says so."""
+    """Each operation without a name to wait on is refused."""
     engine = Engine(EngineLimits(), 0)
     receipt = engine.register(engine.add_owner(), PRODUCE, OperationBatch([1, 2], offsets=[7]), 0)
     assert [(refusal.index, refusal.field) for refusal in receipt.refusals] == [(0, "item_index"), (1, "item_index")]
 
 
 def test_a_place_stands_for_the_name_that_is_there_now() -> None:
-    """Batches with one dictionary, or one like it, find the same partitions; another name at a place is another."""
+    """Batches with the same or an equal dictionary find the same partitions; a changed name finds another partition."""
     engine = Engine(EngineLimits(), 0)
     owner = engine.add_owner()
     names = [("orders", 0), ("orders", 1)]

@@ -1,4 +1,4 @@
-"""What has ended leaves its room to the next: rows, places and memory do not grow with all that ever was."""
+"""Rows, indexes and memory of ended operations are reused: they do not grow with the total ever registered."""
 
 from tests.engine.world import World
 
@@ -6,7 +6,7 @@ ROUNDS = 150
 
 
 def test_rows_of_ended_waits_are_used_again() -> None:
-    """Any number of waits, one after the other, take the rows of one."""
+    """Any number of consecutive waits use the rows of one."""
     world = World()
     for _ in range(ROUNDS):
         handle = world.produce({"orders-0": 10, "orders-1": 10})
@@ -18,7 +18,7 @@ def test_rows_of_ended_waits_are_used_again() -> None:
 
 
 def test_an_owner_forgets_what_has_ended() -> None:
-    """An owner's index of ids keeps to the size of what waits, and what waits stays in it."""
+    """An owner's index of ids is bounded by its pending operations, and keeps all of them."""
     world = World()
     first = world.produce({"orders-0": 10}, timeout_ms=10_000_000)
     for _ in range(ROUNDS):
@@ -29,7 +29,7 @@ def test_an_owner_forgets_what_has_ended() -> None:
 
 
 def test_places_of_partitions_and_keys_are_used_again() -> None:
-    """Names that are waited for once and that no event names leave nothing."""
+    """Names that are waited for once and named by no event leave nothing behind."""
     world = World()
     for number in range(ROUNDS):
         world.produce({f"orders-{number}": 10})
@@ -41,7 +41,7 @@ def test_places_of_partitions_and_keys_are_used_again() -> None:
 
 
 def test_places_of_owners_are_used_again() -> None:
-    """Owners that come and go take one place."""
+    """Owners that are added and removed in turn use one id."""
     world = World()
     for _ in range(ROUNDS):
         world.engine.remove_owner(world.engine.add_owner(), world.now_ms)

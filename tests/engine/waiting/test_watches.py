@@ -1,4 +1,4 @@
-"""The watch list of one key against a naive sorted list, and its memory and compaction."""
+"""The watch list of one key compared with a naive sorted list, and its memory and compaction."""
 
 import bisect
 import random
@@ -23,16 +23,16 @@ STEPS = st.one_of(
 
 
 Model = list[tuple[int, int]]
-"""(threshold, ref), sorted. Refs rise from item to item, so equal thresholds stay in the order of insertion."""
+"""(threshold, ref), sorted. Refs rise from item to item, so equal thresholds stay in order of insertion."""
 
 
 def popped(model: Model, mark: int) -> int:
-    """The ref of the first entry, if a mark reaches its threshold, which is then taken from the model; -1 otherwise."""
+    """Remove and return the ref of the model's first entry if a mark reaches its threshold; else -1."""
     return model.pop(0)[1] if model and model[0][0] <= mark else -1
 
 
 def popped_live(watches: WatchList, mark: int, generations: vec[i32]) -> int:
-    """The first live ref that a mark reaches, stale ones before it being popped; -1: there is none."""
+    """The first live ref that a mark reaches, popping stale ones before it; -1 if there is none."""
     while (ref := watches.pop_reached(mark)) >= 0 and not ref_is_live(ref, generations):
         pass
     return ref
@@ -51,8 +51,8 @@ def pop_all(watches: WatchList, mark: int) -> list[int]:
 
 @given(st.lists(STEPS, max_size=300))
 def test_watch_list_against_a_naive_list(steps: list[tuple[str, int]]) -> None:
-    """Any mix of adds, pops, compactions and drains gives a naive list's live entries, ties in insertion order. Few
-    stale ones are left by a compaction.
+    """Any mix of adds, pops, compactions and drains returns the live entries of a naive list, ties in order of
+    insertion. A compaction leaves few stale entries.
     """
     watches, model = WatchList(), Model()
     generations = generations_of(len(steps))
@@ -101,7 +101,7 @@ def test_refs_carry_item_and_generation(item: int, generation: int) -> None:
 
 @pytest.mark.parametrize("generation", [0, 5, 2**31 - 1])
 def test_a_ref_is_live_in_its_own_generation_only(generation: int) -> None:
-    """A ref is live until its item's generation moves on."""
+    """A ref is live until its item's generation changes."""
     generations = vec[i32]([0, generation])
     ref = make_ref(1, generation)
     assert ref_is_live(ref, generations)
@@ -111,7 +111,7 @@ def test_a_ref_is_live_in_its_own_generation_only(generation: int) -> None:
 
 @pytest.mark.slow
 def test_a_falling_load_is_not_quadratic() -> None:
-    """100,000 falling thresholds go to the overflow heap, all but a few, and come out in order."""
+    """Of 100,000 falling thresholds nearly all go to the overflow heap, and they are popped in order."""
     watches = WatchList()
     count = 100_000
     for item in range(count):
@@ -121,7 +121,7 @@ def test_a_falling_load_is_not_quadratic() -> None:
 
 
 def test_an_outlier_does_not_send_the_rest_to_the_heap() -> None:
-    """Waits for far offsets at the tail leave rising thresholds in the run."""
+    """After waits for far offsets at the tail, rising thresholds still go to the run."""
     watches = WatchList()
     for item in range(5):
         watches.add(10**15 + item, make_ref(item, 0))
@@ -132,7 +132,7 @@ def test_an_outlier_does_not_send_the_rest_to_the_heap() -> None:
 
 
 def test_popped_entries_give_their_memory_back() -> None:
-    """The arrays never hold more popped entries at the head than live ones, but for a small constant."""
+    """The arrays never hold more popped entries at the head than live ones, plus a small constant."""
     watches = WatchList()
     for item in range(10_000):
         watches.add(item, make_ref(item, 0))
@@ -158,7 +158,7 @@ def test_overflow_positions_are_given_back() -> None:
 
 
 def test_stale_entries_are_bounded_by_compaction() -> None:
-    """On a key that no mark ever passes, what is stored never exceeds twice the live entries and a constant."""
+    """On a key that no mark ever passes, stored entries never exceed twice the live entries plus a constant."""
     watches = WatchList()
     pending = 100
     generations = generations_of(20_000)
@@ -177,8 +177,8 @@ def test_stale_entries_are_bounded_by_compaction() -> None:
 
 
 def test_the_overflow_keeps_its_order_when_it_is_compacted() -> None:
-    """Random thresholds, nearly all in the overflow, of which most end and are swept out: what lives comes out by
-    threshold, equal ones in order of insertion, also of those that are added later.
+    """With random thresholds, nearly all in the overflow and most of them ended and compacted away, live entries are
+    popped by threshold, equal ones in order of insertion, including those added later.
     """
     rng, watches, model = random.Random(3), WatchList(), Model()
     generations = generations_of(6_000)
@@ -202,13 +202,13 @@ def test_the_overflow_keeps_its_order_when_it_is_compacted() -> None:
 
 
 def test_forget_without_a_live_entry() -> None:
-    """Forgetting more than was added is a broken invariant."""
+    """Forgetting more entries than were added is an assertion error."""
     with pytest.raises(AssertionError, match="forget without a live entry"):
         WatchList().forget()
 
 
 def test_equal_thresholds_keep_their_order() -> None:
-    """Threshold 5 at the head of the run and, later, in the overflow: popped, drained and compacted oldest first."""
+    """With threshold 5 in the run and later in the overflow, pops, drains and compactions keep the oldest first."""
     oldest, latest = make_ref(0, 0), make_ref(SHIFT_MAX + 2, 0)
     for first in ("pop", "drain", "compact"):
         watches = WatchList()

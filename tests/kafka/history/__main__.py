@@ -1,6 +1,6 @@
-"""`python -m tests.kafka.history --waits 100000 --seed 1` prints what was answered.
+"""`python -m tests.kafka.history --waits 100000 --seed 1` runs the check and prints the answers.
 
-It ends with 1 if anything was wrong.
+The exit code is 1 if any answer was wrong.
 """
 
 import argparse

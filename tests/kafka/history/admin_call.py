@@ -1,8 +1,8 @@
-"""One call of AdminClient in a process of its own, which it aborts when a coordinator dies meanwhile.
+"""Runs one AdminClient call in a process of its own, because the client aborts its process if a coordinator dies.
 
-`python -m tests.kafka.history.admin_call BOOTSTRAP delete GROUP`, `... alter GROUP TOPIC PARTITION OFFSET`,
-`... drop TOPIC`, `... create TOPIC PARTITIONS`, `... grow TOPIC PARTITIONS`. Ends with 0 only when a broker has
-acknowledged it, or when what is to be done to a topic had been done: an earlier try was not answered.
+`python -m tests.kafka.history.admin_call BOOTSTRAP delete GROUP`, `... alter GROUP TOPIC PARTITION OFFSET`, `... drop
+TOPIC`, `... create TOPIC PARTITIONS`, `... grow TOPIC PARTITIONS`. The exit code is 0 only if a broker has acknowledged
+the call, or if a change to a topic had already taken effect by an earlier, unanswered call.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""The brokers' own logs, read from their folders by Kafka's own tool: what was written, where, and when.
+"""Reads the brokers' own logs with Kafka's tool: which records were written, where, and when.
 
-Nothing of it comes from a client, so it is held against what the writers have recorded, and against the answers.
+The content does not come from clients, so it is compared with the record of the writers and with the answers.
 """
 
 import json
@@ -16,15 +16,15 @@ from tests.kafka.history.history_judge import GONE, Mark
 DUMP: Final = "kafka.tools.DumpLogSegments"
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 FOLDER: Final = re.compile(r"(.+)-(\d+)(?:\.[0-9a-f]+-(?:delete|stray))?")
-"""Of a partition. A deleted topic's are renamed, and kept for as long as log.segment.delete.delay.ms says."""
+"""The folder of a partition. Folders of deleted topics are renamed, and kept for log.segment.delete.delay.ms."""
 BATCH: Final = re.compile(r"baseOffset: \d+ .* producerId: (-?\d+) .* isTransactional: (\w+) ")
 RECORD: Final = re.compile(r"\| offset: (\d+) \w+: (\d+) (.*)")
 OFFSET_KEY: Final = "1"
-"""The type of keys of committed offsets, as the tool prints it."""
+"""The "type" in the keys of committed offsets, as printed by the tool."""
 
 
 class LoggedRecord(NamedTuple):
-    """`value`: empty for a marker of a transaction. `settled_s`: when it was certain whether consumers see it."""
+    """`value`: empty for a transaction marker. `settled_s`: when its visibility became certain."""
 
     offset: int
     at_s: float
@@ -42,14 +42,14 @@ class CommittedOffset(NamedTuple):
 
 
 class BrokerLogs(NamedTuple):
-    """`records`: by topic's mark and by how often its topic had been made. `commits`: those of one mark in order."""
+    """`records`: by mark of the topic and its incarnation. `commits`: those of each mark in order."""
 
     records: dict[tuple[Mark, int], list[LoggedRecord]]
     commits: list[CommittedOffset]
 
 
 def read_logs(cluster: KafkaCluster, folder: Path, topics: Collection[str], clock_s: float) -> BrokerLogs:
-    """Of each partition the longest replica. `clock_s` is added to the brokers' time, to have the recorder's."""
+    """Read the longest replica of each partition. `clock_s` converts the brokers' time to the recorder's."""
     replicas: defaultdict[tuple[str, int], list[list[Path]]] = defaultdict(list)
     for place in folder.glob("data-*/*-*"):
         matched = FOLDER.fullmatch(place.name)
@@ -75,7 +75,7 @@ def read_logs(cluster: KafkaCluster, folder: Path, topics: Collection[str], cloc
 def _dumped(
     cluster: KafkaCluster, logs: Iterable[Sequence[Path]], *options: str
 ) -> Iterator[tuple[Sequence[Path], list[str]]]:
-    """What the tool prints of the segments of each of these logs."""
+    """The tool's output for the segments of each of these logs."""
     logs = [log for log in logs if log]
     files = ",".join(str(segment) for log in logs for segment in log)
     lines: defaultdict[str, list[str]] = defaultdict(list)
@@ -90,7 +90,7 @@ def _dumped(
 
 
 def records_of(lines: Iterable[str], clock_s: float) -> Iterator[LoggedRecord]:
-    """Settled, in order; transactions that have not ended are left out, with what comes after their beginning."""
+    """Settled records in order. Open transactions are left out, with everything after their beginning."""
     unsettled: list[tuple[str, LoggedRecord]] = []
     producer, is_transactional = "", False
     for line in lines:

@@ -1,4 +1,4 @@
-"""The history check: real brokers, a real daemon and two real sources, while everything is broken again and again."""
+"""The history check: real brokers, a daemon and two sources under repeated faults."""
 
 import asyncio
 import time
@@ -24,10 +24,10 @@ from tests.kafka.history.lineage_judge import FENCED, wrong_lineages
 from tests.kafka.history.log_check import contradictions, marks_at_the_end, raised_steps, steps_of_logs
 
 SETTLE_S: Final = 5.0
-"""A source that was killed is missed after 3 s of silence; until then nothing says that its marks are stale."""
+"""Silence of a killed source is detected after 3 s; until then its marks are not reported as stale."""
 START_S: Final = 120.0
 END_S: Final = 60.0
-"""How long after the last fault and the last commit every mark may take to be what the brokers have."""
+"""After the last fault and commit, every mark must match the brokers within this time (seconds)."""
 SETTINGS: Final[dict[str, object]] = {
     "broker.session.timeout.ms": 3000,
     "offsets.topic.num.partitions": 6,
@@ -42,7 +42,7 @@ SETTINGS: Final[dict[str, object]] = {
 
 @dataclass
 class HistoryReport:
-    """What was done, how the waits ended, and what was wrong: answers, marks at the end, and the record itself."""
+    """The actions, the results of the waits, and the errors: answers, final marks, contradictions in the record."""
 
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     stale: int = 0
@@ -64,7 +64,7 @@ class HistoryReport:
 
 @dataclass
 class _Observed:
-    """What a run has left for its judges."""
+    """The data that a run leaves for its judges."""
 
     record: HistoryRecord
     answers: list[Answer]
@@ -74,7 +74,7 @@ class _Observed:
 
 
 def run(folder: Path, waits: int, seed: int, faults: tuple[str, ...] = FAULTS) -> HistoryReport:
-    """Everything that it starts has ended when it returns. Raises ClusterUnavailable."""
+    """Run the check. Everything it starts has ended when it returns. Raises ClusterUnavailable."""
     clock_s = time.monotonic() - time.time()
     report = HistoryReport()
     brokers = folder / "brokers"
@@ -123,7 +123,7 @@ async def _observe(
 
 
 async def _until_fed(client: AsyncClient, record: HistoryRecord) -> None:
-    """Until each group has committed and the source has told something of it."""
+    """Wait until each group has committed and the source has published a mark of it."""
     groups = {f"kafka/{group}/" for group in (*TOPICS_OF, LIVE)}
     async with asyncio.timeout(START_S):
         while True:
@@ -138,7 +138,7 @@ async def _until_fed(client: AsyncClient, record: HistoryRecord) -> None:
 
 
 async def _is_caught_up(client: AsyncClient) -> bool:
-    """Nothing is written any more: members have to come to the end, over whatever transactions have left there."""
+    """Whether members have reached the end, past the leftovers of transactions; nothing is written any more."""
     try:
         return (await client.caught_up(LIVE, LIVE_TOPICS, timeout=END_S)).satisfied
     except PurgatoryClientError:
@@ -146,7 +146,7 @@ async def _is_caught_up(client: AsyncClient) -> bool:
 
 
 async def _last_marks(client: AsyncClient, record: HistoryRecord) -> dict[Mark, int]:
-    # Somebody waits on them all: else ends of topics are looked at every 10 s only.
+    # Without a wait on each mark, ends of topics are polled only every 10 s.
     await client.produce({mark: 1 << 40 for mark, offset in record.present.items() if offset != GONE}, timeout=SETTLE_S)
     return {
         (one.topic, one.partition): one.high_watermark
@@ -160,12 +160,12 @@ def _judge(report: HistoryReport, observed: _Observed, logs: BrokerLogs) -> None
     report.changes = record.changes
     report.steps, report.logged = len(record.changes), len(logged)
     raised = raised_steps([*record.changes, *logged], logs, {PAYMENTS})
-    # Markers of transactions, and records that no writer knows the end of, are in the logs only.
+    # Only the logs contain transaction markers, and records whose outcome their writer does not know.
     report.wrong = wrong_answers([*record.changes, *logged, *raised], answers, SETTLE_S, observed.down)
     cut = [step for step in record.changes if step.mark[0] == f"kafka/{LOSSY}"]
     report.wrong += wrong_answers([*logged, *raised, *cut], answers, SETTLE_S, observed.down)
     report.wrong += wrong_lineages(record.changes, answers, SETTLE_S, observed.down)
-    report.wrong = list(dict.fromkeys(report.wrong))  # most are found by both
+    report.wrong = list(dict.fromkeys(report.wrong))  # most errors are found by both
     report.contradictions = contradictions(record.written, record.sent, record.changes, logs, {LOSSY})
     ends = marks_at_the_end(logs, record.incarnations)
     for mark in ends.keys() | observed.marks.keys():

@@ -1,4 +1,4 @@
-"""What the history check breaks: one thing at a time, or two where the one makes the other worse."""
+"""The faults of the history check: one at a time, or two if the second makes the first worse."""
 
 import asyncio
 import itertools
@@ -18,14 +18,14 @@ from tests.kafka.history.history_programs import DAEMON, SOURCES, Programs
 from tests.kafka.history.history_record import HistoryRecord, admin_call, topic_mark
 
 LONELY_S: Final = 4.0
-"""For so long a log's leader writes alone before it dies: its followers have to be out of the in-sync set by then."""
+"""Seconds for which a leader writes alone before it is killed, so that its followers leave the in-sync set."""
 GROWN_MAX: Final = 12
 ADMIN_TRIES: Final = 10
 FAULTS: Final = ("source", "topic", "broker", "daemon", "partitions", "cut", "both sources")
 
 
 class HistoryFaults:
-    """Breaks things until `is_ending`, and ends when all is well again. `counts`: how often, by what."""
+    """Causes faults until `is_ending`, and repairs everything before it ends. `counts`: number of faults by kind."""
 
     def __init__(self, cluster: KafkaCluster, programs: Programs, record: HistoryRecord, seed: int) -> None:
         self.counts: Final[Counter[str]] = Counter()
@@ -63,7 +63,7 @@ class HistoryFaults:
                 await asyncio.to_thread(self._programs.until_served)
 
     async def _end_broker(self) -> None:
-        """Sometimes a topic is made anew, or grows, meanwhile."""
+        """Stop a broker; sometimes a topic is recreated or grows at the same time."""
         broker = self._chance.choice(list(self._cluster.brokers))
         await asyncio.to_thread(self._until_in_sync)
         await asyncio.to_thread(self._chance.choice((self._cluster.kill, self._cluster.stop)), broker)
@@ -76,7 +76,7 @@ class HistoryFaults:
         await asyncio.to_thread(self._cluster.start, broker)
 
     def _make_anew(self) -> None:
-        """The topic is deleted and made under the same name, with all marks on it."""
+        """Delete a topic and all its marks, and create it again under the same name."""
         record, count = self._record, self._record.partitions[VOLATILE]
         with record.gates[VOLATILE].closed():
             marks = [*(topic_mark(VOLATILE, number) for number in range(count)), *record.marks_on(VOLATILE)]
@@ -104,7 +104,7 @@ class HistoryFaults:
         record.partitions[GROWING] = count + 1
 
     def _cut(self) -> None:
-        """A log loses records: its follower is away while they are written, and its leader while it comes back."""
+        """Truncate a log: its follower is down during writes, and its leader is down when the follower returns."""
         record, number = self._record, self._chance.randrange(self._record.partitions[LOSSY])
         self._until_in_sync()
         leader = self._look(number).leader
@@ -121,7 +121,7 @@ class HistoryFaults:
             self._until_led(LOSSY, record.partitions[LOSSY], but=leader if is_alone else 0)
             for one in range(record.partitions[LOSSY]):
                 self._record_cut(one, begun_s)
-            time.sleep(2.0)  # written over at once it could not be seen: two looks have to agree
+            time.sleep(2.0)  # a truncation that is overwritten at once is invisible: two polls must agree
         self._cluster.start(leader)
 
     def _record_cut(self, number: int, begun_s: float) -> None:
@@ -133,11 +133,11 @@ class HistoryFaults:
         record.step(mark, end, begun_s, time.monotonic())
         for mark in record.marks_on(LOSSY):
             if mark[1] == number and record.present_of(mark) > end:
-                record.step(mark, end, begun_s, None)  # until its group commits again, which ends what was before
+                record.step(mark, end, begun_s, None)  # until its group commits again, which ends the earlier state
                 record.present[mark] = end
 
     def _insist(self, action: str, *arguments: object) -> None:
-        """Until a broker has acknowledged it."""
+        """Retry until a broker has acknowledged it."""
         call = partial(admin_call, self._cluster.bootstrap, action, *arguments)
         if any(self._record.change(f"topics: {action}", {}, call) for _ in range(ADMIN_TRIES)):
             return
@@ -151,7 +151,7 @@ class HistoryFaults:
         assert self._until(is_led), f"{topic} has no leaders"
 
     def _until_in_sync(self) -> None:
-        """Or a broker that ends would cut a log, which nobody would have recorded."""
+        """Wait for all replicas. Otherwise a stopped broker could truncate a log without a record of it."""
 
         def is_in_sync() -> bool:
             return all(len(one.isrs) == len(one.replicas) for one in self._partitions(LOSSY).values())
@@ -159,7 +159,7 @@ class HistoryFaults:
         assert self._until(is_in_sync), f"{LOSSY} has replicas that do not catch up"
 
     def _partitions(self, topic: str) -> dict[int, Any]:
-        # A client of its own for each look: one whose broker has died may stay with what it knew.
+        # A new client for each look, because one whose broker died may keep outdated metadata.
         consumer = Consumer({"bootstrap.servers": self._cluster.bootstrap, "group.id": "faults", **QUIET})
         try:
             return dict(consumer.list_topics(topic, timeout=4).topics[topic].partitions)

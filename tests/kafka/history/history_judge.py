@@ -1,4 +1,4 @@
-"""Which answers were wrong, given what the brokers really had. Pure functions of lists; they trust no daemon."""
+"""Finds wrong answers by comparison with the brokers' true state. Pure functions of lists; no daemon is trusted."""
 
 import math
 from bisect import bisect_right
@@ -12,9 +12,10 @@ UNKNOWN_PARTITION: Final = 3
 
 
 class RecordedStep(NamedTuple):
-    """An offset that a mark was given, in seconds of one clock. Changes of one mark come from one writer, in order.
+    """An offset given to a mark, in seconds of one clock. The changes of a mark have one writer and are in order.
 
-    `acknowledged_s`: when the broker's answer was there; None: it failed or nobody knows, so it may have happened.
+    `acknowledged_s`: time of the broker's acknowledgement; None: it failed or is unknown, so the change may have
+    happened.
     """
 
     mark: Mark
@@ -24,11 +25,11 @@ class RecordedStep(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A wait and its end.
+    """A wait and its result.
 
-    `registered_s`: just before it was sent. `accepted_s`: when the daemon had acknowledged it. `answered_s`: when it
-    had ended at the latest. `stale_s`: for how long its mark could not be seen, by its result; None: it was seen.
-    `error_code`: it has ended by itself. `listed_s`: just before the epoch that it names was read; None: it names none.
+    `registered_s`: just before it was sent. `accepted_s`: when the daemon had acknowledged it. `answered_s`: the latest
+    time at which it can have ended. `stale_s`: for how long its mark was stale, from its result; None: it was not.
+    `error_code`: the error with which it ended. `listed_s`: just before its epoch was read; None: it names none.
     """
 
     mark: Mark
@@ -54,12 +55,12 @@ def wrong_answers(
     settle_s: float,
     down: Sequence[tuple[float, float]] = (),
 ) -> list[Wrong]:
-    """All answers that came before they were true, or not at all though they were, or told of an end that was none.
+    """All answers that were given too early, missing although they were due, or that reported a false end.
 
-    `settle_s`: how long a source may take to see a change. Within it a wait may be answered, or not, by what the mark
-    was before; what nobody had begun to write may never be answered.
-    `down`: from when to when the daemon was not there. Deadlines that pass then, or before its sources are back, are as
-    if they had passed when it went: only what it could have seen until then had to be answered.
+    `settle_s`: how long a source may take to see a change. Within this time a wait may be answered from the previous
+    mark; a value that was not yet being written is never a valid answer. `down`: periods without a daemon. A deadline
+    in such a period, or before its sources are back, counts as if it had passed when the daemon went down: only values
+    that it could see by then had to be answered.
     """
     by_mark: defaultdict[Mark, list[RecordedStep]] = defaultdict(list)
     for change in changes:
@@ -81,11 +82,11 @@ def wrong_answers(
 
 
 def _too_early(history: Sequence[RecordedStep], answer: Answer, settle_s: float) -> str:
-    """Looks back from the answer: if the last offset that was enough had ended too early, so had all before it."""
+    """Looks back from the answer: if the last sufficient offset had ended too early, so had all earlier ones."""
     ended_s = None
     for change in history[_begun_by(history, answer.answered_s) :: -1]:
         if change.offset < answer.target:
-            # What was surely written first after the last offset that was enough; later ones say nothing more.
+            # The first certain write after the last sufficient offset ends it; later ones add nothing.
             ended_s = change.acknowledged_s if change.acknowledged_s is not None else ended_s
         elif ended_s is None or ended_s + settle_s >= answer.registered_s:
             return ""
@@ -97,7 +98,7 @@ def _too_early(history: Sequence[RecordedStep], answer: Answer, settle_s: float)
 def _unanswered(
     history: Sequence[RecordedStep], answer: Answer, settle_s: float, down: Sequence[tuple[float, float]]
 ) -> str:
-    # What a result says was not seen at the end counts as not having been.
+    # The stale time in a result is excluded from the time in which an answer was due.
     deadline_s = answer.registered_s + answer.timeout_s - (answer.stale_s or 0.0)
     for from_s, to_s in down:
         deadline_s = from_s if from_s <= deadline_s <= to_s + settle_s else deadline_s
@@ -106,7 +107,7 @@ def _unanswered(
         if change.offset < answer.target:
             lower_begun_s = change.begun_s
             if lower_begun_s <= answer.accepted_s + settle_s:
-                return ""  # what was before need not have been seen
+                return ""  # the earlier state need not have been seen
         elif change.acknowledged_s is not None:
             must_be_answered_s = max(change.acknowledged_s, answer.accepted_s) + settle_s
             if must_be_answered_s <= deadline_s and lower_begun_s > must_be_answered_s:
@@ -115,7 +116,7 @@ def _unanswered(
 
 
 def _wrongly_ended(history: Sequence[RecordedStep], answer: Answer, settle_s: float) -> str:
-    """A wait that names no epoch ends by itself only where its mark was not there. `lineage_judge` has the others."""
+    """Whether a wait without an epoch ended although its mark existed. `lineage_judge` checks waits with an epoch."""
     if answer.listed_s is not None and answer.error_code != UNKNOWN_PARTITION:
         return ""
     if answer.error_code != UNKNOWN_PARTITION:
@@ -123,7 +124,7 @@ def _wrongly_ended(history: Sequence[RecordedStep], answer: Answer, settle_s: fl
     there_since_s = math.inf
     for change in history[_begun_by(history, answer.answered_s) :: -1]:
         if change.offset == GONE:
-            break  # if nothing was acknowledged since, it may still be gone
+            break  # without an acknowledged change since, the mark may still be gone
         if change.acknowledged_s is not None:
             there_since_s = change.acknowledged_s
             if there_since_s + settle_s < answer.registered_s:
@@ -132,6 +133,6 @@ def _wrongly_ended(history: Sequence[RecordedStep], answer: Answer, settle_s: fl
 
 
 def _begun_by(history: Sequence[RecordedStep], time_s: float) -> int:
-    """The place of the last change begun by then; past the other end, so that nothing is left, where there is none."""
+    """Index of the last change begun by then; without one, an index past the other end, so that a slice is empty."""
     place = bisect_right(history, time_s, key=lambda change: change.begun_s) - 1
     return place if place >= 0 else -len(history) - 1

@@ -1,4 +1,4 @@
-"""What writes records and commits of groups while the history check breaks things, each writer in a thread."""
+"""The load of the history check: records and commits of groups, with each writer in a thread."""
 
 import random
 import threading
@@ -14,13 +14,13 @@ from tests.kafka.history.history_record import HistoryRecord, admin_call, group_
 
 ORDERS: Final = "orders"
 PAYMENTS: Final = "payments"
-"""Written by transactions."""
+"""A topic written by transactions."""
 GROWING: Final = "growing"
-"""Gets more partitions."""
+"""A topic that gains partitions."""
 VOLATILE: Final = "volatile"
-"""Is deleted and made anew."""
+"""A topic that is deleted and recreated."""
 LOSSY: Final = "lossy"
-"""Two replicas and unclean elections."""
+"""A topic with two replicas and unclean elections."""
 PARTITIONS: Final = {ORDERS: 4, PAYMENTS: 2, GROWING: 1, VOLATILE: 2, LOSSY: 2}
 TOPICS_OF: Final = {
     "group0": (ORDERS, VOLATILE),
@@ -30,9 +30,9 @@ TOPICS_OF: Final = {
     "group4": (ORDERS, LOSSY),
     "group5": (LOSSY, GROWING),
 }
-"""Groups that commit by themselves, without members."""
+"""Groups that commit without members."""
 LIVE: Final = "live"
-"""A group of consumers that come and go."""
+"""A group whose consumers join and leave."""
 LIVE_TOPICS: Final = (ORDERS, PAYMENTS)
 QUIET: Final = {"log_level": 0, "socket.timeout.ms": 4000, "topic.metadata.refresh.interval.ms": 2000}
 FLUSH_S: Final = 60.0
@@ -40,15 +40,15 @@ WITHIN_A_BURST: Final = {
     VOLATILE: {"acks": "all", "retries": 20},
     LOSSY: {"acks": "all", "retries": 20, "max.in.flight.requests.per.connection": 1},
 }
-"""Topics whose records are all acknowledged before somebody else may change them. Without idempotence: its sequence
-numbers outlive neither a topic nor a log that was cut.
+"""Topics whose records are all acknowledged before another thread may change them. Without idempotence, because its
+sequence numbers survive neither a recreated topic nor a truncated log.
 """
 
 
 class HistoryLoad:
-    """Writes from when it is entered. Groups commit what exists only, so nothing but their commits moves their marks.
+    """Writes from when it is entered. Groups commit only existing offsets, so only their commits move their marks.
 
-    On leaving, what produces ends first: `run_dry` does that alone, and the consumers read on.
+    On exit, producers stop first. `run_dry` stops only those, and the consumers read on.
     """
 
     def __init__(self, bootstrap: str, seed: int) -> None:
@@ -83,7 +83,7 @@ class HistoryLoad:
             raise self._failures[0]
 
     def run_dry(self) -> None:
-        """No more records; no transaction is open."""
+        """Stop producing, with all transactions ended."""
         self._is_dry.set()
         _join(self._writers)
 
@@ -94,7 +94,7 @@ class HistoryLoad:
     def _guarded(self, call: Callable[[random.Random], None], chance: random.Random) -> None:
         try:
             call(chance)
-        except Exception as error:  # noqa: BLE001 - raised where the load ends: a thread's own would only be printed
+        except Exception as error:  # noqa: BLE001 - raised when the load ends; a thread would only print it
             self._failures.append(error)
 
     def _producer(self, settings: dict[str, Any]) -> Producer:
@@ -109,7 +109,7 @@ class HistoryLoad:
         try:
             producer.produce(topic, value.encode(), partition=number, on_delivery=delivered)
         except KafkaException as error:
-            if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:  # it has not heard of a new one yet
+            if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:  # it does not know a new partition yet
                 raise
 
     def _delivered(self, mark: Mark, value: str, error: object, message: Message) -> None:
@@ -127,7 +127,7 @@ class HistoryLoad:
             with record.gates[topic].used() as is_open:
                 if not is_open:
                     continue
-                if incarnation != record.incarnations[topic]:  # one that knew the topic before is long in finding it
+                if incarnation != record.incarnations[topic]:  # the old producer finds the new topic late
                     producer, incarnation = self._producer(settings), record.incarnations[topic]
                 for _ in range(chance.randint(0, 6)):
                     self._send(producer, topic, chance.randrange(record.partitions[topic]))
@@ -138,14 +138,14 @@ class HistoryLoad:
         producer.flush(FLUSH_S)
 
     def _transact(self, chance: random.Random) -> None:
-        """Transactions that are committed, aborted, or left open by a producer that is gone."""
+        """Run transactions that are committed, aborted, or left open by a killed producer."""
         settings = {"transactional.id": "history", "transaction.timeout.ms": 60_000, "linger.ms": 0}
         producer: Producer | None = None
         while producer is None or not self._is_dry.wait(0.05):
             try:
                 if producer is None:
                     producer = self._producer(settings)
-                    producer.init_transactions(30)  # aborts what its predecessor has left open
+                    producer.init_transactions(30)  # aborts its predecessor's open transaction
                     continue
                 producer.begin_transaction()
                 for _ in range(chance.randint(1, 6)):
@@ -202,7 +202,7 @@ class HistoryLoad:
                 self.record.change("groups deleted", gone, partial(admin_call, self._bootstrap, "delete", group))
 
     def _live(self, chance: random.Random) -> None:
-        """A member of a group, again and again, for some seconds each time."""
+        """Run a member of a group repeatedly, for some seconds each time."""
         own = {"auto.offset.reset": "earliest", "enable.auto.commit": False, "session.timeout.ms": 6000}
         while not self._stopping.wait(chance.uniform(0.0, 2.0)):
             consumer = self._consumer(LIVE, **own, **{"heartbeat.interval.ms": 500})

@@ -1,4 +1,4 @@
-"""What the history check judges: a daemon with its journal and two sources that publisher it the same marks."""
+"""The programs under test: a daemon with a journal and two sources that publish the same marks to it."""
 
 import signal
 import socket
@@ -16,7 +16,7 @@ START_S: Final = 60.0
 
 
 class Programs:
-    """Processes that may be killed one by one. `down`: from when to when the daemon was not there."""
+    """Processes that may be killed individually. `down`: periods without a daemon."""
 
     def __init__(self, folder: Path, bootstrap: str) -> None:
         grpc, http = free_ports(2)
@@ -42,7 +42,7 @@ class Programs:
         self._running[name].wait()
 
     def until_served(self) -> None:
-        """Until the daemon is there again."""
+        """Wait until the daemon is available again."""
         host, port = self.address.split(":")
         while True:
             try:

@@ -1,4 +1,4 @@
-"""The record of what was done to a cluster: who wrote what, from when to when. Shared by threads."""
+"""The record of all changes to a cluster: writer, value, start and end time. Shared by threads."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ ADMIN_S: Final = 20.0
 
 
 class WrittenRecord(NamedTuple):
-    """A record that a broker has acknowledged. Its value is of no other record."""
+    """A record that a broker has acknowledged. Its value is unique."""
 
     mark: Mark
     value: str
@@ -27,7 +27,7 @@ class WrittenRecord(NamedTuple):
 
 
 class TopicGate:
-    """Many may use a topic at a time, or one may change it."""
+    """Permits concurrent use of a topic by many, or one exclusive change."""
 
     def __init__(self) -> None:
         self._changed: Final = threading.Condition()
@@ -36,7 +36,7 @@ class TopicGate:
 
     @contextmanager
     def used(self) -> Iterator[bool]:
-        """Whether it may be used."""
+        """Use the topic; yields whether that is permitted."""
         with self._changed:
             is_open = not self._is_closed
             self._users += is_open
@@ -50,7 +50,7 @@ class TopicGate:
 
     @contextmanager
     def closed(self) -> Iterator[None]:
-        """Waits until nobody uses it; then nobody may. One at a time."""
+        """Wait until the topic is unused, then exclude all users. One caller at a time."""
         with self._changed:
             self._is_closed = True
             self._changed.wait_for(lambda: not self._users)
@@ -62,10 +62,10 @@ class TopicGate:
 
 
 class HistoryRecord:
-    """`changes` is what was done, `present` what each mark is by it, GONE once it is removed.
+    """`changes` are the recorded steps; `present` is each mark's current value, GONE after its removal.
 
-    `partitions`: how many each topic has. `incarnations`: how often it was made. `tally`: how many changes were
-    acknowledged, and of how many nobody knows, by what was done. `sent`: when each record's value was handed over.
+    `partitions`: partition counts of topics. `incarnations`: how often each topic was created. `tally`: acknowledged
+    and uncertain changes, by kind. `sent`: when each record's value was passed to a producer.
     """
 
     def __init__(self, partitions: Mapping[str, int]) -> None:
@@ -87,7 +87,7 @@ class HistoryRecord:
             self.present[mark] = offset
 
     def change(self, what: str, offsets: Mapping[Mark, int], change: Callable[[], object]) -> bool:
-        """Does it. Where it fails nobody knows whether it happened."""
+        """Make a change. If it fails, it is unknown whether it took effect."""
         begun_s, acknowledged_s = time.monotonic(), None
         try:
             change()
@@ -100,23 +100,23 @@ class HistoryRecord:
         return acknowledged_s is not None
 
     def value(self, topic: str) -> str:
-        """A value for a record that is sent now."""
+        """A unique value for a record that is sent now."""
         value = f"{topic}:{self.incarnations[topic]}:{len(self.sent)}:{threading.get_ident()}"
         self.sent[value] = time.monotonic()
         return value
 
     def was_written(self, mark: Mark, value: str, offset: int) -> None:
-        """A broker has acknowledged a record."""
+        """Record that a broker has acknowledged a record."""
         record = WrittenRecord(mark, value, offset, self.sent[value], time.monotonic())
         self.written.append(record)
         self.step(mark, offset + 1, record.begun_s, record.acknowledged_s)
 
     def marks_on(self, topic: str) -> list[Mark]:
-        """Of all groups."""
+        """Marks of all groups on a topic."""
         return [mark for mark in list(self.present) if mark[0].count("/") > 1 and mark[0].endswith(f"/{topic}")]
 
     def present_of(self, mark: Mark) -> int:
-        """0 where there is none."""
+        """The current value; 0 if there is none."""
         return max(0, self.present.get(mark, GONE))
 
 
@@ -129,6 +129,6 @@ def group_mark(group: str, topic: str, number: int) -> Mark:
 
 
 def admin_call(bootstrap: str, *call: object) -> None:
-    """Raises SubprocessError when it was not acknowledged."""
+    """Run an admin call. Raises SubprocessError if it was not acknowledged."""
     command = [sys.executable, "-m", "tests.kafka.history.admin_call", bootstrap, *map(str, call)]
     subprocess.run(command, check=True, timeout=ADMIN_S, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""Who waits in the history check: sessions of many waits each, around the present of all marks."""
+"""The waiters of the history check: sessions with many waits each, near the current values of all marks."""
 
 import asyncio
 import random
@@ -15,12 +15,12 @@ from tests.kafka.history.history_record import HistoryRecord
 BATCH: Final = 2000
 SESSIONS: Final = 6
 NAMES_EPOCH: Final = 0.3
-"""The part of the waits that names an epoch, as whoever has a token does."""
+"""Share of the waits that name an epoch, as a client with a token does."""
 NO_EPOCH: Final = -1
 
 
 class HistoryWaiters:
-    """`outcomes` counts how waits ended; `answers` has each of them that was not refused or cancelled."""
+    """`outcomes` counts results; `answers` contains every wait that was neither refused nor cancelled."""
 
     def __init__(self, client: AsyncClient, record: HistoryRecord, waits: int, seed: int) -> None:
         self.answers: Final[list[Answer]] = []
@@ -68,7 +68,7 @@ class HistoryWaiters:
                 stale_s = stale_ms / 1000 if stale_ms >= 0 else None
                 outcome = Outcome(results.outcomes[place])
                 is_over = outcome in (Outcome.SATISFIED, Outcome.EXPIRED)
-                # By the daemon's own count: its answer may have been under way for long.
+                # Measured by the daemon, because its answer may have been delayed in transit.
                 ended_s = accepted_s + results.waited_ms[place] / 1000 + 0.01
                 self.outcomes[outcome] += 1
                 self.answers.append(

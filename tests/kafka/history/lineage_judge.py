@@ -1,4 +1,4 @@
-"""Which waits that name an epoch were answered from another history than theirs, or ended though theirs went on."""
+"""Finds waits with an epoch that were answered from another history, or ended although theirs continued."""
 
 import math
 from collections import defaultdict
@@ -11,7 +11,7 @@ FENCED: Final = 74
 
 
 class LineageBreak(NamedTuple):
-    """A mark has gone back. `ended_s`: when that was certain; None: nobody knows whether it has."""
+    """A mark has moved back. `ended_s`: when that was certain; None: it is unknown whether it happened."""
 
     begun_s: float
     ended_s: float | None
@@ -43,8 +43,8 @@ def wrong_lineages(
     settle_s: float,
     down: Sequence[tuple[float, float]] = (),
 ) -> list[Wrong]:
-    """`settle_s`, `down`: as in `wrong_answers`. What comes when the daemon is just back may have been decided before
-    it went.
+    """`settle_s`, `down`: as in `wrong_answers`. A result sent just after the daemon's return may have been decided
+    before it went down.
     """
     by_mark: defaultdict[Mark, list[RecordedStep]] = defaultdict(list)
     for change in changes:
@@ -66,6 +66,6 @@ def wrong_lineages(
 
 
 def _is_passed(one: LineageBreak, answer: Answer, settle_s: float) -> bool:
-    """Whether a break came surely after an answer's epoch was read, and so long before the answer that it was seen."""
+    """Whether a break surely happened after the epoch of an answer was read, and was visible before the answer."""
     is_later = one.begun_s > answer.registered_s
     return is_later and one.ended_s is not None and one.ended_s + settle_s < answer.answered_s

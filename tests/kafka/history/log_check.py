@@ -1,4 +1,4 @@
-"""Holds what the brokers' own logs say against the record of the writers, and makes of it a history of its own."""
+"""Compares the brokers' logs with the record of the writers, and builds a history from the logs."""
 
 import math
 from collections import defaultdict
@@ -10,11 +10,11 @@ from tests.kafka.history.history_judge import GONE, Mark, RecordedStep
 from tests.kafka.history.history_record import WrittenRecord
 
 CLOCK_S: Final = 0.05
-"""Brokers write milliseconds of the host's clock, which is set now and then; the record has a steady one."""
+"""Brokers use the host's clock in milliseconds, which is adjusted at times; the record uses a monotonic clock."""
 
 
 def steps_of_logs(logs: BrokerLogs) -> list[RecordedStep]:
-    """What the logs say that has happened, and when it began; nothing of when it was acknowledged."""
+    """The steps in the logs with their start times; acknowledgement times are unknown."""
     steps = [
         RecordedStep(mark, one.offset + 1, one.at_s - CLOCK_S, None)
         for (mark, _), records in logs.records.items()
@@ -24,7 +24,7 @@ def steps_of_logs(logs: BrokerLogs) -> list[RecordedStep]:
 
 
 def raised_steps(steps: Iterable[RecordedStep], logs: BrokerLogs, topics: Collection[str]) -> list[RecordedStep]:
-    """How far groups' marks may be raised beyond what is committed, on these topics: over what no consumer sees."""
+    """How far marks on these topics may be raised above the committed offset: over records invisible to consumers."""
     by_mark: defaultdict[Mark, list[RecordedStep]] = defaultdict(list)
     for step in steps:
         group, _, topic = step.mark[0].removeprefix("kafka/").rpartition("/")
@@ -34,7 +34,7 @@ def raised_steps(steps: Iterable[RecordedStep], logs: BrokerLogs, topics: Collec
     for mark, history in by_mark.items():
         log = {one.offset: one for one in logs.records.get((_topic_of(mark), 1), ())}
         history.sort(key=lambda step: step.begun_s, reverse=True)
-        until_s = math.inf  # by then the next commit has surely replaced it
+        until_s = math.inf  # the next commit has surely replaced it by then
         for step in history:
             raised += _raised(step, log, until_s)
             until_s = until_s if step.acknowledged_s is None else step.acknowledged_s
@@ -54,7 +54,7 @@ def contradictions(
     written: Iterable[WrittenRecord], sent: Mapping[str, float], changes: Iterable[RecordedStep], logs: BrokerLogs,
     cut_topics: Collection[str],
 ) -> list[str]:  # fmt: skip
-    """What only one of them knows. `cut_topics`: whose records may be lost after they were acknowledged."""
+    """Differences between the two. `cut_topics`: topics that may lose acknowledged records."""
     return [*_records_told_apart(written, sent, logs, cut_topics), *_commits_told_apart(changes, logs.commits)]
 
 
@@ -99,7 +99,7 @@ def _commits_told_apart(changes: Iterable[RecordedStep], commits: Sequence[Commi
 
 
 def marks_at_the_end(logs: BrokerLogs, incarnations: Mapping[str, int]) -> dict[Mark, tuple[int, int]]:
-    """The lowest and the highest that each mark may be once nothing happens any more. GONE: it may not be there."""
+    """The lowest and highest permitted final value of each mark. GONE: the mark may be absent."""
     ends: dict[Mark, tuple[int, int]] = {}
     for (mark, incarnation), records in logs.records.items():
         if records and incarnation == incarnations[mark[0].removeprefix("kafka/")]:

@@ -174,7 +174,7 @@ def test_lines_of_json_with_bad_ones_among_them(spark: SparkSession, tmp_path: P
     reasons = sorted(folders.rows("malformed").column("reason").to_pylist())
     assert len(reasons) == 5
     assert any("condition" in reason for reason in reasons)
-    assert any("at: None" in reason for reason in reasons)
+    assert any("at: not a valid time: None" in reason for reason in reasons)
     late = folders.rows("late").to_pylist()
     assert [(row["at_ms"], row["offset"]) for row in late] == [(1_250, 9)]
     spark.sql("DROP TABLE stream_outcomes")

@@ -1,4 +1,6 @@
-"""Cursors of any incarnation against a model, over real streams, while a session ends and comes back in every way."""
+"""Cursors of any incarnation against a model, over real streams, while a session ends and is created again in every
+way.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ STEPS = st.tuples(
 
 @dataclass
 class Life:
-    """The model of one incarnation: its results have the numbers from 1 on, and ids that are the same."""
+    """The model of one incarnation: its results are numbered from 1, and their ids equal their numbers."""
 
     incarnation: str
     results: int = 0
@@ -71,7 +73,7 @@ class Session:
         assert answer.receipt.highest_operation_id == self.life.results
 
     async def collect(self, cursor: Cursor, how: int) -> None:
-        """Open a stream with a cursor and read all that it must bring."""
+        """Open a stream with a cursor and read all results that it must deliver."""
         incarnation, sequence = cursor
         is_blank = self.life is None or not self.life.results
         resumed = not is_blank and self._is_present(cursor)
@@ -100,7 +102,7 @@ class Session:
         await drained(self.served, "s")
 
     async def acknowledge(self, cursor: Cursor) -> None:
-        """Acknowledge by a call of its own."""
+        """Acknowledge by a separate call."""
         incarnation, sequence = cursor
         request = wire.AcknowledgeRequest(session_id="s", sequence=sequence, incarnation=incarnation)
         if self.life is None or not self._is_present(cursor):
@@ -116,7 +118,7 @@ class Session:
         self.life = None
 
     async def expire(self) -> None:
-        """The session's time to live passes."""
+        """Let the session's time to live pass."""
         host = self.served.host
         assert isinstance(self.served.clock, ManualClock)
         self.served.clock.jump(TTL_MS)
@@ -124,7 +126,7 @@ class Session:
         self.life = None
 
     def check(self) -> None:
-        """The daemon's session equals the model: nothing else was acknowledged."""
+        """Check that the daemon's session equals the model: nothing else was acknowledged."""
         session = self.served.host.sessions.find("s")
         assert (session is None) == (self.life is None)
         if session is not None and self.life is not None:
@@ -132,16 +134,16 @@ class Session:
             assert kept == (self.life.incarnation, self.life.results, self.life.acknowledged)
 
     def restarted(self, *, journal: bool) -> None:
-        """Only a journal keeps a session, and only one that has something to keep."""
+        """Restart. A session survives only with a journal, and only if it has something to keep."""
         if not journal or (self.life is not None and not self.life.results):
             self.life = None
 
     def _is_present(self, cursor: Cursor) -> bool:
-        """Whether a cursor is of the present incarnation, or names none."""
+        """Return whether a cursor names the present incarnation, or none."""
         return not cursor[0] or (self.life is not None and self.life.incarnation == cursor[0])
 
     def _note(self, incarnation: str) -> None:
-        """The session is created by the call that was answered, or is still the same."""
+        """Record the incarnation in the answer: the call created the session, or it is still the same."""
         if self.life is None:
             assert incarnation not in {known for known, _ in self.cursors}, "an incarnation came back"
             self.life = Life(incarnation)
@@ -195,7 +197,7 @@ async def live(steps: Sequence[Step]) -> None:
 @settings(max_examples=8, deadline=None, phases=[Phase.reuse, Phase.generate])  # shrinking would take minutes
 @given(st.lists(STEPS, min_size=4, max_size=14))
 def test_a_cursor_loses_nothing(steps: list[Step]) -> None:
-    """Through closing, expiry and restarts with and without the journal: whatever cursor a client comes back with, it
-    gets every result of the present incarnation that this incarnation's own cursors have not acknowledged.
+    """Through closing, expiry and restarts with and without the journal: whichever cursor a client reconnects with, it
+    gets every result of the present incarnation that cursors of this incarnation have not acknowledged.
     """
     asyncio.run(live(steps))

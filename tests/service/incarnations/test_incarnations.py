@@ -1,4 +1,4 @@
-"""Incarnations of sessions: a cursor acknowledges results of the session's life that it comes from, and of no other."""
+"""Incarnations of sessions: a cursor acknowledges results only of the incarnation in which it was issued."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -98,7 +98,7 @@ async def test_a_cursor_of_this_incarnation_acknowledges() -> None:
 
 
 async def test_registering_in_an_incarnation_that_is_gone_creates_no_session() -> None:
-    """NOT_FOUND, and the session still does not exist."""
+    """The call fails with NOT_FOUND, and the session still does not exist."""
     async with serving() as served:
         with refused(grpc.StatusCode.NOT_FOUND, "session 's'"):
             await register(served, 1, incarnation="0123456789abcdef")
@@ -106,7 +106,7 @@ async def test_registering_in_an_incarnation_that_is_gone_creates_no_session() -
 
 
 async def test_the_opening_states_what_is_pending_and_the_largest_message() -> None:
-    """So a client can tell an idle session from a busy one, and split its batches."""
+    """A client can therefore tell an idle session from a busy one, and split its batches."""
     async with serving() as served:
         await register(served, 1)
         peer = await Peer(served, "s").open()
@@ -114,7 +114,7 @@ async def test_the_opening_states_what_is_pending_and_the_largest_message() -> N
 
 
 async def register_at(daemon: DaemonProcess, first: int, last: int) -> None:
-    """Operations that end at once."""
+    """Register operations that end at once."""
     operations = [signal(operation_id, "k", timeout_ms=0) for operation_id in range(first, last + 1)]
     batch = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=operations))
     async with grpc.aio.insecure_channel(daemon.address) as channel:
@@ -124,7 +124,7 @@ async def register_at(daemon: DaemonProcess, first: int, last: int) -> None:
 
 
 async def events_of(daemon: DaemonProcess, count: int, cursor: str = "") -> list[Event]:
-    """The first events of the session's stream, with the id of the last event that was seen before."""
+    """Return the first events of the session's stream, with the id of the last event received before."""
     headers = {"Last-Event-ID": cursor} if cursor else {}
     address = f"http://{daemon.http_address}/v1/results?session=s"
     async with aiohttp.ClientSession() as http, http.get(address, headers=headers) as response:
@@ -134,7 +134,7 @@ async def events_of(daemon: DaemonProcess, count: int, cursor: str = "") -> list
 
 @pytest.mark.slow
 async def test_a_cursor_after_a_restart_without_a_journal(start_daemon: StartDaemon) -> None:
-    """The new session has other results under the same numbers: none of them is acknowledged, all come."""
+    """The new session has other results with the same numbers: none of them is acknowledged, and all are delivered."""
     daemon = start_daemon()
     await register_at(daemon, 1, 3)
     cursor = (await events_of(daemon, 4))[-1].number
@@ -150,7 +150,7 @@ async def test_a_cursor_after_a_restart_without_a_journal(start_daemon: StartDae
 
 @pytest.mark.slow
 async def test_a_cursor_after_a_restart_with_a_journal(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """The session is the same one, even after a crash: what was seen is acknowledged, and the rest comes."""
+    """The session is the same one, even after a crash: received results are acknowledged, and the rest is delivered."""
     folder = str(tmp_path / "journal")
     daemon = start_daemon("--data-dir", folder)
     await register_at(daemon, 1, 3)

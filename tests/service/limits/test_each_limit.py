@@ -1,4 +1,4 @@
-"""Each limit of the settings, one below, at and one above: what is taken, and what whoever is refused is told."""
+"""Each limit in the settings, one below it, at it and one above it: acceptance, and the details of the refusal."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.service.serving import (
 
 LIMIT: Final = 4
 HELD_MS: Final = 40_000
-"""Waits that are held have this timeout, a whole number of buckets on each wheel."""
+"""Timeout of held waits, a whole number of buckets on each wheel."""
 NEVER: Final = None
 AT_THE_NEXT_EXPIRY: Final = HELD_MS
 EXHAUSTED: Final = codes.RESOURCE_EXHAUSTED
@@ -44,7 +44,7 @@ INVALID: Final = codes.INVALID_ARGUMENT
 
 
 class Told(NamedTuple):
-    """What a refused caller is told: the code, what is full or wrong, and after how long to come again."""
+    """A refusal as its caller receives it: the code, the exceeded limit or invalid field, and the retry delay."""
 
     code: int
     subject: str
@@ -52,17 +52,17 @@ class Told(NamedTuple):
 
 
 class Driven(NamedTuple):
-    """A host that is served with one limit set, by a clock that stands still."""
+    """A served host with one limit set, and a clock that does not advance."""
 
     served: ServedHost
     clock: ManualClock
     limits: LimitsSettings
     streams: list[grpc.aio.StreamStreamCall[Any, Any]]
-    """That are open to the end."""
+    """Streams that stay open to the end."""
 
 
 async def told(call: Awaitable[object]) -> Told | None:
-    """What the call is told if it is refused."""
+    """The refusal of the call, if it is refused."""
     try:
         await call
     except grpc.aio.AioRpcError as error:
@@ -71,7 +71,7 @@ async def told(call: Awaitable[object]) -> Told | None:
 
 
 def read(error: grpc.aio.AioRpcError) -> Told:
-    """What the status of a refused call says."""
+    """Parse the status of a refused call."""
     status = rpc_status.from_call(error)
     assert status is not None, error
     subject, retry_ms = "", NEVER
@@ -88,7 +88,7 @@ def read(error: grpc.aio.AioRpcError) -> Told:
 
 
 async def wait(driven: Driven, operation: operation_pb2.Operation) -> Told | None:
-    """What a call of Wait is told; None: it waits, or has its answer."""
+    """Return the refusal of a call of Wait; None if it waits or has been answered."""
     engine, pending = driven.served.host.engine, driven.served.host.engine.pending
     call: asyncio.Task[object] = asyncio.ensure_future(driven.served.stub.Wait(wire.WaitRequest(operation=operation)))
     await eventually(lambda: call.done() or engine.pending > pending, "the wait is taken or refused")
@@ -106,7 +106,7 @@ async def register(driven: Driven, batch: wire.RegisterBatch, session_id: str = 
 
 
 async def hold(driven: Driven, count: int) -> None:
-    """So many operations of one partition are pending."""
+    """Keep this many operations of one partition pending."""
     if count:
         receipt = (await register(driven, produce_columns(range(1, count + 1), timeout_ms=HELD_MS))).receipt
         assert receipt.accepted == count
@@ -114,7 +114,7 @@ async def hold(driven: Driven, count: int) -> None:
 
 @asynccontextmanager
 async def holding_waits(driven: Driven, count: int) -> AsyncIterator[None]:
-    """So many calls of Wait wait."""
+    """Keep this many calls of Wait waiting."""
     host = driven.served.host
     request = wire.WaitRequest(operation=produce(1, "held", 9, timeout_ms=HELD_MS))
     waits = [asyncio.ensure_future(driven.served.stub.Wait(request)) for _ in range(count)]
@@ -126,7 +126,7 @@ async def holding_waits(driven: Driven, count: int) -> AsyncIterator[None]:
 
 
 def produce_many(count: int) -> operation_pb2.Operation:
-    """A wait for so many partitions."""
+    """A wait for this many partitions."""
     operation = produce(0, "orders", 9, timeout_ms=HELD_MS)
     for partition in range(1, count):
         item = operation.produce.partitions.add(required_offset=9)
@@ -134,7 +134,7 @@ def produce_many(count: int) -> operation_pb2.Operation:
     return operation
 
 
-# How each limit is driven. `amount` is what there is of it once the last step is taken.
+# One function per limit. `amount` is the amount in use after the last step.
 
 
 async def pending_operations(driven: Driven, amount: int) -> Told | None:
@@ -179,7 +179,7 @@ async def events_per_batch(driven: Driven, amount: int) -> Told | None:
 
 
 async def items_per_batch(driven: Driven, amount: int) -> Told | None:
-    """Two operations share the items, so that no other column has as many values."""
+    """The items are split between two operations, so that no other column has as many values."""
     columns = produce_columns(range(1, 3)).columns
     columns.item_count.extend([1, amount - 1])
     del columns.partitions[:]
@@ -189,7 +189,7 @@ async def items_per_batch(driven: Driven, amount: int) -> Told | None:
 
 
 async def memory_bytes(driven: Driven, amount: int) -> Told | None:
-    """Fills up with results until the batch's own worst comes to the amount."""
+    """Fill the memory with results until the batch's own worst case reaches the amount."""
     batch, host = produce_columns(range(1, 11)), driven.served.host
     await register(driven, produce_columns(range(1, 2), "other"))
     budget = host.shares.budget
@@ -210,7 +210,7 @@ async def calls(driven: Driven, amount: int) -> Told | None:
 
 
 async def calls_queued(driven: Driven, amount: int) -> Told | None:
-    """Calls of this caller stand in line where nothing gives them a turn."""
+    """Calls of this caller wait in its queue, and never get a turn."""
     async with holding_waits(driven, 1):
         (caller,) = driven.served.host.fair_queue._callers.values()
         line = caller.waiters[REGISTRATIONS]
@@ -266,7 +266,7 @@ async def timeout_default(driven: Driven, amount: int) -> Told | None:
 
 
 class LimitRow(NamedTuple):
-    """A limit: how it is driven, and what whoever goes beyond it is told."""
+    """A limit: the function that reaches it, and the refusal above it."""
 
     drive: Callable[[Driven, int], Coroutine[Any, Any, Told | None]]
     told: Told
@@ -298,12 +298,12 @@ TABLE: Final = {
     "sources_max": LimitRow(sources, Told(EXHAUSTED, "sources")),
     "unacknowledged_results_max": LimitRow(unacknowledged_results, Told(EXHAUSTED, "")),
 }
-"""By the name of the setting."""
+"""Rows by name of the setting."""
 
 
 @asynccontextmanager
 async def driving(**limits: int) -> AsyncIterator[Driven]:
-    """Serves the daemon's own host with these limits."""
+    """Serve the daemon's own host with these limits."""
     settings = Settings(limits=LimitsSettings(**limits))
     clock = ManualClock()
     host = make_host(settings, Metrics(), clock, 0)
@@ -326,8 +326,8 @@ def test_every_limit_is_in_the_table() -> None:
 @pytest.mark.parametrize("beyond", [-1, 0, 1], ids=["below", "at", "above"])
 @pytest.mark.parametrize("name", LimitsSettings.model_fields)
 async def test_each_limit_holds_to_the_one(name: str, beyond: int) -> None:
-    """One below a limit and at it all is taken; one above it is refused with code, subject and advice of the table,
-    and what was refused took nothing: what was taken before is still there.
+    """One below a limit and at it, everything is accepted; one above it, the refusal has the code, subject and retry
+    delay of the table. A refusal takes nothing: everything accepted before is still there.
     """
     row = TABLE[name]
     limits = {name: row.limit} | ({"timeout_ms_default": 1} if name == "timeout_ms_max" else {})
@@ -340,8 +340,8 @@ async def test_each_limit_holds_to_the_one(name: str, beyond: int) -> None:
 
 @pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row.told.retry_ms == AT_THE_NEXT_EXPIRY])
 async def test_whoever_comes_again_when_told_is_served(name: str) -> None:
-    """The advice is the truth where nothing happens meanwhile: a millisecond before there is no room, and then there
-    is.
+    """The retry delay is exact if nothing else happens: one millisecond before its end there is still no space, and
+    then there is.
     """
     by_calls = name in ("unary_waits_max", "calls_max", "calls_per_caller_max")
     async with driving(**{name: LIMIT}) as driven, holding_waits(driven, LIMIT if by_calls else 0):
@@ -361,8 +361,8 @@ async def test_whoever_comes_again_when_told_is_served(name: str) -> None:
 
 
 async def test_a_session_that_reads_nothing_is_stopped_without_advice() -> None:
-    """Refused registrations are results too. Beyond the limit and a batch of them the batch is refused as a whole; and
-    no time is named, as only the session itself can make room.
+    """Refused registrations are results too. One batch beyond the limit, the batch is refused as a whole, without a
+    retry delay, because only the session itself can make room.
     """
     async with driving(unacknowledged_results_max=1, operations_per_batch_max=2) as driven:
         await driven.served.high_watermark("orders", 9)

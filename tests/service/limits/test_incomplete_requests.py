@@ -1,4 +1,4 @@
-"""Messages that are not whole: their calls are ended when memory is short or will be, and only then."""
+"""Incomplete messages: their calls are ended only when memory is short or soon will be."""
 
 import asyncio
 from typing import Any, Final
@@ -23,14 +23,14 @@ from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 
 
 class Waiting:
-    """Calls that wait for a message that does not come, at a time that the test sets."""
+    """Calls that wait for a message that does not arrive, on a clock that the test sets."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self.calls: Final = IncompleteRequests(lambda: self.now_s)
 
     def start(self, caller: str, *, has_read: bool = False) -> asyncio.Task[str]:
-        """A call that ends with the code of its refusal; "cancelled" when that was not the daemon's doing."""
+        """A call that ends with the code of its refusal, or with "cancelled" if the daemon did not end it."""
 
         async def serve() -> str:
             call = self.calls.call(caller)
@@ -51,7 +51,7 @@ class Waiting:
 
 
 async def test_late_requests_are_refused_and_others_wait_on() -> None:
-    """Of two calls that wait for their request, the one that has waited long is refused."""
+    """Of two calls that wait for their request, the one that has waited too long is refused."""
     waiting = Waiting()
     late = waiting.start("one")
     await asyncio.sleep(0)
@@ -83,8 +83,8 @@ async def test_who_has_most_is_ended_first() -> None:
 
 
 async def test_open_streams_are_ended_of_one_caller_at_a_time() -> None:
-    """Streams that have nothing to say look like half a message: those of one caller end, in turn, and while memory is
-    not short yet no caller's end again and again.
+    """Silent streams look like incomplete messages: those of one caller at a time are ended. While memory is not short
+    yet, the same caller's streams are not ended repeatedly.
     """
     waiting = Waiting()
     many = [waiting.start("many", has_read=True) for _ in range(3)]
@@ -121,7 +121,7 @@ async def test_open_streams_are_ended_of_one_caller_at_a_time() -> None:
 async def test_a_caller_that_never_sends_its_message_is_told(
     method: str, first: Message | None, status: grpc.StatusCode
 ) -> None:
-    """On a real server: the call ends with the status, and nothing of it is left."""
+    """On a real server, the call ends with the status, and its memory is freed."""
     host = Host(Engine(EngineLimits(), 0), ManualClock(), HostSettings())
     now_s = [0.0]
     gate = CallGate(host.fair_queue, host.settings.limits)
@@ -138,14 +138,14 @@ async def test_a_caller_that_never_sends_its_message_is_told(
                 await call.write(first.SerializeToString())
                 await call.read()
                 # A call that is ended while its first answer is still being written never gets its status from gRPC;
-                # streams that are late for half a second have written it long ago, and here after another call.
+                # streams that are late for half a second have written it long before, and here after another call.
                 await PurgatoryServiceStub(channel).GetStatus(wire.GetStatusRequest())
-            while not len(gate.incomplete_requests):  # noqa: ASYNC110 - nobody is told of a call that comes in
+            while not len(gate.incomplete_requests):  # noqa: ASYNC110 - an incoming call notifies no one
                 await asyncio.sleep(0.001)
             now_s[0] = 1.0
             assert gate.incomplete_requests.end_late(is_short=False) == 1
             assert await call.code() == status
-            while gate.queue.calls or len(gate.incomplete_requests):  # noqa: ASYNC110 - nor of one that has gone
+            while gate.queue.calls or len(gate.incomplete_requests):  # noqa: ASYNC110 - neither does one that has ended
                 await asyncio.sleep(0.001)
     finally:
         await server.stop(0)

@@ -1,4 +1,4 @@
-"""The memory budget: how it is worked out, what counts, and what is refused when it is full."""
+"""The memory budget: its size, the memory that counts towards it, and refusals when it is full."""
 
 import random
 import tracemalloc
@@ -37,11 +37,11 @@ def make_host() -> tuple[Host, Metrics]:
     return Host(Engine(EngineLimits(), 0), ManualClock(), HostSettings(), metrics), metrics
 
 
-# How much there may be.
+# The size of the budget.
 
 
 def test_the_budget_is_what_was_set_or_most_of_what_there_is() -> None:
-    """A budget that is set holds; without one it is a share of the memory, which is never more than the machine's."""
+    """A configured budget applies; the default is a share of the memory, which is at most the machine's."""
     assert budget_bytes(512 * MIB) == 512 * MIB
     assert 0 < budget_bytes(0) == int(memory_budget.available_bytes() * memory_budget.SHARE_OF_MACHINE)
 
@@ -63,7 +63,7 @@ def test_the_budget_is_what_was_set_or_most_of_what_there_is() -> None:
 def test_limits_of_control_groups_are_found(
     tmp_path: Path, membership: str, files: dict[str, str], limits: list[int]
 ) -> None:
-    """Of the process's own group and those above it, in both versions."""
+    """The limits of the process's own group and of the groups above it are found, in both versions."""
     (tmp_path / "cgroup").write_text(membership, "utf-8")
     for name, text in files.items():
         path = tmp_path / "mounted" / name
@@ -73,7 +73,7 @@ def test_limits_of_control_groups_are_found(
 
 
 def test_messages_are_a_part_of_the_budget() -> None:
-    """With 512 MiB a message may have 4 MiB; with a large budget the setting holds."""
+    """With 512 MiB a message may have 4 MiB; with a large budget the setting applies."""
     small = Settings(limits=LimitsSettings(memory_bytes_max=512 * MIB))
     large = Settings(limits=LimitsSettings(memory_bytes_max=64 * 1024 * MIB))
     assert largest_message_bytes(small) == 4 * MIB
@@ -83,7 +83,7 @@ def test_messages_are_a_part_of_the_budget() -> None:
 
 @pytest.mark.parametrize(("given", "is_taken"), [(0, True), (1, False), (128 * MIB - 1, False), (128 * MIB, True)])
 def test_a_budget_below_what_the_program_takes_is_refused(given: int, is_taken: bool) -> None:
-    """0 is no setting; from there to 128 MiB nothing could be served."""
+    """A budget of 0 is not a setting, and below 128 MiB no work would fit; such values are refused."""
     if is_taken:
         assert LimitsSettings(memory_bytes_max=given).memory_bytes_max == given
     else:
@@ -91,12 +91,12 @@ def test_a_budget_below_what_the_program_takes_is_refused(given: int, is_taken: 
             LimitsSettings(memory_bytes_max=given)
 
 
-# What is refused.
+# Refusals.
 
 
 @pytest.mark.parametrize(("spare", "fits"), [(-1, False), (0, True), (1, True)])
 def test_a_batch_fits_to_the_byte(spare: int, fits: bool) -> None:
-    """What a batch can come to is within the budget, or the batch is refused as a whole, and counted."""
+    """A batch whose worst case exceeds the budget by one byte is refused as a whole, and counted."""
     host, metrics = make_host()
     budget = host.shares.budget
     budget.bytes_max = budget.held_bytes() + budget.operations_bytes(10, 20) + spare
@@ -111,7 +111,7 @@ def test_a_batch_fits_to_the_byte(spare: int, fits: bool) -> None:
 
 @pytest.mark.parametrize(("spare", "fits"), [(-1, False), (0, True)])
 def test_a_unary_wait_fits_to_the_byte(spare: int, fits: bool) -> None:
-    """An operation of many items is refused where they do not fit, although one of a single item would."""
+    """An operation with many items is refused if they do not fit, although one with a single item would."""
     host, metrics = make_host()
     budget, nobody = host.shares.budget, host.shares.accounts.nobody
     budget.bytes_max = budget.held_bytes() + budget.operations_bytes(1, 50) + spare
@@ -126,7 +126,7 @@ def test_a_unary_wait_fits_to_the_byte(spare: int, fits: bool) -> None:
 
 
 async def test_while_memory_is_short_marks_are_still_taken() -> None:
-    """Registrations, sessions, waits, listings and new partitions are refused; a mark of a known one moves."""
+    """Registrations, sessions, waits, lists and new partitions are refused; marks of known partitions are accepted."""
     host, _ = make_host()
     nobody = host.shares.accounts.nobody
     host.sessions.open("known", 0)
@@ -151,7 +151,9 @@ async def test_while_memory_is_short_marks_are_still_taken() -> None:
 
 
 def test_the_watch_tells_the_budget_and_gives_memory_back() -> None:
-    """Over the budget memory is given back, at most once a second; if that does not help, it is short."""
+    """Over the budget, free memory is returned to the system at most once a second; if that does not help, memory is
+    short.
+    """
     host, _ = make_host()
     budget = host.shares.budget
     budget.bytes_max = 1_000
@@ -176,7 +178,9 @@ def test_the_watch_tells_the_budget_and_gives_memory_back() -> None:
 
 
 def test_late_calls_are_ended_before_memory_is_short(caplog: pytest.LogCaptureFixture) -> None:
-    """From three quarters of the budget on, if much of it is not counted; what they held is then given back."""
+    """Late calls are ended from three quarters of the budget on, if much of it is uncounted; their memory is then
+    returned.
+    """
     host, _ = make_host()
     budget = host.shares.budget
     budget.bytes_max = 100 * MIB
@@ -210,7 +214,7 @@ def test_late_calls_are_ended_before_memory_is_short(caplog: pytest.LogCaptureFi
 
 
 def test_a_shortage_is_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
-    """The log says what is held, and does not say it again ten times a second."""
+    """The log states the memory held, and is not repeated ten times a second."""
     host, _ = make_host()
     host.shares.budget.bytes_max = 1_000
     watch = MemoryWatch(host.shares.budget, lambda: 2_000, lambda _: 1)
@@ -223,15 +227,17 @@ def test_a_shortage_is_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_the_process_is_measured() -> None:
-    """A running Python takes some megabytes."""
+    """A running Python process takes some megabytes."""
     assert resident_bytes() > MIB
 
 
-# What is counted.
+# Counted memory.
 
 
 def test_the_size_of_a_batch_is_told_from_the_message() -> None:
-    """Columns by their lengths; rows by their number, and by their bytes for items."""
+    """The size of columns is computed from their lengths, that of rows from their number, and from their bytes for
+    items.
+    """
     columns = operation_pb2.OperationColumns(operation_id=[1, 2, 3], item_index=[0, 1, 0, 1])
     assert size_of(wire.RegisterBatch(columns=columns)) == (3, 4)
     assert size_of(wire.RegisterBatch(columns=operation_pb2.OperationColumns(operation_id=[1, 2]))) == (2, 2)
@@ -247,7 +253,9 @@ def test_the_size_of_a_batch_is_told_from_the_message() -> None:
 
 @given(st.lists(st.integers(1, 4), max_size=8), st.lists(st.tuples(st.booleans(), st.integers(1, 5)), max_size=12))
 def test_an_outbox_counts_what_it_holds(added: list[int], steps: list[tuple[bool, int]]) -> None:
-    """Whatever is taken, split and acknowledged, the bytes are those of the slices in it; all is told on."""
+    """After any sequence of appends, splits and acknowledgements, the outbox counts the bytes of its slices, and
+    reports each change.
+    """
     told = [0]
 
     def hold(more: int) -> None:
@@ -276,7 +284,7 @@ def test_an_outbox_counts_what_it_holds(added: list[int], steps: list[tuple[bool
 
 
 def test_the_estimate_of_results_is_near_what_they_take() -> None:
-    """Within a factor of 2.5 of what Python allocates, for results that came together and one by one."""
+    """The estimate is within a factor of 2.5 of Python's allocation, for results added together and one by one."""
     for together in (1, 1_000):
         engine = Engine(EngineLimits(), 0)
         owner = engine.add_owner()
@@ -303,7 +311,7 @@ SHAPES = ["single", "wide", "fetches", "keys", "partitions", "replicas"]
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_engines_estimate_is_near_what_it_takes(shape: str) -> None:
-    """Within a factor of 2 of what Python allocates."""
+    """The estimate is within a factor of 2 of Python's allocation."""
     random.seed(1)
     engine = Engine(EngineLimits(), 0)
     owner = engine.add_owner()
@@ -320,7 +328,7 @@ def test_the_engines_estimate_is_near_what_it_takes(shape: str) -> None:
 
 
 def fill(engine: Engine, owner: Owner, shape: str) -> None:
-    """Some megabytes of one shape."""
+    """Fill the engine with some megabytes of one shape."""
     if shape in ("partitions", "replicas"):
         count = 2_000 if shape == "partitions" else 50
         names = [(f"topic-{number}", number) for number in range(count)]

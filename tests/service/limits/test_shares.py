@@ -1,4 +1,4 @@
-"""Shares of limits: one account fills what it may, and others are still served."""
+"""Shares of limits: one account uses up its share, and others are still served."""
 
 import asyncio
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def session_of(host: Host, principal: str, session_id: str = "jobs") -> Session:
 
 
 def register(host: Host, session: Session, count: int, topic: str = "orders") -> int:
-    """How many of so many waits are accepted, one batch each."""
+    """Register this many waits, one per batch; return how many are accepted."""
     accepted = 0
     for _ in range(count):
         batch = OperationBatch(
@@ -57,7 +57,9 @@ def register(host: Host, session: Session, count: int, topic: str = "orders") ->
 
 @given(st.integers(0, 9), st.integers(1, 1_000), st.lists(st.integers(0, 9), max_size=9))
 def test_a_share_leaves_room(times_free: int, limit: int, others: list[int]) -> None:
-    """Whoever takes all of its share holds at most `times_free` times what is free then; nobody loses anything."""
+    """An account that uses its whole share holds at most `times_free` times what is then free; no account loses
+    anything.
+    """
     held_by_others = min(sum(others), limit)
     most = share(times_free, limit, held_by_others, 0)
     free = limit - held_by_others - most
@@ -71,7 +73,7 @@ def test_a_share_leaves_room(times_free: int, limit: int, others: list[int]) -> 
 
 
 def test_one_account_fills_and_another_is_served() -> None:
-    """Alone an account is served two thirds of the operations; the next one two thirds of what is left."""
+    """A single account can use two thirds of the operations; the next one two thirds of the rest."""
     host, metrics = make_host()
     assert register(host, session_of(host, "ann"), LIMIT + 1) == 8
     assert metrics.rejected[codes.RESOURCE_EXHAUSTED] == LIMIT + 1 - 8
@@ -82,26 +84,26 @@ def test_one_account_fills_and_another_is_served() -> None:
 
 
 def test_sessions_of_one_account_share_its_share() -> None:
-    """What one session holds counts for the others of the same account."""
+    """Operations of one session count against the share of all sessions of the account."""
     host, _ = make_host()
     assert register(host, session_of(host, "ann", "first"), 6) == 6
     assert register(host, session_of(host, "ann", "second"), 6) == 2
 
 
 def test_whoever_was_not_asked_has_all() -> None:
-    """Without a policy all callers are one, and what there is is theirs."""
+    """Without a policy, all callers are one account, which may use everything."""
     host, _ = make_host()
     assert register(host, host.sessions.open("jobs", 0)[0], LIMIT + 1) == LIMIT
 
 
 def test_shares_can_be_turned_off() -> None:
-    """With no shares an account may hold everything."""
+    """If shares are disabled, an account may hold everything."""
     host, _ = make_host(times_free=0)
     assert register(host, session_of(host, "ann"), LIMIT + 1) == LIMIT
 
 
 def test_sessions_are_shared_out() -> None:
-    """An account at its share of sessions is refused, which is counted; another one is not."""
+    """An account that has used its share of sessions is refused, which is counted; another one is not."""
     host, metrics = make_host()
     ann, bob = host.shares.accounts.of("ann"), host.shares.accounts.of("bob")
     for number in range(8):
@@ -114,7 +116,7 @@ def test_sessions_are_shared_out() -> None:
 
 
 def test_unary_waits_are_shared_out() -> None:
-    """An account at its share of calls of Wait is refused; another one is not."""
+    """An account that has used its share of calls of Wait is refused; another one is not."""
     host, _ = make_host()
     ann, bob = host.shares.accounts.of("ann"), host.shares.accounts.of("bob")
     ann.unary_waits = 8
@@ -124,7 +126,7 @@ def test_unary_waits_are_shared_out() -> None:
 
 
 async def test_partitions_are_shared_out() -> None:
-    """An account that names partitions first may name so many; it may still move them, and others may name more."""
+    """An account can add only its share of partitions; it may still move them, and other accounts may add more."""
     host, _ = make_host()
 
     async def announce(principal: str, first: int, count: int) -> int:
@@ -135,7 +137,7 @@ async def test_partitions_are_shared_out() -> None:
         receipt = await apply_events(host, batch, account=host.shares.accounts.of(principal))
         return count - len(receipt.refusals)
 
-    # The share is worked out once for a batch, not for each event of it.
+    # The share is computed once per batch, not once per event.
     assert await announce("ann", 0, LIMIT) == 8
     assert await announce("ann", 0, 8) == 8
     assert await announce("bob", 20, LIMIT) == 2
@@ -143,7 +145,7 @@ async def test_partitions_are_shared_out() -> None:
 
 
 def test_memory_is_shared_out() -> None:
-    """An account whose results fill its share of the memory is refused as a whole batch; another one is served."""
+    """An account whose results fill its share of the memory has a whole batch refused; another account is served."""
     host, metrics = make_host()
     budget = host.shares.budget
     ann, bob = host.shares.accounts.of("ann"), host.shares.accounts.of("bob")
@@ -167,11 +169,11 @@ OWN = {
     "signal_keys_max": 3,
     "memory_bytes_max": 200_000,
 }
-"""The most that a principal may hold, by what its policy calls it."""
+"""A principal's own maxima, by their names in the policy."""
 
 
 async def holds_at_most(host: Host, account: Account, name: str) -> int:
-    """How many of something an account gets; it asks for all there are."""
+    """Return how many of something an account gets if it asks for everything."""
     if name == "sessions_max":
         return _taken(lambda number: register(host, host.sessions.open(f"s{number}", 0, account)[0], 1))
     if name == "unary_waits_max":
@@ -206,7 +208,7 @@ async def holds_at_most(host: Host, account: Account, name: str) -> int:
 
 
 def _taken(step: Callable[[int], object], first: int = 1) -> int:
-    """How many steps are not refused."""
+    """Return how many steps are not refused."""
     for number in range(first, LIMIT + 1):
         try:
             step(number)
@@ -217,8 +219,8 @@ def _taken(step: Callable[[int], object], first: int = 1) -> int:
 
 @pytest.mark.parametrize("name", [*OWN, "times_free"])
 async def test_a_policy_gives_shares_of_their_own(name: str) -> None:
-    """The one that it names holds no more than that of what there is; another one its share of it; and when the policy
-    says nothing of it any more, the one holds as much as the other.
+    """A principal with a share in the policy is limited to that share, and another to the default; when the policy no
+    longer has a share for it, both hold the same amount.
     """
     for own, most in ((OwnShares(), None), (OwnShares.model_validate({name: OWN.get(name, 0)}), 3)):
         host, _ = make_host()
@@ -236,7 +238,7 @@ def _shares_of(ann: OwnShares, principal: str) -> OwnShares:
 
 
 def test_own_shares_are_the_names_of_limits() -> None:
-    """What a policy may set for one principal has the name that the setting for all has."""
+    """The own maxima of a principal have the names of the settings for all."""
     known = {*LimitsSettings.model_fields, *SharesSettings.model_fields}
     assert set(OwnShares.model_fields) <= known
     assert set(OwnShares.model_fields) == {*OWN, "times_free", "calls_per_second_max"}
@@ -251,7 +253,9 @@ def wait_for(topic: str, *partitions: int) -> OperationRun:
 
 
 async def test_what_calls_wait_for_counts_for_their_account() -> None:
-    """Items of calls of Wait and of sessions are one share, both ways; what a call names first is its account's."""
+    """Items of calls of Wait and of sessions count against one share, in both directions; a name that a call uses first
+    counts against its account.
+    """
     host, _ = make_host()
     ann = host.shares.accounts.of("ann")
     assert register(host, session_of(host, "ann"), 5) == 5
@@ -265,15 +269,16 @@ async def test_what_calls_wait_for_counts_for_their_account() -> None:
         with pytest.raises(RpcError, match="your share now"):
             host.register_unary_wait(run, ann)
         assert register(host, session_of(host, "ann"), 1) == 0
-    await asyncio.sleep(0)  # of calls that end together, all but the first are cancelled in the next turn
+    # Of calls that end together, only the first is cancelled in this loop iteration, and the others in the next one.
+    await asyncio.sleep(0)
     assert ann.holdings.items == 5
     assert register(host, session_of(host, "ann"), 1) == 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from(["call", "hold", "drop", "stream", "end"])), max_size=60))
 def test_accounts_that_hold_nothing_are_forgotten(steps: list[tuple[int, str]]) -> None:
-    """Whoever calls, holds and lets go: no account that holds something or is in use is ever another object, and of
-    those that hold nothing few are kept.
+    """For any sequence of calls: an account that holds something or is in use is never replaced by another object, and
+    only a few empty accounts are kept.
     """
     accounts = Accounts()
     held: dict[str, Account] = {}
@@ -303,7 +308,7 @@ def test_accounts_that_hold_nothing_are_forgotten(steps: list[tuple[int, str]]) 
 
 
 def recount(host: Host) -> dict[str, tuple[int, int, int, int]]:
-    """What each account holds: sessions, operations, bytes of results."""
+    """Compute the sessions, operations and bytes of results that each account holds."""
     counts: dict[str, tuple[int, int, int, int]] = {}
     for session in host.sessions._by_id.values():
         principal = session.account.principal
@@ -328,7 +333,9 @@ STEP = st.tuples(
 
 @given(st.lists(STEP, max_size=30))
 def test_accounts_are_what_a_recount_says(steps: list[tuple[str, str, str, int]]) -> None:
-    """Whatever is registered, ended, read, acknowledged and closed: each account's counts are those of its sessions."""
+    """For any sequence of registrations, ends, reads, acknowledgements and closes: the counts of each account equal
+    those of its sessions.
+    """
     clock = ManualClock()
     host = Host(Engine(EngineLimits(), clock.now_ms()), clock, HostSettings())
     for what, principal, session_id, count in steps:

@@ -1,4 +1,4 @@
-"""Questions to one source: who shares an answer, and who gets none."""
+"""Questions to one source: shared answers, and missing answers."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ async def asking(asks: EndsAsked, topics: frozenset[str]) -> asyncio.Task[EndsAn
 
 
 async def test_who_asks_while_a_question_is_on_its_way_shares_the_next_one() -> None:
-    """An answer counts for those who asked before the question was sent, and for nobody else."""
+    """An answer is shared by the callers that asked before its question was sent, and by no others."""
     woken = asyncio.Event()
     asks = EndsAsked("a", woken)
     early = [await asking(asks, ORDERS) for _ in range(3)]
@@ -45,7 +45,7 @@ async def test_who_asks_while_a_question_is_on_its_way_shares_the_next_one() -> 
 
 
 async def test_a_caller_that_goes_away_takes_nobody_with_it() -> None:
-    """One of those who share an answer is cancelled; the others get it."""
+    """If one of the callers that share an answer is cancelled, the others still get it."""
     asks = EndsAsked("a", asyncio.Event())
     first, second = await asking(asks, ORDERS), await asking(asks, ORDERS)
     first.cancel()
@@ -56,7 +56,9 @@ async def test_a_caller_that_goes_away_takes_nobody_with_it() -> None:
 
 
 async def test_only_so_many_questions_at_a_time() -> None:
-    """Further ones are sent when there are answers; beyond the most that may wait there is an error at once."""
+    """Further questions are sent when there are answers; beyond the maximum of waiting questions, there is an error at
+    once.
+    """
     asks = EndsAsked("a", asyncio.Event())
     most = ends_asked.UNANSWERED_MAX + ends_asked.WAITING_MAX
     callers = []
@@ -75,7 +77,7 @@ async def test_only_so_many_questions_at_a_time() -> None:
 
 
 async def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a time the caller is told, and the place is free for another question."""
+    """After a timeout the caller gets an error, and another question can be sent."""
     monkeypatch.setattr(ends_asked, "ANSWER_S_MAX", 0.01)
     asks = EndsAsked("a", asyncio.Event())
     caller = await asking(asks, ORDERS)

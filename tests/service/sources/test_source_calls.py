@@ -1,4 +1,4 @@
-"""Sources at a served host: what they are told, what they are asked, and what everybody sees of them."""
+"""Sources at a served host: the demand and questions they receive, and their visibility to callers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.service.serving import PATIENCE_S, ServedHost, eventually, refused, s
 async def attached(
     served: ServedHost, name: str = "a", prefix: str = "kafka/"
 ) -> AsyncIterator[tuple[AsyncClient, SourceLink]]:
-    """A source that has been attached and has reported nothing yet."""
+    """A source that is attached and has not reported anything yet."""
     before = served.host.sources.attached
     async with AsyncClient(served.address) as client, client.attach_source(name, [prefix]) as link:
         await eventually(lambda: served.host.sources.attached > before, "the source is attached")
@@ -43,25 +43,25 @@ async def attached(
 
 
 async def next_of(link: SourceLink) -> DemandChanged | EndsWanted:
-    """The next thing that a source is told."""
+    """Return the next message to a source."""
     return await asyncio.wait_for(anext(aiter(link)), PATIENCE_S)
 
 
 def staleness(served: ServedHost, topic: str, partition: int = 0) -> source_table.Staleness | None:
-    """Since when a mark is stale."""
+    """Return since when a mark is stale."""
     return served.host.sources.stale((topic, partition), served.host.time.now_ms())
 
 
 async def partition(served: ServedHost, topic: str) -> wire.Partition:
-    """What the daemon says of partition 0 of a topic."""
+    """Return the daemon's view of partition 0 of a topic."""
     name = operation_pb2.TopicPartition(topic=topic)
     answer: wire.GetPartitionResponse = await served.stub.GetPartition(wire.GetPartitionRequest(topic_partition=name))
     return answer.partition
 
 
 async def test_demand_begins_with_what_is_waited_on_and_follows_it() -> None:
-    """A source is told what is waited on when it comes, what is waited on later, and what no longer is; of topics that
-    it feeds only.
+    """On attaching, a source receives the names that are waited on; afterwards it receives changes. Both include only
+    topics that it feeds.
     """
     async with serving() as served, AsyncClient(served.address) as waiter:
         first = asyncio.create_task(waiter.produce({"kafka/orders-3": 5, "elsewhere-0": 5}, timeout=60))
@@ -80,7 +80,7 @@ async def test_demand_begins_with_what_is_waited_on_and_follows_it() -> None:
 
 
 async def test_a_wait_that_is_met_at_once_is_no_demand() -> None:
-    """What nobody waits on is not told."""
+    """A wait that is satisfied at registration causes no demand."""
     async with serving() as served, AsyncClient(served.address) as waiter, attached(served) as (_, link):
         await served.high_watermark("kafka/done", 5)
         await waiter.produce({"kafka/done-0": 5}, timeout=60)
@@ -90,7 +90,7 @@ async def test_a_wait_that_is_met_at_once_is_no_demand() -> None:
 
 
 async def test_ends_are_asked_of_the_source_and_answered() -> None:
-    """GetSourceEnds asks the source for the topics, and has its answer; of other topics nothing."""
+    """GetSourceEnds asks the source for its topics and returns the answer; it returns nothing for other topics."""
     async with serving() as served, attached(served) as (_, link):
         asked = served.stub.GetSourceEnds(source_pb2.GetSourceEndsRequest(topics=["kafka/g/orders", "kafka/g/orders"]))
         question = await next_of(link)
@@ -104,7 +104,7 @@ async def test_ends_are_asked_of_the_source_and_answered() -> None:
 
 
 async def test_ends_without_a_source_or_with_one_that_cannot_see() -> None:
-    """The call fails at once and says why; where another source feeds the topic, that one is asked."""
+    """The call fails at once with the reason; if another source feeds the topic, that one is asked."""
     async with serving() as served:
         request = source_pb2.GetSourceEndsRequest(topics=["kafka/orders"])
         with refused(grpc.StatusCode.UNAVAILABLE, "no source that feeds 'kafka/orders'"):
@@ -134,7 +134,9 @@ async def test_ends_without_a_source_or_with_one_that_cannot_see() -> None:
 
 
 async def test_a_source_that_goes_leaves_questions_unanswered_and_marks_stale() -> None:
-    """Whoever waits for an answer is told, and its marks count as stale from then on, until a source sees them."""
+    """Callers waiting for an answer get an error, and the source's marks count as stale from then on, until a source
+    sees them.
+    """
     async with serving() as served:
         await served.high_watermark("kafka/orders", 5)
         await served.high_watermark("elsewhere", 5)
@@ -161,7 +163,7 @@ async def test_a_source_that_goes_leaves_questions_unanswered_and_marks_stale() 
 
 
 async def test_status_and_partitions_say_what_a_source_cannot_see() -> None:
-    """A report is seen at once in GetStatus, GetPartition and ListPartitions."""
+    """A report is visible at once in GetStatus, GetPartition and ListPartitions."""
     async with serving() as served, attached(served) as (client, link):
         await served.high_watermark("kafka/orders", 5, 0)
         await served.high_watermark("kafka/orders", 5, 1)
@@ -239,7 +241,7 @@ async def test_a_hello_that_makes_no_sense(hello: source_pb2.SourceHello | None,
     ],
 )
 async def test_a_message_that_makes_no_sense(message: source_pb2.AttachSourceRequest) -> None:
-    """The stream ends with INVALID_ARGUMENT, and the source counts as gone."""
+    """The stream ends with INVALID_ARGUMENT, and the source counts as detached."""
     async with serving() as served:
         call = served.stub.AttachSource()
         hello = source_pb2.SourceHello(name="a", topic_prefixes=["kafka/"])
@@ -253,7 +255,7 @@ async def test_a_message_that_makes_no_sense(message: source_pb2.AttachSourceReq
 
 
 async def test_the_largest_report_is_taken_and_long_reasons_are_cut() -> None:
-    """2,000 entries with 10,000 partitions, and reasons of 1,000 characters."""
+    """A report may have 2,000 entries with 10,000 partitions, and reasons of 1,000 characters."""
     async with serving() as served, attached(served) as (_, link):
         await link.report(
             SourceState.STALE, "r" * 1_500, [StaleMarks("kafka/orders", True, range(9_999), 0, "s" * 1_500)]
@@ -266,7 +268,7 @@ async def test_the_largest_report_is_taken_and_long_reasons_are_cut() -> None:
 
 
 async def test_a_report_of_too_many_marks_names_more_of_them() -> None:
-    """The client names whole topics, and then what their names begin with; the daemon takes it."""
+    """The client falls back to whole topics, and then to prefixes of topics; the daemon accepts the report."""
     partitions = [StaleMarks("kafka/a", True, range(6_000), 5), StaleMarks("kafka/a", True, range(6_000, 12_000), 7)]
     assert fitting(partitions) == [StaleMarks("kafka/a", True, (), 7)]
     topics = [StaleMarks(f"kafka/g{number}/", stale_ms=number, reason="down") for number in range(2_001)]
@@ -278,7 +280,7 @@ async def test_a_report_of_too_many_marks_names_more_of_them() -> None:
 
 
 async def test_no_more_sources_than_allowed() -> None:
-    """The one above the limit is refused; when one goes there is room again."""
+    """A source above the limit is refused; when one detaches there is room again."""
     settings = HostSettings(limits=LimitsSettings(sources_max=1))
     async with serving(settings) as served:
         async with attached(served), AsyncClient(served.address) as client:
@@ -291,7 +293,7 @@ async def test_no_more_sources_than_allowed() -> None:
 
 
 async def test_client_errors() -> None:
-    """A refusal and an end are the client's errors."""
+    """The client raises its own errors for a refusal and for the end of the stream."""
     async with serving() as served, AsyncClient(served.address) as client:
         with pytest.raises(InvalidRequest, match=r"hello\.name"):
             async with client.attach_source("", ["b/"]) as link:
@@ -306,7 +308,7 @@ async def test_client_errors() -> None:
 
 
 async def test_nothing_attached_costs_nothing() -> None:
-    """Without a source no name of a batch is looked at, no task runs, and nothing is held."""
+    """Without a source, no names of a batch are looked up, no task runs, and no memory is used."""
     async with serving() as served, AsyncClient(served.address) as client:
         async with attached(served):
             assert served.host.source_links.demand.is_wanted
@@ -319,7 +321,7 @@ async def test_nothing_attached_costs_nothing() -> None:
 
 
 async def test_metrics_and_log_follow_a_source(caplog: pytest.LogCaptureFixture) -> None:
-    """Up, staleness and lag of each source; a line when one comes, and when it goes."""
+    """Each source has metrics for up, staleness and lag, and the log has a line when it attaches and detaches."""
     async with serving() as served:
         host = served.host
         registry = CollectorRegistry()
@@ -343,7 +345,7 @@ async def test_metrics_and_log_follow_a_source(caplog: pytest.LogCaptureFixture)
 
 
 async def test_a_daemon_that_shuts_down_lets_its_sources_go() -> None:
-    """Draining ends their streams, and takes no others; who asks for ends is told."""
+    """Draining ends the streams of sources, and accepts no new ones; a caller that asks for ends gets an error."""
     async with serving() as served, attached(served) as (_, link):
         asked = served.stub.GetSourceEnds(source_pb2.GetSourceEndsRequest(topics=["kafka/orders"]))
         assert isinstance(await next_of(link), EndsWanted)
@@ -361,7 +363,7 @@ async def test_a_daemon_that_shuts_down_lets_its_sources_go() -> None:
 
 
 async def test_views_of_status_and_partition() -> None:
-    """The client's views say what the wire does."""
+    """The client's views equal the messages on the wire."""
     async with serving() as served, attached(served) as (client, link):
         await served.high_watermark("kafka/orders", 5)
         await link.report(SourceState.STALE, "down", [StaleMarks(stale_ms=2_000, reason="broker 2 is down")], lag_ms=20)
@@ -377,7 +379,7 @@ async def test_views_of_status_and_partition() -> None:
 
 
 async def test_many_waits_are_told_in_few_messages() -> None:
-    """10,000 waits on 100 partitions: each partition is told once."""
+    """With 10,000 waits on 100 partitions, each partition is sent once."""
     async with serving() as served, AsyncClient(served.address) as waiter, attached(served) as (_, link):
         names = [(f"kafka/g{number}", 0) for number in range(100)]
         waits = [asyncio.create_task(waiter.produce({name: 5}, timeout=60)) for name in names * 100]

@@ -1,4 +1,4 @@
-"""Sources at a real daemon: its journal, its pages, and what the command line shows."""
+"""Sources at a real daemon: its journal, its pages, and the output of the command line."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from tests.service.serving import PATIENCE_S
 
 
 def purgatory(*arguments: str, address: str) -> str:
-    """What the command prints."""
+    """Return the output of the command."""
     command = [sys.executable, "-m", "purgatory", *arguments, "--address", address]
     return subprocess.run(command, env=daemon_environment(), capture_output=True, text=True, check=True).stdout
 
 
 async def until_state(client: AsyncClient, state: str) -> None:
-    """Returns once the only source is in this state."""
+    """Return once the only source is in this state."""
     async with asyncio.timeout(PATIENCE_S):
-        while [one.state for one in (await client.status()).sources] != [state]:  # noqa: ASYNC110 - it is another process
+        while [one.state for one in (await client.status()).sources] != [state]:  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.01)
 
 
 @pytest.mark.slow
 async def test_a_source_before_and_after_the_daemon_is_killed(tmp_path: Path) -> None:
-    """The stream breaks. At the daemon that is started anew a source is told of waits that the journal kept; status,
-    show, metrics and log say what it cannot see.
+    """The stream breaks. The restarted daemon sends the source the demand of waits from the journal; status, show,
+    metrics and log report the marks that it cannot see.
     """
     options = ["--data-dir", str(tmp_path / "data")]
     daemon = DaemonProcess(tmp_path / "first", options)
@@ -71,7 +71,7 @@ async def test_a_source_before_and_after_the_daemon_is_killed(tmp_path: Path) ->
 
 
 async def _report_stale(link: SourceLink) -> None:
-    """As every source reports once a second: it cannot see for a minute now."""
+    """Report once a second, as every source does: nothing has been visible for a minute."""
     while True:
         await link.report(SourceState.STALE, "battery", [StaleMarks(stale_ms=60_000, reason="battery")])
         await asyncio.sleep(0.5)

@@ -1,4 +1,4 @@
-"""The table of sources beside one that remembers everything and looks at all of it for each question."""
+"""The table of sources, compared with a model that stores everything and scans all of it for each question."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ entries = st.lists(
 
 
 def index_of(reported: list[Entry], now_ms: int) -> StaleIndex:
-    """What the daemon makes of a report's entries."""
+    """Convert a report's entries to the daemon's index."""
     index = StaleIndex()
     for prefix, exact, partitions, stale_ms in reported:
         index.add(prefix, exact, partitions, Unseen(now_ms - stale_ms, "why"))
@@ -48,7 +48,7 @@ def index_of(reported: list[Entry], now_ms: int) -> StaleIndex:
 
 
 def named(entry: Entry, mark: tuple[str, int]) -> bool:
-    """Whether an entry names a mark."""
+    """Whether an entry matches a mark."""
     prefix, exact, partitions, _ = entry
     fits = mark[0] == prefix if exact else mark[0].startswith(prefix)
     return fits and (not partitions or mark[1] in partitions)
@@ -56,7 +56,7 @@ def named(entry: Entry, mark: tuple[str, int]) -> bool:
 
 @given(entries)
 def test_the_index_finds_what_each_entry_names(reported: list[Entry]) -> None:
-    """Of several entries that name a mark the oldest counts."""
+    """If several entries match a mark, the oldest applies."""
     index = index_of(reported, 100_000)
     for mark in MARKS:
         ages = [entry[3] for entry in reported if named(entry, mark)]
@@ -67,7 +67,7 @@ def test_the_index_finds_what_each_entry_names(reported: list[Entry]) -> None:
 
 @dataclass
 class Said:
-    """All that one stream has ever said, for the oracle."""
+    """All reports of one stream, for the oracle."""
 
     name: str
     prefixes: list[str]
@@ -91,7 +91,7 @@ class Said:
 
 
 class Sources(RuleBasedStateMachine):
-    """Sources of two names come, report, fall silent and go; some feed the same marks."""
+    """Sources of two names attach, report, fall silent and detach; some feed the same marks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Sources(RuleBasedStateMachine):
 
     @invariant()
     def says_which_marks_are_stale(self) -> None:
-        """Stale is what a source that is known feeds or fed, and nobody sees."""
+        """A mark is stale if a known source feeds or fed it, and no source sees it."""
         known = {source.name: source for source in self.table}
         for mark in MARKS:
             remembered = any(
@@ -157,23 +157,23 @@ MARK = ("k/a", 0)
 
 
 def stale_ms(table: SourceTable, now_ms: int) -> int | None:
-    """For how long the mark has been stale."""
+    """For how long the mark has been stale, milliseconds."""
     stale = table.stale(MARK, now_ms)
     return None if stale is None else stale.ms(now_ms)
 
 
 def stale(stream: SourceStream, since_ms: int, now_ms: int) -> None:
-    """It reports that it has not seen anything since then."""
+    """Report that the source has not seen anything since then."""
     stream.report(STALE, "", 0, index_of([("", False, [], now_ms - since_ms)], now_ms), now_ms)
 
 
 def live(stream: SourceStream, now_ms: int) -> None:
-    """It reports that it sees everything."""
+    """Report that the source sees everything."""
     stream.report(LIVE, "", 0, StaleIndex(), now_ms)
 
 
 def test_a_source_that_is_started_again_and_again_does_not_refresh_its_marks() -> None:
-    """What was seen by this daemon counts, not what a source that has just been started says of earlier times."""
+    """Observations by this daemon take precedence over claims that a just-started source makes about earlier times."""
     table = SourceTable()
     stream = table.attach("a", "", ["k/"], 0)
     live(stream, 10)
@@ -190,7 +190,7 @@ def test_a_source_that_is_started_again_and_again_does_not_refresh_its_marks() -
 
 
 def test_one_that_never_sees_anything_is_stale_since_it_first_came() -> None:
-    """Each new start tells less than the first one."""
+    """A source that never sees its marks is stale since its first start; each new start adds less information."""
     table = SourceTable()
     for start_ms in (1_000, 6_000, 11_000):
         stream = table.attach("a", "", ["k/"], start_ms)
@@ -200,7 +200,7 @@ def test_one_that_never_sees_anything_is_stale_since_it_first_came() -> None:
 
 
 def test_a_source_knows_of_the_time_before_where_the_daemon_does_not() -> None:
-    """A daemon that is started anew takes a running source at its word."""
+    """After a restart, the daemon accepts the claim of a source that was running before."""
     table = SourceTable()
     stream = table.attach("a", "", ["k/"], 100_000)
     stale(stream, 40_000, 100_010)
@@ -208,7 +208,7 @@ def test_a_source_knows_of_the_time_before_where_the_daemon_does_not() -> None:
 
 
 def test_the_source_that_saw_it_last_says_since_when() -> None:
-    """Two sources of the same mark: it is stale when neither sees it, since the later one did."""
+    """A mark with two sources is stale if neither sees it, since the later of their observations."""
     table = SourceTable()
     one, two = table.attach("one", "", ["k/"], 0), table.attach("two", "", ["k/a"], 0)
     live(one, 10)
@@ -225,7 +225,7 @@ def test_the_source_that_saw_it_last_says_since_when() -> None:
 
 
 def test_silence_is_staleness_since_the_last_word() -> None:
-    """A source that hangs sees nothing; nor does it if it then goes."""
+    """A silent source sees nothing; this does not change if it then detaches."""
     table = SourceTable()
     stream = table.attach("a", "", ["k/"], 0)
     live(stream, 10)
@@ -236,7 +236,7 @@ def test_silence_is_staleness_since_the_last_word() -> None:
 
 
 def test_only_so_many_that_are_gone_are_remembered() -> None:
-    """The one that went first is forgotten first, and its marks are fresh as those of nobody are."""
+    """The source that detached first is forgotten first, and its marks are fresh, like marks that no source feeds."""
     table = SourceTable(remembered_max=2)
     streams = [table.attach(str(number), "", [f"t{number}/"], 0) for number in range(4)]
     for number in (3, 1, 0):
@@ -247,7 +247,7 @@ def test_only_so_many_that_are_gone_are_remembered() -> None:
 
 
 def test_what_has_just_been_attached_is_loading() -> None:
-    """Until its first report it sees nothing, and says so."""
+    """Until its first report, a source sees nothing and is in the state LOADING."""
     table = SourceTable()
     table.attach("a", "", ["k/"], 0)
     (source,) = table
@@ -258,7 +258,9 @@ def test_what_has_just_been_attached_is_loading() -> None:
 
 
 def test_stale_without_naming_marks_is_stale_for_all_since_it_last_saw() -> None:
-    """Reports without entries, each second: stale since the last report that saw, and no more once one sees again."""
+    """Reports without entries, each second: all marks are stale since the last report that saw them, until a source
+    sees them.
+    """
     table = SourceTable()
     stream = table.attach("a", "", ["k/"], 0)
     live(stream, 500)

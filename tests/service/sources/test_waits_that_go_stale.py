@@ -1,4 +1,4 @@
-"""What waits say of marks that nobody sees, and waits that are not to go on without seeing: at a served host."""
+"""Results of waits whose marks are stale, and stale timeouts, at a served host."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ async def a_source(served: ServedHost) -> AsyncIterator[tuple[AsyncClient, Sourc
 
 
 def stale_reason(served: ServedHost) -> str | None:
-    """Why orders-3 cannot be seen."""
+    """Return why orders-3 is stale."""
     mark = served.host.sources.stale(("kafka/orders", 3), served.host.time.now_ms())
     return None if mark is None else mark.reason
 
 
 async def stale(served: ServedHost, link: SourceLink, *stale: StaleMarks) -> None:
-    """The source cannot see these any more."""
+    """Report these marks as stale."""
     await link.report(SourceState.STALE, REASON, stale)
     await eventually(lambda: stale_reason(served) == REASON, "orders-3 is stale")
 
 
 def said(result: Result) -> dict[str, tuple[int, bool, str]]:
-    """Of each partition its error code, whether it was stale for at least the minute that was reported, and why."""
+    """For each partition: its error code, whether it was stale for at least the reported minute, and why."""
     return {
         name: (one.error_code, one.stale_for is not None and one.stale_for >= 60, one.stale_reason)
         for name, one in result.partitions.items()
@@ -50,7 +50,7 @@ def said(result: Result) -> dict[str, tuple[int, bool, str]]:
 
 
 async def ask(client: AsyncClient, *, is_once: bool, timeout: float, fail_when_stale: float | None = None) -> Result:  # noqa: ASYNC109
-    """Waits for two partitions, by a call of its own (in the row form) or in a session (in columns)."""
+    """Wait for two partitions, by a unary call (in the row form) or in a session (in columns)."""
     offsets = {"kafka/orders-3": 5, "kafka/orders-4": 5}
     if is_once:
         return await client.wait_once(waits.produce(offsets, timeout=timeout, fail_when_stale=fail_when_stale))
@@ -63,7 +63,7 @@ FAILED_3 = {"kafka/orders-3": (MARK_STALE, True, REASON), "kafka/orders-4": (7, 
 
 @pytest.mark.parametrize("is_once", [False, True], ids=["columns", "row"])
 async def test_expired_results_say_what_was_not_seen(is_once: bool) -> None:
-    """Of two marks that were not reached, the one that the source cannot see says for how long and why."""
+    """Of two marks that were not reached, the one that is stale has the duration and the reason."""
     async with serving() as served, a_source(served) as (client, link):
         await stale(served, link, ORDERS)
         result = await ask(client, is_once=is_once, timeout=0)
@@ -79,8 +79,8 @@ async def test_expired_results_say_what_was_not_seen(is_once: bool) -> None:
 
 @pytest.mark.parametrize("is_once", [False, True], ids=["columns", "row"])
 async def test_a_wait_fails_when_it_is_stale(is_once: bool) -> None:
-    """It goes on while its marks are seen, and fails once one of them has not been seen for as long as it said. What
-    is not stale of it has timed out.
+    """The wait continues while its marks are seen, and fails once one of them has been stale for its stale timeout. Its
+    other partitions have timed out.
     """
     async with serving() as served, a_source(served) as (client, link):
         for partition in (3, 4):
@@ -102,7 +102,7 @@ async def test_a_wait_fails_when_it_is_stale(is_once: bool) -> None:
 
 
 async def test_a_batch_has_stale_timeouts_of_its_own() -> None:
-    """In columns each operation has its own, and -1 is none; results come with one reason for each item."""
+    """In columns each operation has its own stale timeout, and -1 means none; results have one reason per item."""
     async with serving() as served, a_source(served) as (client, link):
         pending = asyncio.ensure_future(
             client.produce_many(
@@ -128,7 +128,7 @@ async def test_a_batch_has_stale_timeouts_of_its_own() -> None:
 
 
 async def test_a_negative_stale_timeout_is_refused_by_the_client() -> None:
-    """Before anything is sent."""
+    """It is refused before anything is sent."""
     with pytest.raises(InvalidRequest, match="stale_timeout_ms"):
         waits.produce({"orders-3": 5}, fail_when_stale=-1)
 
@@ -151,7 +151,7 @@ async def test_a_wait_for_a_mark_that_nothing_reports_fails(is_once: bool, has_s
 
 
 async def test_a_report_in_time_keeps_a_wait_that_no_source_feeds() -> None:
-    """A mark reported by `Advance` alone is as good as one that a source feeds."""
+    """A mark that only `Advance` reports is equivalent to one that a source feeds."""
     async with serving() as served, AsyncClient(served.address) as client:
         pending = asyncio.ensure_future(ask(client, is_once=False, timeout=600, fail_when_stale=60))
         await eventually(lambda: served.host.engine.pending == 1, "it waits")

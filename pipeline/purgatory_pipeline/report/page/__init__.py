@@ -1,1 +1,1 @@
-"""The page of a report, section by section."""
+"""The page of a report, one module per section."""

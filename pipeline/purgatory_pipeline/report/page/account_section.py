@@ -1,4 +1,4 @@
-"""The section on the input: all rows and operations of the archive, used or set aside and why."""
+"""The account section: every row and every operation of the archive, used or set aside with a reason."""
 
 from typing import Final
 
@@ -15,7 +15,7 @@ _ACCOUNT: Final = ("registered", "refused", "carried_in", "ended", "unfinished")
 
 
 def headlines(intake: pd.DataFrame, info: ReportInfo) -> tuple[Headline, ...]:
-    """The figures at the top: operations, their outcomes, and rows set aside."""
+    """The figures at the top of the page: operations, their outcomes, and rows set aside."""
 
     def share_of_ended(word: str) -> Headline:
         number, ended = info.totals.get(word, 0), info.totals.get("ended", 0)
@@ -40,13 +40,13 @@ def headlines(intake: pd.DataFrame, info: ReportInfo) -> tuple[Headline, ...]:
 
 
 def rows_set_aside(intake: pd.DataFrame) -> str:
-    """The rows set aside; a plus sign where some could not be counted."""
+    """The number of rows set aside, with a plus sign if some could not be counted."""
     aside = intake[intake["reason"] != USED]
     return wording.count(_total(aside, "rows")) + ("+" if aside["rows"].isna().any() else "")
 
 
 def account_section(intake: pd.DataFrame, info: ReportInfo) -> Section:
-    """In = used + set aside, of rows and of operations."""
+    """The balance of rows and of operations: in = used + set aside."""
     numbers = {word: wording.strong(wording.count(info.totals.get(word, 0))) for word in _ACCOUNT}
     operations = Markup(
         "Operations: {registered} registered - {refused} refused + {carried_in} carried in from before "

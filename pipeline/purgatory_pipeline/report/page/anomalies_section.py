@@ -1,4 +1,4 @@
-"""The section on anomalies: windows that differ from earlier ones."""
+"""The section on anomalies: windows that differ from an earlier one."""
 
 from collections.abc import Callable
 from typing import Final
@@ -20,7 +20,7 @@ _MEASURES: Final[dict[str, tuple[str, Callable[[object], str], str]]] = {
     "expiry_rate": ("share expired", wording.share, "{value} of the {of} expired, usually {usual}."),
     "completion_rate": ("share satisfied", wording.share, "{value} of the {of} were satisfied, usually {usual}."),
 }
-"""For each measure: its name, how its values are written, and a sentence."""
+"""For each measure: its name, the formatter of its values, and a sentence."""
 _COLOURS: Final = {"up": "var(--expired)", "down": "var(--produce)"}
 _TOOLTIP: Final = charts.tooltips(
     ("when:N", "window from (UTC)"), ("measure:N", "what"), ("of:N", "of"), ("value:N", "was"), ("usual:N", "usually")
@@ -54,7 +54,7 @@ def anomalies_section(anomalies: pd.DataFrame, window_ms: int, span: charts.Span
 
 
 def anomaly_findings(anomalies: pd.DataFrame, window_ms: int) -> list[Finding]:
-    """The highest scores, one for each measure and kind."""
+    """The finding with the highest score for each measure and kind."""
     known = anomalies[anomalies["measure"].isin(list(_MEASURES))]
     first = known.drop_duplicates(["measure", "kind"]).head(FINDINGS)
     found = []
@@ -69,7 +69,7 @@ def anomaly_findings(anomalies: pd.DataFrame, window_ms: int) -> list[Finding]:
 
 
 def _in_words(anomalies: pd.DataFrame) -> pd.DataFrame:
-    """The same rows with displayed names and values."""
+    """The anomalies with measures' names and formatted values."""
     known = [_MEASURES.get(measure, (wording.text(measure), wording.decimal, "")) for measure in anomalies["measure"]]
     values = {
         column: [shown(value) for (_, shown, _), value in zip(known, anomalies[column], strict=True)]

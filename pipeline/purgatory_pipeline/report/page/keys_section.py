@@ -1,4 +1,4 @@
-"""Sections on the deepest backlog and on the busiest partitions and keys."""
+"""Sections on where waits accumulate: the deepest backlog, and the busiest partitions and keys."""
 
 from typing import Final
 
@@ -109,7 +109,7 @@ def _hot_table(frame: pd.DataFrame, caption: str, figure: PageColumn) -> PageTab
 
 
 def _labels(frame: pd.DataFrame) -> list[str]:
-    """orders-3 · produce, or the key of a signal; unique."""
+    """A unique label for each row: "orders-3 · produce", or the key of a signal."""
     return charts.unique_labels(
         f"{topic if number == NO_PARTITION else f'{topic}-{number}'} · {kind}"
         for topic, number, kind in zip(frame["topic"], frame["partition"], frame["kind"], strict=True)

@@ -1,4 +1,4 @@
-"""The section on load: what was registered and how it ended, over time."""
+"""The section on load: registrations and their outcomes over time."""
 
 import altair as alt
 import pandas as pd
@@ -49,7 +49,7 @@ def _rates(total: pd.DataFrame, lines: WindowSeries) -> Plot:
 
 
 def _unsatisfied(total: pd.DataFrame, lines: WindowSeries) -> tuple[Plot, ...]:
-    """A separate plot of the other outcomes, which would be too thin to see next to the satisfied ones."""
+    """A separate plot of unsatisfied waits, which would be too thin to see next to the satisfied ones."""
     ended = total["ended"].where(total["ended"] > 0)
     parts = {word: total[word] / ended for word in OUTCOMES[1:]}
     bars = stacked(total, parts)

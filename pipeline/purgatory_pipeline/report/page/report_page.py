@@ -20,7 +20,7 @@ from purgatory_pipeline.report.report_tables import TABLES, ReportInfo
 
 
 def write_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo, path: Path) -> None:
-    """Writes the page; `frames` has one for each table of `report_tables`, bounded as described there."""
+    """Writes the page. `frames` has one frame for each table of `report_tables`, truncated as described there."""
     document.write(report_page(frames, info), path)
 
 
@@ -53,7 +53,7 @@ def report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Page:
 
 
 def _span(lines: WindowSeries, info: ReportInfo) -> charts.Span:
-    """The span of all plots over time: all windows."""
+    """The time span shared by all plots over time: all windows."""
     if not lines.frame.empty:
         return lines.span
     nothing = datetime(1970, 1, 1, tzinfo=UTC)

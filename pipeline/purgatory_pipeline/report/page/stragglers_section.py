@@ -1,4 +1,4 @@
-"""The section on stragglers: which replica the slow produces had to wait for."""
+"""The section on stragglers: the replicas that slow produces had to wait for."""
 
 import math
 from collections.abc import Callable
@@ -52,7 +52,7 @@ def stragglers_section(stragglers: pd.DataFrame, causes: pd.DataFrame, info: Rep
 
 
 def straggler_finding(stragglers: pd.DataFrame) -> list[Finding]:
-    """The replica that held back most, if it is clearly ahead of the next."""
+    """The replica that held back the most produces, if it is clearly ahead of the next one."""
     overall = _overall(stragglers).sort_values("held_back", ascending=False, kind="stable")
     if overall.empty:
         return []
@@ -73,7 +73,7 @@ def straggler_finding(stragglers: pd.DataFrame) -> list[Finding]:
 
 
 def _is_clearly_more(first: object, second: object) -> bool:
-    """More by a quarter, and by more than two equal replicas would differ by chance."""
+    """Whether the difference is at least a quarter, and more than chance would cause between two equal replicas."""
     most, next_most = wording.number_of(first), wording.number_of(second)
     return most >= 1.25 * next_most and most - next_most > 2 * math.sqrt(most + next_most)
 
@@ -83,7 +83,7 @@ def _overall(stragglers: pd.DataFrame) -> pd.DataFrame:
 
 
 def _plots(drawn: pd.DataFrame) -> Grid:
-    """Produces delayed by each replica, and the time lost; the costliest replica is highlighted."""
+    """The produces that each replica held back and the time lost to it; the costliest replica is highlighted."""
     most_ms = max(wording.number_of(value) for value in drawn["total_ms"])
     unit, unit_ms = next(((unit, size) for unit, size in _UNITS_MS.items() if most_ms >= size), ("ms", 1))
 

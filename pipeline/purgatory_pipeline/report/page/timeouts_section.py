@@ -1,4 +1,6 @@
-"""The section on timeouts: how long operations need, and how many expire with the timeout in use and with others."""
+"""The section on timeouts: the time operations need, and the share that expires with the timeout in use and with
+others.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,13 @@ SENTENCE_LENGTH_MAX: Final = 400
 POINTS_MAX: Final = 150
 SMALLEST_SHARE: Final = 1e-5
 NOTABLE_SHARE: Final = 0.005
-"""Timeouts that cut off less are not among the findings,"""
+"""Timeouts that cut off a smaller share are not listed as findings."""
 NOTABLE_PART: Final = 0.02
-"""nor are topics with less than this part of the operations of their kind."""
+"""Topics with a smaller part of the operations of their kind are not listed as findings."""
 
 
 def advice_section(advice: pd.DataFrame, timeouts: pd.DataFrame, survival: pd.DataFrame) -> Section:
-    """Curves of the busiest topics, and the figures read from them."""
+    """The curves of the busiest topics, and the figures derived from them."""
     title = "Timeouts"
     if advice.empty:
         return Section("timeouts", title, ("Nothing waited during this time.",))
@@ -50,7 +52,7 @@ def advice_section(advice: pd.DataFrame, timeouts: pd.DataFrame, survival: pd.Da
 
 
 def advice_findings(advice: pd.DataFrame) -> list[Finding]:
-    """The timeouts that cut off most. At most one is a fetch's: an expired fetch still returns bytes."""
+    """The timeouts that cut off most. At most one is a fetch timeout: an expired fetch still returns bytes."""
     own = advice[advice["topic"].notna()]
     share, operations = pd.to_numeric(own["timeout_expires"]), pd.to_numeric(own["operations"])
     fetch = own["kind"] == codes.KIND_NAMES[codes.FETCH]
@@ -68,7 +70,7 @@ def advice_findings(advice: pd.DataFrame) -> list[Finding]:
 
 
 def _drawn(advice: pd.DataFrame, survival: pd.DataFrame) -> pd.DataFrame:
-    """Topics that have curves, busiest first; if there are none, all topics together."""
+    """The topics with curves, busiest first; if there are none, all topics together."""
     curves = set(zip(survival["topic"], survival["kind"], strict=True))
     own = advice[[curve in curves for curve in zip(advice["topic"], advice["kind"], strict=True)]]
     topics = own[own["topic"].notna()]
@@ -81,7 +83,7 @@ def _of(frame: pd.DataFrame, row: pd.Series[Any]) -> pd.DataFrame:
 
 
 def _thinned(curve: pd.DataFrame) -> pd.DataFrame:
-    """Limits the number of steps, down to the first that is too small to be drawn."""
+    """Thins a curve to at most POINTS_MAX steps, ending at the first one that is too small to draw."""
     shares = pd.to_numeric(curve["waiting"])
     drawn = curve[shares.shift(fill_value=1.0) >= SMALLEST_SHARE]
     every = -(-len(drawn) // POINTS_MAX)
@@ -120,7 +122,7 @@ def _curve(row: pd.Series[Any], survival: pd.DataFrame) -> Plot:
 
 
 def _point(waited: object, waiting: object, low: object, high: object) -> dict[str, Any]:
-    """One step of the curve; on the logarithmic scale a share of 0 is drawn as the smallest."""
+    """One step of the curve. On the logarithmic scale, a share of 0 is drawn as the smallest share."""
     return {
         "at": charts.drawn_ms(waited),
         "value": waited,
@@ -135,7 +137,7 @@ def _point(waited: object, waiting: object, low: object, high: object) -> dict[s
 
 
 def _cut_off(row: pd.Series[Any]) -> str:
-    """The share that needs longer than the timeout in use; empty if nothing is known."""
+    """The share of operations that needs longer than the timeout in use; empty if unknown."""
     if not wording.is_missing(row["timeout_expires"]):
         return wording.share_in_sentence(row["timeout_expires"])
     known = 0 < wording.number_of(row["timeout_expires_high"]) < 1
@@ -143,7 +145,7 @@ def _cut_off(row: pd.Series[Any]) -> str:
 
 
 def _timeout_mark(row: pd.Series[Any], timeout: float, *, is_far: bool, is_beyond: bool) -> list[alt.Chart]:
-    """The timeout as a vertical line, its share as a dot on the curve, and both in words where the curve is not."""
+    """The timeout as a vertical line, its share as a dot on the curve, and a label for both away from the curve."""
     share = wording.number_of(row["timeout_expires"])
     cut = _cut_off(row)
     words = wording.milliseconds(timeout) + (f"{_LINE_BREAK}{cut} need longer" if cut else "")
@@ -168,7 +170,7 @@ def _timeout_mark(row: pd.Series[Any], timeout: float, *, is_far: bool, is_beyon
 
 
 def _description(row: pd.Series[Any]) -> str:
-    """The curve in words, for readers who cannot see it."""
+    """A description of the curve for screen readers."""
     need = "not enough was seen to say what 99 % need"
     if not wording.is_missing(row["need_p99_ms"]):
         need = f"99 % need {wording.milliseconds(row['need_p99_ms'])} or less"
@@ -185,7 +187,7 @@ def _range(low: str, high: str) -> str:
 
 
 def _bounded(shown: Callable[[object], str], value: object, low: object, high: object) -> str | Markup:
-    """A figure with its bounds in small print, or its upper bound if only that is known."""
+    """A figure with its bounds in small print, or only its upper bound if the figure itself is unknown."""
     if wording.is_missing(value):
         known = 0 < wording.number_of(high) < 1
         return Markup("<small>at most</small> {}").format(shown(high)) if known else wording.MISSING
@@ -223,7 +225,7 @@ def _advice_table(advice: pd.DataFrame) -> PageTable:
 
 
 def _timeouts_table(timeouts: pd.DataFrame, drawn: pd.DataFrame) -> PageTable:
-    """A row for each curve drawn: the timeout in use and those next to it."""
+    """For each curve drawn, the timeout in use and the ones next to it."""
     rows = []
     for _, curve in drawn.iterrows():
         ladder = _of(timeouts, curve).sort_values("timeout_ms").reset_index(drop=True)
@@ -249,7 +251,7 @@ def _timeout_cell(row: pd.Series[Any]) -> Markup:
 
 _DECADES: Final = tuple(10.0**-power for power in range(6))
 _FINER: Final = (1.0, 0.5, 0.2, 0.1)
-"""Marks of the axis of shares; finer ones where everything is within one decade."""
+"""Tick marks of the axis of shares; the finer ones are used if all values are within one decade."""
 _CURVE: Final = (PageColumn("topic", "topic", wording.name_or_all), KIND)
 _STEPS: Final = {-2: "shorter", -1: "a step shorter", 0: "in use", 1: "a step longer", 2: "longer"}
 _LINE_BREAK: Final = "; "

@@ -1,4 +1,4 @@
-"""Sections on waits: how long they were, over time and by topic, and how late expiries were."""
+"""Sections on waits: their length over time and by topic, and the lateness of expiries."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _SHADES: Final = ("var(--low)", "var(--middle)", "var(--high)")
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Columns of `topics` that are drawn together: their keys and names, from the lowest to the highest."""
+    """Columns of `topics` that are drawn together: their keys and names, from lowest to highest percentile."""
 
     names: Mapping[str, str]
     axis: str
@@ -42,7 +42,7 @@ LATENESS: Final = Percentiles(
 
 
 def waits_section(topics: pd.DataFrame, lines: WindowSeries, approximate: bool) -> Section:
-    """Percentiles of the time waited, whatever the outcome."""
+    """Percentiles of the time waited, for all outcomes."""
     title = "How long they waited"
     if topics.empty or topics["wait_p50_ms"].isna().all():
         return Section("waits", title, ("Nothing ended in this time.",))
@@ -71,7 +71,7 @@ def waits_section(topics: pd.DataFrame, lines: WindowSeries, approximate: bool) 
 
 
 def lateness_section(topics: pd.DataFrame, lines: WindowSeries) -> Section:
-    """How long after its deadline a wait expired."""
+    """The time between the deadline of a wait and its expiry."""
     title = "How late expiries came"
     expired = topics[topics["lateness_max_ms"].notna() & (pd.to_numeric(topics["expired"]) > 0)]
     if expired.empty:
@@ -154,9 +154,9 @@ def _by_topic(drawn: pd.DataFrame, total: int, percentiles: Percentiles, title: 
 
 
 def _dots(topics: pd.DataFrame, percentiles: Percentiles) -> alt.LayerChart:
-    """A row for each topic and kind: dots for percentiles on a line from the lowest to the highest.
+    """A row for each topic and kind: percentiles as dots on a line from the lowest to the highest.
 
-    Lower percentiles are smaller dots in front, so that all can be seen where they coincide.
+    Lower percentiles are smaller dots drawn in front, so that all dots stay visible where they coincide.
     """
     pairs = zip(topics["topic"], topics["kind"], strict=True)
     labels = charts.unique_labels(f"{topic} · {kind}" for topic, kind in pairs)

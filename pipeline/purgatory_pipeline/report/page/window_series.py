@@ -1,4 +1,4 @@
-"""Windows for plots over time: few enough to be distinguishable, with gaps where there is no data."""
+"""Windows for plots over time: merged until they are wide enough to distinguish, with gaps where data is missing."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ OUTCOMES: Final = ("satisfied", "expired", "failed", "cancelled", "shutting_down
 
 @dataclass(frozen=True)
 class WindowSeries:
-    """`frame` has one row for each window and kind seen: `at`, `until`, and the columns of the report's windows.
+    """A series of windows. `frame` has one row for each window and kind with data: `at`, `until`, and the columns of
+    the report's windows.
 
-    Each row merges `merged` windows of the report: counts are summed up, and of waits and lateness the longest is
+    Each row merges `merged` windows of the report: counts are summed, and for waits and lateness the largest value is
     kept.
     """
 
@@ -32,7 +33,7 @@ class WindowSeries:
 
     @property
     def caveat(self) -> str:
-        """How merging affected percentiles; empty if no windows were merged."""
+        """A note about the effect of merging on percentiles; empty if no windows were merged."""
         return f"Of each {self.merged} windows the highest is drawn." if self.merged > 1 else ""
 
     @property
@@ -40,18 +41,19 @@ class WindowSeries:
         return self.frame["at"].min(), self.frame["until"].max()
 
     def total(self) -> pd.DataFrame:
-        """Counts of all kinds together, one row for each window."""
+        """Counts summed over all kinds, one row per window."""
         columns = ["registered", "refused", "ended", *OUTCOMES]
         return self.frame.groupby(["at", "until"], sort=True)[columns].sum().reset_index()
 
     def kinds(self) -> list[str]:
-        """The kinds of operation, the busiest first."""
+        """The kinds, busiest first."""
         ended = self.frame.groupby("kind")["registered"].sum()
         return [str(kind) for kind in ended.sort_values(ascending=False, kind="stable").index]
 
     def lines(self, kind: str, columns: Mapping[str, str]) -> charts.Values:
-        """One row for each window and column, null where a window is missing, so that lines break there. `columns`: key
-        -> word.
+        """One row for each window and column. Missing windows are null, so that lines break there.
+
+        `columns` maps a column to its word.
         """
         of_kind = self.frame[self.frame["kind"] == kind].set_index("at")
         if of_kind.empty:
@@ -67,7 +69,7 @@ class WindowSeries:
 
 
 def timeline(windows: pd.DataFrame, window_ms: int) -> WindowSeries:
-    """Merges the report's windows, of which there may be thousands."""
+    """Builds a series from the report's windows, merging them because there may be thousands."""
     if windows.empty:
         return WindowSeries(windows.assign(at=[], until=[]), window_ms, 1)
     starts = pd.to_datetime(windows["window_start"], utc=True)
@@ -88,7 +90,7 @@ def timeline(windows: pd.DataFrame, window_ms: int) -> WindowSeries:
 
 
 def stacked(frame: pd.DataFrame, parts: dict[str, pd.Series[float]]) -> charts.Values:
-    """Stacked bars over time: `low` to `high` for each window of `frame` and each word."""
+    """The values of stacked bars over time: `low` to `high` for each window of `frame` and each word."""
     rows: charts.Values = []
     below = [0.0] * len(frame)
     for word, values in parts.items():
@@ -102,7 +104,7 @@ def stacked(frame: pd.DataFrame, parts: dict[str, pd.Series[float]]) -> charts.V
 
 
 def duration(step_ms: int) -> str:
-    """A round length of time: 1 h, 5 min, 30 s, 250 ms."""
+    """Formats a round duration: 1 h, 5 min, 30 s, 250 ms."""
     for size, unit in ((86_400_000, "days"), (3_600_000, "h"), (60_000, "min"), (1_000, "s")):
         if step_ms >= size and step_ms % size == 0:
             number = step_ms // size

@@ -1,4 +1,4 @@
-// Which view is shown, what it follows, and what is said about the connection.
+// Navigation between views, their streams, and the state of the connection.
 
 import { call, follow, Refused, setToken } from "./calls.js";
 import { element, setText } from "./elements.js";
@@ -41,7 +41,7 @@ function setState(state, text) {
   setText(byId("state-text"), text);
 }
 
-// What a view is given.
+// The interface that views use.
 class Page {
   constructor(parameters, signal) {
     this.parameters = parameters;
@@ -68,7 +68,7 @@ class Page {
     follow(path, parameters, take, told, this.signal);
   }
 
-  // Follows other parameters from now on; what it returns is called with them.
+  // Restarts the stream with other parameters: returns a function that takes them.
   following(path, take) {
     let stop = new AbortController();
     return (parameters) => {
@@ -90,7 +90,7 @@ class Page {
     else this.add(element("p", { class: "notice", role: "alert" }, visible(error.message)));
   }
 
-  // Asks, then cancels; says how it went.
+  // Asks for confirmation, cancels, and shows the result.
   async cancel(what, why, request) {
     const dialog = byId("confirm");
     setText(byId("confirm-what"), what);
@@ -103,7 +103,7 @@ class Page {
       const answer = await call("Cancel", request);
       say(`${count(answer.cancelled ?? 0)} cancelled.`);
     } catch (error) {
-      // Without an answer it may have been done all the same.
+      // No response: the operation may have been cancelled all the same.
       const text = error instanceof Refused ? `Not cancelled: ${visible(error.message)}` : "The daemon has not answered: see what still waits once the page is live again.";
       say(text);
       this.add(element("p", { class: "notice", role: "alert" }, text));

@@ -1,4 +1,4 @@
-// The daemon's streams and calls. A stream is opened again when it ends, and says which run of the daemon it is of.
+// Streams and calls of the daemon. A stream is reopened when it ends, and reports the run of the daemon that serves it.
 
 const AGAIN_MS = [250, 500, 1_000, 2_000];
 const SILENT_MS_MAX = 25_000;
@@ -39,7 +39,7 @@ export async function call(method, request) {
   return response.json();
 }
 
-// Calls take(data) with each picture, refused(error) when the daemon says no, until the signal is aborted.
+// Until the signal is aborted: calls take(data) with each picture, and refused(error) if the daemon refuses.
 // told: {run(id), state(name, text), refused(error)}
 export async function follow(path, parameters, take, told, signal) {
   const address = `${path}?${new URLSearchParams(parameters)}`;

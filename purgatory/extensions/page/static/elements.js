@@ -1,4 +1,4 @@
-// Elements from data. Text goes in as text only; nothing here reads HTML.
+// Builds elements from data. Text is always inserted as text; nothing here parses HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -23,7 +23,7 @@ export function setText(where, text) {
   if (where.textContent !== text) where.textContent = text;
 }
 
-// A table that is brought up to date in place, so that focus and selection stay.
+// A table that is updated in place, which keeps focus and selection.
 // columns: [{title, number, cell: (row) => text, or {text, href, className, kind, progress, button}}]
 export class Table {
   constructor(caption, columns, empty, id) {
@@ -82,7 +82,7 @@ function fillCell(cell, value, row) {
   if (shown.href && inside.getAttribute("href") !== shown.href) inside.setAttribute("href", shown.href);
 }
 
-// A row of named figures.
+// A row of named values.
 export class Figures {
   constructor(names) {
     this.places = new Map(names.map((name) => [name, [element("span"), element("small")]]));
@@ -97,7 +97,7 @@ export class Figures {
   }
 }
 
-// A curve of the last values, from 0 or from the least.
+// A curve of the last values, starting at 0 or at the minimum.
 export class Curve {
   constructor(label, { seconds = 120, fromZero = true } = {}) {
     this.points = [];
@@ -115,7 +115,7 @@ export class Curve {
     const values = this.points.map(([, one]) => one);
     const low = this.fromZero ? 0 : Math.min(...values);
     const high = Math.max(...values, low + 1);
-    // At first a shorter time takes the whole width.
+    // Until the history is full, the values so far take the whole width.
     const shown = Math.min(this.seconds, Math.max(15, now - this.points[0][0]));
     const path = this.points
       .map(([at, one]) => `${(600 - ((now - at) / shown) * 600).toFixed(1)} ${(98 - ((one - low) / (high - low)) * 94).toFixed(1)}`)

@@ -1,4 +1,4 @@
-// What ended lately while somebody looked: all that expired or failed, and some of what was satisfied.
+// Recently ended operations, recorded while there are viewers: expired and failed ones first, and some satisfied ones.
 
 import { element, Table } from "./elements.js";
 import { duration, nameText, offset, spaced, visible } from "./text.js";

@@ -1,4 +1,4 @@
-// Now: how much waits, what comes and goes, how long it takes.
+// Current figures: pending operations, rates, and times.
 
 import { about } from "./app.js";
 import { Curve, element, Figures, setText, Table } from "./elements.js";
@@ -77,7 +77,7 @@ export function showNow(page) {
   page.follow("/page/repeat/GetStatus", {}, (status) => sources.show(status.sources ?? [], (row) => `${row.principal} ${row.name}`));
 }
 
-// Of upper bounds; -1 is above all.
+// The times are upper bounds of buckets; -1 is above all bounds.
 function worst(bounds) {
   return bounds.length ? (bounds.includes(-1) ? -1 : Math.max(...bounds)) : undefined;
 }

@@ -1,4 +1,4 @@
-// One operation: what each of its partitions needs, how fast that comes, what holds it back; and how it ended.
+// One operation: for each partition the required offset, the pace, and the reason for waiting; then its outcome.
 
 import { element, Figures, setText, Table } from "./elements.js";
 import { count, duration, nameLink, nameText, offset, rate, spaced, visible } from "./text.js";
@@ -45,7 +45,7 @@ export function showOperation(page) {
   });
 }
 
-// How fast marks have moved while the page was open.
+// The pace of the marks since the page was opened.
 class Paces {
   constructor() {
     this.seen = new Map();

@@ -1,4 +1,4 @@
-// Partitions and keys: where their marks stand, who holds the high watermark back, who waits.
+// Partitions and keys: their marks, the replicas that hold the high watermark back, and the waiting operations.
 
 import { call, Refused } from "./calls.js";
 import { Curve, element, Figures, setText, Table } from "./elements.js";
@@ -85,7 +85,7 @@ function heldBack(row, mark, end, inSync) {
 export function showKey(page) {
   const key = page.parameters.get("key") ?? "";
   page.add(element("h1", {}, visible(key)), element("p", { class: "lead" }, "A key that is signalled."));
-  page.follow("/page/repeat/GetStatus", {}, () => {});  // says whether the daemon is there, and makes this a viewer
+  page.follow("/page/repeat/GetStatus", {}, () => {});  // detects whether the daemon is up, and counts this page as a viewer
   showWaiting(page, { key }, visible(key));
 }
 

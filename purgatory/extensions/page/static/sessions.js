@@ -1,4 +1,4 @@
-// Sessions: who is connected, and what each has not acknowledged.
+// Sessions: whether each is connected, and its unacknowledged results.
 
 import { element, setText, Table } from "./elements.js";
 import { count, duration, visible } from "./text.js";

@@ -1,5 +1,5 @@
-// Numbers, times and names as people read them. Names are chosen by others and may be hostile: what cannot be seen, or
-// turns the direction of what follows, is shown as its code.
+// Formats numbers, times and names for display. Names are untrusted: characters that are invisible or change the
+// direction of text are shown as their code.
 
 const UNSEEN = /[\u0000-\u001f\u007f-\u00a0\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2000-\u200f\u2028-\u202f\u205f-\u206f\u2800\u3000\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\u{1d173}-\u{1d17a}\u{e0000}-\u{e0fff}]|\p{Surrogate}/gu;
 

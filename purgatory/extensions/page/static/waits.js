@@ -1,4 +1,4 @@
-// Who waits on what: the names with most waits, what has waited longest, what expires soon.
+// Waits: the names with the most waits, the operations that have waited longest, and those that expire soonest.
 
 import { element, setText, Table } from "./elements.js";
 import { count, duration, nameLink, nameText, spaced, visible } from "./text.js";

@@ -1,4 +1,4 @@
-// The timing wheel as it stands: a ring for each level, a sector for each bucket.
+// The current timing wheel: a ring for each level, a sector for each bucket.
 
 import { drawn, element, setText, Table } from "./elements.js";
 import { count, duration } from "./text.js";
@@ -68,7 +68,7 @@ class Wheel {
       const outer = HUB + (level + 1) * width - 3;
       const sectors = ring.counts.map((_, place) => drawn("path", { class: "sector", d: sector(inner, outer, place / ring.counts.length, (place + 1) / ring.counts.length) }));
       const hand = drawn("line", { class: "hand", x1: SIZE / 2, x2: SIZE / 2, y1: SIZE / 2 - inner - 1, y2: SIZE / 2 - outer + 1 });
-      // A turn of some milliseconds would only flicker.
+      // A hand that goes round in less than two seconds would only flicker.
       if (ring.tick_ms * now.size < 2_000) hand.setAttribute("visibility", "hidden");
       const name = drawn("text", { class: "ring-name", x: SIZE / 2, y: SIZE / 2 + (inner + outer) / 2 }, `${duration(ring.tick_ms * now.size)} a turn`);
       picture.append(...sectors, hand, name);

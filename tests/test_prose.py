@@ -1,0 +1,79 @@
+"""The texts stay in plain English: a list of odd phrases is counted in docstrings, comments and pages, by folder.
+
+A limit is the level reached, in phrases per 1,000 words. Lower it after improving a folder; never raise it.
+"""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMITS = {
+    "README.md": 0.5,
+    "CONTRIBUTING.md": 0.5,
+    "SECURITY.md": 0.5,
+    "docs": 2.0,
+    "proto": 1.0,
+    "purgatory": 1.0,
+    "client": 1.0,
+    "sources": 1.0,
+    "pipeline": 2.0,
+    "bench": 1.0,
+    "examples": 1.0,
+    "tests": 2.0,
+}
+PHRASES = re.compile(
+    r"\b(?:nobody|somebody|whoever|everybody|whatever|anew|but for|all but|thereby|likewise|meanwhile)\b"
+    r"|\b(?:is|are|was|were|been|be) told\b|\bare to be\b|\bis to be\b|\bbeside (?:it|them|the|a|each)\b"
+    r"|\b(?:of|for|to|with|by|from|in|on|until|after|than) (?:what|whom)\b|\bso (?:many|long) (?!as|that)"
+    r"|\b(?:lies?|lay|stands?|stood) (?:in|at|there|beside|still)\b|\bhas come\b|\bto be called before\b",
+    re.IGNORECASE,
+)
+WORD = re.compile(r"[A-Za-z][A-Za-z'-]+")
+
+
+def python_texts(source: str) -> Iterator[str]:
+    """Docstrings, including those of attributes, and comments."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value.value
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
+def texts(path: Path) -> Iterator[str]:
+    source = path.read_text("utf-8")
+    if path.suffix == ".py":
+        yield from python_texts(source)
+    elif path.suffix == ".proto":
+        yield from re.findall(r"//(.*)", source)
+    else:
+        yield re.sub(r"```.*?```|`[^`]*`", "", source, flags=re.DOTALL)
+
+
+def files(name: str) -> list[Path]:
+    if (ROOT / name).is_file():
+        return [ROOT / name]
+    found = [path for kind in ("*.py", "*.md", "*.proto") for path in (ROOT / name).rglob(kind)]
+    return [path for path in found if "v1" not in path.parts or path.suffix == ".proto"]
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_prose_is_plain(name: str) -> None:
+    """A folder has at most as many odd phrases per 1,000 words as its limit."""
+    words, hits = 0, []
+    for path in files(name):
+        if path.name != Path(__file__).name:
+            for text in texts(path):
+                words += len(WORD.findall(text))
+                hits += [f"{path.relative_to(ROOT)}: {match[0]}" for match in PHRASES.finditer(text)]
+    assert words, f"{name} has no texts"
+    assert len(hits) <= words * LIMITS[name] / 1_000, "\n".join(
+        [f"{1_000 * len(hits) / words:.1f} in 1,000", *hits[:50]]
+    )
