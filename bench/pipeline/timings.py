@@ -1,12 +1,12 @@
-"""Times the report beside the same aggregates hand-written in DuckDB, the replay on two cores beside one, and how both
-grow with the history.
+"""Compares the report with the same aggregates hand-written in DuckDB, and the replay on two cores with one. Also
+measures how both grow with the history.
 
-    python -m bench.pipeline.timings ARCHIVE DIR    # one replay: its seconds, Java running already
+    python -m bench.pipeline.timings ARCHIVE DIR    # one replay: its seconds, with Java already running
 
-Report and DuckDB are whole processes: Python (and Java) starts, the archive is read, the tables are written. The report
-also does what `check` does and draws its page; it has the memory that it has by default, DuckDB 4 GB. Of a replay
-everything counts but the start of Java: the intake, reading, the engine, comparing with what was recorded, tables and
-page.
+Report and DuckDB are measured as whole processes: starting Python (and Java), reading the archive, writing the tables.
+The report also does the work of `check` and draws its page; it uses its default memory, DuckDB 4 GB. For a replay
+everything but the start of Java is included: the intake, reading, the engine, comparing with the recorded results,
+tables and page.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ TIMEOUT_S: Final = 3_600
 
 
 def report(lab: Lab, histories: Sequence[Path]) -> None:
-    """The report beside DuckDB."""
+    """The report compared with DuckDB."""
 
     def reported(history: Path) -> Measure:
         return timed(history, "-m", "purgatory_pipeline.cli", "report", str(history), "--window", "1h", "--out")
@@ -40,7 +40,7 @@ def report(lab: Lab, histories: Sequence[Path]) -> None:
 
 
 def replay(lab: Lab, histories: Sequence[Path]) -> None:
-    """The replay on two cores beside one; in a process of its own, which says how long it took."""
+    """The replay on two cores compared with one. Each replay is a process that prints its own duration."""
 
     def on_cores(history: Path, cores: int = 2) -> Measure:
         arguments = ("-m", "bench.pipeline.timings", str(history))
@@ -57,7 +57,7 @@ def compare(
     measured: tuple[str, Callable[[Path], Measure]],
     peers: dict[str, Measure],
 ) -> None:
-    """The first history beside the peers; each further one beside the first, as time for each operation."""
+    """Compare the first history with the peers, and each further history with the first, as time per operation."""
     name, measure = measured
     first = histories[0]
     whole = Figure(f"{figure.name}/operations={operations_in(first)}", figure.unit, figure.metric)
@@ -68,12 +68,12 @@ def compare(
 
 
 def operations_in(history: Path) -> int:
-    """How many operations a generated history has."""
+    """The number of operations in a generated history."""
     return int(json.loads((history / "_truth" / "truth.json").read_text("utf-8"))["operations"])
 
 
 def timed(history: Path, *command: str, **variables: str) -> Measure:
-    """Times a Python process, unless it prints its own seconds; its last argument is a folder for what it leaves."""
+    """Time a Python process, unless it prints its own seconds. Its last argument is the folder for its output."""
 
     def measure() -> Numbers:
         with tempfile.TemporaryDirectory(prefix="bench-pipeline-") as out:
@@ -97,7 +97,7 @@ def timed(history: Path, *command: str, **variables: str) -> Measure:
 
 
 def main() -> None:
-    """Replays an archive once."""
+    """Replay an archive once."""
     from purgatory_pipeline.replay.command import replay as run  # noqa: PLC0415 -- the bench does without Spark
     from purgatory_pipeline.spark.spark_session import spark_session, stop_session  # noqa: PLC0415
 
