@@ -25,7 +25,7 @@ SIMULATED := $(ENGINE) $(wildcard tests/engine/*.py tests/engine/oracle/*.py tes
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help test-core abuse stream-histories stream-kills result-kills run demo kafka-demo stream-demo postgres-demo read-your-writes test test-compiled test-pure lint format proto docs wheel clean bench mutants crash sim sim-long sim-daemon \
-	check report replay screenshots notebook generate image-requirements sbom secure-demo
+	check report replay screenshots notebook image-requirements sbom secure-demo
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,8 +62,8 @@ replay: $(STAMPS)/pipeline $(STAMPS)/engine ## Replay an archive under another p
 
 screenshots: $(STAMPS)/pipeline $(STAMPS)/engine ## Make the pictures in docs/images again, from a history of two days (needs Chromium)
 	@rm -rf $(PICTURED) && mkdir -p $(PICTURED)
+	@$(BIN)/python -m tests.pipeline.history.make $(PICTURED)/history 400000 160 48
 	@cd $(PICTURED) && PATH="$(CURDIR)/$(BIN):$$PATH" && \
-		purgatory-pipeline generate --operations 400k --runs 160 --duration 48h --out history && \
 		purgatory-pipeline report history --out report && \
 		purgatory-pipeline replay history --sweep timeout_ms=50,100,200,400,800,1600 --out replay
 	@$(BIN)/python -m tests.pipeline.page.screenshots $(PICTURED)/report/report.html $(PICTURED)/replay/replay.html docs/images
@@ -71,9 +71,6 @@ screenshots: $(STAMPS)/pipeline $(STAMPS)/engine ## Make the pictures in docs/im
 
 notebook: $(STAMPS)/pipeline $(STAMPS)/engine ## Run the example notebook and keep what its cells show
 	@$(BIN)/python -m tests.pipeline.notebooks examples/notebooks/report.ipynb
-
-generate: $(STAMPS)/pipeline $(STAMPS)/engine ## Make a history (ARGS="--operations 1M --out .build/history")
-	@$(BIN)/purgatory-pipeline generate $(ARGS)
 
 test: $(STAMPS)/pipeline ## Run the whole suite, and what comes near the engine uncompiled too (both, even if one fails)
 	@$(MAKE) --no-print-directory -j 2 $(STAMPS)/engine $(SIMULATOR)/stamp # they have nothing to do with each other

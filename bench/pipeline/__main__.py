@@ -1,31 +1,30 @@
-"""Measures the pipeline: the report compared with DuckDB and as it grows, and the replay on one core and on two.
+"""Measures the pipeline: the report beside DuckDB and as it grows, and the replay on one core and on two.
 
-    make bench-pipeline                                       # 10 million operations, generated first
+    make bench-pipeline                                       # 10 million operations, which are made first
     make bench-pipeline ARGS="--operations 10M 30M 100M"      # and how the report's time grows
     python -m bench.pipeline --only replay --operations 1M 10M
 
-Histories are stored in `.build/histories` and created if missing: a whole multiple of the first one by repeating it on
-further days (`multiplied`), any other by `purgatory-pipeline generate`. Rows of the same name are replaced in
-`bench/results/pipeline.json`, and the table in docs/pipeline.md is rewritten.
+Histories are stored in `.build/histories` and made if missing: a multiple of the first one by repeating it on further
+days (`multiplied`), others by `tests.pipeline.history`. Rows of the same name are replaced in
+`bench/results/pipeline.json`, and the table in docs/pipeline.md is written again.
 """
 
 import argparse
 import dataclasses
-import subprocess
-import sys
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from purgatory_pipeline.generate.history_plan import parse_operations
-
 from bench.measure.lab import Lab
-from bench.measure.processes import ROOT, environment
+from bench.measure.processes import ROOT
 from bench.measure.result_rows import Row, read_rows, table, write_rows
 from bench.pipeline.multiplied import multiply
 from bench.pipeline.timings import operations_in, replay, report
 from bench.render.page import write_table
 from bench.scale import FULL
+from tests.pipeline.history.make import TRUTH, make_history
+from tests.pipeline.history.plan import Plan
 
 __all__ = ["MEASURED", "main", "merged"]
 
@@ -38,7 +37,7 @@ MEASURED: Final[dict[str, Callable[[Lab, Sequence[Path]], None]]] = {"report": r
 
 
 def main() -> None:
-    """Measure the selected parts."""
+    """Measures what was asked for."""
     given = parsed()
     histories: list[Path] = []
     for size in given.operations:
@@ -54,7 +53,7 @@ def main() -> None:
 
 
 def parsed() -> argparse.Namespace:
-    """Parse the command line."""
+    """The command line."""
     parser = argparse.ArgumentParser(prog="bench.pipeline", description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--operations", nargs="+", default=["10M"], help="sizes of histories; the first is compared")
     parser.add_argument("--histories", type=Path, default=HISTORIES, help="where they lie")
@@ -65,21 +64,21 @@ def parsed() -> argparse.Namespace:
 
 
 def history(folder: Path, size: str, first: Path | None) -> Path:
-    """A history with `size` operations; if missing, it is made from the first one or generated."""
+    """The history of this size; if missing, it is made from the first one or generated."""
     path = folder / size.lower()
-    if (path / "_truth" / "truth.json").exists():
+    if (path / TRUTH).exists():
         return path
-    times, rest = divmod(parse_operations(size), operations_in(first)) if first is not None else (0, 0)
+    operations = int(size.lower().replace("k", "000").replace("m", "000000"))
+    times, rest = divmod(operations, operations_in(first)) if first is not None else (0, 0)
     if first is not None and times and not rest:
         multiply(first, path, times)
     else:
-        command = [sys.executable, "-m", "purgatory_pipeline.cli", "generate", "--operations", size, "--out", str(path)]
-        subprocess.run(command, cwd=ROOT, env=environment(), check=True)
+        make_history(Plan(operations, runs=max(24, operations // 1_000_000)), path, os.cpu_count() or 1)
     return path
 
 
 def merged(before: Sequence[Row], now: Sequence[Row]) -> list[Row]:
-    """Merge rows by name; the new ones replace older ones."""
+    """The rows of both, those of now in place of older ones, by name."""
     rows = {row.key: row for row in (*before, *now)}
     return sorted(rows.values(), key=lambda row: (row.name, row.peer or ""))
 

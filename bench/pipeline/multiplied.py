@@ -1,9 +1,9 @@
-"""Makes a longer history from a generated one by repeating its runs on the following days under new names.
+"""Makes a longer history from a generated one by repeating its runs on the following days, under new names.
 
     python -m bench.pipeline.multiplied .build/histories/10m .build/histories/30m 3
 
-The daemon's own code writes it, and it is an archive like any other: `purgatory-pipeline check` finds no fault. It
-takes a tenth of the time of generating as many operations. Its truth file contains only the plan.
+Written by the daemon's own code, and an archive like any other: `purgatory-pipeline check` finds nothing wrong. It
+takes a tenth of the time in which as many operations are generated.
 """
 
 import json
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -23,17 +23,15 @@ from pyarrow import fs
 
 from purgatory.archive import layout, schema
 from purgatory.archive.files import ArchiveWriter
+from tests.pipeline.history.make import TRUTH
 
 __all__ = ["multiply"]
 
 DAY_MS: Final = 86_400_000
-TRUTH: Final = Path("_truth") / "truth.json"
 
 
 def multiply(history: Path, out: Path, times: int) -> None:
-    """Write the history `times` times, on consecutive days. The truth file is written last and marks the result as
-    complete.
-    """
+    """Writes the history `times` times, on consecutive days. The truth comes last: with it, a history is complete."""
     if out.exists() and any(out.iterdir()):
         raise FileExistsError(f"{out} has files in it: remove it, or give another folder")
     truth = json.loads((history / TRUTH).read_text("utf-8"))
@@ -43,17 +41,15 @@ def multiply(history: Path, out: Path, times: int) -> None:
     with ProcessPoolExecutor(os.cpu_count(), context) as pool:
         for _ in pool.map(copy_run, *zip(*((history, out, run, day) for run, day in copies), strict=True)):
             pass
-    plan: dict[str, Any] = truth["plan"]
-    days = -(-plan["duration_ms"] // DAY_MS) * times
-    longer = {"operations": plan["operations"] * times, "runs": len(copies), "duration_ms": days * DAY_MS}
+    longer = {name: value * times for name, value in truth.items()}
     (out / TRUTH).parent.mkdir(parents=True)
-    (out / TRUTH).write_text(json.dumps({"plan": {**plan, **longer}, "planted": truth["planted"]}), "utf-8")
+    (out / TRUTH).write_text(json.dumps(longer), "utf-8")
 
 
 def copy_run(history: Path, out: Path, run: str, time: int) -> None:
-    """Write one run once more, shifted by `time` times the length of the history."""
-    plan = json.loads((history / TRUTH).read_text("utf-8"))["plan"]
-    later_ms = time * -(-plan["duration_ms"] // DAY_MS) * DAY_MS
+    """Writes a copy of one run, moved by `time` times the length of its history."""
+    hours = json.loads((history / TRUTH).read_text("utf-8"))["hours"]
+    later_ms = time * -(-hours // 24) * DAY_MS
     writer = ArchiveWriter(fs.LocalFileSystem(), str(out), f"{run}-{time + 1:03d}", roll_s=float("inf"))
     (out / layout.WRITING).mkdir(parents=True, exist_ok=True)
     for table in schema.TABLES:
@@ -71,9 +67,7 @@ def rows_of(history: Path, table: str, run: str) -> Iterator[pa.RecordBatch]:
 
 
 def moved(rows: pa.RecordBatch, run_id: str, later_ms: int) -> pa.RecordBatch:
-    """The rows under another run id and later by the wall clock. The engine's clock is unchanged: it starts at 0 in
-    each run.
-    """
+    """The rows as those of another run, later by the wall clock; the engine's clock starts at 0 in each run."""
     names = pa.DictionaryArray.from_arrays(np.zeros(rows.num_rows, np.int32), [run_id])
     at = rows.column("at")
     later = pa.array(at.cast(pa.int64()).to_numpy() + later_ms).cast(at.type)
@@ -82,7 +76,7 @@ def moved(rows: pa.RecordBatch, run_id: str, later_ms: int) -> pa.RecordBatch:
 
 
 def main() -> None:
-    """Multiply the history named on the command line."""
+    """Multiplies what is named on the command line."""
     history, out, times = sys.argv[1:]
     multiply(Path(history), Path(out), int(times))
 

@@ -69,7 +69,7 @@ def compare(
 
 def operations_in(history: Path) -> int:
     """The number of operations in a generated history."""
-    return int(json.loads((history / "_truth" / "truth.json").read_text("utf-8"))["plan"]["operations"])
+    return int(json.loads((history / "_truth" / "truth.json").read_text("utf-8"))["operations"])
 
 
 def timed(history: Path, *command: str, **variables: str) -> Measure:

@@ -1,1 +1,1 @@
-"""The data pipeline: reports, what-if replays and generated histories, on Spark."""
+"""Analysis of archives on Spark (check, report, what-if replay), and the purgatory as a Spark stream."""

@@ -1,6 +1,6 @@
-"""The command line `purgatory-pipeline`; also the script that spark-submit runs. Each command lives in its package.
+"""The command line `purgatory-pipeline`, which is also the script for spark-submit.
 
-Exit codes: 0 done; 1 Spark failed in the middle; 2 the command line or the input cannot be used; 130 interrupted.
+Exit codes: 0 done; 1 Spark failed; 2 the command line or the input is invalid; 130 interrupted.
 """
 
 import os
@@ -12,7 +12,6 @@ import typer
 
 from purgatory_pipeline.archive.command import check
 from purgatory_pipeline.errors import PipelineError
-from purgatory_pipeline.generate.command import generate
 from purgatory_pipeline.pack import pack
 from purgatory_pipeline.replay.command import replay
 from purgatory_pipeline.report.command import report
@@ -24,13 +23,13 @@ EXIT_FAILED: Final = 1
 EXIT_UNUSABLE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 TRACEBACK: Final = "PURGATORY_TRACEBACK"
-"""If this variable is 1, Spark's errors are shown in full."""
+"""If set to 1, failures of Spark are shown with their traceback."""
 EXTRA: Final = frozenset({"pyspark", "pyarrow", "pandas", "numpy", "altair", "jinja2", "packaging", "vl_convert"})
 """Packages that only the extra `pipeline` installs."""
 
 app = typer.Typer(
     name=NAME,
-    help="Reports, what-if replays and generated histories over the archive of a purgatory, on Spark.",
+    help="Reports and what-if replays of an archive, and the purgatory as a stream, on Spark.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -40,13 +39,13 @@ app = typer.Typer(
 @app.callback()
 def settings(
     master: Annotated[
-        str, typer.Option(metavar="URL", help="Where Spark runs, as spark-submit takes it; local[*] if not given.")
+        str, typer.Option(metavar="URL", help="Spark master, as for spark-submit (default: local[*]).")
     ] = "",
     conf: Annotated[
-        list[str] | None, typer.Option(metavar="spark.NAME=VALUE", help="A setting of Spark; may be repeated.")
+        list[str] | None, typer.Option(metavar="spark.NAME=VALUE", help="A Spark setting; may be repeated.")
     ] = None,
 ) -> None:
-    """Spark settings for all commands. They may also follow the command."""
+    """Spark settings for all commands; they may also follow the command."""
     if master or conf:
         from purgatory_pipeline.spark.spark_session import pass_settings  # noqa: PLC0415 -- Spark is slow to import
 
@@ -55,7 +54,6 @@ def settings(
 
 app.command("check")(check)
 app.command("from-journal")(from_journal)
-app.command("generate")(generate)
 app.command("pack")(pack)
 app.command("replay")(replay)
 app.command("report")(report)
@@ -76,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name not in EXTRA:
             raise
-        return _complain(f"there is no {error.name} here: pip install 'purgatory-waits[pipeline]'", EXIT_UNUSABLE)
+        return _complain(f"{error.name} is not installed: pip install 'purgatory-waits[pipeline]'", EXIT_UNUSABLE)
     except KeyboardInterrupt:
         return _complain("interrupted", EXIT_INTERRUPTED)
     except Exception as error:
@@ -89,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def settings_first(arguments: Sequence[str]) -> list[str]:
-    """Moves `--master` and `--conf`, with their values, in front of the command from anywhere on the command line."""
+    """Moves `--master` and `--conf`, with their values, in front of the command."""
     hoisted: list[str] = []
     rest: list[str] = []
     words = iter(arguments)

@@ -1,14 +1,14 @@
-"""The command `pack`: packs this environment as one archive, for executors on machines with only Spark and Python.
+"""The command `pack`: packs this environment for executors on machines that have only Spark and Python.
 
-The archive is a relocatable virtual environment: the requirements of purgatory-waits[pipeline], and a `bin/python` that
-links to the machine's own interpreter. Spark unpacks it in the working directory of each executor:
+The archive is a relocatable virtual environment: what purgatory-waits[pipeline] requires, and a `bin/python` that links
+to the machine's own interpreter. Spark unpacks it for each executor:
 
     --conf spark.archives=environment.tar.gz#environment --conf spark.pyspark.python=./environment/bin/python
 
-Every machine must have the same version of Python as this one, at the same path.
+Every machine must have the same version of Python at the same path as this one.
 
-Existing packers do not fit. venv-pack packs everything that is installed (Spark, test tools), and only a pointer to the
-folder of an editable install. pex takes packages from an index, which may not have this build. conda-pack needs conda.
+Existing packers do not fit: venv-pack packs everything installed (Spark, test tools), and only a link for an editable
+install; pex needs packages from an index, where this build may not be; conda-pack needs conda.
 """
 
 import importlib.util
@@ -34,12 +34,13 @@ _SKIPPED_FOLDERS: Final = frozenset({"__pycache__", "tests", "include"})
 
 
 def pack(
-    out: Annotated[Path, typer.Argument(metavar="FILE.tar.gz", help="Where the archive goes.")],
+    out: Annotated[Path, typer.Argument(metavar="FILE.tar.gz", help="File to write.")],
     without: Annotated[
-        list[str] | None, typer.Option(metavar="PACKAGE", help="Left out, with what only it needs; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="PACKAGE", help="Leave out this package and its own requirements; may be repeated."),
     ] = None,
 ) -> None:
-    """Packs this environment for --archives, so that executors need only Spark and Python."""
+    """Packs this environment for executors that have only Spark and Python."""
     packages = write_environment(out, without or [])
     size = out.stat().st_size / 1e6
     print(f"{out}: {len(packages)} packages, {size:,.1f} MB ({', '.join(packages)})")
@@ -62,7 +63,7 @@ def write_environment(out: Path, without: Iterable[str] = ()) -> list[str]:
 
 
 def required_packages(without: set[str]) -> list[str]:
-    """All direct and indirect requirements of our extra, sorted. Skips `without` and its exclusive requirements."""
+    """Direct and indirect requirements of the extra, sorted, except `without` and packages that only those require."""
     from packaging.requirements import Requirement  # noqa: PLC0415 -- the extra brings it
     from packaging.utils import canonicalize_name  # noqa: PLC0415
 
@@ -89,7 +90,7 @@ def _is_installed(package: str) -> bool:
 
 
 def _files_of(package: str) -> Iterator[tuple[Path, PurePosixPath]]:
-    """Yields (file, path below site-packages) for an installed package, as recorded by its installer."""
+    """Files of an installed package and their paths in site-packages, as recorded by its installer."""
     for file in metadata.distribution(package).files or []:
         path = Path(str(file.locate()))
         if ".." not in file.parts and path.is_file() and not _is_skipped(file.parts[1:]):
@@ -97,7 +98,7 @@ def _files_of(package: str) -> Iterator[tuple[Path, PurePosixPath]]:
 
 
 def _our_files() -> Iterator[tuple[Path, PurePosixPath]]:
-    """Like `_files_of`, for our own packages, found by import because an editable install records no files."""
+    """The same for our own packages, from where they are imported: an editable install records no files."""
     for module in OUR_MODULES:
         spec = importlib.util.find_spec(module)
         if spec is None:  # the engine is not compiled
@@ -121,7 +122,7 @@ def _is_skipped(parts: Iterable[str]) -> bool:
 
 
 def _add_interpreter(archive: tarfile.TarFile) -> None:
-    """Adds the parts of a virtual environment: a link to the interpreter, and pyvenv.cfg."""
+    """Adds a link to the interpreter and pyvenv.cfg, which make the folder a virtual environment."""
     python = os.path.realpath(sys.executable)
     link = tarfile.TarInfo("bin/python")
     link.type, link.linkname = tarfile.SYMTYPE, python

@@ -1,8 +1,8 @@
-"""Engine calls on their way from the daemon to the archive's writer process. Needs no Arrow.
+"""Engine calls as records, which the daemon sends to the archive writer. Needs no Arrow.
 
-A `Record` holds the rows that one call adds to one table. Its columns of numbers are copied as blocks of bytes. This
-costs the event loop about 10 ns per value and the writer process nothing, because numpy reads them in place. Many
-records are sent together as a frame, with each name that they refer to included once.
+A `Record` has the rows that one call adds to one table. Columns of numbers are copied as blocks of bytes, which costs
+the event loop about 10 ns per value and the writer nothing: numpy reads them in place. Records are sent in frames of
+many, together with the names they refer to, each once.
 """
 
 import sys
@@ -34,15 +34,15 @@ from purgatory.engine.kinds.operation_columns import ITEM, OPERATION, columns_of
 from purgatory.engine.names import places_of
 
 Packed = bytes | int | None
-"""A column: packed 64-bit numbers, or one number that applies to all rows, or None if it was not given."""
+"""A column: packed 64-bit numbers, or one number for all rows, or None if it was not given."""
 
 Names = dict[PartitionName, int]
-"""All names of a frame, each with its position. The name of a key is (key, NO_PARTITION)."""
+"""All names of a frame with their indexes. The name of a key is (key, NO_PARTITION)."""
 
 NAMELESS: Final = -1
-"""Position for a row without a name: its index was outside the dictionary, and the row was refused."""
+"""Index of a row without a name: its index was outside its dictionary, so it was refused."""
 
-# Archive columns, each with the attribute that it is copied from.
+# Columns of the archive, each with the attribute that it is copied from.
 _COMPLETED_OPERATIONS: Final = copied_columns(OUTCOMES, OPERATION)
 _COMPLETED_ITEMS: Final = copied_columns(OUTCOMES, ITEM)
 _EVENTS: Final = copied_columns(EVENTS, EVENT)
@@ -51,10 +51,7 @@ REPLICA_COLUMNS: Final = [name for name, _ in copied_columns(EVENTS, REPLICAS)]
 
 
 class Record(NamedTuple):
-    """The rows that one call adds to one table.
-
-    `operations` has one value per operation, `columns` one value per row.
-    """
+    """The rows that one call adds to one table. `operations` has a number per operation, `columns` one per row."""
 
     table: str
     stamp: CallStamp
@@ -64,34 +61,32 @@ class Record(NamedTuple):
     operations: dict[str, Packed] = {}  # noqa: RUF012 - never changed
     columns: dict[str, Packed] = {}  # noqa: RUF012
     names: bytes = b""
-    """The record's dictionary: for each entry, the position of its name in the frame."""
+    """The call's dictionary: for each entry, the index of its name in the frame."""
     places: Packed = None
-    """For each row, an index into the record's dictionary, or NAMELESS. None: entry i belongs to row i."""
+    """For each row the index of its name in `names`, or NAMELESS; None: entry i is that of row i."""
     extra: Any = None
-    """For a row of calls or markers: its values. For outcomes of fetches: a tuple of FETCH_COLUMNS for each fetch row.
-    For events: a tuple of REPLICA_COLUMNS or None for each row.
-    """
+    """Calls and markers: the values of the row. Outcomes of fetches: FETCH_COLUMNS, a tuple per row. Events:
+    REPLICA_COLUMNS, a tuple or None per row."""
 
 
 def row_record(table: str, stamp: CallStamp, /, **values: object) -> Record:
-    """One row of calls or markers, with the values of its own columns; omitted columns are null."""
+    """A row of calls or markers from the values of its own columns; missing ones are null."""
     return Record(table, stamp, 1, extra=values)
 
 
 class Span:
-    """Row counts by table over consecutive calls that were lost or may still be lost."""
+    """Counts of rows by table over successive calls that are lost, or may still be lost."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         self.first: Final = records[0].stamp
         self.last_call_number = self.first.call_number
         self.rows: Final[Counter[str]] = Counter()
         self.missing: Final[Counter[str]] = Counter()
-        """Rows that the archive lacks if these records are lost; for a DROPPED marker, the rows of its gap."""
+        """Rows missing in the archive if these calls are lost. For a lost DROPPED marker, the rows of its gap."""
         self.missing_to = 0
         for record in records:
             self.rows[record.table] += record.rows
-            # A DROPPED marker carries the number of the gap's first call, which may be lower than that of earlier
-            # records.
+            # A DROPPED marker has the number of the gap's first call, which may be lower than the last one.
             self.last_call_number = max(self.last_call_number, record.stamp.call_number)
             if record.table == MARKERS and record.extra["marker"] == DROPPED:
                 self.missing[record.extra["table"]] += record.extra["rows"]
@@ -100,14 +95,14 @@ class Span:
                 self.missing[record.table] += record.rows
 
     def extend(self, following: "Span") -> None:
-        """Add the counts of the calls that follow directly."""
+        """Appends the calls of a later span."""
         self.last_call_number = max(self.last_call_number, following.last_call_number)
         self.rows.update(following.rows)
         self.missing.update(following.missing)
         self.missing_to = max(self.missing_to, following.missing_to)
 
     def dropped_markers(self) -> list[Record]:
-        """A DROPPED marker for each table with missing rows, including gaps whose own markers are lost."""
+        """A DROPPED marker for each table with missing rows, including those of lost markers."""
         last = max(self.last_call_number, self.missing_to)
         return [
             row_record(MARKERS, self.first, marker=DROPPED, table=table, rows=rows, last_call_number=last)
@@ -117,25 +112,20 @@ class Span:
 
 
 def packed(values: Sequence[int]) -> Packed:
-    """Pack a column of a batch.
-
-    Raises:
-        OverflowError: A value does not fit into 64 bits.
-    """
+    """Packs a column of a batch. Raises OverflowError for a value that is not a 64-bit integer."""
     if len(values) > 1:
         return array("q", values).tobytes()
     if not values:
         return None
     value = int(values[0])
     if not -INT64_MAX <= value <= INT64_MAX:
-        raise OverflowError(f"{value} is no 64-bit number")
+        raise OverflowError(f"not a 64-bit integer: {value}")
     return value
 
 
 def packed_buffer(column: Any) -> Packed:  # noqa: ANN401 - a buffer of 64-bit numbers
-    """Pack a column of completions; one number if all values are equal, as in most columns."""
+    """Packs a column of completions; one number if all are equal, as in most columns."""
     octets = bytes(column)
-    # Shifted by one value it equals itself exactly if all values are the same.
     if octets[8:] != octets[:-8]:
         return octets
     return int.from_bytes(octets[:8], sys.byteorder, signed=True)
@@ -150,10 +140,10 @@ def registration_records(
     receipt: RegisterReceipt,
     timeout_ms_default: int,
 ) -> list[Record]:
-    """One row for each item that was registered or refused; none for operations that were already known.
+    """Records of a registration: a row for each item of the operations that were accepted or refused.
 
-    A refused operation gets a single row without item data if it has no items, an item index outside the dictionary, or
-    fewer items than it declares, or if the lengths of the batch's columns do not match.
+    Operations that were already known have no row. A refused operation that has no items, or items that are missing or
+    outside the dictionary, gets a single row without a name.
     """
     given = [(key, NO_PARTITION) for key in batch.keys] if kind == SIGNAL else batch.partitions
     common = (stamp, registrant, kind, timeout_ms_default)
@@ -161,7 +151,7 @@ def registration_records(
         return [_registrations(*common, batch, [ACCEPTED], bytes(places_of(given, names)))]
     if not _is_readable(kind, batch):
         batch = OperationBatch(batch.operation_ids, item_counts=[0])
-    # Ids only increase within a session, so the known operations have the lowest ids of the batch.
+    # Ids only increase within a session, so the known operations are those with the lowest ids of the batch.
     codes = {refusal.index: refusal.code for refusal in receipt.refusals}
     unrefused = sorted(value for row, value in enumerate(batch.operation_ids) if value > 0 and row not in codes)
     known = unrefused[: receipt.already_known]
@@ -196,7 +186,7 @@ def _registrations(
     refusal_codes: list[int],
     dictionary: bytes,
 ) -> Record:
-    """One row for each item of a batch; one for each operation if `item_indexes` is empty or has one value for all."""
+    """A row for each item of a batch; one for each operation if `item_indexes` has at most one value."""
     operations = {
         "operation_id": packed(batch.operation_ids),
         "timeout_ms": packed(batch.timeouts_ms or [timeout_ms_default]),
@@ -208,16 +198,13 @@ def _registrations(
         of_level = operations if column.level == OPERATION else columns
         of_level[column.name] = packed(getattr(batch, column.batch_name))
     count, places = len(batch.operation_ids), packed(batch.item_indexes or [0])
-    # Operations with several items have an index for each item.
+    # If an operation has several items, `item_indexes` has a value for each item.
     rows = max(count, len(batch.item_indexes))
     return Record(REGISTRATIONS, stamp, rows, registrant, count, operations, columns, dictionary, places)
 
 
 def _part(kind: int, batch: OperationBatch, rows: list[int], items: list[int] | None) -> OperationBatch:
-    """The chosen operations with the chosen items; None: without items.
-
-    Ids and item counts are clamped to the column's range, which refused operations may exceed.
-    """
+    """Selects operations of a batch with their items, or (None) without. Values too large for a column are clipped."""
     values: dict[str, Any] = {
         "timeouts_ms": _chosen(batch.timeouts_ms, rows),
         "item_counts": [min(value_at(batch.item_counts, row, 1), INT32_MAX) for row in rows],
@@ -231,19 +218,19 @@ def _part(kind: int, batch: OperationBatch, rows: list[int], items: list[int] | 
 
 
 def _chosen(values: list[Any], places: list[int]) -> list[Any]:
-    """The values at these rows; a column with one value for all rows, or none, is returned unchanged."""
+    """The values at these indexes; a column with one value for all, or none, is returned unchanged."""
     return values if len(values) <= 1 else [values[place] for place in places]
 
 
 def _have_names(batch: OperationBatch, items: range, names: int) -> bool:
-    """Whether the operation has items, all of them have arrived, and each index is below `names`."""
+    """Whether there are items, all of them present, with indexes below `names`, the size of the dictionary."""
     if len(items) > 1 and len(batch.item_indexes) <= 1:
         return False
     return len(items) > 0 and all(value_at(batch.item_indexes, item, 0) < names for item in items)
 
 
 def _is_readable(kind: int, batch: OperationBatch) -> bool:
-    """Whether the lengths of the columns match. A batch refused before it reached the engine was not checked there."""
+    """Whether the columns have matching lengths. Batches refused before they reached the engine were not checked."""
     operations = len(batch.operation_ids)
     counts = batch.item_counts
     items = operations if not counts else counts[0] * operations if len(counts) == 1 else sum(counts)
@@ -256,7 +243,7 @@ def _is_readable(kind: int, batch: OperationBatch) -> bool:
 def completion_records(
     names: Names, stamp: CallStamp, registrant: Registrant, completions: Completions
 ) -> list[Record]:
-    """One row for each item of the completions that a call produced for one registrant."""
+    """Records of the operations of one registrant that a call ended, a row for each item."""
     operations, columns = (
         {name: packed_buffer(getattr(completions, source)) for name, source in copied}
         for copied in (_COMPLETED_OPERATIONS, _COMPLETED_ITEMS)
@@ -273,7 +260,7 @@ def completion_records(
 def event_records(
     names: Names, stamp: CallStamp, registrant: Registrant, batch: EventBatch, start: int, receipt: EventsReceipt
 ) -> list[Record]:
-    """One row for each event from `start` up to `receipt.next_index`, with its refusal code."""
+    """Records of a registrant's events from `start` to `receipt.next_index`, a row each, with their effect."""
     stop = receipt.next_index
     types, codes = batch.types[start:stop], [ACCEPTED]
     if receipt.refusals:
@@ -297,12 +284,12 @@ def event_records(
 
 
 def _slice(values: list[int], start: int, stop: int) -> list[int]:
-    """The rows from `start` to `stop` of a column; a column with one value for all rows is returned unchanged."""
+    """A slice of a column; one with a single value for all is returned unchanged."""
     return values[start:stop] if len(values) > 1 else values
 
 
 def _places_of_events(batch: EventBatch, types: list[int], indexes: list[int]) -> list[int]:
-    """For each event, the position of its name in the list of partitions followed by keys; NAMELESS if out of range."""
+    """For each event the index of its name in partitions followed by keys, or NAMELESS if its index is invalid."""
     partitions, keys = len(batch.partitions), len(batch.keys)
     if len(indexes) == 1:
         indexes = indexes * len(types)

@@ -1,6 +1,6 @@
-"""The archive's tables as Arrow schemas, and the schema version. Shared by the daemon and the pipeline.
+"""Arrow schemas of the archive's tables, and their version; used by daemon and pipeline.
 
-Tables and columns are described in `table_columns`.
+`table_columns` documents each table and column.
 """
 
 from typing import Final
@@ -9,15 +9,15 @@ import pyarrow as pa
 
 from purgatory.archive import vocabulary
 from purgatory.archive.table_columns import FLOAT64, INSTANT, INT32_LIST, INT64_LIST, TABLE_COLUMNS, TEXT, WORD
-from purgatory.archive.vocabulary import *  # noqa: F403 - code that uses the schemas needs the vocabulary
+from purgatory.archive.vocabulary import *  # noqa: F403 - users of the schemas need the vocabulary, too
 from purgatory.engine import codes
 from purgatory.engine.kinds.operation_columns import BOOL, INT32, INT64
 
 __all__ = ["EVENT_LABELS", "KIND_LABELS", "OUTCOME_LABELS", "SCHEMAS", "VERSION"]
 __all__ += vocabulary.__all__
 
-VERSION: Final = 2
-"""Schema version. A reader accepts its own version and older ones, and refuses newer ones with an error."""
+VERSION: Final = 1
+"""Version of these schemas. A reader refuses an archive with any other version."""
 
 _ARROW: Final = {
     WORD: pa.dictionary(pa.int32(), pa.string()),
@@ -37,6 +37,6 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
 }
 
 KIND_LABELS: Final = ["", *(codes.KIND_NAMES[kind] for kind in sorted(codes.KIND_NAMES))]
-"""Dictionary of `kind`; the index is the code."""
+"""Dictionary of the column `kind`; the index is the code."""
 OUTCOME_LABELS: Final = ["", *(codes.OUTCOME_NAMES[outcome] for outcome in sorted(codes.OUTCOME_NAMES))]
 EVENT_LABELS: Final = ["", *(codes.EVENT_NAMES[event] for event in sorted(codes.EVENT_NAMES))]

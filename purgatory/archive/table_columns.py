@@ -121,7 +121,7 @@ TABLE_COLUMNS: Final[dict[str, list[TableColumn]]] = {
     EVENTS: [
         *_COMMON,
         _given("row", INT32, DELTA),  # position in its call, from 0
-        _given("principal", WORD),  # sender; empty: callers were not authenticated. Null in archives of version 1
+        _given("principal", WORD),  # sender; empty: callers were not authenticated
         _given("type", WORD),  # codes.EVENT_NAMES
         *_NAME,
         TableColumn("offset", INT64, DELTA, EVENT, "offsets"),

@@ -14,8 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from purgatory_pipeline import pack
-from purgatory_pipeline.generate.history_plan import make_plan
-from purgatory_pipeline.generate.make_archive import make_run
 from purgatory_pipeline.report.report_tables import TABLES
 from purgatory_pipeline.stream.file_rows import file_packer
 from purgatory_pipeline.stream.shard.shard import Shard
@@ -26,6 +24,8 @@ from purgatory_pipeline.stream.wire_records import EVENT, OPERATION
 
 from purgatory.engine import COMPILED
 from tests.pipeline.conftest import worker_environment
+from tests.pipeline.history.make import make_history
+from tests.pipeline.history.plan import Plan
 from tests.pipeline.standalone_cluster import HOME, StandaloneCluster
 from tests.pipeline.stream.stream_folders import listed
 
@@ -60,9 +60,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two small generated runs, a thousand operations in all."""
     out = tmp_path_factory.mktemp("history")
-    plan = make_plan("1000", runs=2)
-    for index in range(plan.runs):
-        make_run(plan.run(index), str(out))
+    make_history(Plan(1_000, runs=2), out)
     return out
 
 

@@ -46,10 +46,10 @@ def test_settings_may_stand_behind_the_command(given: list[str], ordered: list[s
         (["check", "/nowhere", "--conf", "spark.memory"], "--conf spark.memory: a Spark setting is written"),
         (["check", "/nowhere", "--since", "yesterday"], "--since yesterday: an instant is written 2026-11-21 or"),
         ([*REPORT, "--window", "soon"], "--window soon: a span of time is written 500ms, 10s, 5m, 1h or 1d"),
-        ([*REPORT, "--window", "10ms"], "a window of 10 ms: give a second or more"),
-        ([*REPORT, "--timeout", "0s"], "a timeout of 0 ms: give 1 or more"),
-        ([*REPORT, "--slow-share", "2"], "a slow share of 2.0: give a number between 0 and 1"),
-        ([*REPORT, "--top", "0"], "top 0: give 1 or more"),
+        ([*REPORT, "--window", "10ms"], "window of 10 ms: the minimum is one second"),
+        ([*REPORT, "--timeout", "0s"], "timeout of 0 ms: must be at least 1 ms"),
+        ([*REPORT, "--slow-share", "2"], "slow share 2.0: must be between 0 and 1"),
+        ([*REPORT, "--top", "0"], "top 0: must be at least 1"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_exit_2(
@@ -87,7 +87,7 @@ def test_help_lists_commands_and_settings(capsys: pytest.CaptureFixture[str]) ->
     """`--help` shows every command and the settings that all share."""
     assert cli.main(["--help"]) == 0
     shown = capsys.readouterr().out
-    for word in ("check", "generate", "pack", "replay", "report", "reshard", "stream", "--master", "--conf"):
+    for word in ("check", "pack", "replay", "report", "reshard", "stream", "--master", "--conf"):
         assert word in shown
 
 
@@ -98,7 +98,7 @@ def test_help_lists_commands_and_settings(capsys: pytest.CaptureFixture[str]) ->
         ('openjdk version "21" 2023-09-19', ""),
         ('openjdk version "11.0.20" 2023-07-18', "is Java 11. Spark needs Java 17 or newer: install it"),
         ('java version "1.8.0_392"', "is Java 8. Spark needs Java 17"),
-        ("cannot execute binary file", r"is no Java that works \(cannot execute binary file\)\. Spark needs"),
+        ("cannot execute binary file", r"is not a working Java \(cannot execute binary file\)\. Spark needs"),
         ("", r"^no Java found \(.*java\)\. Spark needs Java 17 or newer: install it .*$"),
     ],
 )
@@ -268,7 +268,7 @@ def test_a_bug_of_ours_is_raised_with_its_traceback(bug: Exception, monkeypatch:
     [
         (KeyboardInterrupt(), cli.EXIT_INTERRUPTED, "interrupted"),
         *(
-            (ModuleNotFoundError(name=name), 2, f"there is no {name} here: pip install 'purgatory-waits[pipeline]'")
+            (ModuleNotFoundError(name=name), 2, f"{name} is not installed: pip install 'purgatory-waits[pipeline]'")
             for name in ("pyspark", "pyarrow")
         ),
     ],

@@ -1,4 +1,4 @@
-"""Reads columns of one file as plain arrays, and detects clocks that went backwards from one call to the next."""
+"""Columns of a file as arrays, and the places where its clocks went backwards between two calls."""
 
 from dataclasses import dataclass, field
 
@@ -11,9 +11,9 @@ from purgatory_pipeline.archive.integers import Integers, stable_order
 
 @dataclass
 class FileClock:
-    """The clocks of one file. A *fall* is a later call with an earlier time.
+    """The clocks of one file. A fall is a later call with an earlier time.
 
-    Pairs are (engine clock, wall clock). The calls and times are meaningless until the first `read`.
+    Pairs are of the engine's clock and the wall clock. Calls and instants are of no use before the first `read`.
     """
 
     run_id: str
@@ -21,21 +21,20 @@ class FileClock:
     first_call: int = 2**63 - 1
     last_call: int = -1
     first_ms: tuple[int, int] = (0, 0)
-    """Both clocks at the first call; `last_ms` holds them at the last call."""
+    """Both clocks at the first call; `last_ms` those at the last call."""
     last_ms: tuple[int, int] = (0, 0)
     falls: list[int] = field(default_factory=lambda: [0, 0])
     deepest_fall_ms: list[int] = field(default_factory=lambda: [0, 0])
 
     def read(self, part: pa.Table) -> None:
-        """Adds the file's next rows, which may be out of order within a part."""
-        if part.num_rows == 0 or self.table == schema.MARKERS:  # a marker may describe another run
+        """Takes the file's next rows, which may be out of order within a part."""
+        if part.num_rows == 0 or self.table == schema.MARKERS:  # a marker may be about another run
             return
         calls = numbers_of(part, "call_number")
         clocks = [numbers_of(part, "time_ms"), instants_of(part, "at")]
         if np.any(np.diff(calls) < 0):
             order = stable_order(calls)
             calls, clocks = calls[order], [clock[order] for clock in clocks]
-        # If the part starts before the last call, its first row has no predecessor to compare with.
         follows = 0 <= self.last_call <= calls[0]
         for index, clock in enumerate(clocks):
             steps_ms = np.diff(clock, prepend=self.last_ms[index] if follows else clock[0])
@@ -48,9 +47,7 @@ class FileClock:
 
 
 def numbers_of(part: pa.Table, column: str) -> Integers:
-    """A column as 64-bit integers, with null as 0. All values are 0 if the file's older schema lacks the column."""
-    if column not in part.column_names:
-        return np.zeros(part.num_rows, np.int64)
+    """A column as 64-bit integers, null as 0."""
     found = part.column(column)
     values: Integers = (found.fill_null(0) if found.null_count else found).to_numpy()
     return values.astype(np.int64, copy=False)

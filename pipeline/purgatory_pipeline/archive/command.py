@@ -1,4 +1,4 @@
-"""The command `check`: reports the content of an archive, unusable files, and inconsistencies."""
+"""The command `check`: usable and unusable parts of an archive, and inconsistencies."""
 
 from typing import Annotated
 
@@ -6,12 +6,12 @@ import typer
 
 
 def check(
-    archive: Annotated[str, typer.Argument(metavar="ARCHIVE", help="The archive's folder, or its URI.")],
-    since: Annotated[str, typer.Option(metavar="INSTANT", help="From this instant on (UTC).")] = "",
-    until: Annotated[str, typer.Option(metavar="INSTANT", help="Before this instant (UTC).")] = "",
-    topic: Annotated[list[str] | None, typer.Option(help="Of this topic only; may be repeated.")] = None,
+    archive: Annotated[str, typer.Argument(metavar="ARCHIVE", help="Folder or URI of the archive.")],
+    since: Annotated[str, typer.Option(metavar="INSTANT", help="Only rows at or after this instant (UTC).")] = "",
+    until: Annotated[str, typer.Option(metavar="INSTANT", help="Only rows before this instant (UTC).")] = "",
+    topic: Annotated[list[str] | None, typer.Option(help="Only this topic; may be repeated.")] = None,
 ) -> None:
-    """Accounts for an archive: files and rows used or set aside, and operations with a missing end."""
+    """Accounts for an archive: files and rows used or set aside, and operations without registration or outcome."""
     from purgatory_pipeline.archive.accounting import account
     from purgatory_pipeline.archive.catalog import find_archive
     from purgatory_pipeline.spark.spark_session import spark_session

@@ -1,4 +1,4 @@
-"""Checks a file of an archive by its footer: returns its table, run and rows, or the reason for setting it aside."""
+"""Judges a file of an archive by its footer: its table, run and rows, or why it is set aside."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,31 +12,25 @@ from purgatory.archive import checksums, layout, schema
 from purgatory_pipeline.archive.location import Location, first_line
 from purgatory_pipeline.errors import ArchiveUnusable
 
-# Reasons for setting a file aside.
+# Why a file is set aside.
 UNREADABLE: Final = "unreadable"
-"""Truncated, corrupt, deleted, or not Parquet."""
+"""Truncated, damaged, gone, or not Parquet at all."""
 FOREIGN: Final = "not a purgatory's"
-"""Parquet without purgatory's metadata, or with columns that do not match its table."""
+"""Parquet without a purgatory's metadata, or with columns that are not those of its table."""
 MISPLACED: Final = "in another table's folder"
 STRAY: Final = "in no table's folder"
 COPY: Final = "copy of another file"
-
-
-ALWAYS: Final = frozenset(
-    {"run_id", "call_number", "time_ms", "at", "session_number", "operation_id", "item", "row", "topic", "partition"}
-)
-"""Columns that identify and order rows. Every version has them, in the tables they belong to."""
 
 
 _BOUNDED: Final = frozenset({"call_number", "time_ms", "at", "operation_id", "item", "row", "timeout_ms"})
 
 
 _TAIL_BYTES: Final = 64 * 1024
-"""Bytes read from the end of a file: larger than any footer of the archive."""
+"""Read at once: more than any footer of the archive."""
 
 
 def open_parquet(octets: bytes, read_dictionary: Sequence[str] = ()) -> pq.ParquetFile:
-    """Opens a whole file and verifies its checksums. Raises OSError or ArrowException."""
+    """A whole file, once its checksums have been verified. Raises OSError or ArrowException."""
     found = pq.ParquetFile(
         pa.BufferReader(octets), read_dictionary=list(read_dictionary), page_checksum_verification=True
     )
@@ -46,30 +40,27 @@ def open_parquet(octets: bytes, read_dictionary: Sequence[str] = ()) -> pq.Parqu
 
 @dataclass(frozen=True)
 class ArchiveFile:
-    """A file that is used. Calls and instants are its first and last, if the file has statistics."""
+    """A file that is used. Calls and instants are its first and last, if its statistics have them."""
 
     path: str
     spark_path: str
     table: str
     run_id: str
     file_number: int
-    version: int
     rows: int
     first_call: int | None
     last_call: int | None
     first_at: datetime | None
     last_at: datetime | None
     timeout_ms_max: int | None
-    """Set for registrations only."""
+    """Only of registrations."""
     content: str
-    """A fingerprint, equal for equal contents: row counts, sizes, and bounds of the columns that identify rows."""
+    """Equal for equal contents: rows and sizes, and bounds of the columns that identify rows."""
 
 
 @dataclass(frozen=True)
 class SetAside:
-    """A file that is not used. `reason` is one of the constants above, `detail` describes the file. `rows` is None if
-    unknown.
-    """
+    """A file that is not used: `reason` is a constant above, `detail` what was seen. Rows: None if unknown."""
 
     path: str
     table: str
@@ -79,12 +70,12 @@ class SetAside:
 
     @property
     def is_copy(self) -> bool:
-        """Whether another file has the same rows."""
+        """Whether its rows are in another file too."""
         return self.reason == COPY
 
 
 def read_footer(place: Location, path: str, table: str) -> ArchiveFile | SetAside:
-    """Reads only the end of one file. Raises `ArchiveUnusable` for a version that is too new."""
+    """Reads only the end of one file. Raises `ArchiveUnusable` for another schema version."""
     try:
         with place.filesystem.open_input_file(path) as file:
             size = file.size()
@@ -98,10 +89,8 @@ def read_footer(place: Location, path: str, table: str) -> ArchiveFile | SetAsid
         return SetAside(path, table, UNREADABLE, first_line(error))
 
 
-def judge(
-    metadata: pq.FileMetaData, path: str, spark_path: str, table: str, newest: int = schema.VERSION
-) -> ArchiveFile | SetAside:
-    """Checks a file by its footer, as a reader of schema versions up to `newest` would."""
+def judge(metadata: pq.FileMetaData, path: str, spark_path: str, table: str) -> ArchiveFile | SetAside:
+    """Judges a file by its footer. Raises `ArchiveUnusable` for another schema version."""
     keys = metadata.metadata or {}
     rows = int(metadata.num_rows)
     try:
@@ -110,28 +99,28 @@ def judge(
         file_number = int(keys[layout.FILE_NUMBER_KEY])
     except (KeyError, ValueError):
         return SetAside(path, table, FOREIGN, "its metadata lacks a table, run, number or version", rows)
-    if version > newest:
+    if version != schema.VERSION:
         raise ArchiveUnusable(
-            f"{path} is of schema version {version}, and this purgatory-pipeline reads up to {newest}: "
-            "upgrade it to the version of the daemon that wrote the archive"
+            f"{path} has schema version {version}, but this purgatory-pipeline reads version {schema.VERSION}: "
+            "use the purgatory-pipeline of the release that wrote the archive"
         )
     if own_table != table:
         return SetAside(path, table, MISPLACED, f"it is of the table {own_table!r}", rows)
-    complaint = _compare_columns(metadata.schema.to_arrow_schema(), schema.SCHEMAS[table], older=version < newest)
+    complaint = _compare_columns(metadata.schema.to_arrow_schema(), schema.SCHEMAS[table])
     if complaint:
         return SetAside(path, table, FOREIGN, complaint, rows)
     bounds = _bounds(metadata)
     first_call, last_call = bounds.get("call_number", (None, None))
     first_at, last_at = bounds.get("at", (None, None))
     return ArchiveFile(
-        path, spark_path, table, run_id, file_number, version, rows, first_call, last_call,
+        path, spark_path, table, run_id, file_number, rows, first_call, last_call,
         _instant(first_at), _instant(last_at), bounds.get("timeout_ms", (None, None))[1],
         _content(metadata, bounds),
     )  # fmt: skip
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """A column's type without its encoding: a dictionary becomes its value type, and list items lose their name."""
+    """A column's type without its encoding: dictionaries become their values, and list items have no name."""
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
     if pa.types.is_large_string(kind):
@@ -141,13 +130,11 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _compare_columns(found: pa.Schema, wanted: pa.Schema, *, older: bool) -> str:
-    """Describes how a file's columns differ from the expected ones; empty if they match. An older version may lack
-    columns, which are read as null.
-    """
+def _compare_columns(found: pa.Schema, wanted: pa.Schema) -> str:
+    """The differences between a file's columns and its table's; empty if there are none."""
     have = {field.name: plain_type(field.type) for field in found}
     want = {field.name: plain_type(field.type) for field in wanted}
-    missing = [name for name in want if name not in have and (not older or name in ALWAYS)]
+    missing = [name for name in want if name not in have]
     unknown = [name for name in have if name not in want]
     other = [
         f"{name} is {kind}, not {want[name]}" for name, kind in have.items() if name in want and kind != want[name]
@@ -157,7 +144,7 @@ def _compare_columns(found: pa.Schema, wanted: pa.Schema, *, older: bool) -> str
 
 
 def _bounds(metadata: pq.FileMetaData) -> dict[str, tuple[Any, Any]]:
-    """The smallest and largest value of each column in `_BOUNDED` that has statistics in every row group."""
+    """Smallest and largest value of the columns in `_BOUNDED`, where every row group has statistics."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     bounds: dict[str, tuple[Any, Any]] = {}
     for place, name in enumerate(metadata.schema.names):
@@ -170,11 +157,11 @@ def _bounds(metadata: pq.FileMetaData) -> dict[str, tuple[Any, Any]]:
 
 
 def _content(metadata: pq.FileMetaData, bounds: dict[str, tuple[Any, Any]]) -> str:
-    """A fingerprint of a file: equal for equal contents, and almost certainly different otherwise."""
+    """Equal for equal contents, almost certainly different for others."""
     groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
     return repr(([(group.num_rows, group.total_byte_size) for group in groups], sorted(bounds.items())))
 
 
 def _instant(value: datetime | None) -> datetime | None:
-    """Attaches UTC: statistics are in UTC, with or without a time zone."""
+    """Statistics are in UTC, with or without saying so."""
     return value if value is None or value.tzinfo is not None else value.replace(tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""The location of an archive or a result: a local folder or a URI that pyarrow supports, and Spark's name for it."""
+"""The location of an archive or a result: a local folder or a URI, under its names in pyarrow and in Spark."""
 
 import tempfile
 from collections.abc import Callable
@@ -13,16 +13,16 @@ from pyarrow import fs
 from purgatory_pipeline.errors import ArchiveUnusable
 
 _SPARK_SCHEMES: Final = {"file": "file", "s3": "s3a", "gs": "gs", "gcs": "gs", "hdfs": "hdfs", "viewfs": "viewfs"}
-"""Spark's URI schemes by pyarrow's."""
+"""Spark's names for pyarrow's file systems."""
 _BUCKETS: Final = frozenset({"s3", "gs", "gcs"})
-"""For these schemes, pyarrow's path begins with the bucket; for the others it begins with a slash."""
+"""With these, pyarrow's path begins with the bucket; with others with a slash."""
 _GLOB: Final = frozenset("\\*?[]{}")
-"""Spark treats a path with these characters as a pattern unless they are escaped."""
+"""Unless they are escaped, these characters make Spark treat a path as a pattern."""
 
 
 @dataclass(frozen=True)
 class Location:
-    """The root folder of an archive. `filesystem` is pyarrow's; each process opens its own."""
+    """The root folder of an archive. `filesystem` is pyarrow's; every process that needs it opens its own."""
 
     uri: str
     filesystem: Any
@@ -30,15 +30,13 @@ class Location:
     spark_prefix: str
 
     def child(self, name: str) -> "Location":
-        """The folder or file `name` below this location. Keeps a query in the URI (`?endpoint_override=...`)."""
+        """The folder or file `name` below this one. A query in the URI (`?endpoint_override=...`) is kept."""
         before, mark, query = self.uri.partition("?") if "://" in self.uri else (self.uri, "", "")
         return replace(self, uri=f"{before.rstrip('/')}/{name}{mark}{query}", root=f"{self.root}/{name}")
 
     @property
     def spark_uri(self) -> str:
-        """Spark's name for this location, unescaped: for places where Spark expects no pattern, such as a checkpoint or
-        an output folder.
-        """
+        """Spark's name for this place where Spark expects no pattern, as for a checkpoint or an output folder."""
         return f"{self.spark_prefix}{self.root}"
 
     def spark_path(self, path: str) -> str:
@@ -55,18 +53,18 @@ class Location:
         return rest if self.spark_prefix.endswith("://") else f"/{rest.partition('/')[2]}"
 
     def read(self, path: str = "") -> bytes:
-        """The content of the file with pyarrow's path `path`, or of this location without one. Raises OSError."""
+        """The content of the file that pyarrow calls `path`; without one, of this location. Raises OSError."""
         with self.filesystem.open_input_stream(path or self.root) as stream:
             octets: bytes = stream.read()
             return octets
 
     def names(self) -> list[str]:
-        """The sorted names of the files and folders in this folder; empty if the folder does not exist."""
+        """The names of the files and folders in this folder, sorted; none where it does not exist."""
         infos = self.filesystem.get_file_info(fs.FileSelector(self.root, allow_not_found=True))
         return sorted(info.base_name for info in infos)
 
     def list_files(self) -> list[str]:
-        """Sorted paths of all files below the root. Raises `ArchiveUnusable` if the folder cannot be listed."""
+        """Paths of all files below the root, sorted. Raises `ArchiveUnusable` when the folder cannot be listed."""
         try:
             found = self.filesystem.get_file_info(fs.FileSelector(self.root, recursive=True))
         except FileNotFoundError:
@@ -79,9 +77,9 @@ class Location:
 
 
 def open_location(uri: str) -> Location:
-    """Opens the location for a path or URI. Raises `ArchiveUnusable` if no file system supports it.
+    """The location that a path or URI names. Raises `ArchiveUnusable` when no file system fits.
 
-    Accepts both Spark's `s3a:` and pyarrow's `s3:`.
+    Spark's s3a: is s3: to pyarrow; both are accepted.
     """
     if "://" not in uri and not uri.startswith("file:"):
         local = str(Path(uri).expanduser().absolute())
@@ -90,7 +88,7 @@ def open_location(uri: str) -> Location:
     plain = "s3" if scheme in {"s3a", "s3n"} else scheme
     if plain not in _SPARK_SCHEMES:
         known = ", ".join(sorted(_SPARK_SCHEMES))
-        raise ArchiveUnusable(f"cannot open {uri}: {scheme or 'that'} is none of {known}")
+        raise ArchiveUnusable(f"cannot open {uri}: the scheme must be one of {known}")
     try:
         filesystem, root = fs.FileSystem.from_uri(plain + uri[len(scheme) :])
     except (OSError, ValueError, pa.ArrowException) as error:
@@ -99,18 +97,18 @@ def open_location(uri: str) -> Location:
 
 
 def spark_prefix(scheme: str, host: str) -> str:
-    """The prefix that turns pyarrow's path of a file into Spark's."""
+    """The prefix that turns pyarrow's path into Spark's name for a file."""
     spark_scheme = _SPARK_SCHEMES[scheme]
     return f"{spark_scheme}://" if scheme in _BUCKETS | {"file"} else f"{spark_scheme}://{host}"
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message; the messages of some libraries are many lines long."""
+    """The first line of an error's message; libraries often add many more."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def open_output(out: str) -> Location:
-    """Creates the folder `out`. Raises `ArchiveUnusable` if the folder is not writable."""
+    """Creates the folder `out`. Raises `ArchiveUnusable` where it cannot be written to."""
     place = open_location(out)
     try:
         place.filesystem.create_dir(place.root, recursive=True)
@@ -132,7 +130,7 @@ def write_file(place: Location, name: str, content: bytes) -> str:
 
 
 def write_by_path(place: Location, name: str, write: Callable[[Path], object]) -> str:
-    """Like `write_file`, for a `write` function that needs a local path."""
+    """The same for a file that `write` can only create at a local path."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name
         write(path)

@@ -1,4 +1,4 @@
-"""The command `replay`: its options, and what it prints."""
+"""The command `replay`: options and output."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def replay(
-    archive: Annotated[str, typer.Argument(metavar="ARCHIVE", help="The archive's folder, or its URI.")],
-    out: Annotated[str, typer.Option(metavar="DIR", help="Where tables and the page go.")],
+    archive: Annotated[str, typer.Argument(metavar="ARCHIVE", help="Folder or URI of the archive.")],
+    out: Annotated[str, typer.Option(metavar="DIR", help="Folder for tables and the page.")],
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -28,14 +28,15 @@ def replay(
     ] = None,
     slow_replica: Annotated[
         list[str] | None,
-        typer.Option(metavar="ID=+MSms", help="A replica whose progress arrives so much later. May be repeated."),
+        typer.Option(metavar="ID=+MSms", help="Delay the progress of a replica. May be repeated."),
     ] = None,
     sweep: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=V1,V2,...", help="The same with several values, side by side. May be repeated."),
+        typer.Option(metavar="NAME=V1,V2,...", help="A policy for each of several values. May be repeated."),
     ] = None,
     results: Annotated[
-        bool, typer.Option("--results", help="Also a row for each operation, in DIR/results (replays once more).")
+        bool,
+        typer.Option("--results", help="Also write a row for each operation to DIR/results (replays a second time)."),
     ] = False,
 ) -> None:
     """Replays a history through the same engine, first unchanged and then under other policies."""
@@ -51,7 +52,7 @@ def replay(
     place = open_output(out)
     spark = spark_session("replay")
     with ThreadPoolExecutor(2) as pool, unwrapped_errors():
-        intake = pool.submit(account, spark, found)  # its tasks come first; while they run the rest is made ready
+        intake = pool.submit(account, spark, found)  # started first; the rest is prepared while its tasks run
         from purgatory_pipeline.page import document
         from purgatory_pipeline.replay import spark_jobs
         from purgatory_pipeline.replay.load.run_files import find_runs
@@ -80,7 +81,7 @@ def replay(
 
 
 def outcome_lines(outcomes: pd.DataFrame) -> list[str]:
-    """How each kind ended as recorded and under each policy; one line where no policy changes anything."""
+    """Outcomes of each kind, recorded and under each policy; one line if no policy changes anything."""
     from purgatory_pipeline.replay.result_frames import AS_RECORDED
 
     lines = []

@@ -1,11 +1,11 @@
-"""What a replay changes: timeouts, minimum bytes, the in-sync minimum, and how late a replica's progress arrives.
+"""Policies of a replay: timeouts, minimum bytes, the in-sync minimum, and delays of a replica's progress.
 
 - `timeout_ms=800`: every operation waits 800 ms
 - `timeout_ms=*1.5`: half as long again; `+200` and `-200` add and subtract
 - `orders:timeout_ms=800`: only operations on the topic orders
 - `fetch:timeout_ms=800`: only fetches (produce, fetch, delete_records and signal are kinds, other words topics)
-- `min_bytes=4096`: of fetches
-- `min_in_sync_replicas=2`: as if the partitions' events had said so
+- `min_bytes=4096`: only fetches have it
+- `min_in_sync_replicas=2`: replaces the value in the partitions' events
 - `3=+20ms`: a slow replica; the progress of replica 3 arrives 20 ms later
 """
 
@@ -53,7 +53,7 @@ class Change:
             changed = np.rint(values * self.value)
         else:
             changed = np.full(len(values), self.value) if self.how == "=" else values + self.value
-        # A timeout of 0 asks for an answer at once, and half as long again is no time either.
+        # A timeout of 0 asks for an immediate answer; a factor leaves it at 0.
         lowest = np.minimum(values, 1) if self.name == TIMEOUT_MS else 1
         within: Integers = np.clip(changed, lowest, HIGHEST[self.name]).astype(np.int64)
         return within
@@ -61,7 +61,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Policy:
-    """What is different in a replay. `label` is how it was asked for; empty: nothing is different."""
+    """The changes of a replay. `label` is the user's text; empty for the unchanged policy."""
 
     changes: tuple[Change, ...] = ()
     slow_replicas: tuple[tuple[int, int], ...] = ()
@@ -86,7 +86,7 @@ UNCHANGED: Final = Policy()
 
 
 def parse_policy(settings: Sequence[str] = (), slow_replicas: Sequence[str] = ()) -> Policy:
-    """A policy from the words of a command line. Raises `PolicyInvalid`, which says what is possible."""
+    """Parses the options of a command line. Raises `PolicyInvalid` with the valid values."""
     changes = tuple(parse_change(text) for text in settings)
     slow = tuple(parse_slow_replica(text) for text in slow_replicas)
     twice = {replica_id for replica_id, _ in slow if [other for other, _ in slow].count(replica_id) > 1}
@@ -104,7 +104,7 @@ def parse_policies(settings: Sequence[str], slow_replicas: Sequence[str], sweeps
     if not policies and not base.is_unchanged:
         policies = [base]
     if len(policies) > POLICIES_MAX:
-        raise PolicyInvalid(f"{len(policies)} policies: the most side by side is {POLICIES_MAX}")
+        raise PolicyInvalid(f"{len(policies)} policies; at most {POLICIES_MAX} can be compared")
     labels = [policy.label for policy in policies]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
@@ -120,11 +120,11 @@ def parse_change(text: str, option: str = "--set") -> Change:
     name, how, scope = found["name"], found["how"] or "=", found["scope"] or ""
     value = float(found["value"].replace("_", ""))
     if how != "*" and value != int(value):
-        raise PolicyInvalid(f"{option} {text}: {name} is a whole number (a factor is written *1.5)")
+        raise PolicyInvalid(f"{option} {text}: {name} must be a whole number (write a factor as *1.5)")
     if how == "=" and not 1 <= value <= HIGHEST[name]:
-        raise PolicyInvalid(f"{option} {text}: {name} is 1 to {HIGHEST[name]}")
+        raise PolicyInvalid(f"{option} {text}: {name} must be 1 to {HIGHEST[name]}")
     if how == "*" and value == 0:
-        raise PolicyInvalid(f"{option} {text}: a factor is above 0")
+        raise PolicyInvalid(f"{option} {text}: a factor must be above 0")
     kind = KIND_CODES.get(scope, 0)
     if kind and (name == MIN_IN_SYNC_REPLICAS or (name == MIN_BYTES and kind != FETCH)):
         raise PolicyInvalid(f"{option} {text}: {scope} has no {name}")
@@ -138,7 +138,7 @@ def parse_slow_replica(text: str) -> tuple[int, int]:
         raise PolicyInvalid(f"--slow-replica {text}: give {SLOW_HELP}")
     replica_id, delay_ms = int(found["replica"]), int(found["delay"])
     if replica_id >= 2**31 or not 1 <= delay_ms <= DELAY_MS_MAX:
-        raise PolicyInvalid(f"--slow-replica {text}: a delay is 1 to {DELAY_MS_MAX} ms")
+        raise PolicyInvalid(f"--slow-replica {text}: the delay must be 1 to {DELAY_MS_MAX} ms")
     return replica_id, delay_ms
 
 

@@ -101,10 +101,10 @@ class ReplayAccount:
         return self.replayed + self._counts[INCOMPLETE_REGISTRATIONS] == self._counts[REGISTRATIONS_READ]
 
     def notes(self) -> list[str]:
-        """What a reader must know before the figures, in sentences."""
+        """Caveats about the figures, as sentences."""
         notes = []
         if self.different:
-            notes.append(f"{self.different:,} operations did not end as recorded: do not rely on what follows")
+            notes.append(f"{self.different:,} operations did not end as recorded: do not rely on the figures below")
         notes += [f"{self._counts[name]:,} {meaning}" for name, meaning in MEANINGS.items() if self._counts[name]]
         unknown = [facts.run_id for facts in self._facts if not facts.settings_known]
         if unknown:
@@ -128,7 +128,7 @@ PUSHED: Final = {
     MARKS_LEFT_OUT: ": they follow from the replicas there",
     MARKS_KEPT: ", of partitions whose in-sync set is not known: no replica can matter there",
 }
-"""What policies that move high watermarks did with pushed ones, and why."""
+"""How pushed high watermarks were treated under policies that move them, and why."""
 
 MEANINGS: Final = {
     NOT_DUE: "recorded expirations were not due in the replay",

@@ -1,4 +1,4 @@
-"""From the sums of a replay to the tables that people see."""
+"""Turns the sums of a replay into the displayed tables."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -14,7 +14,7 @@ from purgatory_pipeline.replay.policy import Policy
 OPEN: Final = "open"
 """Outcome of operations still waiting when their history ends."""
 AS_RECORDED: Final = ""
-"""The policy of what was recorded."""
+"""The policy name of recorded outcomes."""
 KEYS: Final = "(keys)"
 """The topic of signals: there may be too many keys to list."""
 QUANTILES: Final = {"wait_p50_ms": 0.5, "wait_p90_ms": 0.9, "wait_p99_ms": 0.99}

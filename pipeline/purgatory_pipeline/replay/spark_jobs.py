@@ -111,7 +111,7 @@ def _replay_large(spark: SparkSession, whole: ReplayPlan, runs: Sequence[RunFile
     packed = _in_tasks(
         spark, units_of(runs, TABLES, rows_max), lambda unit: scatter(uri, unit, shared.value[unit.run]), PACKED
     )
-    # A bin's rows come in few large cells: Spark's limit by rows would let one Arrow batch grow to gigabytes.
+    # A bin has few rows with large cells, so Spark's limit by rows would let an Arrow batch grow to gigabytes.
     if spark.conf.get(BATCH_BYTES, None) in (None, str(2**31 - 1)):
         spark.conf.set(BATCH_BYTES, BATCH_BYTES_MAX)
     gathered = packed.repartitionById(bins, "bin").sortWithinPartitions("run", "first_call", "place")
@@ -123,7 +123,7 @@ def _replay_large(spark: SparkSession, whole: ReplayPlan, runs: Sequence[RunFile
 
 
 def _connections(spark: SparkSession, uri: str, runs: Sequence[RunFiles], rows_max: int) -> list[Connections]:
-    """What is connected in each run. Names come to the driver, never operations."""
+    """The connections of each run. Only names reach the driver, never operations."""
     keys_max = [run.facts.details.engine_limits().signal_keys_max for run in runs]
     units = units_of(runs, (REGISTRATIONS, EVENTS), rows_max)
     found = _in_tasks(

@@ -1,4 +1,4 @@
-"""The command `report`: its options and its printed summary."""
+"""The command `report`: options and output."""
 
 from __future__ import annotations
 
@@ -19,32 +19,38 @@ if TYPE_CHECKING:
     from purgatory_pipeline.report.report_builder import Report, ReportOptions
 
 ADVISED: Final = 5
-"""Number of lines of advice printed; the page and the table contain all of them."""
+"""Maximum number of printed lines of advice; the page and the table have all."""
 WINDOWS_MS: Final = (1_000, 10_000, 60_000, 600_000, 3_600_000)
 WINDOWS_MIN: Final = 12
-"""The default window length splits a history into at least this many windows, if the history is long enough."""
+"""The default window length is chosen so that a history has at least this many windows."""
 
 
 def report(
-    archive: Annotated[str, typer.Argument(metavar="ARCHIVE", help="The archive's folder, or its URI.")],
-    out: Annotated[str, typer.Option(metavar="DIR", help="Where tables, CSV files and the page go.")],
-    since: Annotated[str, typer.Option(metavar="INSTANT", help="From this instant on (UTC).")] = "",
-    until: Annotated[str, typer.Option(metavar="INSTANT", help="Before this instant (UTC).")] = "",
-    topic: Annotated[list[str] | None, typer.Option(help="Of this topic (or key) only; may be repeated.")] = None,
+    archive: Annotated[str, typer.Argument(metavar="ARCHIVE", help="Folder or URI of the archive.")],
+    out: Annotated[str, typer.Option(metavar="DIR", help="Folder for tables, CSV files and the page.")],
+    since: Annotated[str, typer.Option(metavar="INSTANT", help="Only rows at or after this instant (UTC).")] = "",
+    until: Annotated[str, typer.Option(metavar="INSTANT", help="Only rows before this instant (UTC).")] = "",
+    topic: Annotated[list[str] | None, typer.Option(help="Only this topic (or key); may be repeated.")] = None,
     window: Annotated[
-        str, typer.Option(metavar="SPAN", help="Length of a time window: 10s, 5m, 1d; 1h, or less for a short history.")
+        str,
+        typer.Option(
+            metavar="SPAN",
+            help="Length of a time window, such as 10s, 5m or 1d (default: 1h; less for a short history).",
+        ),
     ] = "",
     approx: Annotated[
-        bool, typer.Option("--approx", help="Waits rounded by less than 1 %: less to sort on long histories.")
+        bool, typer.Option("--approx", help="Round waits by less than 1 %: faster on long histories.")
     ] = False,
     slow_share: Annotated[
-        float, typer.Option(metavar="SHARE", help="The slowest produces, so many of them, are looked at one by one.")
+        float, typer.Option(metavar="SHARE", help="Share of produces, the slowest, that are examined one by one.")
     ] = 0.01,
-    slow_over: Annotated[str, typer.Option(metavar="SPAN", help="Instead: those that waited longer: 500ms.")] = "",
+    slow_over: Annotated[
+        str, typer.Option(metavar="SPAN", help="Examine produces that waited longer than this (500ms) instead.")
+    ] = "",
     timeout: Annotated[
-        list[str] | None, typer.Option(metavar="SPAN", help="A timeout to judge: 800ms; may be repeated.")
+        list[str] | None, typer.Option(metavar="SPAN", help="A timeout to evaluate, such as 800ms; may be repeated.")
     ] = None,
-    top: Annotated[int, typer.Option(metavar="N", help="How many hot keys are listed, of each kind.")] = 20,
+    top: Annotated[int, typer.Option(metavar="N", help="Number of hot keys to list for each kind.")] = 20,
 ) -> None:
     """Reports on a purgatory: rates, waits, backlog, hot keys, stragglers, advice on timeouts, anomalies."""
     import pyarrow as pa
@@ -90,9 +96,9 @@ def report(
 
 
 def advised(advice: pd.DataFrame) -> list[str]:
-    """One line of advice for each of the topics with the most operations.
+    """The advice for the topics with the most operations, a line each.
 
-    If a kind has a single topic, the line for "all topics" is omitted.
+    If a kind has a single topic, "all topics" is left out.
     """
     from purgatory_pipeline.page import wording
 
@@ -106,7 +112,7 @@ def advised(advice: pd.DataFrame) -> list[str]:
 
 
 def window_for(first: datetime | None, last: datetime | None) -> int:
-    """A suitable window length in milliseconds for the time between two instants."""
+    """A window length in milliseconds that suits the time between two instants."""
     if first is None or last is None:
         return WINDOWS_MS[-1]
     lasts_ms = (last - first).total_seconds() * 1_000
@@ -150,7 +156,7 @@ def _write_page(
 def _bounds(
     found: ArchiveCatalog, since: datetime | None = None, until: datetime | None = None
 ) -> tuple[datetime | None, datetime | None]:
-    """The first and last instant of an archive's rows within a window, according to its files."""
+    """The first and the last instant of an archive's rows within a window, from its files."""
     first = min((file.first_at for file in found.used if file.first_at is not None), default=None)
     last = max((file.last_at for file in found.used if file.last_at is not None), default=None)
     begin = max(filter(None, (first, since)), default=None)

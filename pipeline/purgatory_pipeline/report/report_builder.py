@@ -1,8 +1,8 @@
-"""Builds all tables of a report from the tables of an archive: DataFrames in, DataFrames out.
+"""All tables of a report from the tables of an archive: DataFrames in, DataFrames out.
 
-Registrations and outcomes are counted (`facts`) and, unless the intake has already done so, compared with each other.
-Outcomes are read again for the backlog and for slow produces, together with the events around these; each read takes
-only a few columns. All other tables are computed from facts, which Spark caches in memory or on disk.
+Registrations and outcomes are counted (`facts`) and, unless the intake has done so, matched with each other. Outcomes
+are read again for the backlog and for slow produces, together with the events around those; a few columns each.
+Everything else is computed from the facts, which Spark caches in memory or on disk.
 """
 
 from collections.abc import Mapping
@@ -42,36 +42,36 @@ class ReportOptions:
 
     window_ms: int = 3_600_000
     approximate: bool = False
-    """Round waits by less than 1 %, and look at the backlog only at the end of each second: less to sort."""
+    """Round waits by less than 1 %, and compute the backlog per second: less to sort."""
     slow_share: float = 0.01
-    """Share of the satisfied produces, the slowest ones, that is examined individually."""
+    """The share of satisfied produces, the slowest, that is examined one by one."""
     slow_over_ms: int | None = None
-    """If set, replaces `slow_share`: examine the produces that waited longer than this."""
+    """If given, produces that waited longer than this are examined instead."""
     top: int = 20
     """Rows of `hot_keys` for each kind."""
     topics_max: int = 20
-    """Number of topics (or keys) with their own advice, for each kind: those with the most operations."""
+    """For each kind, the number of topics (or keys), the busiest, that get advice of their own."""
     timeouts_ms: tuple[int, ...] = ()
-    """Additional timeouts to judge, besides those in use and round ones."""
+    """Timeouts to evaluate, in addition to those in use and round values."""
 
     def __post_init__(self) -> None:
         if self.window_ms < WINDOW_MS_MIN:
-            raise PolicyInvalid(f"a window of {self.window_ms} ms: give a second or more")
+            raise PolicyInvalid(f"window of {self.window_ms} ms: the minimum is one second")
         if not 0 < self.slow_share < 1:
-            raise PolicyInvalid(f"a slow share of {self.slow_share}: give a number between 0 and 1, for example 0.01")
+            raise PolicyInvalid(f"slow share {self.slow_share}: must be between 0 and 1, for example 0.01")
         if self.slow_over_ms is not None and self.slow_over_ms < 0:
-            raise PolicyInvalid(f"slow over {self.slow_over_ms} ms: give 0 or more")
+            raise PolicyInvalid(f"slow over {self.slow_over_ms} ms: must not be negative")
         for name, value in (("top", self.top), ("topics", self.topics_max)):
             if value < 1:
-                raise PolicyInvalid(f"{name} {value}: give 1 or more")
+                raise PolicyInvalid(f"{name} {value}: must be at least 1")
         for timeout_ms in self.timeouts_ms:
             if not 0 < timeout_ms <= TIMEOUT_MS_MAX:
-                raise PolicyInvalid(f"a timeout of {timeout_ms} ms: give 1 or more")
+                raise PolicyInvalid(f"timeout of {timeout_ms} ms: must be at least 1 ms")
 
 
 @dataclass(frozen=True)
 class Report:
-    """All tables except `intake`, unsorted: `computed` by Spark when they are used, `known` already in memory."""
+    """All tables except `intake`, unsorted: some are computed by Spark on use, the rest are in memory."""
 
     spark: SparkSession
     computed: Mapping[str, DataFrame]
@@ -88,7 +88,7 @@ class Report:
         return {**self.computed, **{name: self.spark.createDataFrame(table) for name, table in self.known.items()}}
 
     def release(self) -> None:
-        """Frees the tables' cached data. The tables stay usable, but are then computed from scratch."""
+        """Frees Spark's cache for the tables. They can still be used, but are then recomputed."""
         for frame in self.held:
             frame.unpersist()
 
@@ -101,10 +101,10 @@ def make_report(
     *,
     is_matched: bool = False,
 ) -> Report:
-    """Builds a report. Registrations and outcomes are read at once, everything else on use.
+    """Reads registrations and outcomes; the rest is read when it is used.
 
-    The frames have the columns of `purgatory.archive.schema`, and contain each registration and outcome once. Pass
-    `is_matched` if the intake found that registrations and outcomes match, so that they are not compared again.
+    The frames have the columns of `purgatory.archive.schema`; each registration and outcome comes once.
+    `is_matched`: the intake has matched all registrations and outcomes, so they are not compared again.
     """
     options = options or ReportOptions()
     unmatched = UnmatchedRows() if is_matched else find_unmatched(registrations, outcomes)
@@ -113,7 +113,7 @@ def make_report(
         outcomes = outcomes.join(F.broadcast(unmatched.again.select(row)), row, "left_anti")
     registered = registered_counts(registrations, options.window_ms)
     ended = ended_counts(outcomes, options.window_ms, approximate=options.approximate)
-    with ThreadPoolExecutor(2) as pool:  # while Spark plans one side, the other uses the cores
+    with ThreadPoolExecutor(2) as pool:  # while one side is planned, another has the cores
         deepest = pool.submit(backlog.deepest_backlog, outcomes, unmatched.open, approximate=options.approximate)
         registered = registered.localCheckpoint()
         facts = make_facts(registered, ended, unmatched, options.window_ms, approximate=options.approximate)
@@ -136,7 +136,7 @@ def make_report(
 def _of_levels(
     facts: DataFrame, few: DataFrame, options: ReportOptions
 ) -> tuple[dict[str, DataFrame], dict[str, pa.Table]]:
-    """The tables that sum facts by group, topic or window: those that Spark computes, and those in memory."""
+    """Tables that sum facts up by group, topic or window: those Spark computes, and those the driver has."""
     rows = rollups.rolled_up(facts, few).localCheckpoint()
     measured = anomalies.measured_windows(rows, options.topics_max)
     computed = {"groups": rollups.group_waits(rows, options.window_ms), "topics": rollups.topic_waits(rows)}
@@ -149,7 +149,7 @@ def _of_levels(
 
 
 def _slow_over_ms(counts: pd.DataFrame, options: ReportOptions) -> int | None:
-    """The wait that the slowest share of satisfied produces exceeds; None if no produce was satisfied."""
+    """The longest wait of satisfied produces outside the slowest share; None if there are none."""
     is_done = (counts["kind"] == PRODUCE) & (counts["fate"] == SATISFIED)
     waits: Any = counts[is_done].groupby("waited_ms")["operations"].sum()
     if waits.empty:

@@ -1,12 +1,11 @@
 """The report's tables: their names, columns, units and meanings.
 
 There are two ways of counting. An *operation* counts once, under its first partition. A *wait* is an operation on one
-of its partitions (or keys): an operation over three partitions is three waits, one in each. Each table states which one
-it counts.
+of its partitions (or keys): an operation over three partitions is three waits, one in each. Each table says which it
+counts.
 
 Rows belong to the window of their own time: a registration to the window in which it was registered, an end to the
-window in which it ended. So `registered` and `ended` of a window differ by the change in pending operations between the
-start and the end of the window.
+window in which it ended. So `registered` and `ended` of a window differ by the waits that were pending at its borders.
 """
 
 from collections.abc import Mapping
@@ -40,7 +39,7 @@ _ARROW: Final = {
 
 @dataclass(frozen=True)
 class ResultColumn:
-    """A column. `unit` is one of the words above; `nullable` columns are empty where they do not apply."""
+    """`unit` is one of the words above; `nullable` columns are empty where they do not apply."""
 
     name: str
     unit: str
@@ -50,7 +49,7 @@ class ResultColumn:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A table. `key`: the columns that identify a row; `order`: the sort order ("-": descending)."""
+    """`key`: the columns that identify a row; `order`: how rows are sorted ("-": descending)."""
 
     name: str
     meaning: str
@@ -69,7 +68,7 @@ class ResultTable:
 
 @dataclass(frozen=True)
 class ReportInfo:
-    """Facts about a whole report. `rows`: the full number of rows of each table whose frame is truncated."""
+    """The context of the tables. `rows`: the number of rows of each table; frames contain the first ones only."""
 
     archive: str
     first_at: datetime | None
@@ -77,18 +76,18 @@ class ReportInfo:
     window_ms: int
     approximate: bool
     slow_over_ms: int | None
-    """Produces that waited longer than this were examined individually; None if there were none."""
+    """Produces that waited longer were examined one by one; None if there were none."""
     slow_share: float
-    """The share of produces for which `slow_over_ms` was chosen, such as 0.01."""
+    """The share of produces that `slow_over_ms` was chosen for, such as 0.01."""
     totals: Mapping[str, int] = field(default_factory=dict)
     """Counts of operations: registered, refused, carried_in, ended, satisfied, failed, expired, cancelled,
     shutting_down, unfinished. registered - refused + carried_in = ended + unfinished.
     """
     rows: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    """Sentences to read before the figures, about crashed runs or dropped rows for example."""
+    """Caveats about figures, such as crashed runs or dropped rows; as sentences."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Versions of purgatory, schema and spark."""
+    """purgatory, schema, spark."""
 
 
 _TOPIC: Final = ResultColumn("topic", TEXT, "topic, or the key of a signal")
@@ -108,14 +107,16 @@ _COUNTS: Final = (
     ResultColumn("expired", COUNT, "their time ran out first"),
     ResultColumn("cancelled", COUNT, "by caller or operator, or with their session"),
     ResultColumn("shutting_down", COUNT, "the daemon shut down first"),
-    ResultColumn("unfinished", COUNT, "registered here, and no end was found in what was read"),
-    ResultColumn("carried_in", COUNT, "ended here, and no registration was found in what was read"),
+    ResultColumn("unfinished", COUNT, "registered here, with no end in the rows that were read"),
+    ResultColumn("carried_in", COUNT, "ended here, with no registration in the rows that were read"),
     ResultColumn("completion_rate", SHARE, "satisfied / ended", nullable=True),
     ResultColumn("expiry_rate", SHARE, "expired / ended", nullable=True),
 )
 _WAITS: Final = (
     ResultColumn("waited_total_ms", MS, "total time waited"),
-    ResultColumn("wait_p50_ms", MS, "half of what ended waited this long or less, whatever the outcome", nullable=True),
+    ResultColumn(
+        "wait_p50_ms", MS, "half of the ended waits took this long or less, whatever the outcome", nullable=True
+    ),
     ResultColumn("wait_p90_ms", MS, "90 %", nullable=True),
     ResultColumn("wait_p99_ms", MS, "99 %", nullable=True),
     ResultColumn("wait_p999_ms", MS, "99.9 %", nullable=True),
@@ -127,7 +128,7 @@ _WAITS: Final = (
 
 INTAKE: Final = ResultTable(
     "intake",
-    "What was found in the archive: files and rows, used or set aside and why. The sums are what is there.",
+    "Files and rows of the archive, used or set aside and why. The sums are the whole archive.",
     ("table", "reason"),
     ("table", "reason"),
     (
@@ -316,7 +317,7 @@ _IN_ORDER: Final = (
     ANOMALIES,
 )  # fmt: skip
 TABLES: Final[Mapping[str, ResultTable]] = MappingProxyType({table.name: table for table in _IN_ORDER})
-"""All tables in reading order. The page gets a pandas frame with these columns for each."""
+"""In reading order. The page gets a pandas frame for each, with these columns."""
 
 PAGE_ROWS_MAX: Final = 10_000
-"""A frame for the page, or a CSV file, contains at most this many rows: the table's first rows in its sort order."""
+"""A frame for the page, and a CSV file, holds at most this many rows of its table, the first in its order."""

@@ -26,38 +26,17 @@ INSTALL_JAVA: Final = (
 
 _SUBMIT_ARGS: Final = "PYSPARK_SUBMIT_ARGS"
 _SHELL: Final = "pyspark-shell"
-"""The last of Spark's arguments if Python starts the JVM."""
+"""The last of Spark's arguments when Python starts the JVM."""
 _PYTHON_SETTING: Final = "spark.pyspark.python"
 LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 """For `-Dlog4j2.configurationFile`: keeps Spark quiet."""
-DIRECTIVES: Final = Path(__file__).with_name("java_directives.json")
-"""For `-XX:CompilerDirectivesFile`: code that Java should not optimise."""
-
-_JAVA_OPTIONS: Final = (
-    f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
-    "-XX:+IgnoreUnrecognizedVMOptions",
-    # A command runs for about a minute and plans dozens of queries. By default, a third of its time is spent on
-    # optimising code that hardly runs again. Loops over many rows are still optimised early.
-    "-XX:Tier4InvocationThreshold=50000",
-    "-XX:Tier4MinInvocationThreshold=6000",
-    "-XX:Tier4CompileThreshold=150000",
-    "-XX:Tier4BackEdgeThreshold=100000",
-    "-XX:+UnlockDiagnosticVMOptions",
-    shlex.quote(f"-XX:CompilerDirectivesFile={DIRECTIVES}"),
-    "-XX:CompileCommand=quiet",
-    "-XX:+DisplayVMOutputToStderr",
-    # Room for Spark's classes: by default each growth of the metaspace triggers a collection of the whole heap.
-    "-XX:MetaspaceSize=256m",
-    "-XX:InitiatingHeapOccupancyPercent=70",
-    "-XX:-G1UseAdaptiveIHOP",
-)
 _JVM_DEFAULTS: Final = {
     "spark.ui.showConsoleProgress": "false",
-    "spark.driver.defaultJavaOptions": " ".join(_JAVA_OPTIONS),
+    "spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
 }
 _LOCAL_DEFAULTS: Final = {
-    # A single machine needs no network. By default, Spark serves a page that can stop jobs on all interfaces, and its
-    # own protocol on the first external interface, both without authentication.
+    # One machine needs no network. By default Spark serves a page that can stop jobs on all interfaces, and its own
+    # protocol on the first external one, both without authentication.
     "spark.ui.enabled": "false",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
@@ -65,37 +44,32 @@ _LOCAL_DEFAULTS: Final = {
 _DEFAULTS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Archives have many small files. Spark lists them again in a job with this many tasks; the default is up to 10,000.
+    # Archives have many small files. Spark lists them again, in a job of that many tasks, by default up to 10,000.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "32",
-    # Cached tables are read once or twice: compressing them costs more than it saves. Spark spills them if they do not
-    # fit.
-    "spark.sql.inMemoryColumnarStorage.compressed": "false",
 }
 
 _SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 SHUFFLE_PARTITIONS_PER_CORE: Final = 4
-"""Used on a single machine, where each of Spark's default 200 partitions would cost more than its work. A cluster gets
-at least those 200, since executors may join later; Spark coalesces small partitions.
+"""On one machine, where each of Spark's default 200 partitions would cost more than its work. On a cluster at least
+those 200, since executors may join later; Spark coalesces small ones.
 """
 
 DROPPED_LINES: Final = (
     b"WARNING: Using incubator modules: jdk.incubator.vector",
-    b"1 compiler directives added",
     b"Starting Streaming TransformWithStateInPandas Python worker",
     b"Streaming TransformWithStateInPandas Python worker",
 )
-"""Prefixes of lines that are printed whenever Spark or a stream starts. The JVM prints them because of an incubator
-module and DIRECTIVES, and PySpark prints them when it plans a stateful step. No option turns them off, and log4j does
-not handle them. An empty line after one of them is dropped too.
+"""Prefixes of lines that are printed whenever Spark or a stream starts, each followed by an empty line: by the JVM for
+an incubator module, and by PySpark when it plans a stateful step. No option suppresses them, and they bypass log4j.
 """
 _STDERR: Final = 2
 
 _started = False
-"""Whether this module started the running session and therefore must stop it."""
+"""Whether we started the running session, and so must stop it."""
 
 
 def java_version() -> int:
-    """The major version of the Java that Spark would start. Raises `JavaMissing` with installation advice."""
+    """The major version of the Java that Spark would start. Raises `JavaMissing`, which says what to install."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else "java"
     if shutil.which(java) is None:
@@ -103,7 +77,7 @@ def java_version() -> int:
     said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr.strip()  # noqa: S603
     version = re.search(r'version "(?:1\.)?(\d+)', said)
     if version is None:
-        raise JavaMissing(f"{java} is no Java that works ({said.partition(chr(10))[0]}). {INSTALL_JAVA}")
+        raise JavaMissing(f"{java} is not a working Java ({said.partition(chr(10))[0]}). {INSTALL_JAVA}")
     if int(version[1]) < JAVA_MIN:
         raise JavaMissing(f"{java} is Java {version[1]}. {INSTALL_JAVA}")
     return int(version[1])
@@ -123,7 +97,7 @@ def pass_settings(master: str | None, settings: Sequence[str]) -> None:
         name, equals, value = setting.partition("=")
         if not name.startswith("spark.") or not equals:
             raise SettingInvalid(f"--conf {setting}: a Spark setting is written spark.NAME=VALUE")
-        if name == _PYTHON_SETTING:  # Spark itself reads it only under spark-submit
+        if name == _PYTHON_SETTING:  # Spark itself looks at it in spark-submit only
             os.environ["PYSPARK_PYTHON"] = value
         words += ["--conf", setting]
     os.environ[_SUBMIT_ARGS] = shlex.join([*_submit_words(), *words, _SHELL])
@@ -135,10 +109,10 @@ def started_by_spark() -> bool:
 
 
 def spark_session(name: str) -> SparkSession:
-    """A new session, in the running Spark or in a new one.
+    """A new session, in the Spark that is running or in a new one. A session that exists keeps its settings. Settings
+    given to Spark (spark-submit --conf, spark-defaults) override ours.
 
-    An existing session keeps its settings. Settings given to Spark (spark-submit --conf, spark-defaults) override ours.
-    From then on, long work shows its progress on stderr. Raises `JavaMissing`.
+    Long work shows its progress on stderr from then on. Raises `JavaMissing`.
     """
     global _started  # noqa: PLW0603 -- a program has one session
     running = SparkSession.getActiveSession()
@@ -163,7 +137,7 @@ def spark_session(name: str) -> SparkSession:
 
 
 _OF_JVMS: Final = ("spark.driver.", "spark.executor.")
-"""Prefixes of settings of running JVMs: Spark changes them, but a session must not set them."""
+"""Settings of running JVMs, which Spark amends, and no session may set."""
 
 
 def own_session(session: SparkSession) -> SparkSession:
@@ -182,7 +156,7 @@ def own_session(session: SparkSession) -> SparkSession:
 
 
 def _started_conf() -> SparkConf:
-    """Starts the JVM. Returns the user's settings, with `_LOCAL_DEFAULTS` if Spark runs only on this machine."""
+    """Starts the JVM. Returns the user's settings, with `_LOCAL_DEFAULTS` where Spark runs on this machine only."""
     SparkContext._ensure_initialized()  # noqa: SLF001 -- only a JVM reads spark-defaults.conf, which may name the master
     conf = SparkConf()
     if conf.get("spark.master", "local[*]").startswith("local"):
@@ -198,7 +172,7 @@ def _shuffle_partitions(session: SparkSession) -> int:
 
 
 def stop_session() -> None:
-    """Stops the session that `spark_session` started; an earlier session keeps running."""
+    """Stops the session that `spark_session` started; one that was there before stays."""
     global _started  # noqa: PLW0603 -- see spark_session
     progress.stop()
     session = SparkSession.getActiveSession()

@@ -77,14 +77,8 @@ def leave_broken(root: Path) -> None:
         path.write_bytes(b"PAR1")
 
 
-def leave_unordered(root: Path) -> None:
-    """No version ever lacked the columns that identify and order rows."""
-    table = table_of(schema.EVENTS, small_history(operations=2).rows[schema.EVENTS]).drop_columns("call_number")
-    write_table(root / schema.EVENTS / "older.parquet", table, metadata_of(schema.EVENTS, "run-a", 1, version=0))
-
-
-def leave_newer(root: Path) -> None:
-    """Among others that could be used."""
+def leave_other_version(root: Path) -> None:
+    """Among files that can be used."""
     small_history().write(root)
     newer = metadata_of(schema.CALLS, "run-b", 1, version=schema.VERSION + 1)
     write_table(root / schema.CALLS / "newer.parquet", table_of(schema.CALLS, []), newer)
@@ -105,11 +99,10 @@ def leave_newer(root: Path) -> None:
             r"no usable file: 1 in no table's folder; for example .*part-0",
         ),
         (leave_broken, ".", "no usable file: 4 unreadable; for example .+: .+"),
-        (leave_unordered, ".", "it lacks call_number"),
         (
-            leave_newer,
+            leave_other_version,
             ".",
-            rf"newer\.parquet is of schema version {schema.VERSION + 1}, .* reads up to {schema.VERSION}: upgrade",
+            rf"newer\.parquet has schema version {schema.VERSION + 1}, .* reads version {schema.VERSION}: use",
         ),
     ],
 )
@@ -192,19 +185,6 @@ def test_columns_may_be_encoded_as_anybody_likes(tmp_path: Path) -> None:
     pq.write_table(shuffled, path, store_schema=False)
     pq.write_table(shuffled, path)
     assert find_archive(str(tmp_path)).rows(schema.EVENTS) == 2
-
-
-def test_older_version_is_read_without_its_missing_columns(tmp_path: Path) -> None:
-    """An older schema may lack columns, which read as null; unknown columns are still foreign."""
-    history = small_history(operations=2)
-    table = table_of(schema.OUTCOMES, history.rows[schema.OUTCOMES])
-    older = metadata_of(schema.OUTCOMES, "run-a", 1, version=schema.VERSION - 1)
-    write_table(tmp_path / schema.OUTCOMES / "older.parquet", table.drop_columns("pace_per_second"), older)
-    more = metadata_of(schema.OUTCOMES, "run-a", 2, version=schema.VERSION - 1)
-    write_table(tmp_path / schema.OUTCOMES / "more.parquet", table.append_column("b", pa.array([1, 2])), more)
-    archive = find_archive(str(tmp_path))
-    assert [(file.version, file.rows) for file in archive.used] == [(schema.VERSION - 1, 2)]
-    assert reasons(archive) == {"more.parquet": footer.FOREIGN}
 
 
 @pytest.mark.parametrize("kept", [0, 3, 7, 100, -1, -8])

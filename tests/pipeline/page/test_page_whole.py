@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from purgatory_pipeline.cli import main
-from purgatory_pipeline.generate.history_plan import make_plan
-from purgatory_pipeline.generate.make_archive import make_archive
 from pyspark.sql import SparkSession
 
+from tests.pipeline.history.make import make_history
+from tests.pipeline.history.plan import PROFILES, Plan
 from tests.pipeline.page.browser import PHONE, chromium_path, opened, running_browser
 from tests.pipeline.report.report_frames import HOSTILE
 
@@ -20,9 +20,8 @@ def test_commands_leave_pages_that_are_drawn(
     """Report and replay of a history in which a topic has a hostile name: all is drawn, nothing is loaded."""
     path = chromium_path()
     archive = str(tmp_path / "archive")
-    plan = make_plan("4k", topics="2", runs=2, seed=5)
-    first, second = plan.topics
-    make_archive(spark, replace(plan, topics=(first, replace(second, name=HOSTILE))), archive)
+    first, second = PROFILES[:2]
+    make_history(Plan(4_000, runs=2, seed=5, topics=(first, replace(second, name=HOSTILE))), tmp_path / "archive")
     assert main(["report", archive, "--out", str(tmp_path / "report")]) == 0
     words = ["--sweep", "produce:timeout_ms=100,400"]
     assert main(["replay", archive, "--out", str(tmp_path / "replay"), *words]) == 0

@@ -122,7 +122,7 @@ def test_the_command(
     ("words", "said"),
     [
         (["--set", "timeout=5"], "--set timeout=5: give [TOPIC:|KIND:]NAME=VALUE with NAME one of timeout_ms"),
-        (["--set", "timeout_ms=0"], "--set timeout_ms=0: timeout_ms is 1 to 2147483647"),
+        (["--set", "timeout_ms=0"], "--set timeout_ms=0: timeout_ms must be 1 to 2147483647"),
         (["--set", "produce:min_bytes=9"], "produce has no min_bytes"),
         (["--slow-replica", "3=20"], "--slow-replica 3=20: give ID=+MILLISECONDSms"),
         (["--sweep", "timeout_ms"], "--sweep timeout_ms: give NAME=VALUE,VALUE,..."),

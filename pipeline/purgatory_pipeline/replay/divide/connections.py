@@ -1,7 +1,7 @@
-"""Which partitions and keys are connected because one operation names several: found in tasks, merged on the driver.
+"""Finds the partitions and keys that are connected because one operation names several of them.
 
-What is not connected can be replayed separately. A task reduces its rows to a forest: each name with a parent. So what
-comes to the driver has the size of the names, not of the operations.
+Names that are not connected can be replayed separately. Each task reduces its rows to a forest (union-find), and the
+driver merges the forests. So the data sent to the driver grows with the names, not with the operations.
 """
 
 from collections import Counter
@@ -14,11 +14,11 @@ from purgatory.archive.schema import EVENTS, NO_PARTITION, REGISTRATIONS
 from purgatory_pipeline.replay.load.row_chunk import Column, Name, RowChunk
 
 ALL_KEYS: Final[Name] = ("", -3)
-"""Stands for all keys of a run, if there are more than the engine remembers at a time: it forgets the oldest, so every
-key then affects the others.
+"""All keys of a run, if there are more than the engine can remember: it then forgets the oldest key, so every key
+affects the others, and none can be replayed apart.
 """
 CUT: Final = -2
-"""`partition` of the placeholder for an operation whose rows lie in two chunks: it connects the names of both."""
+"""`partition` of the placeholder for an operation whose rows span two chunks; it connects the names of both."""
 
 
 class Connections:

@@ -1,8 +1,8 @@
-"""Decides which bin replays what: connected names together, about equal work per bin, and what is too large divided.
+"""Assigns groups of connected names to bins of about equal work, and divides groups that are too large.
 
-Operations never change a partition, so operations on the same partitions may still be replayed apart, if each part gets
-all their events. That repeats the work for these events; so only groups that are too large for a fair share are
-divided, and into no more parts than there are cores.
+Operations never change a partition, so operations on the same partitions can be replayed in different bins if each bin
+gets all events of these partitions. That repeats the work for the events, so only groups larger than a fair share are
+divided, and into at most as many parts as there are cores.
 """
 
 from collections import defaultdict
@@ -23,7 +23,7 @@ WEIGHT_OF_EVENT: Final = 1
 """An event costs the engine about a quarter of all that an operation costs."""
 
 TOO_LARGE: Final = 1.3
-"""Times the fair share."""
+"""Groups above this multiple of the fair share are divided."""
 
 
 @dataclass(frozen=True)

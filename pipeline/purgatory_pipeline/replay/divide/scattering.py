@@ -44,7 +44,7 @@ CONNECTIONS: Final = pa.schema(
         ("events", pa.int64()),
     ]
 )
-"""What a task saw: a name of a run, its representative, and its operations and events."""
+"""Result of a task: a name of a run, its representative, and its numbers of operations and events."""
 
 PACKED: Final = pa.schema(
     [
@@ -97,7 +97,7 @@ NAMING: Final = {
     REGISTRATIONS: ("call_number", "session_number", "operation_id", "kind", "item", "item_count"),
     EVENTS: ("call_number", "type"),
 }
-"""What the connections need of a table, besides names."""
+"""Columns needed to find connections, besides names."""
 
 
 def scatter(uri: str, unit: Unit, placing: Placement) -> Iterator[pa.RecordBatch]:

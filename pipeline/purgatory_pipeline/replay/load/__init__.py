@@ -1,1 +1,1 @@
-"""From the archive's files to the rows of a run, window by window."""
+"""Reads the rows of a run from the archive's files, window by window."""

@@ -1,7 +1,7 @@
 """Merges the chunks of a run's tables into windows: all rows of all tables from one call to another.
 
-Chunks come in the order of their first calls. So once a chunk begins with call `n`, all rows of earlier calls are
-there, and what is held stays close to the size of the chunks that overlap.
+Chunks arrive in the order of their first calls. So when a chunk begins with call `n`, all rows of earlier calls have
+arrived, and memory is bounded by the chunks that overlap.
 """
 
 from collections.abc import Iterable, Iterator
@@ -53,13 +53,13 @@ def windows(
 
 
 class _Merger:
-    """What is held between two windows."""
+    """Rows held between two windows."""
 
     def __init__(self, first_ms: int, repeated: bool) -> None:
         self.rows = 0
         self.rows_left = 0
-        """After the last cut. A window is closed only when twice that has come: else rows that cannot go yet are copied
-        each time.
+        """Rows that remained after the last cut. The next window is closed only at twice this number, because each cut
+        copies all remaining rows.
         """
         self._held: dict[str, list[RowChunk]] = {}
         self._now_ms = first_ms
@@ -77,7 +77,7 @@ class _Merger:
         self._before = self._before if before_call is None else before_call
         taken: dict[str, RowChunk] = {}
         repeated = 0
-        # A chunk may reach beyond `before_call`: its rest stays for the next window, with the names it still needs.
+        # A chunk may extend beyond `before_call`; the rest stays for the next window, with the names it still needs.
         for table, held in list(self._held.items()):
             whole = in_order(join(held))
             stop = len(whole) if before_call is None else int(np.searchsorted(whole.columns["call"], before_call))
@@ -97,13 +97,13 @@ class _Merger:
         return CallWindow(taken, last_ms, falls, repeated)
 
     def _straighten(self, taken: dict[str, RowChunk]) -> tuple[int, int]:
-        """Lets no clock go back, over all tables; returns the last instant and the number of rows that were moved."""
+        """Makes times non-decreasing over all tables; returns the last instant and the number of changed rows."""
         chunks = list(taken.values())
         times = np.concatenate([chunk.columns["time"] for chunk in chunks])
         calls = np.concatenate([chunk.columns["call"] for chunk in chunks])
         order = stable_order(calls)
         in_order_of_calls = times[order]
-        # The engine asserts that its clock never goes back, and calls must keep their order: so times give way.
+        # The engine asserts that its clock never goes back, and the order of calls must hold, so times are raised.
         highest = np.maximum(np.maximum.accumulate(in_order_of_calls), self._now_ms)
         falls = int(np.count_nonzero(highest != in_order_of_calls))
         self._now_ms = int(highest[-1])

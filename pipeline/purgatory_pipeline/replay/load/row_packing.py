@@ -1,7 +1,7 @@
-"""Packs a chunk into few bytes for Spark's shuffle, where a byte costs more than all the work done on it here.
+"""Packs a chunk for Spark's shuffle, where each byte costs more than the work done on it here.
 
-Most columns rise by little, or lie close together. So each becomes its steps, or distances from its lowest value, in
-the smallest integers that hold them.
+Values of most columns rise in small steps, or are close together. So a column is stored as its steps, or as distances
+from its lowest value, in the smallest integers that fit.
 """
 
 import pickle

@@ -1,5 +1,5 @@
-"""What a replay must know of a run before its first row: the engine's settings, and from which call on rows are
-missing.
+"""Context of a run that a replay needs before its first row: the engine's settings, and the first call with missing
+rows.
 """
 
 from collections import defaultdict
@@ -22,7 +22,7 @@ DECISIVE: Final = (EVENTS, CALLS)
 
 @dataclass(frozen=True)
 class RunContext:
-    """What must be known of a run before its first row."""
+    """Context of a run, known before its first row is read."""
 
     run_id: str
     details: RunDetails

@@ -44,7 +44,7 @@ SETS: Final = ("replicas", "in_sync", "proposed", "leader_id", "min_in_sync_repl
 NAMED: Final = ("topic", "partition")
 
 OFFSET_DEFAULTS: Final = np.array([0, *(default_of("offset", kind) for kind in codes.KINDS)])
-"""By kind."""
+"""Indexed by kind."""
 
 REFUSED_REGISTRATIONS: Final = "refused registrations"
 REFUSED_EVENTS: Final = "refused events"
@@ -158,7 +158,7 @@ def chunk_of(table: str, part: pa.Table, counts: Counter[str]) -> RowChunk:
 
 
 def null_value(table: str, name: str, words: Column) -> Any:  # noqa: ANN401 -- one number, or one for each row
-    """The value that stands for null in a column of numbers."""
+    """The replacement of null in a column of numbers."""
     if table == REGISTRATIONS and name == "offset":
         return OFFSET_DEFAULTS[words]
     return DEFAULTS[table].get(name, 0)

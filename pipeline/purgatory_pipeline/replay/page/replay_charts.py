@@ -56,7 +56,7 @@ class Policies:
 
 
 def outcomes_legend(outcomes: pd.DataFrame) -> tuple[LegendEntry, ...]:
-    """For all panels: the outcomes drawn, and what the dashes mean."""
+    """The legend of all panels: the outcomes, and the dashed line."""
     seen = {str(word) for word in outcomes[outcomes["operations"] > 0]["outcome"]} - {"satisfied"}
     entries = charts.swatches(charts.OUTCOME_COLOURS, seen, shape="line")
     return (*entries, LegendEntry("as recorded", "var(--quiet)", shape="dashes"))

@@ -7,8 +7,8 @@ The frames, by name:
 - `waits`: policy, topic (missing: all), kind, wait_p50_ms, wait_p90_ms, wait_p99_ms
 - `changes`: policy, kind, recorded, replayed, operations: only where the two outcomes differ
 
-Other columns are ignored. The outcome "open" means still waiting when the history ended. A `policy` is named as it was
-asked for, "timeout_ms=500"; the empty name stands for what was recorded.
+Other columns are ignored. The outcome "open" means still waiting when the history ended. A `policy` has the user's
+text as its name, such as "timeout_ms=500"; the empty name is that of the recorded outcomes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ NOTABLE: Final = 0.0005
 
 @dataclass(frozen=True)
 class ReplayInfo:
-    """What the frames are about. `compared` operations were replayed unchanged first; `equal` of them ended as
+    """The context of the frames. `compared` operations were first replayed unchanged; `equal` of them ended as
     recorded.
     """
 
@@ -54,9 +54,9 @@ class ReplayInfo:
     compared: int
     equal: int
     account: tuple[str, ...] = ()
-    """Sums of what was read and what became of it, as sentences."""
+    """Sums of the rows read and how they were used, as sentences."""
     notes: tuple[str, ...] = ()
-    """What a reader must know before the figures, such as what could not be replayed; as sentences."""
+    """Caveats about the figures, such as operations that could not be replayed; as sentences."""
     options: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""The operations of a run that are still open somewhere: as recorded, or in one of the replays beside it."""
+"""The operations of a run that are still open, as recorded or in one of the replays."""
 
 from __future__ import annotations
 
@@ -119,10 +119,10 @@ def find(sessions: Integers, operations: Integers, among_sessions: Integers, amo
 
 
 def hash_answers(operations: list[Column], items: list[Column], item_counts: Column) -> Hashes:
-    """64 bits for each operation, which differ if any column of the operation or of one of its items does.
+    """A 64-bit hash for each operation, over all columns of the operation and its items.
 
-    (But for a chance of one in 2**64.) So whole answers need not be kept until the other side has ended too. Every
-    operation has an item.
+    Comparing hashes avoids keeping whole answers until the other side has ended too; two different answers are taken
+    for equal with a probability of 2**-64. Every operation has at least one item.
     """
     places = np.zeros(len(items[0]), np.int64)
     if len(places) == len(item_counts):

@@ -60,12 +60,12 @@ def replica_sets(detail: Sequence[Any]) -> ReplicaSets | None:
 
 
 class EventRewriter:
-    """Makes of recorded events those under a policy that moves high watermarks.
+    """Rewrites recorded events for a policy that moves high watermarks.
 
-    A slow replica's progress comes later, in its place among the events of that time. Where the in-sync set of a
-    partition is known, its high watermark follows the replicas; marks that were pushed as well were computed from the
-    replicas as they were, and are left out. Where the set is not known, pushed marks are all there is: they stay, and
-    neither a replica nor a minimum can matter there.
+    A slow replica's progress is delayed, in order with the other events of that time. If the in-sync set of a partition
+    is known, its high watermark follows from the replicas; marks that were pushed as well were computed from the
+    recorded replicas, so they are dropped. If the set is not known, pushed marks are the only information: they are
+    kept, and neither replicas nor the minimum have an effect.
     """
 
     def __init__(self, policy: Policy) -> None:

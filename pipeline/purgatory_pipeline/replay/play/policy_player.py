@@ -27,11 +27,12 @@ UNLIMITED: Final = (
     "timeout_ms_max",
     "topic_length_max",
 )
-"""What was taken then is taken again. `signal_keys_max` stays: what the engine forgets depends on it."""
+"""Limits are lifted, so that every accepted operation is accepted again. `signal_keys_max` is kept: it decides which
+keys the engine forgets."""
 
 
 class PolicyPlayer:
-    """Unchanged, it expires what was recorded as expired, when that was; else everything when it is due."""
+    """Plays a policy. The unchanged policy expires operations when they were recorded as expired; others when due."""
 
     def __init__(self, policy: Policy, details: RunDetails, now_ms: int, topics: dict[str, int]) -> None:
         self.policy: Final = policy
@@ -63,8 +64,8 @@ class PolicyPlayer:
             parts.append(steps(arrivals.call, arrivals.time, arrivals.kind + tape.REGISTER))
         if events is not None:
             parts.append(steps(events.columns["call"], events.columns["time"], tape.APPLY))
-        # Unchanged, the reaper's recorded turns are steps: its lateness is part of what is compared. Under a policy the
-        # tape itself expires whatever is due before each step.
+        # Unchanged: the reaper's recorded turns are steps of the tape, because its lateness is compared, too. Under
+        # another policy, the tape itself expires everything that is due before each step.
         if unchanged:
             parts.append(expirations)
         played = self._engine.play(

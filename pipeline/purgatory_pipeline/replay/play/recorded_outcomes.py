@@ -46,7 +46,7 @@ def match_outcomes(chunk: RowChunk, operations: OpenOperations, counts: Counter[
     recorded.outcome[rows] = outcome
     recorded.waited_ms[rows] = waited_ms
     recorded.answer[rows] = hash_answers([outcome, waited_ms, lateness_ms], answers, whole.counts)
-    # What expired after 0 ms had a timeout of 0: registering it again expires it, without the reaper.
+    # An operation that expired after 0 ms had a timeout of 0: its registration alone expires it, without the reaper.
     expired = (outcome == EXPIRED) & (waited_ms > 0)
     turns, first, expirations = np.unique(call[expired], return_index=True, return_counts=True)
     return steps(turns, whole.first("time")[expired][first], tape.EXPIRE, expirations)

@@ -58,7 +58,7 @@ def complete_operations(chunk: RowChunk) -> CompleteOperations:
 
 
 class RegisteredOperations:
-    """What arrives in a window. `topics` numbers all topics so far, from 1."""
+    """The operations registered in a window. `topics` numbers the topics of the run, from 1."""
 
     def __init__(self, whole: CompleteOperations, first_id: int, topics: dict[str, int]) -> None:
         self.rows: Final = len(whole)
@@ -72,7 +72,7 @@ class RegisteredOperations:
         self.min_bytes: Final = whole.first("min_bytes")
         self.item_counts: Final = whole.counts
         self.topic: Final = topics_of(whole.chunk.names, topics)[whole.first("name")]
-        """Of the first item, as numbered in `topics`; 0: a signal's key."""
+        """The topic of each operation's first item, as numbered in `topics`; 0: a signal's key."""
         self._whole: Final = whole
         self._batches: dict[int, dict[str, Any]] = {}
 

@@ -31,9 +31,7 @@ Rows = Callable[[str, OpenOperations, list[Column]], None]
 
 
 class RunReplay:
-    """Replays one run under several policies side by side. The unchanged one is also compared with what was
-    recorded.
-    """
+    """Replays one run under several policies side by side. The unchanged one is compared with the recording."""
 
     def __init__(
         self, facts: RunContext, policies: Iterable[Policy], tally: ReplaySums, rows: Rows | None = None
@@ -55,7 +53,7 @@ class RunReplay:
         counts[CLOCK_FALLS] += window.clock_falls
         counts[REPEATED_ROWS] += window.repeated
         self._last_ms = max(self._last_ms, window.last_ms)
-        # Registrations first: an outcome or a cancel of the same window may be about them.
+        # Registrations first: outcomes and cancels of the same window may refer to them.
         arrivals = self._arrivals(window.get(REGISTRATIONS))
         if arrivals is not None:
             self._open.add(arrivals)
@@ -124,7 +122,8 @@ class RunReplay:
         verdicts[(replayed.outcome != recorded.outcome) | (replayed.waited_ms != recorded.waited_ms)] = DIFFERENT
         if policy.is_unchanged:
             verdicts[replayed.answer != recorded.answer] = DIFFERENT
-        # Later lines win: what is in doubt is never called different, and without an outcome there is nothing to doubt.
+        # The order matters, later lines win: an operation in doubt never counts as different, and one without a
+        # recorded outcome never counts as in doubt.
         verdicts[recorded.call >= self._facts.in_doubt_from] = IN_DOUBT
         verdicts[recorded.outcome == PENDING] = NO_OUTCOME
         return verdicts

@@ -1,4 +1,4 @@
-"""From a window to an engine's tape: which step comes when, and what it takes."""
+"""Turns a window into an engine's tape: the steps, their times, and what they apply to."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,12 +65,12 @@ def merged(parts: Sequence[TapeSteps], *, by_time: bool) -> tuple[list[int], lis
 
 
 class EndedByCalls:
-    """What other calls than registrations and events end, in the order of these calls: ids, and names."""
+    """Ids and names ended by calls other than registrations and events, in the order of the calls."""
 
     def __init__(self) -> None:
         self.names: Final[list[Name]] = []
         self.stale: Final[dict[int, set[Name]]] = {}
-        """By id: the marks that were stale when it failed as stale."""
+        """The stale marks of each id that failed because of them."""
         self._ids: Final[list[Column]] = []
         self._rows: Final[list[tuple[int, int, int, int]]] = []
 
@@ -106,13 +106,13 @@ class OtherCalls:
 
     def __init__(self, chunk: RowChunk | None, operations: OpenOperations, last_shut_down: int) -> None:
         self.last_shut_down: Final = last_shut_down if chunk is None else max(last_shut_down, _last_shut_down(chunk))
-        """The last call that shut down the daemon, or a slice of what was pending; -1: none yet."""
+        """The last call of a shutdown, which may have ended a slice of the pending operations only; -1: none yet."""
         self._chunk: Final = chunk
         self._operations: Final = operations
         self._shut_down_before: Final = last_shut_down
 
     def ends(self, *, recorded: bool) -> EndedByCalls:
-        """What they end. A shutdown ends, with `recorded`, what it ended then; else everything that is open."""
+        """The ids and names that they end. A shutdown ends the recorded operations (`recorded`), or all open ones."""
         found = EndedByCalls()
         if self._chunk is None:
             return found
@@ -134,7 +134,7 @@ class OtherCalls:
             elif recorded:
                 own_end = (was.outcome == SHUTTING_DOWN) & (was.call == call)
                 found.add_ids(call, time, tape.SHUT_DOWN, self._operations["ids"][own_end])
-            else:  # what was there before has ended with the slice before
+            else:  # operations open before have ended with the previous slice
                 found.add_ids(call, time, tape.SHUT_DOWN, self._open_at(call, self._operations["call"] > shut_down))
                 shut_down = call
         return found
@@ -155,7 +155,7 @@ class OtherCalls:
 
     @cached_property
     def _cancelled_ids(self) -> dict[int, Column]:
-        """By row: the open ids that a cancel by id names."""
+        """The open ids named by each cancel by id, by row."""
         chunk = self._chunk
         assert chunk is not None, "no calls"
         details = zip(chunk.detail_rows.tolist(), chunk.details, strict=True)

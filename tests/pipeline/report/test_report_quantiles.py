@@ -1,12 +1,10 @@
-"""Quantiles of counts, and tables of nothing; `test_report_tables` compares all other figures with SQL."""
+"""Quantiles of counts, and empty tables of stragglers; `test_report_tables` compares all other figures with SQL."""
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 from purgatory_pipeline.report.quantiles import quantiles
-from purgatory_pipeline.report.rollups import measured
 from purgatory_pipeline.report.stragglers import slow_produces, stragglers
 
 COUNTED = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(1, 5)), max_size=40)
@@ -25,15 +23,6 @@ def test_a_quantile_of_counts_is_that_of_the_rows(counted: list[tuple[int, int, 
         for name, millionths in SHARES.items():
             if rows:
                 assert found[name][number] == rows[-(-len(rows) * millionths // 1_000_000) - 1]
-
-
-def test_nothing_ended() -> None:
-    """A row of registrations alone has no waits and no rates."""
-    only = {"fate": "registered", "waited_ms": 0, "lateness_ms": 0, "level": 2, "window": 1, "topic": "",
-            "partition": 0, "kind": "fetch", "principal": "", "weight": 4}  # fmt: skip
-    row = measured(pa.Table.from_pylist([only])).to_pylist()[0]
-    assert (row["registered"], row["ended"]) == (4, 0)
-    assert (row["wait_p50_ms"], row["lateness_max_ms"], row["completion_rate"], row["expiry_rate"]) == (None,) * 4
 
 
 def test_nothing_was_slow() -> None:

@@ -1,1 +1,0 @@
-"""Draws everything that happens in a generated run, before the engine is started."""
