@@ -9,7 +9,7 @@ from purgatory_client.cli import render
 from purgatory_client.cli.connection_options import DEFAULT_ADDRESS, Address, AsJson, run
 from purgatory_client.cli.exit_codes import Exit
 from purgatory_client.cli.parsing import UsageError
-from purgatory_client.dead_letter_views import DeadLetter
+from purgatory_client.views import DeadLetter
 
 
 def dead_letters(
