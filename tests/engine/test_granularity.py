@@ -61,9 +61,8 @@ class TimedRun:
 
     def __init__(self, pace: Pace, tick_ms: int, wheel_size: int) -> None:
         self.pace = pace
-        self.under_test = EngineUnderTest(tick_ms=tick_ms, wheel_size=wheel_size)
+        self.under_test = EngineUnderTest(plain.Settings(tick_ms=tick_ms, wheel_size=wheel_size))
         self.owner_id = self.under_test.add_owner()
-        self.now_ms = 0
         self.registered_ms: dict[int, int] = {}
         self.ends: list[EndedRow] = []
 
@@ -72,7 +71,7 @@ class TimedRun:
         for operation_id, happening in enumerate(happenings, 1):
             self.pass_time(happening.after_ms)
             if isinstance(happening.what, plain.Event):
-                self.under_test.apply([happening.what], self.now_ms)
+                self.under_test.apply([happening.what])
             else:
                 self.register(operation_id, happening.what, happening.snaps_to_ms)
             self.collect()
@@ -81,20 +80,20 @@ class TimedRun:
 
     def register(self, operation_id: int, drawn: plain.Operation, snaps_to_ms: int) -> None:
         """Register one operation, which must be accepted."""
-        deadline_ms = -(-(self.now_ms + drawn.timeout_ms) // snaps_to_ms) * snaps_to_ms
-        operation = drawn._replace(operation_id=operation_id, timeout_ms=deadline_ms - self.now_ms)
-        self.registered_ms[operation_id] = self.now_ms
-        assert self.under_test.register(self.owner_id, [operation], self.now_ms).accepted == 1
+        deadline_ms = -(-(self.under_test.now_ms + drawn.timeout_ms) // snaps_to_ms) * snaps_to_ms
+        operation = drawn._replace(operation_id=operation_id, timeout_ms=deadline_ms - self.under_test.now_ms)
+        self.registered_ms[operation_id] = self.under_test.now_ms
+        assert self.under_test.register(self.owner_id, [operation]).accepted == 1
 
     def pass_time(self, ms: int) -> None:
         """Advance the clock step by step; the reaper expires everything that is due at each step."""
-        until_ms = self.now_ms + ms
+        until_ms = self.under_test.now_ms + ms
         while True:
-            self.now_ms = min(until_ms, self.now_ms + self.pace.step_ms)
-            while 0 <= self.under_test.engine.next_expiration_ms() <= self.now_ms:
-                assert self.under_test.engine.advance_clock(self.now_ms, self.pace.limit) <= self.pace.limit
+            self.under_test.now_ms = min(until_ms, self.under_test.now_ms + self.pace.step_ms)
+            while 0 <= self.under_test.engine.next_expiration_ms() <= self.under_test.now_ms:
+                assert self.under_test.advance(0, self.pace.limit) <= self.pace.limit
                 self.collect()
-            if self.now_ms == until_ms:
+            if self.under_test.now_ms == until_ms:
                 return
 
     def collect(self) -> None:
@@ -104,14 +103,14 @@ class TimedRun:
             if row.outcome == plain.EXPIRED:
                 deadline_ms = self.registered_ms[row.operation_id] + row.waited_ms - row.lateness_ms
                 assert row.lateness_ms >= 0, f"{row} ended {-row.lateness_ms} ms early"
-                assert deadline_ms <= self.now_ms
+                assert deadline_ms <= self.under_test.now_ms
             items = tuple(item._replace(remaining_ms=-1, pace=-1.0) for item in row.items)
             self.ends.append(EndedRow(row.operation_id, row.kind, row.outcome, deadline_ms, items))
 
     def seen(self) -> list[object]:
         """All other visible state."""
         engine = self.under_test.engine
-        marks = [self.under_test.marks(name, self.now_ms) for name in engine.partition_names()]
+        marks = [self.under_test.marks(name) for name in engine.partition_names()]
         return [*marks, *(self.under_test.counts(kind) for kind in plain.KINDS), engine.next_expiration_ms()]
 
 

@@ -7,7 +7,7 @@ from tests.engine import plain
 from tests.simulator import steps
 from tests.simulator.generator import Generator
 from tests.simulator.shrink import shrink
-from tests.simulator.simulation import EngineRun, Failure, Simulation
+from tests.simulator.simulation import Failure, Simulation
 from tests.simulator.swarm import Swarm
 
 PRINTED_STEPS_MAX = 15
@@ -44,13 +44,6 @@ def live(seed: int, steps_max: int, shrink_seconds: float) -> SeedResult:
     return SeedResult(seed, simulation.weight_done, simulation.ended, simulation.trace, report)
 
 
-def live_without_oracle(seed: int, steps_max: int) -> SeedResult:
-    generator = Generator(seed)
-    run = EngineRun(generator.swarm)
-    run.run(steps_of(generator, steps_max))
-    return SeedResult(seed, run.weight_done, run.ended, run.trace, "")
-
-
 def shortest(seed: int, steps_max: int, failure: Failure, seconds: float) -> str:
     """Shrink a failed run and describe the rest."""
     generator = Generator(seed)
@@ -71,7 +64,7 @@ def shortest(seed: int, steps_max: int, failure: Failure, seconds: float) -> str
 
 def describe(swarm: Swarm, prefix: Sequence[steps.Step]) -> str:
     """The shortest failing steps found, and how they fail."""
-    lines = [f"settings: {swarm.settings()}"]
+    lines = [f"settings: {plain.brief(swarm.settings)}, owners={swarm.owners}"]
     number = sum(steps.weight(step) for step in prefix)
     lines.append(f"{number} steps are enough" + (", the last of them:" if len(prefix) > PRINTED_STEPS_MAX else ":"))
     lines += [f"  {plain.brief(step)}" for step in prefix[-PRINTED_STEPS_MAX:]]

@@ -7,6 +7,7 @@ import pytest
 
 from purgatory.engine.waiting.wheel import DEADLINE_MAX
 from tests.engine import plain
+from tests.engine.adapter import event_batch
 from tests.engine.timer.wheel_steps import GEOMETRIES
 from tests.engine.world import World
 
@@ -128,7 +129,7 @@ def test_time_that_stands_still_or_goes_back() -> None:
     assert world.outcome(handle) == "expired"
     for call in (
         lambda: world.engine.advance_clock(9, 1),
-        lambda: world.pair.engine.apply([plain.Event(plain.HIGH_WATERMARK, ("orders", 0), 5)], 9),
+        lambda: world.engine.apply(event_batch([plain.Event(plain.HIGH_WATERMARK, ("orders", 0), 5)]), 9),
         lambda: world.engine.partition_view(("orders", 0), 9),
     ):
         with pytest.raises(AssertionError, match="clock went back: now_ms=9 engine=10"):
