@@ -408,16 +408,27 @@ def test_every_call_has_a_rule_and_is_in_the_table() -> None:
     assert {case.rpc for case in CASES} == methods
 
 
+async def outcome(case: Case, caller: Caller) -> str:
+    """Return how the call ends. A write that the server's refusal overtakes is repeated.
+
+    grpc.aio then reports INTERNAL in place of the server's status. A refused call has changed nothing.
+    """
+    while True:
+        try:
+            return await case.act(caller)
+        except grpc.aio.AioRpcError as error:
+            overtaken = error.code() is grpc.StatusCode.INTERNAL and error.details() == "Internal error from Core"
+            if not overtaken:
+                return error.code().name
+
+
 @pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rpc}, {case.on}")
 async def test_who_may(case: Case, caller: str, tmp_path: Path) -> None:
     """Each call ends as the table states: served, refused as a whole, or with one refused item."""
     async with guarding(tmp_path, prepare=populate) as served, served.caller(caller) as one:
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                got = await case.act(one)
-        except grpc.aio.AioRpcError as error:
-            got = error.code().name
+        async with asyncio.timeout(PATIENCE_S):
+            got = await outcome(case, one)
         assert got == case.expected(caller)
         refused = sum(served.audit.refusals.values())
         assert bool(refused) == (got in (DENIED, UNAUTHENTICATED, WITHHELD)), "each refusal of access is counted"
