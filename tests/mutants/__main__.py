@@ -65,7 +65,7 @@ def mutmut(*arguments: str, check: bool = True) -> str:
 
 
 def statuses() -> dict[str, str]:
-    """mutmut's status of each mutant."""
+    """Mutmut's status of each mutant."""
     return dict(re.findall(r"^    (\S+): (.+)$", mutmut("results", "--all", "true"), re.MULTILINE))
 
 
