@@ -114,7 +114,7 @@ class TimedRun:
         return [*marks, *(self.under_test.counts(kind) for kind in plain.KINDS), engine.next_expiration_ms()]
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(LIFE, PACES, st.sampled_from(GEOMETRIES))
 def test_one_leap_equals_many_steps(happenings: list[Happening], pace: Pace, geometry: tuple[int, int]) -> None:
     """The same operations end in the same order with the same results, and the engines have equal state afterwards.

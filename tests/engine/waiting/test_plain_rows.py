@@ -80,7 +80,7 @@ def registered_and_ended(ids: list[int], rows: list[Row], local_error_codes: lis
     return [*seen, engine.pending, engine.partition_names()]
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(IDS, ROWS)
 def test_the_short_way_does_what_the_full_one_does(ids: list[int], rows: list[Row]) -> None:
     """Waiting, reached, partly reached, refused or known: the result equals that with explicit "no error" codes, which
