@@ -1,12 +1,12 @@
 """Runs one seed, and reports its failure. Each run gives a `SeedResult`, which can be sent between processes."""
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from tests.engine import plain
 from tests.simulator import steps
 from tests.simulator.generator import Generator
-from tests.simulator.shrink import shrink
 from tests.simulator.simulation import Failure, Simulation
 from tests.simulator.swarm import Swarm
 
@@ -45,7 +45,7 @@ def live(seed: int, steps_max: int, shrink_seconds: float) -> SeedResult:
 
 
 def shortest(seed: int, steps_max: int, failure: Failure, seconds: float) -> str:
-    """Shrink a failed run and describe the rest."""
+    """Cut a failed run down and describe the rest."""
     generator = Generator(seed)
     swarm = generator.swarm
     taken = list(steps_of(generator, steps_max))[: failure.step_index + 1]
@@ -58,8 +58,24 @@ def shortest(seed: int, steps_max: int, failure: Failure, seconds: float) -> str
             return type(other.cause) is type(failure.cause)
         return False
 
-    prefix = shrink(taken, fails, seconds)
+    prefix = without_chunks(taken, fails, seconds)
     return f"{describe(swarm, prefix)}\nreplay with: python -m tests.simulator --seed {seed} --steps {steps_max}"
+
+
+def without_chunks(
+    sequence: list[steps.Step], fails: Callable[[Sequence[steps.Step]], bool], seconds: float
+) -> list[steps.Step]:
+    """Remove chunks of steps, of decreasing size and from the end, while the rest still fails, within `seconds`."""
+    kept = sequence
+    deadline = time.monotonic() + seconds
+    size = max(1, len(kept) // 2)
+    while size:
+        for start in range(len(kept) - size, -size, -size):
+            candidate = kept[: max(start, 0)] + kept[max(start, 0) + size :]
+            if time.monotonic() < deadline and candidate and fails(candidate):
+                kept = candidate
+        size //= 2
+    return kept
 
 
 def describe(swarm: Swarm, prefix: Sequence[steps.Step]) -> str:
