@@ -176,31 +176,6 @@ def test_stale_entries_are_bounded_by_compaction() -> None:
     assert sorted(live) == list(range(20_000 - pending, 20_000))
 
 
-def test_the_overflow_keeps_its_order_when_it_is_compacted() -> None:
-    """With random thresholds, nearly all in the overflow and most of them ended and compacted away, live entries are
-    popped by threshold, equal ones in order of insertion, including those added later.
-    """
-    rng, watches, model = random.Random(3), WatchList(), Model()
-    generations = generations_of(6_000)
-    for item in range(6_000):
-        threshold = rng.randrange(200)
-        watches.add(threshold, make_ref(item, 0))
-        bisect.insort(model, (threshold, make_ref(item, 0)))
-        if item % 500 == 499:
-            ended = set(rng.sample(model, len(model) * 2 // 3))
-            for _, ref in ended:
-                generations[ref_item(ref)] = 1
-                watches.forget()
-            model = [entry for entry in model if entry not in ended]
-            watches.compact(generations)
-            assert watches._overflow.size > 0
-            assert len(watches) <= len(model) + SHIFT_MAX + 1
-            for _ in range(20):
-                assert popped_live(watches, 100, generations) == popped(model, 100)
-                watches.forget()
-    assert [popped_live(watches, 200, generations) for _ in model] == [ref for _, ref in model]
-
-
 def test_forget_without_a_live_entry() -> None:
     """Forgetting more entries than were added is an assertion error."""
     with pytest.raises(AssertionError, match="forget without a live entry"):
