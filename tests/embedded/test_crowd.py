@@ -20,13 +20,7 @@ from purgatory.engine import COMPILED
 from purgatory.engine.codes import CANCELLED, EXPIRED, PENDING, SATISFIED, SHUTTING_DOWN
 from purgatory.engine.errors import OperationEnded
 from tests.embedded.crowd import KEYS, LONG_TIMEOUT_MS, Crowd, watch
-from tests.engine.generic.recording_operation import (
-    RecordingOperation,
-    assert_empty,
-    never_called,
-    run_all,
-    wait_until,
-)
+from tests.engine.generic.recording_operation import RecordingOperation, assert_empty, never_called, run_all, wait_until
 
 THREADS = 16
 OPERATIONS_EACH = int(os.environ.get("CROWD_OPERATIONS", "700"))

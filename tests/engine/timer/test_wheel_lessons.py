@@ -3,12 +3,7 @@
 import pytest
 
 from purgatory.engine.waiting import wheel as wheel_module
-from purgatory.engine.waiting.wheel import (
-    DEADLINE_MAX,
-    TICK_MS_MAX,
-    WHEEL_SIZE_MAX,
-    TimingWheel,
-)
+from purgatory.engine.waiting.wheel import DEADLINE_MAX, TICK_MS_MAX, WHEEL_SIZE_MAX, TimingWheel
 from tests.engine.timer.wheel_steps import GEOMETRIES, advance, make
 
 
