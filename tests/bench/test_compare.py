@@ -12,7 +12,7 @@ BYTES = Row("guard/memory", "engine", None, 100.0, "B", None, 1, 100.0, 100.0, "
 
 
 def changed(row: Row, **values: object) -> tuple[Row, Row]:
-    return row, Row(**(vars(row) | values))  # type: ignore[arg-type]
+    return row, Row(**(vars(row) | values))
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def changed(row: Row, **values: object) -> tuple[Row, Row]:
         (changed(RATIO, ratio=2.4, max=3.0), BETTER),
         (changed(RATIO, value=1.0), SAME),  # the machine is slower, its peer too
         *[(changed(BYTES, value=value), said) for value, said in ((114.0, SAME), (116.0, WORSE))],
-        (changed(Row(**(vars(RATIO) | {"peer": None, "ratio": None})), value=1.0), NOT_COMPARED),  # type: ignore[arg-type]
+        (changed(Row(**(vars(RATIO) | {"peer": None, "ratio": None})), value=1.0), NOT_COMPARED),
     ],
 )
 def test_a_change_over_15_percent_counts(rows: tuple[Row, Row], said: str) -> None:
