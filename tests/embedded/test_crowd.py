@@ -36,8 +36,10 @@ def eager() -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_case_23_a_crowd_that_finishes() -> None:
-    """Under 16 threads that register, check, cancel, force and expire, no satisfiable wait is left."""
+def test_case_23_30_44_a_crowd_that_finishes() -> None:
+    """Cases 23, 30 and 44: under 16 threads that register, check, cancel, force and expire on few keys, no satisfiable
+    wait is left, and each operation ends once.
+    """
     crowd = Crowd(1, THREADS, OPERATIONS_EACH)
     crowd.start()
     crowd.join()
