@@ -158,7 +158,7 @@ bench: $(STAMPS)/pipeline $(STAMPS)/profiled ## Measure Purgatory beside its pee
 bench-quick: $(STAMPS)/profiled ## The same in under a minute, with nothing written
 	@$(BIN)/python -m bench --quick $(ARGS)
 
-bench-pipeline: $(STAMPS)/pipeline $(STAMPS)/profiled ## Measure report and replay (ARGS="--operations 10M 30M 100M")
+bench-pipeline: $(STAMPS)/pipeline $(STAMPS)/profiled ## Measure report and replay (ARGS="--operations 1M")
 	@$(BIN)/python -m bench.pipeline $(ARGS)
 
 bench-stream: $(STAMPS)/pipeline $(STAMPS)/connectors $(STAMPS)/engine ## Measure the purgatory as a Spark stream (ARGS="--only rates pending")
