@@ -32,7 +32,7 @@ settings.load_profile("house")
 
 COMPILED_ONLY = (
     "abuse", "access", "archive", "bench", "client", "conformance", "crash", "deploy", "examples", "http",
-    "kafka", "metrics", "onlookers", "page", "pipeline", "postgres", "sources", "strangers", "tracing",
+    "kafka", "metrics", "tail", "page", "pipeline", "postgres", "sources", "strangers", "tracing",
     "transport", "webhooks", "test_docs_site.py", "test_supply.py", "test_tidy.py",
 )  # fmt: skip
 """Tests of the daemon's surroundings, which run only on the compiled build. They reach the engine through the same

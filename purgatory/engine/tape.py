@@ -171,7 +171,7 @@ class TapePlayer:
         owner = self._owner
         columns = kind.columns
         registration = self._registration
-        registration.open_for(owner.holdings)
+        registration.open_for(owner.usage)
         stop = kind.next_row + count
         while kind.next_row < stop:
             row = kind.next_row

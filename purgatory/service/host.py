@@ -22,8 +22,8 @@ from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.engine.waiting.tables import Owner
 from purgatory.service.access.account import Account
 from purgatory.service.access.audit import NAME
+from purgatory.service.access.authorization_filter import filter_operations, replace_reasons
 from purgatory.service.access.roles import WAIT
-from purgatory.service.access.withholding import explain, withhold_operations
 from purgatory.service.admission import Admission
 from purgatory.service.budget.retry_advice import RetryAdvice
 from purgatory.service.budget.shares import Shares
@@ -158,13 +158,13 @@ class Host:
         self, owner: Owner, session: Session | None, account: Account, run: OperationRun, known: int
     ) -> RegisterReceipt:
         now_ms = self._registration_ms()
-        readable, withheld = withhold_operations(account, run.kind, run.batch)
+        readable, denied = filter_operations(account, run.kind, run.batch)
         self.shares.set_in_engine(account)
         receipt = self.engine.register(owner, run.kind, readable, now_ms, known)
-        explain(receipt.refusals, withheld)
-        if withheld:
-            first = next(iter(withheld.values())).message
-            self.sessions.accounts.audit.refused(NAME, account.principal, role=WAIT, name=first, count=len(withheld))
+        replace_reasons(receipt.refusals, denied)
+        if denied:
+            first = next(iter(denied.values())).message
+            self.sessions.accounts.audit.refused(NAME, account.principal, role=WAIT, name=first, count=len(denied))
         if session is not None and session.refused_ids:
             session.refused_ids.correct(receipt, run.batch, known)
         event = Registered(session, account.principal, run.kind, run.batch, receipt, now_ms)
@@ -258,10 +258,10 @@ class Host:
         start, is_full = done.next_index, self.shares.budget.is_full
         self.shares.set_in_engine(account)
         try:
-            part = self.engine.apply(batch, now_ms, start, WORK_PER_SLICE, maker=account.holdings, is_full=is_full)
+            part = self.engine.apply(batch, now_ms, start, WORK_PER_SLICE, account=account.usage, is_full=is_full)
         except InvalidBatch as error:
             raise unreadable_batch(f"columns.{error.field}", error.message) from None
-        explain(part.refusals, events.refusals)
+        replace_reasons(part.refusals, events.refusals)
         event = Applied(account.principal, batch, start, part, now_ms)
         for listener in self.listeners:
             listener.applied(event)

@@ -114,7 +114,7 @@ class Countdown(Kind):
     def register(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
         tried = TriedItems()
         for item in range(first_item, first_item + columns.item_counts.at(row)):
-            partition = self.partitions.get_or_create(columns.partitions[columns.places.at(item)], owner.holdings)
+            partition = self.partitions.get_or_create(columns.partitions[columns.places.at(item)], owner.usage)
             required, epoch = columns.offsets.at(item), columns.leader_epochs.at(item)
             error = columns.local_error_codes.at(item)
             if error == NONE:

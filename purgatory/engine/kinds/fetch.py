@@ -52,7 +52,7 @@ class FetchKind(Kind):
         for item in range(first_item, first_item + columns.item_counts.at(row)):
             fetch.items.append(
                 FetchItem(
-                    self.partitions.get_or_create(columns.partitions[columns.places.at(item)], owner.holdings),
+                    self.partitions.get_or_create(columns.partitions[columns.places.at(item)], owner.usage),
                     columns.offsets.at(item),
                     max_bytes.at(item),
                     columns.leader_epochs.at(item),

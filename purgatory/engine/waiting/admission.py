@@ -9,11 +9,11 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import OperationBatch, Refusal, RegisterReceipt
 from purgatory.engine.codes import INVALID_ARGUMENT, KINDS, OFFSET_MAX
 from purgatory.engine.columns import OUT_OF_RANGE
 from purgatory.engine.errors import InvalidBatch
-from purgatory.engine.holdings import Holdings
 from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX, BatchColumns
 from purgatory.engine.kinds.kind import Kind
 from purgatory.engine.kinds.operation_checks import OperationChecks
@@ -60,7 +60,7 @@ class Registration:
             raise InvalidBatch("kind", f"{kind} is not known")
         columns = BatchColumns(kind, batch, self.limits, self._named)
         of_kind = self.pending.kinds[kind]
-        self.open_for(owner.holdings)
+        self.open_for(owner.usage)
         receipt = RegisterReceipt()
         known_before = owner.highest_operation_id if known_up_to < 0 else known_up_to
         first_item: i64 = 0
@@ -80,15 +80,15 @@ class Registration:
         receipt.highest_operation_id = owner.highest_operation_id
         return receipt
 
-    def open_for(self, holdings: Holdings) -> None:
+    def open_for(self, usage: AccountUsage) -> None:
         """Compute the limits for an account. Call before admitting its rows, and again after any other change.
 
         Once is enough for a run of rows of one account: each row adds the same to the account as to the total, so both
         limits can be expressed as one limit on the total.
         """
         pending = self.pending
-        self._count_stop = min(self._pending_max, pending.count + holdings.operations_max - holdings.operations)
-        self._items_stop = min(self._pending_items_max, pending.item_count + holdings.items_max - holdings.items)
+        self._count_stop = min(self._pending_max, pending.count + usage.operations_max - usage.operations)
+        self._items_stop = min(self._pending_items_max, pending.item_count + usage.items_max - usage.items)
 
     def take_plain(
         self,
@@ -131,7 +131,7 @@ class Registration:
             return Fault(INVALID_ARGUMENT, "operation_id", message)
         # Before the checks: a client that repeats the batch must not get a refused id accepted the second time.
         owner.highest_operation_id = operation_id
-        fault = self.checks.fault(columns, row, first_item, owner.holdings, self.pending.count, self.pending.item_count)
+        fault = self.checks.fault(columns, row, first_item, owner.usage, self.pending.count, self.pending.item_count)
         if fault is None:
             kind.register(owner, columns, row, first_item, now_ms)
             if columns.has_stale_timeouts:

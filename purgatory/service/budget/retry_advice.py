@@ -34,7 +34,7 @@ class RetryAdvice:
         """Return the delay for an operation that the engine had no room for. None: only room for partitions is missing,
         and that needs a partition to be removed.
         """
-        engine, held, items = self._engine, account.holdings, len(run.batch.item_indexes)
+        engine, held, items = self._engine, account.usage, len(run.batch.item_indexes)
         limits = engine.limits
         needs_end = (
             run.kind == codes.SIGNAL

@@ -50,7 +50,7 @@ class Shares:
         """Pass the account's current shares of operations, items, partitions and keys to the engine."""
         if account.principal == NOBODY:
             return
-        held, own, engine, limits = account.holdings, account.own_shares, self._engine, self._engine.limits
+        held, own, engine, limits = account.usage, account.own_shares, self._engine, self._engine.limits
         held.operations_max = self._of(
             account, limits.pending_operations_max, engine.pending, held.operations, own.pending_operations_max
         )
@@ -98,7 +98,7 @@ class Shares:
     @staticmethod
     def held_bytes(account: Account) -> int:
         """Bytes held by an account."""
-        held = account.holdings
+        held = account.usage
         return (
             held.memory_bytes()
             + held.operations * RESULT_BYTES

@@ -8,8 +8,8 @@ from typing import Final
 
 from purgatory.service.access.account import Account
 from purgatory.service.access.audit import NAME
+from purgatory.service.access.authorization_filter import filter_events
 from purgatory.service.access.roles import ADVANCE
-from purgatory.service.access.withholding import withhold_events
 from purgatory.service.errors import BatchRejected, from_refusal
 from purgatory.service.host import Host
 from purgatory.service.rpc.call import Call
@@ -49,11 +49,11 @@ async def advance(
 
 def _next_part(host: Host, parts: Iterator[IncomingEvents], account: Account) -> IncomingEvents:
     events = next(parts)
-    withheld = withhold_events(account, events.batch)
-    if withheld:
-        first = next(iter(withheld.values())).message
-        host.sessions.accounts.audit.refused(NAME, account.principal, role=ADVANCE, name=first, count=len(withheld))
-        events.refusals.update(withheld)
+    denied = filter_events(account, events.batch)
+    if denied:
+        first = next(iter(denied.values())).message
+        host.sessions.accounts.audit.refused(NAME, account.principal, role=ADVANCE, name=first, count=len(denied))
+        events.refusals.update(denied)
     return events
 
 

@@ -19,9 +19,9 @@ from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.event_calls import advance_durably, serve_events
 from purgatory.service.rpc.handlers import Requests, uncancelled
 from purgatory.service.rpc.inspection_calls import InspectionCalls
-from purgatory.service.rpc.onlooker_calls import list_hot_names, tail_results
 from purgatory.service.rpc.session_requests import cancel, register, serve_requests
 from purgatory.service.rpc.source_calls import serve_source, source_ends
+from purgatory.service.rpc.tail_calls import list_hot_names, tail_results
 from purgatory.service.sessions import session as sessions
 from purgatory.service.sessions.result_stream import ResultStream
 from purgatory.service.translate.operations import NO_CONDITION, run_from_row

@@ -210,7 +210,7 @@ class Sessions:
 
     def _add(self, session_id: str, number: int, account: Account, now_ms: int) -> Session:
         self._opened = max(self._opened, number)
-        session = Session(session_id, number, self._engine.add_owner(account.holdings), account, now_ms)
+        session = Session(session_id, number, self._engine.add_owner(account.usage), account, now_ms)
         account.add_session(1)
         self._by_id[session.key] = session
         self._by_owner_id[session.owner.owner_id] = session

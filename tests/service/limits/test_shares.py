@@ -141,7 +141,7 @@ async def test_partitions_are_shared_out() -> None:
     assert await announce("ann", 0, LIMIT) == 8
     assert await announce("ann", 0, 8) == 8
     assert await announce("bob", 20, LIMIT) == 2
-    assert host.shares.accounts.of("ann").holdings.partitions == 8
+    assert host.shares.accounts.of("ann").usage.partitions == 8
 
 
 def test_memory_is_shared_out() -> None:
@@ -263,7 +263,7 @@ async def test_what_calls_wait_for_counts_for_their_account() -> None:
         run = wait_for("payments", 0, 1, 2)
         run.batch.operation_ids[0] = operation_id
         host.register_unary_wait(run, ann)
-        assert (ann.holdings.items, ann.holdings.operations, ann.holdings.partitions) == (8, 6, 4)
+        assert (ann.usage.items, ann.usage.operations, ann.usage.partitions) == (8, 6, 4)
         run = wait_for("payments", 0)
         run.batch.operation_ids[0] = second_id
         with pytest.raises(RpcError, match="your share now"):
@@ -271,7 +271,7 @@ async def test_what_calls_wait_for_counts_for_their_account() -> None:
         assert register(host, session_of(host, "ann"), 1) == 0
     # Of calls that end together, only the first is cancelled in this loop iteration, and the others in the next one.
     await asyncio.sleep(0)
-    assert ann.holdings.items == 5
+    assert ann.usage.items == 5
     assert register(host, session_of(host, "ann"), 1) == 1
 
 
@@ -361,6 +361,6 @@ def test_accounts_are_what_a_recount_says(steps: list[tuple[str, str, str, int]]
         for name in ("", "ann", "bob"):
             held = host.shares.accounts.of(name)
             expected = counts.get(name, (0, 0, 0, 0))
-            assert (held.sessions, held.holdings.operations, held.results_bytes) == expected[:3]
+            assert (held.sessions, held.usage.operations, held.results_bytes) == expected[:3]
         assert host.shares.accounts.sessions == host.sessions.count
         assert host.shares.accounts.results_bytes == sum(entry[2] for entry in counts.values())

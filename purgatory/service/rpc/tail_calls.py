@@ -8,7 +8,7 @@ from purgatory.service.access.roles import OBSERVE
 from purgatory.service.errors import invalid_argument
 from purgatory.service.host import Host
 from purgatory.service.rpc.call import Call
-from purgatory.service.translate.onlookers import hot_names_response, is_known_outcome, tail_response
+from purgatory.service.translate.tail import hot_names_response, is_known_outcome, tail_response
 from purgatory.service.translate.views import is_known_kind
 from purgatory.v1 import purgatory_service_pb2 as wire
 

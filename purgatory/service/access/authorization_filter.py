@@ -1,8 +1,8 @@
 """Authorization of the rows of a batch: refuses each operation or event whose topic or key its caller may not use.
 
 Each distinct name of a batch is checked once. A row with a forbidden name is made invalid for the engine, which then
-refuses it in order with the other rows, uses up its id and notifies all listeners; `explain` replaces the engine's
-reason afterwards. The archive records the original batch, with the names of refused operations.
+refuses it in order with the other rows, uses up its id and notifies all listeners; `replace_reasons` restores
+the reason afterwards. The archive records the original batch, with the names of refused operations.
 """
 
 from collections.abc import Sequence
@@ -25,10 +25,10 @@ OPERATION_COLUMNS: Final = (
 )  # fmt: skip
 
 Reasons = dict[int, Refusal]
-"""The refusal of each withheld row, by row."""
+"""The refusal of each unauthorized row, by row."""
 
 
-def withhold_operations(account: Account, kind: int, batch: OperationBatch) -> tuple[OperationBatch, Reasons]:
+def filter_operations(account: Account, kind: int, batch: OperationBatch) -> tuple[OperationBatch, Reasons]:
     """Return the batch for the engine, in which unauthorized operations are invalid, and their refusals."""
     if account.grants.is_everywhere(WAIT):
         return batch, {}
@@ -66,7 +66,7 @@ def _with_places(batch: OperationBatch, item_indexes: list[int]) -> OperationBat
     return OperationBatch(batch.operation_ids, item_indexes=item_indexes, **others)
 
 
-def withhold_events(account: Account, batch: EventBatch) -> Reasons:
+def filter_events(account: Account, batch: EventBatch) -> Reasons:
     """Make unauthorized events invalid, in place, and return their refusals. Events without a type are left to the
     engine.
     """
@@ -91,8 +91,8 @@ def withhold_events(account: Account, batch: EventBatch) -> Reasons:
     return reasons
 
 
-def explain(refusals: list[Refusal], reasons: Reasons) -> None:
-    """Replace the engine's refusal of each withheld row by the reason in `reasons`."""
+def replace_reasons(refusals: list[Refusal], reasons: Reasons) -> None:
+    """Replace the engine's refusal of each unauthorized row by the reason in `reasons`."""
     for place, refusal in enumerate(refusals) if reasons else ():
         refusals[place] = reasons.get(refusal.index, refusal)
 
