@@ -14,6 +14,7 @@ from purgatory.archive.schema import EVENT_LABELS, EVENTS, KIND_LABELS, OUTCOME_
 from purgatory.archive.vocabulary import CALLS, INT32_MAX, MARKERS, TABLES
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.codes import FETCH
+from purgatory.engine.completions import OPTIONAL_COLUMNS
 
 INT64: Final = np.dtype(np.int64)
 INT32: Final = np.dtype(np.int32)
@@ -149,7 +150,7 @@ def call_columns(table: str, records: Sequence[Record], names: Sequence[Partitio
 def outcome_columns(table: str, records: Sequence[Record], names: Sequence[PartitionName]) -> Columns:
     """The columns of outcomes."""
     columns = call_columns(table, records, names)
-    for name in ("estimated_remaining_ms", "pace_per_second"):
+    for name in OPTIONAL_COLUMNS:
         columns[name] = null_below_zero(columns[name])
     fetched = [part for record in records for part in record.extra or ()]
     if fetched:

@@ -8,9 +8,10 @@ from typing import Final
 import pyarrow as pa
 
 from purgatory.archive import vocabulary
-from purgatory.archive.table_columns import FLOAT64, INSTANT, INT32_LIST, INT64_LIST, TABLE_COLUMNS, TEXT, WORD
+from purgatory.archive.table_columns import INSTANT, INT32_LIST, INT64_LIST, TABLE_COLUMNS, TEXT, WORD
 from purgatory.archive.vocabulary import *  # noqa: F403 - users of the schemas need the vocabulary, too
 from purgatory.engine import codes
+from purgatory.engine.completions import FLOAT64
 from purgatory.engine.kinds.operation_columns import BOOL, INT32, INT64
 
 __all__ = ["EVENT_LABELS", "KIND_LABELS", "OUTCOME_LABELS", "SCHEMAS", "VERSION"]

@@ -30,7 +30,7 @@ from purgatory.engine.snapshot.saved_operations import SavedOperations
 from purgatory.engine.snapshot.snapshots import Snapshots
 from purgatory.engine.tape import Played, Tape, TapePlayer
 from purgatory.engine.views import KindCounts, PartitionView, PendingView, RemainingTimes
-from purgatory.engine.waiting.admission import Registration
+from purgatory.engine.waiting.admission import Admission
 from purgatory.engine.waiting.pending import PendingOperations
 from purgatory.engine.waiting.stale_waits import StaleWaits
 from purgatory.engine.waiting.tables import FREE, Owner
@@ -67,7 +67,7 @@ class Engine:
         self._keys: Final = SignalKeys(limits.signal_keys_max)
         self._pending: Final = PendingOperations(self._partitions, self._keys, tick_ms, wheel_size, now_ms)
         self._wakeups: Final = Wakeups(self._pending)
-        self._registration: Final = Registration(self._pending, limits)
+        self._admission: Final = Admission(self._pending, limits)
         self._events: Final = Events(
             self._partitions, self._keys, self._wakeups, limits, strict_partitions, replica_lag_time_max_ms
         )
@@ -121,7 +121,7 @@ class Engine:
         """
         assert not owner.closed, f"owner {owner.owner_id} was removed"
         self._pass_time(now_ms)
-        return self._registration.register(owner, kind, batch, now_ms, known_up_to)
+        return self._admission.admit(owner, kind, batch, now_ms, known_up_to)
 
     def apply(
         self,
@@ -257,7 +257,7 @@ class Engine:
             InvalidBatch: As for `register` and `apply`. Nothing has been changed.
         """
         assert not owner.closed, f"owner {owner.owner_id} was removed"
-        player = TapePlayer(self._registration, self._events, self._inspection, owner, self._now_ms, prompt)
+        player = TapePlayer(self._admission, self._events, self._inspection, owner, self._now_ms, prompt)
         played = player.play(tape)
         self._pass_time(player.now_ms)
         return played

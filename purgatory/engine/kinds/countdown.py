@@ -111,7 +111,7 @@ class Countdown(Kind):
 
     # Registration.
 
-    def register(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
+    def begin(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
         tried = TriedItems()
         for item in range(first_item, first_item + columns.item_counts.at(row)):
             partition = self.partitions.get_or_create(columns.partitions[columns.places.at(item)], owner.usage)

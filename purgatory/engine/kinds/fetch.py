@@ -39,7 +39,7 @@ class FetchKind(Kind):
 
     # Registration and end.
 
-    def register(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
+    def begin(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
         fetch = Fetch(
             columns.column("min_bytes").at(row),
             columns.column("replica_id").at(row),

@@ -29,7 +29,7 @@ class SignalKind(Kind):
         self.pending: Final = pending
         self.keys: Final = pending.keys
 
-    def register(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
+    def begin(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
         held = self._hold_keys(owner.usage, columns, row, first_item)
         from_now = columns.column("from_now").at(row) != 0
         any_key = columns.column("any_key").at(row) != 0

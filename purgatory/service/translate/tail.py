@@ -1,13 +1,16 @@
 """Messages for `tail` subscribers and for the list of hot names. Pure functions."""
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Final
 
 from purgatory.engine import codes
-from purgatory.service.listeners.result_tail import TailItem, TailOperation
-from purgatory.service.translate.results import topic_partition
+from purgatory.engine.completions import Completions
+from purgatory.service.translate.results import ROW_COLUMNS, fill_partition, topic_partition
 from purgatory.service.translate.views import timestamp
-from purgatory.v1 import operation_pb2, purgatory_service_pb2, result_pb2
+from purgatory.v1 import purgatory_service_pb2
+
+ITEMS_MAX: Final = 10
+"""Items sent per operation."""
 
 
 def is_known_outcome(outcome: int) -> bool:
@@ -29,33 +32,26 @@ def hot_names_response(
     return response
 
 
-def tail_response(operations: Sequence[TailOperation], left_out: int) -> purgatory_service_pb2.TailResultsResponse:
-    return purgatory_service_pb2.TailResultsResponse(
-        operations=[_ended_operation(one) for one in operations], left_out=left_out
+def ended_operation(
+    completions: Completions, place: int, first_item: int, session_id: str, principal: str, ended_s: float
+) -> purgatory_service_pb2.EndedOperation:
+    """Encode an operation that has ended, with its first items. Unary waits have no session and no id."""
+    kind, count = completions.kinds[place], completions.item_counts[place]
+    message = purgatory_service_pb2.EndedOperation(
+        session_id=session_id,
+        principal=principal,
+        ended_time=timestamp(ended_s),
+        partitions_left_out=max(0, count - ITEMS_MAX),
     )
+    for column in ROW_COLUMNS:
+        if session_id or column.name != "operation_id":
+            setattr(message, column.name, getattr(completions, column.attribute)[place])
+    for item in range(first_item, first_item + min(count, ITEMS_MAX)):
+        fill_partition(message.partitions.add(), completions, item, kind)
+    return message
 
 
-def _ended_operation(one: TailOperation) -> purgatory_service_pb2.EndedOperation:
-    return purgatory_service_pb2.EndedOperation(
-        session_id=one.session_id,
-        principal=one.principal,
-        operation_id=one.operation_id,
-        kind=cast("operation_pb2.OperationKind", one.kind),
-        outcome=cast("result_pb2.Outcome", one.outcome),
-        ended_time=timestamp(one.ended_s),
-        waited_ms=one.waited_ms,
-        lateness_ms=one.lateness_ms,
-        partitions=[_ended_item(item, one.kind) for item in one.items],
-        partitions_left_out=one.items_left_out,
-    )
-
-
-def _ended_item(item: TailItem, kind: int) -> result_pb2.PartitionResult:
-    is_key = kind == codes.SIGNAL
-    return result_pb2.PartitionResult(
-        topic_partition=None if is_key else topic_partition(item.name),
-        key=item.name[0] if is_key else "",
-        error_code=item.error_code,
-        required_offset=item.required_offset,
-        reached_offset=item.reached_offset,
-    )
+def tail_response(
+    operations: Sequence[purgatory_service_pb2.EndedOperation], left_out: int
+) -> purgatory_service_pb2.TailResultsResponse:
+    return purgatory_service_pb2.TailResultsResponse(operations=operations, left_out=left_out)
