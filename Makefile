@@ -36,19 +36,19 @@ run: $(STAMPS)/engine ## Serve on the defaults (first use: sets up .venv, about 
 demo: $(STAMPS)/engine ## Run the replicated log on real processes (ARGS="--kill-follower --input FILE")
 	@$(BIN)/python -m examples.replicated_log $(ARGS)
 
-postgres-demo: $(STAMPS)/sources $(STAMPS)/engine ## Follow a primary and two replicas by one option: one lags, one goes away (needs PostgreSQL)
+postgres-demo: $(STAMPS)/connectors $(STAMPS)/engine ## Follow a primary and two replicas by one option: one lags, one goes away (needs PostgreSQL)
 	@$(BIN)/python -m examples.postgres_demo
 
 secure-demo: $(STAMPS)/engine ## Serve with TLS, tokens and a policy, and show what each kind of caller sees
 	@$(BIN)/python -m examples.secure_demo
 
-kafka-demo: $(STAMPS)/sources $(STAMPS)/engine ## Follow a Kafka cluster by one option: a slow group, an aborted transaction, a broker that goes away (needs Java)
+kafka-demo: $(STAMPS)/connectors $(STAMPS)/engine ## Follow a Kafka cluster by one option: a slow group, an aborted transaction, a broker that goes away (needs Java)
 	@$(BIN)/python -m examples.kafka_demo
 
-stream-demo: $(STAMPS)/pipeline $(STAMPS)/sources $(STAMPS)/engine ## Wait for a Spark job over Kafka, its time in parts; then the purgatory as a stream, killed in between (ARGS="--input FILE"; needs Java)
+stream-demo: $(STAMPS)/pipeline $(STAMPS)/connectors $(STAMPS)/engine ## Wait for a Spark job over Kafka, its time in parts; then the purgatory as a stream, killed in between (ARGS="--input FILE"; needs Java)
 	@$(BIN)/python -m examples.stream_demo $(ARGS)
 
-read-your-writes: $(STAMPS)/sources $(STAMPS)/engine ## Count stale reads without and with the wait: over Kafka, and with a PostgreSQL replica
+read-your-writes: $(STAMPS)/connectors $(STAMPS)/engine ## Count stale reads without and with the wait: over Kafka, and with a PostgreSQL replica
 	@$(BIN)/python -m examples.read_your_writes $(ARGS)
 
 check: $(STAMPS)/pipeline $(STAMPS)/engine ## Account for an archive (ARCHIVE=.build/archive)
@@ -88,9 +88,9 @@ test-compiled: $(STAMPS)/pipeline $(STAMPS)/engine $(SIMULATOR)/stamp ## Run the
 test-pure: $(STAMPS)/pipeline $(STAMPS)/stubs ## Run what comes near the engine uncompiled, on a copy of the tree without the compiled modules
 	@echo "== the suite on the uncompiled engine"
 	@rm -rf $(PURE) && mkdir -p $(PURE)
-	@tar -cf - --exclude=./.venv --exclude=./.build --exclude=./build --exclude=./.git --exclude='*.so' --exclude=node_modules --exclude=./clients/java/target \
+	@tar -cf - --exclude=./.venv --exclude=./.build --exclude=./build --exclude=./.git --exclude='*.so' --exclude=node_modules --exclude=./client/java/target \
 		--exclude='*.egg-info' --exclude=__pycache__ --exclude='.*_cache' . | tar -xf - -C $(PURE)
-	@cd $(PURE) && PURGATORY_BUILD=pure PYTHONPATH="$$PWD:$$PWD/client:$$PWD/pipeline:$$PWD/sources" \
+	@cd $(PURE) && PURGATORY_BUILD=pure PYTHONPATH="$$PWD:$$PWD/client:$$PWD/pipeline:$$PWD/connectors" \
 		"$(CURDIR)/$(BIN)/python" -m pytest -n $(WORKERS) $(ARGS)
 
 sim-daemon: $(STAMPS)/dev $(STAMPS)/engine ## Simulate days of daemon and clients over broken connections (SEEDS=200 SEED=1 JOBS=2)
@@ -160,7 +160,7 @@ bench-quick: $(STAMPS)/profiled ## The same in under a minute, with nothing writ
 bench-pipeline: $(STAMPS)/pipeline $(STAMPS)/profiled ## Measure report and replay (ARGS="--operations 10M 30M 100M")
 	@$(BIN)/python -m bench.pipeline $(ARGS)
 
-bench-stream: $(STAMPS)/pipeline $(STAMPS)/sources $(STAMPS)/engine ## Measure the purgatory as a Spark stream (ARGS="--only rates pending")
+bench-stream: $(STAMPS)/pipeline $(STAMPS)/connectors $(STAMPS)/engine ## Measure the purgatory as a Spark stream (ARGS="--only rates pending")
 	@$(BIN)/python -m bench.stream $(ARGS)
 
 bench-compare: $(STAMPS)/engine ## Compare instructions, counters and ratios with the committed baseline (ARGS=--update)
@@ -205,13 +205,13 @@ $(STAMPS)/dev: $(STAMPS)/serving
 	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,archive,dev]'
 	@touch $@
 
-$(STAMPS)/sources: $(STAMPS)/serving
-	@echo "== installing what the sources need"
+$(STAMPS)/connectors: $(STAMPS)/serving
+	@echo "== installing what the connectors need"
 	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,archive,kafka,postgres]'
 	@touch $@
 
 $(STAMPS)/pipeline: $(STAMPS)/dev
-	@echo "== installing what the pipeline (Spark: about a gigabyte) and the sources need"
+	@echo "== installing what the pipeline (Spark: about a gigabyte) and the connectors need"
 	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,archive,dev,pipeline,kafka,postgres,otel]'
 	@touch $@
 

@@ -9,7 +9,7 @@ def main() -> None:
     """The entry point of the console script."""
     if sys.argv[1:2] == ["serve"]:
         handle_startup_signals()
-    from purgatory_client.cli import main as run  # noqa: PLC0415 - slow, and signals may arrive during the import
+    from purgatory.cli import main as run  # noqa: PLC0415 - slow, and signals may arrive during the import
 
     run()
 

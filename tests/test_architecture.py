@@ -17,7 +17,7 @@ from tests.engine.adapter import EngineUnderTest
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "modules.md"
 MODEL = ROOT / "docs" / "model.py"
-PACKAGES = ("purgatory", "client/purgatory_client", "sources/purgatory_sources", "pipeline/purgatory_pipeline")
+PACKAGES = ("purgatory", "client/purgatory_client", "connectors/purgatory_connectors", "pipeline/purgatory_pipeline")
 
 HEAD = """\
 # Modules

@@ -16,7 +16,7 @@ from tests.strangers.client_builds import BUILT, build_go, build_java, build_typ
 
 ROOT = Path(__file__).resolve().parent.parent
 START = ROOT / "docs" / "start"
-CLI = "from purgatory_client.cli import main; main()"
+CLI = "from purgatory.cli import main; main()"
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("PURGATORY_BUILD") == "pure", reason="the same pages on either build of the engine"

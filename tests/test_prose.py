@@ -21,7 +21,7 @@ LIMITS = {
     "proto": 1.0,
     "purgatory": 1.0,
     "client": 1.0,
-    "sources": 1.0,
+    "connectors": 1.0,
     "pipeline": 2.0,
     "bench": 1.0,
     "examples": 1.0,
@@ -61,6 +61,7 @@ def files(name: str) -> list[Path]:
     if (ROOT / name).is_file():
         return [ROOT / name]
     found = [path for kind in ("*.py", "*.md", "*.proto") for path in (ROOT / name).rglob(kind)]
+    found = [path for path in found if not {"node_modules", "target"} & set(path.parts)]
     return [path for path in found if "v1" not in path.parts or path.suffix == ".proto"]
 
 

@@ -16,7 +16,7 @@ import pytest
 import purgatory
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("purgatory", "client", "pipeline", "sources", "tests", "examples", "bench")
+FOLDERS = ("purgatory", "client", "pipeline", "connectors", "tests", "examples", "bench")
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 500
 FOLDER_MODULES_MAX = 15
@@ -27,8 +27,8 @@ ENTRY_POINTS = {
     "purgatory.timer",  # public: the same program's timer
     "purgatory.testing",  # public: a clock and a daemon for other projects' tests
     "purgatory_pipeline.notebook",  # public: for notebooks
-    "purgatory_sources.cli",  # the console script
-    "purgatory_sources.uri",  # what each source is made from
+    "purgatory_connectors.cli",  # the console script
+    "purgatory_connectors.uri",  # what each source is made from
     "bench.subjects.engine_runs",  # make bench
     "tests.mutants.simulated_days",  # named in pyproject.toml, for make mutants
 }
@@ -97,7 +97,7 @@ def read_modules() -> dict[str, tuple[Path, ast.Module]]:
         relative = path.relative_to(ROOT)
         parts = relative.with_suffix("").parts
         if parts[:2] != ("purgatory", "v1") and "__pycache__" not in parts and "node_modules" not in parts:
-            parts = parts[1:] if parts[0] in {"client", "pipeline", "sources"} else parts
+            parts = parts[1:] if parts[0] in {"client", "pipeline", "connectors"} else parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
             found[name] = relative, ast.parse(path.read_text("utf-8"))
     return found

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from purgatory.archive import layout, schema
-from purgatory.archive.files import ArchiveWriter
+from purgatory.extensions.archive import layout, schema
+from purgatory.extensions.archive.files import ArchiveWriter
 from tests.pipeline.history.make import TRUTH
 
 __all__ = ["multiply"]

@@ -104,7 +104,7 @@ def batches(load: Path, out: Path, *options: str) -> list[float]:
 def paths() -> dict[str, str]:
     """The source tree on the path, also for Spark's Python processes."""
     found = environment()
-    return found | {"PYTHONPATH": f"{found['PYTHONPATH']}:{ROOT / 'pipeline'}:{ROOT / 'sources'}"}
+    return found | {"PYTHONPATH": f"{found['PYTHONPATH']}:{ROOT / 'pipeline'}:{ROOT / 'connectors'}"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

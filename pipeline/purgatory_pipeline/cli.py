@@ -10,13 +10,13 @@ from typing import Annotated, Final
 
 import typer
 
-from purgatory_pipeline.archive.command import check
+from purgatory_pipeline.analytics.archive.command import check
+from purgatory_pipeline.analytics.replay.command import replay
+from purgatory_pipeline.analytics.report.command import report
 from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.pack import pack
-from purgatory_pipeline.replay.command import replay
-from purgatory_pipeline.report.command import report
 from purgatory_pipeline.spark.failures import is_spark_error, root_cause
-from purgatory_pipeline.stream.command import from_journal, reshard, stream, to_journal
+from purgatory_pipeline.streaming.stream.command import from_journal, reshard, stream, to_journal
 
 NAME: Final = "purgatory-pipeline"
 EXIT_FAILED: Final = 1

@@ -12,13 +12,13 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from purgatory.archive import schema
-from purgatory_pipeline.archive.catalog import find_archive
+from purgatory.extensions.archive import schema
+from purgatory_pipeline.analytics.archive.catalog import find_archive
+from purgatory_pipeline.analytics.replay.policy import UNCHANGED, parse_policies
+from purgatory_pipeline.analytics.replay.spark_jobs import replay_rows
+from purgatory_pipeline.analytics.report.report_builder import Report, ReportOptions, make_report
+from purgatory_pipeline.analytics.report.report_tables import TABLES
 from purgatory_pipeline.errors import ArchiveUnusable
-from purgatory_pipeline.replay.policy import UNCHANGED, parse_policies
-from purgatory_pipeline.replay.spark_jobs import replay_rows
-from purgatory_pipeline.report.report_builder import Report, ReportOptions, make_report
-from purgatory_pipeline.report.report_tables import TABLES
 from purgatory_pipeline.time_arguments import parse_window
 
 __all__ = ["TABLES", "Report", "ReportOptions", "read", "replay", "report"]
@@ -42,7 +42,7 @@ def read(
     Returns:
         A DataFrame for each table: registrations, outcomes, events, calls, markers. Columns and units are those of
         docs/archive.md. Each row comes once, even where files overlap. Unusable files are skipped;
-        `purgatory_pipeline.archive.accounting.account` lists them.
+        `purgatory_pipeline.analytics.archive.accounting.account` lists them.
 
     Raises:
         ArchiveUnusable, WindowInvalid: Nothing can be read; the message gives the reason.

@@ -9,18 +9,18 @@ from typing import Any, BinaryIO, Final
 
 from pyarrow import fs
 
-from purgatory.archive import layout, schema
-from purgatory.archive.files import ArchiveWriter
-from purgatory.archive.run_details import RunDetails
-from purgatory.archive.runs import RunFile, RunState
-from purgatory.archive.writer_link import WriterLink
-from purgatory.archive.writer_process import HistoryWriter, LineOutput, keep_all, serve
-from purgatory.archive.writer_protocol import WriterConfig, WriterStatistics, read_frame
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
+from purgatory.extensions.archive import layout, schema
 from purgatory.extensions.archive.archive_listener import ArchiveListener
+from purgatory.extensions.archive.files import ArchiveWriter
+from purgatory.extensions.archive.run_details import RunDetails
+from purgatory.extensions.archive.runs import RunFile, RunState
+from purgatory.extensions.archive.writer_link import WriterLink
+from purgatory.extensions.archive.writer_process import HistoryWriter, LineOutput, keep_all, serve
+from purgatory.extensions.archive.writer_protocol import WriterConfig, WriterStatistics, read_frame
 from purgatory.service.host import Host
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import ArchiveSettings, HostSettings, SessionSettings

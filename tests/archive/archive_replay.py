@@ -1,6 +1,6 @@
 """Feeds an archive's calls to a new engine, in order and at their times, and collects the outcomes.
 
-Written from the archive's own description (purgatory.archive.schema) with lists and loops, one row at a time.
+Written from the archive's schema (purgatory.extensions.archive.schema) with lists and loops, one row at a time.
 """
 
 import itertools
@@ -11,16 +11,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from purgatory.archive import schema
-from purgatory.archive.records import REPLICA_COLUMNS, Names, completion_records
-from purgatory.archive.rows import make_rows
-from purgatory.archive.run_details import RunDetails
-from purgatory.archive.vocabulary import CallStamp, Registrant
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch, PartitionName, ReplicaSets
 from purgatory.engine.engine import Engine
 from purgatory.engine.kinds.operation_columns import OPERATION, columns_of
 from purgatory.engine.waiting.tables import Owner
+from purgatory.extensions.archive import schema
+from purgatory.extensions.archive.records import REPLICA_COLUMNS, Names, completion_records
+from purgatory.extensions.archive.rows import make_rows
+from purgatory.extensions.archive.run_details import RunDetails
+from purgatory.extensions.archive.vocabulary import CallStamp, Registrant
 
 Row = dict[str, Any]
 

@@ -1,12 +1,12 @@
-"""The rows described by purgatory.archive.schema, built with lists and loops: the expected results of `rows`."""
+"""The rows of purgatory.extensions.archive.schema, built with lists and loops: the expected results of `rows`."""
 
 from typing import Any
 
-from purgatory.archive import schema
-from purgatory.archive.vocabulary import CallStamp, Registrant
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, RegisterReceipt
 from purgatory.engine.completions import Completions
+from purgatory.extensions.archive import schema
+from purgatory.extensions.archive.vocabulary import CallStamp, Registrant
 
 Row = dict[str, Any]
 

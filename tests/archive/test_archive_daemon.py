@@ -12,8 +12,8 @@ import grpc
 import pyarrow.parquet as pq
 import pytest
 
-from purgatory.archive import layout, schema
-from purgatory.archive.run_details import RunDetails
+from purgatory.extensions.archive import layout, schema
+from purgatory.extensions.archive.run_details import RunDetails
 from purgatory.flags import read_command_line
 from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire

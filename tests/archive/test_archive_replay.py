@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from purgatory.archive import schema
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.extensions.archive import schema
 from purgatory.service.reaper import EXPIRED_PER_SLICE
 from purgatory.service.translate.operations import OperationRun
 from tests.archive.archive_life import Life

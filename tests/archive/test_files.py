@@ -7,12 +7,12 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
-from purgatory.archive import layout, schema
-from purgatory.archive.files import BATCHES_WAITING_MAX, ArchiveWriter, TableFile, open_archive
-from purgatory.archive.records import row_record
-from purgatory.archive.rows import make_rows
-from purgatory.archive.run_details import new_run_id
-from purgatory.archive.vocabulary import CallStamp
+from purgatory.extensions.archive import layout, schema
+from purgatory.extensions.archive.files import BATCHES_WAITING_MAX, ArchiveWriter, TableFile, open_archive
+from purgatory.extensions.archive.records import row_record
+from purgatory.extensions.archive.rows import make_rows
+from purgatory.extensions.archive.run_details import new_run_id
+from purgatory.extensions.archive.vocabulary import CallStamp
 from purgatory.testing import ManualClock
 from tests.archive.failing_disk import FailingDisk
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from purgatory.archive import layout, schema
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, Refusal, RegisterReceipt
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
+from purgatory.extensions.archive import layout, schema
 from purgatory.service.budget.garbage import PauseWatch
 from purgatory.service.errors import BatchRejected, RpcError
 from purgatory.service.host import Host

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from purgatory.archive import schema
+from purgatory.extensions.archive import schema
 from tests.archive.archive_kit import ArchivedHost, marks, produces
 from tests.service.serving import apply_events
 

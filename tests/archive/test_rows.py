@@ -9,8 +9,13 @@ import pyarrow as pa
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from purgatory.archive import schema
-from purgatory.archive.records import (
+from purgatory.engine import codes
+from purgatory.engine.batches import EventBatch, OperationBatch, Refusal, RegisterReceipt, ReplicaSets
+from purgatory.engine.engine import Engine
+from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, OPERATION
+from purgatory.engine.limits import EngineLimits
+from purgatory.extensions.archive import schema
+from purgatory.extensions.archive.records import (
     Names,
     Record,
     Span,
@@ -19,13 +24,8 @@ from purgatory.archive.records import (
     registration_records,
     row_record,
 )
-from purgatory.archive.rows import make_rows
-from purgatory.archive.vocabulary import CallStamp, Registrant
-from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, OperationBatch, Refusal, RegisterReceipt, ReplicaSets
-from purgatory.engine.engine import Engine
-from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, OPERATION
-from purgatory.engine.limits import EngineLimits
+from purgatory.extensions.archive.rows import make_rows
+from purgatory.extensions.archive.vocabulary import CallStamp, Registrant
 from tests.archive.archive_life import COLUMN_CHOICES
 from tests.archive.plain_rows import plain_events, plain_outcomes, plain_registrations
 

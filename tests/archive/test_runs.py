@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from purgatory.archive import layout
-from purgatory.archive.run_details import LIMIT_NAMES, RunDetails
-from purgatory.archive.runs import SILENT_S, RunFile, RunState, claim_dead_runs, remove_unfinished
+from purgatory.extensions.archive import layout
+from purgatory.extensions.archive.run_details import LIMIT_NAMES, RunDetails
+from purgatory.extensions.archive.runs import SILENT_S, RunFile, RunState, claim_dead_runs, remove_unfinished
 from purgatory.testing import ManualClock
 from tests.archive.failing_disk import FailingDisk
 

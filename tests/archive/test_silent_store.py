@@ -8,9 +8,9 @@ from typing import Final
 
 import pytest
 
-from purgatory.archive import writer_link
-from purgatory.archive.vocabulary import CannotArchive
-from purgatory.archive.writer_link import WriterLink
+from purgatory.extensions.archive import writer_link
+from purgatory.extensions.archive.vocabulary import CannotArchive
+from purgatory.extensions.archive.writer_link import WriterLink
 from tests.archive.archive_kit import NOWHERE
 from tests.conftest import StartDaemon
 from tests.daemon_process import run_to_end

@@ -11,11 +11,11 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from purgatory.archive import vocabulary
-from purgatory.archive.records import row_record
-from purgatory.archive.vocabulary import CallStamp
-from purgatory.archive.writer_process import NICENESS, LineOutput, serve
-from purgatory.archive.writer_protocol import WriterConfig, decode_frame, encode_frame, read_frame
+from purgatory.extensions.archive import vocabulary
+from purgatory.extensions.archive.records import row_record
+from purgatory.extensions.archive.vocabulary import CallStamp
+from purgatory.extensions.archive.writer_process import NICENESS, LineOutput, serve
+from purgatory.extensions.archive.writer_protocol import WriterConfig, decode_frame, encode_frame, read_frame
 from tests.archive.archive_kit import CLOSE_S, NOWHERE, RUN, ThreadLink
 from tests.service.serving import eventually
 

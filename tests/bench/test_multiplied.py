@@ -5,12 +5,12 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from purgatory_pipeline.archive.catalog import ArchiveCatalog, find_archive
-from purgatory_pipeline.archive.daemon_runs import read_runs
+from purgatory_pipeline.analytics.archive.catalog import ArchiveCatalog, find_archive
+from purgatory_pipeline.analytics.archive.daemon_runs import read_runs
 
 from bench.pipeline.multiplied import multiply
 from bench.pipeline.timings import operations_in
-from purgatory.archive import schema
+from purgatory.extensions.archive import schema
 from tests.pipeline.archive.histories import START, small_history
 
 

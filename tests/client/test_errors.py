@@ -6,7 +6,8 @@ import grpc
 import pytest
 from purgatory_client import errors
 from purgatory_client.base_errors import from_code
-from purgatory_client.cli.exit_codes import Exit, exit_of_error
+
+from purgatory.cli.exit_codes import Exit, exit_of_error
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from purgatory_client import waits
-from purgatory_client.cli.parsing import UsageError, partition_offsets
 from purgatory_client.errors import InvalidRequest
 from purgatory_client.partition_names import format_partition, partition_name
 from purgatory_client.sources.log_positions import lsn_of_offset, offset_of_lsn
@@ -15,6 +14,8 @@ from purgatory_client.sources.source_names import (
     kafka_topic,
     unescaped_group,
 )
+
+from purgatory.cli.parsing import UsageError, partition_offsets
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
 

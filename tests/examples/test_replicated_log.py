@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from purgatory.archive.schema import OUTCOMES
+from purgatory.extensions.archive.schema import OUTCOMES
 from tests.archive.archive_replay import Replay, rows_of, without
 from tests.daemon_process import children_of, is_running
 

@@ -5,12 +5,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from purgatory_sources.kafka import open_source
-from purgatory_sources.kafka.kafka_source import KafkaSource
-from purgatory_sources.publisher.observation import MarkName, Observation, SeenReplicas
-from purgatory_sources.publisher.publisher import Publisher
-from purgatory_sources.publisher.reports import PublishedMark, SourceState, StaleMarks
-from purgatory_sources.uri import SourceUri
+from purgatory_connectors.kafka import open_source
+from purgatory_connectors.kafka.kafka_source import KafkaSource
+from purgatory_connectors.publisher.observation import MarkName, Observation, SeenReplicas
+from purgatory_connectors.publisher.publisher import Publisher
+from purgatory_connectors.publisher.reports import PublishedMark, SourceState, StaleMarks
+from purgatory_connectors.uri import SourceUri
 
 PATIENCE_S = 60.0
 

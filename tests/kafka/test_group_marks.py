@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from purgatory_sources.kafka.group_marks import NO_COMMIT, GroupMarks, MarkMove, UncertainOffset
-from purgatory_sources.kafka.offset_records import CommitName
+from purgatory_connectors.kafka.group_marks import NO_COMMIT, GroupMarks, MarkMove, UncertainOffset
+from purgatory_connectors.kafka.offset_records import CommitName
 
 NAME: CommitName = ("billing", "orders", 0)
 

@@ -5,8 +5,8 @@ import struct
 from contextlib import suppress
 
 import pytest
-from purgatory_sources.errors import SourceStale
-from purgatory_sources.kafka.group_poller import GroupPoller
+from purgatory_connectors.errors import SourceStale
+from purgatory_connectors.kafka.group_poller import GroupPoller
 
 METADATA, API_VERSIONS = 3, 18
 

@@ -5,7 +5,7 @@ from struct import pack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from purgatory_sources.kafka.offset_records import (
+from purgatory_connectors.kafka.offset_records import (
     Commit,
     CommitRemoved,
     GroupMember,

@@ -6,8 +6,8 @@ import uuid
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from purgatory_sources.errors import SourceStale
-from purgatory_sources.publisher.reports import SourceState
+from purgatory_connectors.errors import SourceStale
+from purgatory_connectors.publisher.reports import SourceState
 
 from examples.kafka_cluster import KafkaCluster
 from tests.kafka.clients import ClusterClients

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[attr-defined]
-from purgatory_sources.kafka.commit_reader import OFFSETS_TOPIC
-from purgatory_sources.publisher.reports import SourceState
+from purgatory_connectors.kafka.commit_reader import OFFSETS_TOPIC
+from purgatory_connectors.publisher.reports import SourceState
 
 from examples.kafka_cluster import KafkaCluster
 from examples.secure_demo.authority import Authority

@@ -5,7 +5,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from purgatory_sources.publisher.reports import SourceState
+from purgatory_connectors.publisher.reports import SourceState
 
 from examples.kafka_cluster import KafkaCluster
 from tests.kafka.clients import ClusterClients

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from purgatory_pipeline import pack
-from purgatory_pipeline.report.report_tables import TABLES
-from purgatory_pipeline.stream.file_rows import file_packer
-from purgatory_pipeline.stream.shard.shard import Shard
-from purgatory_pipeline.stream.shard_step import OUTCOMES, play_payloads
-from purgatory_pipeline.stream.stream_inputs import StreamUnusable
-from purgatory_pipeline.stream.stream_query import require_python
-from purgatory_pipeline.stream.wire_records import EVENT, OPERATION
+from purgatory_pipeline.analytics.report.report_tables import TABLES
+from purgatory_pipeline.streaming.stream.file_rows import file_packer
+from purgatory_pipeline.streaming.stream.shard.shard import Shard
+from purgatory_pipeline.streaming.stream.shard_step import OUTCOMES, play_payloads
+from purgatory_pipeline.streaming.stream.stream_inputs import StreamUnusable
+from purgatory_pipeline.streaming.stream.stream_query import require_python
+from purgatory_pipeline.streaming.stream.wire_records import EVENT, OPERATION
 
 from purgatory.engine import COMPILED
 from tests.pipeline.conftest import worker_environment

@@ -10,7 +10,7 @@ from purgatory_pipeline.notebook import TABLES, read, replay, report
 from purgatory_pipeline.spark import progress
 from pyspark.sql import SparkSession
 
-from purgatory.archive import schema
+from purgatory.extensions.archive import schema
 from tests.pipeline.archive.histories import small_history
 from tests.pipeline.conftest import ROOT
 from tests.pipeline.notebooks import code_cells, run_cells

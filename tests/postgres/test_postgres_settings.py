@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from purgatory_sources.errors import SourceUriInvalid
-from purgatory_sources.postgres.postgres_settings import PostgresSettings
-from purgatory_sources.uri import SourceUri
+from purgatory_connectors.errors import SourceUriInvalid
+from purgatory_connectors.postgres.postgres_settings import PostgresSettings
+from purgatory_connectors.uri import SourceUri
 
 
 def settings_of(text: str) -> PostgresSettings:

@@ -12,10 +12,10 @@ import psycopg
 import pytest
 from purgatory_client import Outcome
 from purgatory_client.errors import Unavailable
-from purgatory_sources.postgres.observations import ServerObservation
-from purgatory_sources.postgres.postgres_settings import PostgresSettings
-from purgatory_sources.postgres.server_reader import ServerReader
-from purgatory_sources.uri import SourceUri
+from purgatory_connectors.postgres.observations import ServerObservation
+from purgatory_connectors.postgres.postgres_settings import PostgresSettings
+from purgatory_connectors.postgres.server_reader import ServerReader
+from purgatory_connectors.uri import SourceUri
 
 from examples.local_postgres import LocalPostgres, LocalServer
 from tests.postgres.watched_servers import WatchedServers, satisfied, until

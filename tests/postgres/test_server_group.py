@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from purgatory_sources.postgres.observations import FoundReplica, ServerObservation
-from purgatory_sources.postgres.server_group import GroupSettings, ServerGroup
+from purgatory_connectors.postgres.observations import FoundReplica, ServerObservation
+from purgatory_connectors.postgres.server_group import GroupSettings, ServerGroup
 
 SYSTEM = 7
 

@@ -76,7 +76,7 @@ class WatchedServers:
 
     def start_source(self) -> None:
         assert self._source is None, self._source
-        command = [sys.executable, "-m", "purgatory_sources", "postgres", self._address, "--to", self.daemon.address]
+        command = [sys.executable, "-m", "purgatory_connectors", "postgres", self._address, "--to", self.daemon.address]
         with (self._folder / "source.log").open("ab") as log:
             self._source = subprocess.Popen(
                 [*command, "--state-dir", str(self._folder / "state")],

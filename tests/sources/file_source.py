@@ -16,13 +16,13 @@ from functools import partial
 from pathlib import Path
 
 from purgatory_client import AsyncClient
-from purgatory_sources.errors import SourceStale
-from purgatory_sources.publisher.lineage_store import LineageStore
-from purgatory_sources.publisher.observation import Observation
-from purgatory_sources.publisher.publisher import Publisher
-from purgatory_sources.publisher.reports import End, SourceState, StaleMarks
-from purgatory_sources.publisher.source import Source
-from purgatory_sources.source_program import start_logging, until_stopped
+from purgatory_connectors.errors import SourceStale
+from purgatory_connectors.publisher.lineage_store import LineageStore
+from purgatory_connectors.publisher.observation import Observation
+from purgatory_connectors.publisher.publisher import Publisher
+from purgatory_connectors.publisher.reports import End, SourceState, StaleMarks
+from purgatory_connectors.publisher.source import Source
+from purgatory_connectors.source_program import start_logging, until_stopped
 
 PREFIX = "t/"
 Positions = dict[str, tuple[int, str]]
@@ -99,5 +99,5 @@ async def _main(positions: Path, state_dir: Path, addresses: list[str]) -> None:
 
 if __name__ == "__main__":
     start_logging("text", "info")
-    logging.getLogger("purgatory_sources").setLevel("INFO")
+    logging.getLogger("purgatory_connectors").setLevel("INFO")
     asyncio.run(_main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))

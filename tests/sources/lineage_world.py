@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from purgatory_client.events import Event
-from purgatory_sources.publisher.mark_lineage import MarkLineage
-from purgatory_sources.publisher.mark_replicator import SETTLE_S, DaemonMark, MarkReplicator
-from purgatory_sources.publisher.observation import MarkName, Observation
+from purgatory_connectors.publisher.mark_lineage import MarkLineage
+from purgatory_connectors.publisher.mark_replicator import SETTLE_S, DaemonMark, MarkReplicator
+from purgatory_connectors.publisher.observation import MarkName, Observation
 
 from purgatory.v1 import event_pb2 as wire
 

@@ -4,10 +4,10 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from purgatory_sources.errors import SourceRefused
-from purgatory_sources.publisher.lineage_store import FILE_NAME, LineageStore
-from purgatory_sources.publisher.mark_lineage import MarkLineage
-from purgatory_sources.publisher.observation import Observation
+from purgatory_connectors.errors import SourceRefused
+from purgatory_connectors.publisher.lineage_store import FILE_NAME, LineageStore
+from purgatory_connectors.publisher.mark_lineage import MarkLineage
+from purgatory_connectors.publisher.observation import Observation
 
 
 def test_a_kept_lineage_is_the_floor_of_the_next_run(tmp_path: Path) -> None:

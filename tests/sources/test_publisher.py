@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from purgatory_client import AsyncClient, Outcome
 from purgatory_client.errors import NotFound, PurgatoryClientError
-from purgatory_sources.publisher.observation import Observation, SeenReplicas
-from purgatory_sources.publisher.publisher import Publisher
-from purgatory_sources.publisher.reports import End, SourceState
-from purgatory_sources.publisher.source import Source
+from purgatory_connectors.publisher.observation import Observation, SeenReplicas
+from purgatory_connectors.publisher.publisher import Publisher
+from purgatory_connectors.publisher.reports import End, SourceState
+from purgatory_connectors.publisher.source import Source
 
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess

@@ -9,7 +9,7 @@ import pytest
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "purgatory_sources", *arguments]
+    command = [sys.executable, "-m", "purgatory_connectors", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL)
 
 
@@ -35,7 +35,7 @@ def test_what_cannot_be_used_is_one_line(arguments: tuple[str, ...], said: str) 
 def test_it_ends_by_sigterm(tmp_path: Path) -> None:
     """Without a daemon and a broker, it retries until SIGTERM; the exit code is 0."""
     pytest.importorskip("confluent_kafka")
-    command = [sys.executable, "-m", "purgatory_sources", "kafka", "127.0.0.1:9", "--to", "127.0.0.1:1"]
+    command = [sys.executable, "-m", "purgatory_connectors", "kafka", "127.0.0.1:9", "--to", "127.0.0.1:1"]
     with subprocess.Popen([*command, "--state-dir", str(tmp_path)], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert "no link to the daemon at 127.0.0.1:1" in process.stderr.readline()

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from purgatory_sources.errors import SourceUriInvalid
-from purgatory_sources.uri import SourceUri
+from purgatory_connectors.errors import SourceUriInvalid
+from purgatory_connectors.uri import SourceUri
 
 
 def test_parts_of_an_address() -> None:

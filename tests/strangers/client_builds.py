@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-CLIENTS: Final = ROOT / "clients"
+CLIENTS: Final = ROOT / "client"
 PROTOS: Final = tuple(ROOT.glob("proto/**/*.proto"))
 BUILT: Final = ROOT / ".build" / "strangers"
 BUILD_S: Final = 300.0
@@ -29,7 +29,7 @@ def tool_path() -> str:
 
 
 def build_go(program: str = "resume") -> list[str]:
-    """The command of a program in clients/go/cmd: "resume", "once" or "conformance"."""
+    """The command of a program in client/go/cmd: "resume", "once" or "conformance"."""
     _require("GO", "go")
     _build_go_once()
     return [str(BUILT / "go" / program)]
@@ -56,7 +56,7 @@ def go_tool(package: str) -> str:
 
 
 def build_typescript(program: str = "resume") -> list[str]:
-    """The command of a program in clients/typescript/src, in Node: "resume", "once" or "conformance"."""
+    """The command of a program in client/typescript/src, in Node: "resume", "once" or "conformance"."""
     _require("NODE", "node", "npm")
     _build_typescript_once()
     return ["node", str(CLIENTS / "typescript" / "dist" / f"{program}.js")]
@@ -80,7 +80,7 @@ def _build_typescript_once() -> None:
 
 
 def build_java(program: str = "resume") -> list[str]:
-    """The command of a program in clients/java/src/main/java/purgatory/client, as above."""
+    """The command of a program in client/java/src/main/java/purgatory/client, as above."""
     _require("JAVA", "javac", "mvn")
     folder = CLIENTS / "java"
     built = folder / "target" / f"{_hash_of([folder / 'pom.xml', *folder.glob('src/**/*.java'), *PROTOS])}.built"

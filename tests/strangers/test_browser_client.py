@@ -1,4 +1,4 @@
-"""clients/typescript in a real browser, by Connect over the HTTP port: the same session as in Node."""
+"""client/typescript in a real browser, by Connect over the HTTP port: the same session as in Node."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from purgatory_client import AsyncClient, Client
-from purgatory_client.cli.app import app
 from purgatory_client.errors import InvalidRequest, PermissionDenied, Unauthenticated, Unavailable
 from purgatory_client.session.channel import ChannelSecurity, Token, open_channel
 
 from examples.secure_demo.authority import Authority
+from purgatory.cli.app import app
 from purgatory.service.access.tokens import HEAD, add_token
 from tests.conftest import StartDaemon
 from tests.daemon_process import daemon_environment

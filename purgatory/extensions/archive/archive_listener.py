@@ -15,8 +15,11 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from purgatory import __version__
-from purgatory.archive import vocabulary
-from purgatory.archive.records import (
+from purgatory.engine import codes
+from purgatory.engine.batches import Refusal
+from purgatory.engine.limits import EngineLimits
+from purgatory.extensions.archive import vocabulary
+from purgatory.extensions.archive.records import (
     Names,
     Record,
     Span,
@@ -25,13 +28,10 @@ from purgatory.archive.records import (
     registration_records,
     row_record,
 )
-from purgatory.archive.run_details import LIMIT_NAMES, RunDetails, new_run_id, wall_ms
-from purgatory.archive.vocabulary import NO_SESSION, CallStamp, CannotArchive, Registrant
-from purgatory.archive.writer_link import WriterLink
-from purgatory.archive.writer_protocol import WriterConfig, WriterStatistics
-from purgatory.engine import codes
-from purgatory.engine.batches import Refusal
-from purgatory.engine.limits import EngineLimits
+from purgatory.extensions.archive.run_details import LIMIT_NAMES, RunDetails, new_run_id, wall_ms
+from purgatory.extensions.archive.vocabulary import NO_SESSION, CallStamp, CannotArchive, Registrant
+from purgatory.extensions.archive.writer_link import WriterLink
+from purgatory.extensions.archive.writer_protocol import WriterConfig, WriterStatistics
 from purgatory.service.listeners.events import (
     Applied,
     Cancelled,

@@ -1,8 +1,8 @@
 """The archive extension."""
 
-from purgatory.archive.vocabulary import CannotArchive
 from purgatory.extension import Core, Extension, StartupError
 from purgatory.extensions.archive.archive_listener import ArchiveListener, start_archive, writer_config
+from purgatory.extensions.archive.vocabulary import CannotArchive
 from purgatory.service.listeners.listener import Listener
 
 CLOSE_S_MIN = 5.0

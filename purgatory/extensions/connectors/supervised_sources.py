@@ -174,7 +174,7 @@ class SupervisedSources:
 def _command(uri: str, socket: str, data_dir: Path | None, log_level: str) -> list[str]:
     scheme = urlsplit(uri).scheme.replace("postgresql", "postgres")
     # -P: do not import packages from the working directory.
-    command = [sys.executable, "-P", "-m", "purgatory_sources", scheme, uri, "--supervised", "--to", socket]
+    command = [sys.executable, "-P", "-m", "purgatory_connectors", scheme, uri, "--supervised", "--to", socket]
     command += ["--log-format", "json", "--log-level", log_level]
     if data_dir is not None:
         command += ["--state-dir", str(data_dir / "sources" / _folder(uri, scheme))]

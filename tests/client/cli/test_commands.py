@@ -13,10 +13,10 @@ from typing import ClassVar
 
 import pytest
 from purgatory_client import AsyncClient, Client, batches
-from purgatory_client.cli.exit_codes import MEANINGS, Exit
-from purgatory_client.cli.parsing import UsageError, follower, key_counts, partition_offsets, seconds
 from purgatory_client.sources.source_link import EndsWanted, SourceState
 
+from purgatory.cli.exit_codes import MEANINGS, Exit
+from purgatory.cli.parsing import UsageError, follower, key_counts, partition_offsets, seconds
 from tests.client.test_blocking import environment
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from purgatory_client import Client, Outcome, errors
 from purgatory_client.batches import partition_columns
-from purgatory_client.cli.exit_codes import Exit, exit_of_outcomes
-from purgatory_client.cli.render import remaining_line, span
 from purgatory_client.results import OperationKind
 from purgatory_client.views import RemainingTime
 
+from purgatory.cli.exit_codes import Exit, exit_of_outcomes
+from purgatory.cli.render import remaining_line, span
 from tests.client.cli.test_commands import Background, Run, looking, run, until_waiting
 from tests.daemon_process import DaemonProcess
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from purgatory_client import Client
-from purgatory_client.cli.exit_codes import Exit
 from purgatory_client.waits import produce
 from purgatory_client.waits import signal as signal_wait
 
+from purgatory.cli.exit_codes import Exit
 from tests.client.cli.test_commands import DEADLINE_S, PROGRAM, Background, purgatory
 from tests.client.test_blocking import environment
 from tests.daemon_process import DaemonProcess

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 from purgatory_client import Client
-from purgatory_client.cli.exit_codes import Exit
 
+from purgatory.cli.exit_codes import Exit
 from tests.client.cli.test_commands import PROGRAM, purgatory
 from tests.client.test_blocking import environment
 from tests.daemon_process import DaemonProcess

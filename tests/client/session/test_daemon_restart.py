@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from purgatory_client import AsyncClient, Client, Result
-from purgatory_client.cli.exit_codes import Exit
 
+from purgatory.cli.exit_codes import Exit
 from tests.client.cli.test_commands import purgatory
 from tests.client.outbox.outbox_child import OFFSET_MAX
 from tests.client.outbox.outbox_killed import Killed

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from purgatory.archive.run_details import LIMIT_NAMES
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch
 from purgatory.engine.codes import DELETE_RECORDS, FETCH, KEY_SIGNALLED, KINDS, PRODUCE, SIGNAL
 from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.limits import EngineLimits
+from purgatory.extensions.archive.run_details import LIMIT_NAMES
 
 INT32_MAX = 2**31 - 1
 OFFSET_MAX = 2**61 - 1

@@ -26,7 +26,8 @@ class Programs:
         self._commands: Final = {DAEMON: [*serve, "--data-dir", str(folder / "journal")]}
         for name in SOURCES:
             (folder / name).mkdir()
-            source = ["purgatory_sources", "kafka", bootstrap, "--to", self.address, "--state-dir", str(folder / name)]
+            source = ["purgatory_connectors", "kafka", bootstrap, "--to", self.address]
+            source += ["--state-dir", str(folder / name)]
             self._commands[name] = source
         self._running: Final[dict[str, subprocess.Popen[bytes]]] = {}
         self._killed_s = 0.0

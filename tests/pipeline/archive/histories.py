@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from purgatory.archive import layout, schema
+from purgatory.extensions.archive import layout, schema
 
 START = datetime(2026, 11, 21, 18, 0, tzinfo=UTC)
 """Wall-clock time at the engine's 0 ms."""

@@ -6,14 +6,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from purgatory_pipeline.archive.catalog import find_archive
-from purgatory_pipeline.archive.footer import ArchiveFile, open_parquet, read_footer
-from purgatory_pipeline.archive.location import open_location
+from purgatory_pipeline.analytics.archive.catalog import find_archive
+from purgatory_pipeline.analytics.archive.footer import ArchiveFile, open_parquet, read_footer
+from purgatory_pipeline.analytics.archive.location import open_location
 from pyspark.sql import SparkSession
 
-from purgatory.archive import checksums, schema
-from purgatory.archive.files import ArchiveWriter
-from purgatory.archive.table_columns import TABLE_COLUMNS
+from purgatory.extensions.archive import checksums, schema
+from purgatory.extensions.archive.files import ArchiveWriter
+from purgatory.extensions.archive.table_columns import TABLE_COLUMNS
 from tests.pipeline.archive.histories import small_history, table_of
 
 FLIPS = 300

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from purgatory_pipeline.archive import intake_account as names
-from purgatory_pipeline.archive import survey
-from purgatory_pipeline.archive.accounting import account
-from purgatory_pipeline.archive.catalog import find_archive
-from purgatory_pipeline.archive.intake_account import IntakeAccount
+from purgatory_pipeline.analytics.archive import intake_account as names
+from purgatory_pipeline.analytics.archive import survey
+from purgatory_pipeline.analytics.archive.accounting import account
+from purgatory_pipeline.analytics.archive.catalog import find_archive
+from purgatory_pipeline.analytics.archive.intake_account import IntakeAccount
 from purgatory_pipeline.errors import ArchiveUnusable
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from purgatory.archive import layout, schema
+from purgatory.extensions.archive import layout, schema
 from tests.pipeline.archive.histories import START, History, small_history, write_file
 
 pytestmark = pytest.mark.slow  # each asks Spark

@@ -5,15 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from purgatory_pipeline.archive import intake_account as names
-from purgatory_pipeline.archive import survey
-from purgatory_pipeline.archive.accounting import account
-from purgatory_pipeline.archive.catalog import find_archive
+from purgatory_pipeline.analytics.archive import intake_account as names
+from purgatory_pipeline.analytics.archive import survey
+from purgatory_pipeline.analytics.archive.accounting import account
+from purgatory_pipeline.analytics.archive.catalog import find_archive
 from purgatory_pipeline.notebook import report
 from pyspark.sql import SparkSession
 
-from purgatory.archive import layout, schema
-from purgatory.archive.run_details import RunDetails
+from purgatory.extensions.archive import layout, schema
+from purgatory.extensions.archive.run_details import RunDetails
 from tests.pipeline.archive.histories import START, History, small_history, write_file
 
 pytestmark = pytest.mark.slow  # each asks Spark

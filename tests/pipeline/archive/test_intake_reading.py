@@ -4,10 +4,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from purgatory_pipeline.archive.catalog import find_archive, spark_schema
+from purgatory_pipeline.analytics.archive.catalog import find_archive, spark_schema
 from pyspark.sql import SparkSession
 
-from purgatory.archive import schema
+from purgatory.extensions.archive import schema
 from tests.pipeline.archive.histories import START, History, small_history
 
 pytestmark = pytest.mark.slow  # each asks Spark

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from purgatory_client import Client, Outcome
-from purgatory_pipeline.datasource.daemon_options import DaemonOptions
-from purgatory_pipeline.datasource.daemon_writer import DaemonWriter, RowsUnusable
+from purgatory_pipeline.streaming.datasource.daemon_options import DaemonOptions
+from purgatory_pipeline.streaming.datasource.daemon_writer import DaemonWriter, RowsUnusable
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 

@@ -11,10 +11,10 @@ import pyarrow.parquet
 import pytest
 from purgatory_client import Client, Outcome
 from purgatory_client.batches import produce
-from purgatory_pipeline.datasource import PurgatoryDataSource
-from purgatory_pipeline.datasource.daemon_options import DaemonOptionInvalid, DaemonOptions
-from purgatory_pipeline.datasource.daemon_writer import event_of, operation_of
-from purgatory_pipeline.datasource.result_rows import rows_of
+from purgatory_pipeline.streaming.datasource import PurgatoryDataSource
+from purgatory_pipeline.streaming.datasource.daemon_options import DaemonOptionInvalid, DaemonOptions
+from purgatory_pipeline.streaming.datasource.daemon_writer import event_of, operation_of
+from purgatory_pipeline.streaming.datasource.result_rows import rows_of
 from pyspark.errors import StreamingQueryException, UnsupportedOperationException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery

@@ -3,9 +3,14 @@
 import pytest
 from purgatory_client import Client
 from purgatory_client.batches import produce
-from purgatory_pipeline.datasource import session_results
-from purgatory_pipeline.datasource.daemon_options import DaemonOptions
-from purgatory_pipeline.datasource.session_results import BEGINNING, ResultsLost, SessionOffset, SessionResults
+from purgatory_pipeline.streaming.datasource import session_results
+from purgatory_pipeline.streaming.datasource.daemon_options import DaemonOptions
+from purgatory_pipeline.streaming.datasource.session_results import (
+    BEGINNING,
+    ResultsLost,
+    SessionOffset,
+    SessionResults,
+)
 
 from tests.conftest import StartDaemon
 

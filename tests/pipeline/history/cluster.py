@@ -13,10 +13,10 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, Final
 
-from purgatory.archive.vocabulary import Registrant
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.codes import FETCH, PRODUCE, READ_COMMITTED, READ_UNCOMMITTED, SIGNAL
+from purgatory.extensions.archive.vocabulary import Registrant
 from tests.pipeline.history.partition import BROKERS, Partition, event_batch
 from tests.pipeline.history.plan import RunPlan, Topic
 from tests.pipeline.history.recorder import Recorder

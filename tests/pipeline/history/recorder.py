@@ -5,14 +5,14 @@ import random
 from typing import Final
 
 from purgatory import __version__
-from purgatory.archive import records, schema
-from purgatory.archive.files import ArchiveWriter, open_archive
-from purgatory.archive.rows import make_rows, rows_by_table
-from purgatory.archive.run_details import RunDetails
-from purgatory.archive.vocabulary import NO_SESSION, CallStamp, Registrant
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
+from purgatory.extensions.archive import records, schema
+from purgatory.extensions.archive.files import ArchiveWriter, open_archive
+from purgatory.extensions.archive.rows import make_rows, rows_by_table
+from purgatory.extensions.archive.run_details import RunDetails
+from purgatory.extensions.archive.vocabulary import NO_SESSION, CallStamp, Registrant
 from tests.pipeline.history.plan import RunPlan
 
 LIMITS: Final = EngineLimits()

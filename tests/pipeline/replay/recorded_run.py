@@ -5,11 +5,12 @@ from collections import Counter
 from collections.abc import Iterable
 
 import pyarrow as pa
-from purgatory_pipeline.replay.load.row_chunk import TABLES, RowChunk
-from purgatory_pipeline.replay.load.table_reader import chunk_of
+from purgatory_pipeline.analytics.replay.load.row_chunk import TABLES, RowChunk
+from purgatory_pipeline.analytics.replay.load.table_reader import chunk_of
 
-from purgatory.archive import schema
-from purgatory.archive.records import (
+from purgatory.engine.waiting.tables import Owner
+from purgatory.extensions.archive import schema
+from purgatory.extensions.archive.records import (
     Names,
     Record,
     completion_records,
@@ -17,10 +18,9 @@ from purgatory.archive.records import (
     registration_records,
     row_record,
 )
-from purgatory.archive.rows import rows_by_table
-from purgatory.archive.run_details import RunDetails
-from purgatory.archive.vocabulary import NO_SESSION, CallStamp, Registrant
-from purgatory.engine.waiting.tables import Owner
+from purgatory.extensions.archive.rows import rows_by_table
+from purgatory.extensions.archive.run_details import RunDetails
+from purgatory.extensions.archive.vocabulary import NO_SESSION, CallStamp, Registrant
 from tests.engine import plain
 from tests.engine.adapter import event_batch, operation_batch
 from tests.simulator import steps

@@ -6,15 +6,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from purgatory_pipeline.replay.load.run_files import RunContext
-from purgatory_pipeline.replay.play.replay_sums import ReplaySums
-from purgatory_pipeline.replay.policy import Policy, parse_policy
-from purgatory_pipeline.replay.replay_task import ReplayPlan, replay_run
+from purgatory_pipeline.analytics.replay.load.run_files import RunContext
+from purgatory_pipeline.analytics.replay.play.replay_sums import ReplaySums
+from purgatory_pipeline.analytics.replay.policy import Policy, parse_policy
+from purgatory_pipeline.analytics.replay.replay_task import ReplayPlan, replay_run
 
-from purgatory.archive import schema
-from purgatory.archive.run_details import RunDetails
 from purgatory.engine import codes
 from purgatory.engine.waiting.tables import Owner
+from purgatory.extensions.archive import schema
+from purgatory.extensions.archive.run_details import RunDetails
 from tests.archive.archive_replay import events_of, operations_of
 from tests.pipeline.replay.recorded_run import chunks_of, record_run
 

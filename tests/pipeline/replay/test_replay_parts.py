@@ -5,17 +5,17 @@ from itertools import chain
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from purgatory_pipeline.archive.integers import hash_operations, stable_order
-from purgatory_pipeline.replay.divide.connections import ALL_KEYS, Connections
-from purgatory_pipeline.replay.divide.placement import balanced, place
-from purgatory_pipeline.replay.load.call_windows import windows
-from purgatory_pipeline.replay.load.row_chunk import RowChunk, join
-from purgatory_pipeline.replay.load.row_packing import pack, unpack
-from purgatory_pipeline.replay.play import replay_sums
-from purgatory_pipeline.replay.play.open_operations import find
-from purgatory_pipeline.replay.play.registered_operations import complete_operations
+from purgatory_pipeline.analytics.archive.integers import hash_operations, stable_order
+from purgatory_pipeline.analytics.replay.divide.connections import ALL_KEYS, Connections
+from purgatory_pipeline.analytics.replay.divide.placement import balanced, place
+from purgatory_pipeline.analytics.replay.load.call_windows import windows
+from purgatory_pipeline.analytics.replay.load.row_chunk import RowChunk, join
+from purgatory_pipeline.analytics.replay.load.row_packing import pack, unpack
+from purgatory_pipeline.analytics.replay.play import replay_sums
+from purgatory_pipeline.analytics.replay.play.open_operations import find
+from purgatory_pipeline.analytics.replay.play.registered_operations import complete_operations
 
-from purgatory.archive.schema import EVENTS, OUTCOMES, REGISTRATIONS
+from purgatory.extensions.archive.schema import EVENTS, OUTCOMES, REGISTRATIONS
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
 KEYS = st.lists(st.tuples(st.integers(0, 5), st.one_of(st.integers(0, 9), INTEGERS)), max_size=40)

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markupsafe import Markup
-from purgatory_pipeline.page import document, wording
-from purgatory_pipeline.page.parts import Finding, Grid, Page, PageTable, Plot, Section
-from purgatory_pipeline.report.page import window_series
-from purgatory_pipeline.report.page.report_page import report_page
-from purgatory_pipeline.report.page.stragglers_section import straggler_finding
+from purgatory_pipeline.analytics.page import document, wording
+from purgatory_pipeline.analytics.page.parts import Finding, Grid, Page, PageTable, Plot, Section
+from purgatory_pipeline.analytics.report.page import window_series
+from purgatory_pipeline.analytics.report.page.report_page import report_page
+from purgatory_pipeline.analytics.report.page.stragglers_section import straggler_finding
 
 from tests.pipeline.report import report_frames
 from tests.pipeline.report.report_frames import START, WINDOW

@@ -5,7 +5,7 @@ from pathlib import Path
 import grpc
 import pandas as pd
 import pytest
-from purgatory_pipeline.report.command import report
+from purgatory_pipeline.analytics.report.command import report
 from pyspark.sql import SparkSession
 
 from purgatory.service.access.tokens import add_token

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from purgatory_pipeline.report import survival
-from purgatory_pipeline.report.survival import Curve, estimate
+from purgatory_pipeline.analytics.report import survival
+from purgatory_pipeline.analytics.report.survival import Curve, estimate
 
 Ended = list[tuple[int, bool]]
 """Operations: how long each waited, and whether it was satisfied."""

@@ -13,9 +13,9 @@ from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
-from purgatory_pipeline.archive.integers import Integers
-from purgatory_pipeline.stream.shard import shard_bytes
-from purgatory_pipeline.stream.shard.shard import Shard
+from purgatory_pipeline.analytics.archive.integers import Integers
+from purgatory_pipeline.streaming.stream.shard import shard_bytes
+from purgatory_pipeline.streaming.stream.shard.shard import Shard
 
 from purgatory.engine.codes import HIGH_WATERMARK, PRODUCE
 

@@ -6,10 +6,10 @@ import random
 from collections.abc import Sequence
 
 import pyarrow as pa
-from purgatory_pipeline.stream.shard import shard_bytes
-from purgatory_pipeline.stream.shard.outcome_rows import OUTCOME_ROWS
-from purgatory_pipeline.stream.shard.shard import Shard
-from purgatory_pipeline.stream.shard.stream_rows import ROWS, hashes_of, shards_of
+from purgatory_pipeline.streaming.stream.shard import shard_bytes
+from purgatory_pipeline.streaming.stream.shard.outcome_rows import OUTCOME_ROWS
+from purgatory_pipeline.streaming.stream.shard.shard import Shard
+from purgatory_pipeline.streaming.stream.shard.stream_rows import ROWS, hashes_of, shards_of
 
 from purgatory.engine.codes import HIGH_WATERMARK, PRODUCE
 from tests.pipeline.stream.simulated_history import Outcome, Row, SimulatedHistory, outcomes_of

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from purgatory_pipeline.stream.driver_shard import DriverShard, SavedStates
-from purgatory_pipeline.stream.payloads import PAYLOAD, payload
-from purgatory_pipeline.stream.shard.outcome_rows import OUTCOME_ROWS
-from purgatory_pipeline.stream.shard.stream_rows import ROWS
-from purgatory_pipeline.stream.shard_step import OUTCOMES
-from purgatory_pipeline.stream.stream_inputs import StreamUnusable
-from purgatory_pipeline.stream.wire_records import MALFORMED
+from purgatory_pipeline.streaming.stream.driver_shard import DriverShard, SavedStates
+from purgatory_pipeline.streaming.stream.payloads import PAYLOAD, payload
+from purgatory_pipeline.streaming.stream.shard.outcome_rows import OUTCOME_ROWS
+from purgatory_pipeline.streaming.stream.shard.stream_rows import ROWS
+from purgatory_pipeline.streaming.stream.shard_step import OUTCOMES
+from purgatory_pipeline.streaming.stream.stream_inputs import StreamUnusable
+from purgatory_pipeline.streaming.stream.wire_records import MALFORMED
 
 from purgatory.engine.codes import PRODUCE
 from tests.pipeline.stream.simulated_history import START_MS, Row, SimulatedHistory, outcomes_of

@@ -9,11 +9,16 @@ import pyarrow as pa
 import pytest
 from purgatory_client import Client, Outcome
 from purgatory_client.batches import produce
-from purgatory_pipeline.stream.journal_moves import LoadCannotMove, journal_of_shards, opened, shard_of_journal
-from purgatory_pipeline.stream.payloads import owners
-from purgatory_pipeline.stream.shard import shard_bytes
-from purgatory_pipeline.stream.shard.shard import Shard
-from purgatory_pipeline.stream.shard.stream_rows import ROWS
+from purgatory_pipeline.streaming.stream.journal_moves import (
+    LoadCannotMove,
+    journal_of_shards,
+    opened,
+    shard_of_journal,
+)
+from purgatory_pipeline.streaming.stream.payloads import owners
+from purgatory_pipeline.streaming.stream.shard import shard_bytes
+from purgatory_pipeline.streaming.stream.shard.shard import Shard
+from purgatory_pipeline.streaming.stream.shard.stream_rows import ROWS
 
 from purgatory.engine.codes import HIGH_WATERMARK, KEY_SIGNALLED, PRODUCE, SIGNAL
 from purgatory.engine.limits import EngineLimits

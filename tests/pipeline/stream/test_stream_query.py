@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from purgatory_pipeline.cli import main
 from purgatory_pipeline.spark.spark_session import own_session
-from purgatory_pipeline.stream.divide_shards import divide_stream
-from purgatory_pipeline.stream.stream_inputs import StreamInput, StreamUnusable
-from purgatory_pipeline.stream.stream_outputs import StreamOutput
-from purgatory_pipeline.stream.stream_query import StreamOptions, start_stream
-from purgatory_pipeline.stream.wire_records import EVENT, OPERATION
+from purgatory_pipeline.streaming.stream.divide_shards import divide_stream
+from purgatory_pipeline.streaming.stream.stream_inputs import StreamInput, StreamUnusable
+from purgatory_pipeline.streaming.stream.stream_outputs import StreamOutput
+from purgatory_pipeline.streaming.stream.stream_query import StreamOptions, start_stream
+from purgatory_pipeline.streaming.stream.wire_records import EVENT, OPERATION
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import QueryStartedEvent, StreamingQueryListener
 from pyspark.sql.streaming.query import StreamingQuery

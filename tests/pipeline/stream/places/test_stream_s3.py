@@ -6,14 +6,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from moto.server import ThreadedMotoServer
-from purgatory_pipeline.archive.location import open_location
-from purgatory_pipeline.stream.driver_shard import STATES, DriverShard, SavedStates
-from purgatory_pipeline.stream.payloads import payload
-from purgatory_pipeline.stream.shard.stream_rows import ROWS
-from purgatory_pipeline.stream.shard_seeds import Division, newest_division, write_division
-from purgatory_pipeline.stream.shard_step import LATE, OUTCOMES
-from purgatory_pipeline.stream.stream_outputs import StreamOutput, write_part
-from purgatory_pipeline.stream.wire_records import MALFORMED
+from purgatory_pipeline.analytics.archive.location import open_location
+from purgatory_pipeline.streaming.stream.driver_shard import STATES, DriverShard, SavedStates
+from purgatory_pipeline.streaming.stream.payloads import payload
+from purgatory_pipeline.streaming.stream.shard.stream_rows import ROWS
+from purgatory_pipeline.streaming.stream.shard_seeds import Division, newest_division, write_division
+from purgatory_pipeline.streaming.stream.shard_step import LATE, OUTCOMES
+from purgatory_pipeline.streaming.stream.stream_outputs import StreamOutput, write_part
+from purgatory_pipeline.streaming.stream.wire_records import MALFORMED
 from pyarrow import fs
 
 from purgatory.engine.codes import PRODUCE

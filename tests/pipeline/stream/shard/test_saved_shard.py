@@ -3,9 +3,9 @@
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from purgatory_pipeline.stream.shard import shard_bytes
-from purgatory_pipeline.stream.shard.shard import Shard
-from purgatory_pipeline.stream.shard.stream_rows import ROWS
+from purgatory_pipeline.streaming.stream.shard import shard_bytes
+from purgatory_pipeline.streaming.stream.shard.shard import Shard
+from purgatory_pipeline.streaming.stream.shard.stream_rows import ROWS
 
 from purgatory.engine.codes import FETCH, HIGH_WATERMARK, KEY_SIGNALLED, LEADER_APPEND, PRODUCE, SIGNAL
 from tests.pipeline.stream import shard_cost

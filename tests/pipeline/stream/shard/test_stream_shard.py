@@ -5,9 +5,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from purgatory_pipeline.stream.shard import shard_bytes
-from purgatory_pipeline.stream.shard.shard import PlayedRows, Shard
-from purgatory_pipeline.stream.shard.stream_rows import ROWS
+from purgatory_pipeline.streaming.stream.shard import shard_bytes
+from purgatory_pipeline.streaming.stream.shard.shard import PlayedRows, Shard
+from purgatory_pipeline.streaming.stream.shard.stream_rows import ROWS
 
 from purgatory.engine.codes import (
     DELETE_RECORDS,

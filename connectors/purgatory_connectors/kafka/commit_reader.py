@@ -1,0 +1,238 @@
+"""Reads `__consumer_offsets` in a thread of its own, and delivers commits as soon as they are visible."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from purgatory_connectors.kafka.kafka_settings import KafkaSettings
+from purgatory_connectors.kafka.offset_records import CommitName, MalformedRecord, decode_offset
+
+LOG: Final = logging.getLogger(__name__)
+
+OFFSETS_TOPIC: Final = "__consumer_offsets"
+FETCH_WAIT_MS: Final = 4_000
+"""How long a broker waits before it answers an empty fetch: the cost of an idle reader. Records are sent at once."""
+LOADING_WAIT_MS: Final = 50
+POLL_S: Final = 0.5
+RETRY_S: Final = 1.0
+REFUSED_RETRY_S: Final = 5.0
+DRAIN_MAX: Final = 10_000
+REFUSALS: Final = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
+
+
+class CommitBatch(NamedTuple):
+    """Records of one partition of `__consumer_offsets`, in order, below `position`.
+
+    `values` contains the last offset of each name; None for a tombstone. `is_load`: the batch is the whole content of
+    the partition.
+    """
+
+    partition: int
+    values: dict[CommitName, int | None]
+    position: int
+    is_load: bool
+
+
+class CommitReader:
+    """Delivers batches to `on_batches`, and the reason for each refusal to `on_refused`. Both are called from the
+    reader's thread. It retries until `stop` or `give_up`.
+
+    `skipped` counts records of unknown kinds and versions.
+    """
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        on_count: Callable[[int], None],
+        on_batches: Callable[[Sequence[CommitBatch]], None],
+        on_refused: Callable[[str], None],
+        on_error: Callable[[KafkaError], None],
+    ) -> None:
+        self._settings = settings
+        self._on_count = on_count
+        self._on_batches = on_batches
+        self._on_refused = on_refused
+        self._on_error = on_error
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="commit-reader", daemon=True)
+        self._logs: dict[int, _UnreadLog] = {}
+        self.skipped = 0
+        self.records = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop and wait for the thread: at most half a second, unless a broker hangs."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(10.0)
+
+    def give_up(self) -> None:
+        """Stop without waiting for the thread."""
+        self._stopping.set()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._read_on()
+            self._logs = {}
+            self._stopping.wait(REFUSED_RETRY_S)
+
+    def _read_on(self) -> None:
+        """Read until stopped or until an error occurs."""
+        try:
+            # The end of a partition is only detected by an empty fetch. Loading therefore uses short fetches; later
+            # ones wait at the broker.
+            self._read_with(self._open(fetch_wait_max_ms=LOADING_WAIT_MS), until_loaded=True)
+            self._read_with(self._open(fetch_wait_max_ms=FETCH_WAIT_MS, socket_timeout_ms=2 * FETCH_WAIT_MS))
+        except PermissionError as refused:
+            self._on_refused(str(refused))
+        except Exception:
+            LOG.exception("reading %s failed", OFFSETS_TOPIC)
+            self._on_refused(f"reading {OFFSETS_TOPIC} failed; the log has the traceback")
+
+    def _open(self, **own: int) -> Consumer:
+        return Consumer(
+            self._settings.librdkafka(
+                isolation_level="read_committed",
+                enable_partition_eof=True,
+                auto_offset_reset="earliest",
+                error_cb=self._on_error,
+                **own,
+            )
+        )
+
+    def _read_with(self, consumer: Consumer, *, until_loaded: bool = False) -> None:
+        try:
+            if not self._logs and (count := self._wait_for_topic(consumer)):
+                self._logs = {number: _UnreadLog() for number in range(count)}
+                self._on_count(count)
+            consumer.assign(
+                [
+                    TopicPartition(OFFSETS_TOPIC, number, OFFSET_BEGINNING if log.is_loading else log.position)
+                    for number, log in self._logs.items()
+                ]
+            )
+            while not self._stopping.is_set():
+                self._read(consumer)
+                if until_loaded and not any(log.is_loading for log in self._logs.values()):
+                    break
+        finally:
+            consumer.close()
+
+    def _wait_for_topic(self, consumer: Consumer) -> int:
+        """Wait for the topic, which brokers create with the first group. Returns its partition count; 0 if stopped."""
+        while not self._stopping.is_set():
+            try:
+                found = consumer.list_topics(OFFSETS_TOPIC, timeout=4.0).topics.get(OFFSETS_TOPIC)
+            except KafkaException:
+                found = None
+            if found is not None and found.error is not None and found.error.code() in REFUSALS:
+                raise PermissionError(_refusal())
+            if found is not None and found.partitions:
+                return len(found.partitions)
+            self._stopping.wait(RETRY_S)
+        return 0
+
+    def _read(self, consumer: Consumer) -> None:
+        # poll() returns with the first record; consume() with a timeout would wait until it has DRAIN_MAX records.
+        first = consumer.poll(POLL_S)
+        if first is None:  # not `if not first`: a message without a value is falsy
+            return
+        batches: list[CommitBatch] = []
+        touched: set[int] = set()
+        for message in [first, *consumer.consume(DRAIN_MAX, 0)]:
+            self._take(message, batches, touched)
+        for number in sorted(touched):
+            self._logs[number].flush(number, batches)
+        if batches:
+            self._on_batches(batches)
+
+    def _take(self, message: Message, batches: list[CommitBatch], touched: set[int]) -> None:
+        error = message.error()
+        number, offset = message.partition(), message.offset()
+        if error is not None:
+            code = error.code()
+            if code in REFUSALS:
+                raise PermissionError(_refusal())
+            if code == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's own name for it
+                assert number is not None
+                assert offset is not None
+                self._logs[number].reach_end(offset)
+                touched.add(number)
+            elif code != KafkaError.GROUP_AUTHORIZATION_FAILED:  # its own group, which it does not need
+                self._on_error(error)
+            return
+        assert number is not None
+        assert offset is not None
+        log = self._logs[number]
+        touched.add(number)
+        self.records += 1
+        log.pass_by(offset)
+        key = message.key()
+        if key is None:
+            return
+        try:
+            decoded = decode_offset(key, message.value())
+        except MalformedRecord as bad:
+            self.skipped += 1
+            LOG.warning("%s-%d at %d: %s", OFFSETS_TOPIC, number, offset, bad)
+            return
+        if decoded is None:
+            self.skipped += 1
+            return
+        log.put(number, decoded[0], decoded[1], batches)
+
+
+class _UnreadLog:
+    """Records read from one partition but not delivered yet."""
+
+    __slots__ = ("is_loaded", "is_loading", "position", "values")
+
+    def __init__(self) -> None:
+        self.values: dict[CommitName, int | None] = {}
+        self.position = 0
+        self.is_loading = True
+        self.is_loaded = False  # the end was reached, but the load has not been delivered yet
+
+    def pass_by(self, offset: int) -> None:
+        if offset < self.position:
+            # The log is read from the beginning again, for example after an unclean election. Old values must not count
+            # as resets.
+            self.is_loading = True
+            self.values = {}
+        self.position = offset + 1
+
+    def put(self, number: int, name: CommitName, offset: int | None, batches: list[CommitBatch]) -> None:
+        values = self.values
+        if not self.is_loading and name in values:
+            before = values[name]
+            if before is None or offset is None or offset < before:
+                # Only the last of several commits is delivered, but a reset of the group must not be hidden by a later
+                # commit.
+                batches.append(CommitBatch(number, values, self.position - 1, self.is_loaded))
+                self.is_loaded = False
+                self.values = values = {}
+        values[name] = offset
+
+    def reach_end(self, offset: int) -> None:
+        self.position = max(offset, self.position)
+        if self.is_loading:
+            self.is_loading = False
+            self.is_loaded = True
+
+    def flush(self, number: int, batches: list[CommitBatch]) -> None:
+        if self.is_loading:
+            return
+        values, self.values = self.values, {}
+        batches.append(CommitBatch(number, values, self.position, self.is_loaded))
+        self.is_loaded = False
+
+
+def _refusal() -> str:
+    return f"may not read {OFFSETS_TOPIC}; allow Read and Describe on the topic {OFFSETS_TOPIC}"

@@ -1,0 +1,322 @@
+"""Committed offsets of consumer groups as marks: decides which value counts if the records and a coordinator differ.
+
+No I/O: readers pass in their readings, and changes are returned. Names are (group, topic, partition).
+
+There are two readers. The records of `__consumer_offsets` arrive in order but may be late: an open transaction delays
+everything after it, and a broker that is down delays its partitions. A group's coordinator knows the current offset,
+but its answer cannot be ordered relative to the records. An answer therefore counts only while the records are known to
+be older. It is passed with a *fence*: the end of the group's partition of `__consumer_offsets`, read after the answer.
+Once the records have been read up to the fence, they count again. An answer that would move a mark back is accepted
+only if the next answer repeats it.
+
+A mark may be above the committed offset if it was *proved* that no visible record exists between the two. A later
+commit at or above the last committed offset is then not a reset.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from purgatory_connectors.kafka.offset_records import CommitName
+
+NO_COMMIT: Final = -1
+"""Replaces a committed offset if the group has none, but there is nothing to read below its mark."""
+
+
+class MarkMove(NamedTuple):
+    """A mark has moved. `offset` None: the mark is gone."""
+
+    name: CommitName
+    offset: int | None
+    is_set_back: bool = False
+
+
+class UncertainOffset(NamedTuple):
+    """A daemon has a mark above the committed offset, and it is not known yet whether the group was reset."""
+
+    name: CommitName
+    committed: int
+    published: int
+
+
+class _Mark:
+    """State of one mark. `committed` counts; `streamed` is the last offset in the records, held back by `fence`."""
+
+    __slots__ = ("committed", "fence", "ignored", "moved_ms", "proved", "published_above", "streamed")
+
+    def __init__(self, committed: int, moved_ms: int) -> None:
+        self.committed = committed
+        self.proved = committed
+        self.moved_ms = moved_ms
+        self.fence = 0
+        self.streamed: int | None = None
+        self.ignored = -1
+        self.published_above: int | None = None  # uncertain: the mark that a daemon has, above the committed offset
+
+
+class GroupMarks:
+    """The marks of all groups of a cluster. `partition_count`: of `__consumer_offsets`; 0 if the topic is not read."""
+
+    def __init__(self, partition_count: int = 0) -> None:
+        self.partition_count = partition_count
+        self._marks: Final[dict[CommitName, _Mark]] = {}
+        self._by_group: Final[defaultdict[str, set[CommitName]]] = defaultdict(set)
+        self._by_log: Final[defaultdict[tuple[str, int], set[CommitName]]] = defaultdict(set)
+        self._fenced: Final[defaultdict[int, set[CommitName]]] = defaultdict(set)
+        self._positions: Final[dict[int, int]] = {}
+        self._steps_back: Final[dict[CommitName, int | None]] = {}
+        self._published: Final[dict[CommitName, int]] = {}
+
+    def remember_published(self, published: Mapping[CommitName, int]) -> None:
+        """Set the marks that daemons have from an earlier run. Call this before anything is read."""
+        self._published.update(published)
+
+    def loaded(
+        self, partition: int, values: Mapping[CommitName, int], position: int, now_ms: int
+    ) -> tuple[list[MarkMove], list[UncertainOffset]]:
+        """A partition of `__consumer_offsets` was read from its beginning to `position`; `values` is its whole content.
+
+        Marks that daemons have above these values are kept and returned as uncertain, to be settled. Names without a
+        value are gone.
+        """
+        changes, doubts = [], []
+        known = [name for name, mark in self._marks.items() if mark.committed != NO_COMMIT]
+        for name in {name for name in known if self.partition_of(name[0]) == partition} - values.keys():
+            changes += self._move(name, None, now_ms)
+        for name in [name for name in self._published if self.partition_of(name[0]) == partition]:
+            published = self._published.pop(name)
+            offset = values.get(name)
+            if offset is None:
+                changes.append(MarkMove(name, None))
+            elif name not in self._marks and offset < published:
+                self._add(name, offset, now_ms).published_above = published
+                doubts.append(UncertainOffset(name, offset, published))
+        for name, offset in values.items():
+            mark = self._marks.get(name)
+            if mark is None or mark.published_above is None:
+                changes += self._move(name, offset, now_ms)
+        return changes + self.read_to(partition, position, now_ms), doubts
+
+    def settled(self, doubt: UncertainOffset, *, is_drained: bool, now_ms: int) -> list[MarkMove]:
+        """Settle an uncertain mark. `is_drained`: no visible record exists between the committed offset and the mark,
+        so it stays.
+        """
+        mark = self._marks.get(doubt.name)
+        if mark is None or mark.published_above != doubt.published:
+            return []  # settled by a later commit
+        # Commits below the daemon's mark settle nothing, and need not: if the group was never reset, no visible
+        # record is above any offset that it has committed since.
+        mark.published_above = None
+        if is_drained:
+            mark.proved = doubt.published
+            return []
+        mark.moved_ms = now_ms
+        return [MarkMove(doubt.name, mark.committed, is_set_back=True)]
+
+    def committed(self, partition: int, values: Mapping[CommitName, int | None], now_ms: int) -> list[MarkMove]:
+        """Apply the last record of each name in a partition of `__consumer_offsets`, in order. None: a tombstone."""
+        changes = []
+        fenced = self._fenced.get(partition)
+        for name, offset in values.items():
+            if fenced and name in fenced:
+                self._marks[name].streamed = offset
+            else:
+                changes += self._move(name, offset, now_ms)
+        return changes
+
+    def read_to(self, partition: int, position: int, now_ms: int) -> list[MarkMove]:
+        """All records of a partition of `__consumer_offsets` below `position` have been passed in."""
+        self._positions[partition] = position
+        changes = []
+        for name in [name for name in self._fenced.get(partition, ()) if self._marks[name].fence <= position]:
+            self._fenced[partition].discard(name)
+            changes += self._move(name, self._marks[name].streamed, now_ms)
+        return changes
+
+    def position(self, partition: int) -> int:
+        """Position up to which a partition of `__consumer_offsets` has been read; -1: not read yet."""
+        return self._positions.get(partition, -1)
+
+    def differs(self, group: str, values: Mapping[CommitName, int]) -> bool:
+        """Whether a coordinator's answer differs from the current offsets."""
+        names = self._by_group.get(group, set())
+        known = {name: mark.committed for name in names if (mark := self._marks[name]).committed != NO_COMMIT}
+        return known != dict(values)
+
+    def polled(self, group: str, values: Mapping[CommitName, int], fence: int | None, now_ms: int) -> list[MarkMove]:
+        """Apply all offsets of a group from its coordinator. `fence`: see the module; None if the topic is not read."""
+        partition = self.partition_of(group)
+        if fence is not None and self.position(partition) >= fence:
+            return []
+        changes = []
+        for name in self._by_group.get(group, set()) | values.keys():
+            offset = values.get(name)
+            published = self._published.pop(name, None) if fence is None else None
+            mark = self._marks.get(name)
+            if mark is None and offset is not None and published is not None and offset < published:
+                mark = self._add(name, offset, now_ms)
+                mark.published_above = published
+                continue
+            if not self._is_believed(name, mark, offset):
+                continue
+            if fence is not None and (offset is not None or mark is not None):
+                self._set_fence(name, offset, fence, partition, now_ms)
+            changes += self._move(name, offset, now_ms)
+        return changes
+
+    def question(self, name: CommitName, published: int) -> list[UncertainOffset]:
+        """A daemon that connected later has this mark, above the known value. Empty if it is uncertain already."""
+        mark = self._marks.get(name)
+        if mark is None or mark.published_above is not None or published <= max(mark.committed, mark.proved):
+            return []
+        mark.published_above = published
+        return [UncertainOffset(name, mark.committed, published)]
+
+    def doubts(self, groups: Iterable[str]) -> list[UncertainOffset]:
+        """The uncertain offsets of these groups."""
+        names = (name for group in groups for name in self._by_group.get(group, ()))
+        marks = ((name, self._marks[name]) for name in names)
+        return [
+            UncertainOffset(name, mark.committed, published)
+            for name, mark in marks
+            if (published := mark.published_above) is not None
+        ]
+
+    def prove(self, name: CommitName, committed: int, end: int) -> list[MarkMove]:
+        """Record a proof that no visible record exists from `committed` (NO_COMMIT: the beginning) up to `end`."""
+        mark = self._marks.get(name)
+        if mark is None:
+            if committed != NO_COMMIT:
+                return []
+            mark = self._add(name, NO_COMMIT, 0)
+        if mark.published_above is not None or mark.committed < committed or end <= max(mark.committed, mark.proved):
+            return []
+        mark.proved = end
+        return [MarkMove(name, end)]
+
+    def cut(self, topic: str, partition: int, end: int, now_ms: int) -> list[MarkMove]:
+        """A log was truncated: offsets committed above its new end belong to records that are gone."""
+        changes = []
+        for name in self._by_log.get((topic, partition), ()):
+            mark = self._marks[name]
+            if max(mark.committed, mark.proved) > end:
+                # Its consumers may commit the old offset once more before they notice that their position is gone.
+                mark.ignored = mark.committed if mark.committed > end else -1
+                mark.committed = min(mark.committed, end)
+                mark.proved, mark.moved_ms, mark.published_above = mark.committed, now_ms, None
+                changes.append(MarkMove(name, mark.committed, is_set_back=True))
+        return changes
+
+    def forget_topic(self, topic: str, now_ms: int) -> tuple[list[MarkMove], set[str]]:
+        """A topic was deleted or replaced: remove all marks on it. Also returns the groups that had some."""
+        names = [name for log, names in self._by_log.items() if log[0] == topic for name in names]
+        changes = [change for name in names for change in self._move(name, None, now_ms)]
+        return changes, {name[0] for name in names}
+
+    def get(self, name: CommitName) -> tuple[int, int, int] | None:
+        """(committed offset, mark, time of the last move in ms) of a name."""
+        mark = self._marks.get(name)
+        return None if mark is None else (mark.committed, max(mark.committed, mark.proved), mark.moved_ms)
+
+    def committed_names(self, group: str) -> set[CommitName]:
+        """Names for which the group has committed an offset."""
+        return {name for name in self._by_group.get(group, ()) if self._marks[name].committed != NO_COMMIT}
+
+    def groups_on(self, topic: str) -> set[str]:
+        """The groups with marks on a topic."""
+        return {name[0] for log, names in self._by_log.items() if log[0] == topic for name in names}
+
+    def groups(self) -> set[str]:
+        return {group for group, names in self._by_group.items() if names}
+
+    def partition_of(self, group: str) -> int:
+        """Partition of `__consumer_offsets` for a group, from Java's hash of its id; -1: the topic is not read."""
+        return -1 if self.partition_count == 0 else _java_hash(group) % self.partition_count
+
+    def _move(self, name: CommitName, offset: int | None, now_ms: int) -> list[MarkMove]:
+        """Apply an offset that counts."""
+        mark = self._marks.get(name)
+        if offset is None:
+            return [] if mark is None else self._remove(name)
+        if mark is None:
+            self._add(name, offset, now_ms)
+            return [MarkMove(name, offset)]
+        if offset == mark.ignored:
+            return []
+        mark.ignored = -1
+        if mark.published_above is not None:
+            return self._move_in_doubt(name, mark, offset, now_ms)
+        if offset < mark.committed:
+            mark.committed = mark.proved = offset
+            mark.moved_ms = now_ms
+            return [MarkMove(name, offset, is_set_back=True)]
+        if offset == mark.committed:
+            return []
+        mark.committed, mark.moved_ms = offset, now_ms
+        if offset <= mark.proved:
+            return []
+        mark.proved = offset
+        return [MarkMove(name, offset)]
+
+    @staticmethod
+    def _move_in_doubt(name: CommitName, mark: _Mark, offset: int, now_ms: int) -> list[MarkMove]:
+        published = mark.published_above
+        assert published is not None, f"{name} is not in doubt"
+        mark.moved_ms = now_ms if offset != mark.committed else mark.moved_ms
+        is_set_back, mark.committed = offset < mark.committed, offset
+        if offset >= published or is_set_back:
+            mark.published_above, mark.proved = None, offset
+            return [MarkMove(name, offset, is_set_back=is_set_back)]
+        return []
+
+    def _is_believed(self, name: CommitName, mark: _Mark | None, offset: int | None) -> bool:
+        """Whether a coordinator's answer counts: a move forward at once, a move back once it has been repeated."""
+        if mark is not None and mark.committed == NO_COMMIT and offset is None:
+            return False
+        if mark is None or (offset is not None and offset >= mark.committed):
+            self._steps_back.pop(name, None)
+            return True
+        if name in self._steps_back and self._steps_back[name] == offset:
+            del self._steps_back[name]
+            return True
+        self._steps_back[name] = offset
+        return False
+
+    def _set_fence(self, name: CommitName, offset: int | None, fence: int, partition: int, now_ms: int) -> None:
+        mark = self._marks.get(name)
+        if mark is None:
+            assert offset is not None, f"{name} has no mark"
+            mark = self._add(name, NO_COMMIT, now_ms)  # the records do not contain it yet
+        elif not mark.fence or name not in self._fenced[partition]:
+            mark.streamed = mark.committed
+        mark.fence = fence
+        self._fenced[partition].add(name)
+
+    def _add(self, name: CommitName, offset: int, now_ms: int) -> _Mark:
+        mark = self._marks[name] = _Mark(offset, now_ms)
+        self._by_group[name[0]].add(name)
+        self._by_log[name[1:]].add(name)
+        return mark
+
+    def _remove(self, name: CommitName) -> list[MarkMove]:
+        del self._marks[name]
+        self._by_group[name[0]].discard(name)
+        self._by_log[name[1:]].discard(name)
+        if not self._by_group[name[0]]:
+            del self._by_group[name[0]]
+        if not self._by_log[name[1:]]:
+            del self._by_log[name[1:]]
+        self._fenced[self.partition_of(name[0])].discard(name)
+        self._steps_back.pop(name, None)
+        return [MarkMove(name, None)]
+
+
+def _java_hash(text: str) -> int:
+    """The absolute value of Java's string hash, as Kafka computes it."""
+    units = text.encode("utf-16-be", "surrogatepass")
+    value = 0
+    for at in range(0, len(units), 2):
+        value = (31 * value + (units[at] << 8 | units[at + 1])) & 0xFFFFFFFF
+    if value >= 1 << 31:
+        value -= 1 << 32
+    return 0 if value == -(1 << 31) else abs(value)

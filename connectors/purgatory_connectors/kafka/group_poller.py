@@ -1,0 +1,133 @@
+"""Polls the coordinators of groups for committed offsets: as a check, or if `__consumer_offsets` may not be read.
+
+Uses aiokafka, because the admin client of confluent-kafka aborts the whole process if a coordinator's broker goes down
+while it is polled repeatedly (librdkafka's issues 3663 and 4605).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import Any, Final, TypeVar
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import GroupAuthorizationFailedError, KafkaError, TopicAuthorizationFailedError, for_code
+from aiokafka.protocol.api import Request, Response
+from aiokafka.protocol.commit import OffsetFetchRequest
+
+from purgatory_connectors.errors import SourceRefused, SourceStale
+from purgatory_connectors.kafka.offset_records import CommitName
+
+AT_ONCE_MAX: Final = 32
+"""Maximum number of groups that are polled concurrently."""
+
+CLOSING_S: Final = 5.0
+"""How long `close` waits for requests whose callers were cancelled; longer than aiokafka's own request timeout."""
+
+Answer = TypeVar("Answer")
+
+
+class _OutspokenClient(AIOKafkaAdminClient):  # type: ignore[misc]
+    """Raises the top-level error of a response, which `list_consumer_group_offsets` of aiokafka 0.14 ignores. Without
+    it, a coordinator that has moved, is loading or refuses would look like a group without offsets.
+    """
+
+    async def _send_request(self, request: Request, node_id: int | None = None) -> Response:
+        response = await super()._send_request(request, node_id)
+        if isinstance(request, OffsetFetchRequest) and (code := getattr(response, "error_code", 0)):
+            raise for_code(code)
+        return response
+
+
+class GroupPoller:
+    """Connects on the first request, and reconnects after a failed attempt. `arguments` are aiokafka's."""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        self._arguments = arguments
+        logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # no line per attempt; errors are still raised
+        self._admin: _OutspokenClient | None = None
+        self._starting = asyncio.Lock()
+        self._coordinators: dict[str, int] = {}
+        self._at_once = asyncio.Semaphore(AT_ONCE_MAX)
+        self._questions: set[asyncio.Task[Any]] = set()
+
+    async def offsets(self, group: str) -> dict[CommitName, int]:
+        """All committed offsets of a group. Raises SourceStale, or SourceRefused without Describe on the group."""
+        async with self._at_once:
+            try:
+                found = await self._to_its_end(self._committed(group))
+            except (GroupAuthorizationFailedError, TopicAuthorizationFailedError) as error:
+                raise SourceRefused(
+                    f"may not ask for offsets of group {group!r}; allow Describe on it and on its topics"
+                ) from error
+            except (KafkaError, OSError, TimeoutError, AssertionError) as error:
+                # It has moved, or its broker is down: look it up again with the next request.
+                self._coordinators.pop(group, None)
+                raise SourceStale(f"the coordinator of group {group!r} does not answer: {_said(error)}") from error
+        return {(group, at.topic, at.partition): value.offset for at, value in found.items() if value.offset >= 0}
+
+    async def groups(self) -> list[str]:
+        """The ids of all visible groups. Raises SourceStale."""
+        try:
+            return await self._to_its_end(self._all_groups())
+        except (KafkaError, OSError, TimeoutError, AssertionError) as error:
+            raise SourceStale(f"brokers do not answer: {_said(error)}") from error
+
+    async def offsets_of(self, groups: Iterable[str]) -> dict[str, dict[CommitName, int] | Exception]:
+        """Call `offsets` for several groups; each result is its offsets or its exception."""
+        wanted = list(groups)
+        found = await asyncio.gather(*map(self.offsets, wanted), return_exceptions=True)
+        for answer in found:
+            if isinstance(answer, BaseException) and not isinstance(answer, SourceStale | SourceRefused):
+                raise answer
+        return dict(zip(wanted, found, strict=True))  # type: ignore[arg-type]
+
+    async def close(self) -> None:
+        if self._questions:
+            _, unanswered = await asyncio.wait(self._questions, timeout=CLOSING_S)
+            for question in unanswered:
+                question.cancel()
+        admin, self._admin = self._admin, None
+        if admin is not None:
+            await admin.close()
+
+    async def _to_its_end(self, question: Coroutine[Any, Any, Answer]) -> Answer:
+        """Await a request that continues if the caller is cancelled. Otherwise a connection that aiokafka is just
+        opening would stay open without an owner.
+        """
+        task = asyncio.ensure_future(question)
+        self._questions.add(task)
+        task.add_done_callback(self._forget)
+        return await asyncio.shield(task)
+
+    def _forget(self, question: asyncio.Task[Any]) -> None:
+        self._questions.discard(question)
+        if not question.cancelled():
+            question.exception()  # mark it as retrieved, or asyncio would log it
+
+    async def _committed(self, group: str) -> dict[Any, Any]:
+        admin = await self._connected()
+        coordinator = self._coordinators.get(group)
+        if coordinator is None:
+            coordinator = self._coordinators[group] = await admin.find_coordinator(group)
+        return dict(await admin.list_consumer_group_offsets(group, group_coordinator_id=coordinator))
+
+    async def _all_groups(self) -> list[str]:
+        return [group for group, _ in await (await self._connected()).list_consumer_groups()]
+
+    async def _connected(self) -> _OutspokenClient:
+        async with self._starting:
+            if self._admin is None:
+                admin = _OutspokenClient(**self._arguments)
+                try:
+                    await admin.start()
+                except BaseException:
+                    await admin.close()
+                    raise
+                self._admin = admin
+            return self._admin
+
+
+def _said(error: BaseException) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,296 @@
+"""Keeps the marks of groups up to date, by reading `__consumer_offsets` with polls as a check, or by polls alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from purgatory_connectors.errors import SourceRefused, SourceStale
+from purgatory_connectors.kafka.commit_reader import CommitBatch
+from purgatory_connectors.kafka.group_marks import GroupMarks, MarkMove, UncertainOffset
+from purgatory_connectors.kafka.group_poller import GroupPoller
+from purgatory_connectors.kafka.kafka_settings import NameSelection
+from purgatory_connectors.kafka.mark_names import NOTHING, MarkNames, WantedMarks
+from purgatory_connectors.kafka.offset_records import CommitName
+from purgatory_connectors.publisher.observation import Observation
+
+LOG: Final = logging.getLogger(__name__)
+
+CHECK_S: Final = 1.5
+"""Polling interval for groups with pending waits, in addition to reading the topic."""
+POLL_MIN_S: Final = 0.05
+POLL_MAX_S: Final = 1.0
+"""Without the topic: polling intervals of a group that commits, and of one that has not committed for a while."""
+IDLE_POLL_S: Final = 1.0
+"""Without the topic: interval at which one group without waits is polled, in rotation."""
+FRESH_S: Final = 2.5
+"""A poll of a group compensates for an unreadable partition of the topic for this long."""
+
+
+EndsOfLogs = Callable[[set[int]], Awaitable[dict[int, int]]]
+
+
+class _Poll(NamedTuple):
+    """Time of the last answered poll of a group, time of the next poll, and the interval."""
+
+    answered_at: float
+    due_at: float
+    every_s: float
+
+
+class GroupWatch:
+    """Watches the committed offsets of groups.
+
+    Args:
+        names: Mark names of this source.
+        groups: The groups to watch.
+        topics: The topics to watch.
+        poller: Polls coordinators; None: groups cannot be polled.
+        observe: Receives observations.
+        on_doubts: Receives marks that daemons have above the committed offset.
+        on_removed: Receives the topic of each removed group offset.
+        are_refused: Returns which of these topics may not be seen.
+        told_of: Returns the marks that daemons have of a group.
+    """
+
+    def __init__(
+        self,
+        names: MarkNames,
+        groups: NameSelection,
+        topics: NameSelection,
+        poller: GroupPoller | None,
+        observe: Callable[[Iterable[Observation]], None],
+        on_doubts: Callable[[Sequence[UncertainOffset]], None],
+        on_removed: Callable[[str], None],
+        are_refused: Callable[[set[str]], Awaitable[set[str]]],
+        told_of: Callable[[str], Mapping[CommitName, int]],
+    ) -> None:
+        self._names = names
+        self._groups = groups
+        self._topics = topics
+        self._poller = poller
+        self._observe = observe
+        self._on_doubts = on_doubts
+        self._on_removed = on_removed
+        self._are_refused = are_refused
+        self._told_of = told_of
+        self._remembered: Final[set[str]] = set()
+        self.marks: Final = GroupMarks()
+        self.loaded: Final[set[int]] = set()
+        self.is_reading = True
+        """False: the topic may not be read, so groups are polled."""
+        self.reading_refused: tuple[float, str] | None = None
+        """Since when and why the topic may not be read, if polling must not replace it."""
+        self.published: Final[set[str]] = set()
+        """Groups of which daemons have marks, if the topic may not be read."""
+        self.refused: Final[dict[str, tuple[float, str]]] = {}
+        """Groups that may not be polled: since when, and why."""
+        self.stale: Final[dict[str, tuple[float, str]]] = {}
+        """Groups whose coordinator does not answer: since when, and why."""
+        self._polls: Final[dict[str, _Poll]] = {}
+        self._idle_at = 0.0
+        self._idle_last = ""
+        self._wake = asyncio.Event()
+        self.wanted: WantedMarks = NOTHING
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether all partitions of the topic have been read to the end."""
+        return not self.is_reading or 0 < self.marks.partition_count == len(self.loaded)
+
+    def want(self, wanted: WantedMarks) -> None:
+        """Set the current demand. Groups without earlier demand are polled at once."""
+        new = wanted.groups() - self.wanted.groups()
+        self.wanted = wanted
+        for group in new:
+            self._polls.pop(group, None)
+        self._wake.set()
+
+    def poll_only(self) -> None:
+        """Use polls only, because the topic may not be read."""
+        self.is_reading = False
+        self.marks.partition_count = 0
+        self._wake.set()
+
+    def refuse_reading(self, why: str, told: Iterable[str]) -> None:
+        """The topic may not be read, and polling must not replace it. `told`: groups with marks at daemons."""
+        self.reading_refused = self.reading_refused or (time.monotonic(), why)
+        self.loaded.clear()
+        self.published.update(told)
+
+    def take(self, batches: Sequence[CommitBatch]) -> None:
+        """Apply records of the topic."""
+        self.reading_refused = None
+        now_ms = _now_ms()
+        changes: list[MarkMove] = []
+        for batch in batches:
+            values = {name: offset for name, offset in batch.values.items() if self._is_ours(name)}
+            if batch.is_load:
+                there = {name: offset for name, offset in values.items() if offset is not None}
+                moved, doubts = self.marks.loaded(batch.partition, there, batch.position, now_ms)
+                changes += moved
+                self.loaded.add(batch.partition)
+                if doubts:
+                    self._on_doubts(doubts)
+                continue
+            changes += self.marks.committed(batch.partition, values, now_ms)
+            changes += self.marks.read_to(batch.partition, batch.position, now_ms)
+            for name, offset in values.items():
+                if offset is None:
+                    self._on_removed(name[1])
+        self.publish(changes)
+
+    def publish(self, changes: Iterable[MarkMove]) -> None:
+        """Publish marks that have moved."""
+        seen = []
+        for name, offset, is_set_back in changes:
+            topic = self._names.of_group(name[0], name[1])
+            if topic is not None:
+                seen.append(Observation(topic, name[2], offset, "", is_set_back))
+        if seen:
+            self._observe(seen)
+
+    def knows(self, group: str) -> bool:
+        """Whether all committed offsets of a group have been read once."""
+        if not self.is_reading:
+            return group in self._polls
+        return self.marks.partition_of(group) in self.loaded
+
+    def is_fresh(self, group: str, now: float) -> bool:
+        """Whether a recent poll of the group was answered."""
+        poll = self._polls.get(group)
+        return poll is not None and now - poll.answered_at < FRESH_S
+
+    def answered_at(self, group: str) -> float | None:
+        poll = self._polls.get(group)
+        return None if poll is None else poll.answered_at
+
+    def ask_again(self, groups: Iterable[str]) -> None:
+        """Poll these groups now, because their offsets on some topic may be wrong."""
+        for group in groups:
+            self._polls.pop(group, None)
+        self._wake.set()
+
+    async def run(self, ends_of_logs: EndsOfLogs) -> None:
+        """Poll groups until cancelled. `ends_of_logs` returns the current ends of partitions of the topic."""
+        if self._poller is None:
+            return
+        while True:
+            now = time.monotonic()
+            due = [group for group in self._polled_groups() if self._is_due(group, now)]
+            due += self._next_idle(now)
+            if due:
+                await self._poll(due, now, ends_of_logs)
+            for group in self._polls.keys() - self._polled_groups():
+                del self._polls[group]
+                if group not in self._idle_groups():
+                    self.stale.pop(group, None)
+                    self.refused.pop(group, None)
+            upcoming = min((poll.due_at for poll in self._polls.values()), default=now + CHECK_S)
+            if not self.is_reading:
+                upcoming = min(upcoming, self._idle_at)
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(max(0.005, upcoming - time.monotonic())):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    def _polled_groups(self) -> set[str]:
+        return {group for group in self.wanted.groups() if self._groups.matches(group)}
+
+    def _idle_groups(self) -> set[str]:
+        """Groups that have marks but no waits. Without the topic, only polls can detect a reset of such a group."""
+        if self.is_reading:
+            return set()
+        known = self.marks.groups() | self.published
+        return {group for group in known if self._groups.matches(group)} - self.wanted.groups()
+
+    def _next_idle(self, now: float) -> list[str]:
+        if self.is_reading or now < self._idle_at:
+            return []
+        self._idle_at = now + IDLE_POLL_S
+        groups = sorted(self._idle_groups())
+        if not groups:
+            return []
+        self._idle_last = next((group for group in groups if group > self._idle_last), groups[0])
+        return [self._idle_last]
+
+    def _is_due(self, group: str, now: float) -> bool:
+        poll = self._polls.get(group)
+        return poll is None or poll.due_at <= now
+
+    async def _poll(self, groups: list[str], now: float, ends_of_logs: EndsOfLogs) -> None:
+        assert self._poller is not None
+        found = await self._poller.offsets_of(groups)
+        answers: dict[str, dict[CommitName, int]] = {}
+        for group, answer in found.items():
+            if isinstance(answer, Exception):
+                self._fail(group, answer, now)
+            else:
+                self.stale.pop(group, None)
+                self.refused.pop(group, None)
+                answers[group] = {name: offset for name, offset in answer.items() if self._is_ours(name)}
+        await self._keep_unseen(answers)
+        changed = {group: values for group, values in answers.items() if self.marks.differs(group, values)}
+        # After the answers: every commit that is contained in an answer must be below its fence.
+        fences = await self._fences(changed, ends_of_logs)
+        now_ms = _now_ms()
+        for group, values in answers.items():
+            before = self._polls.get(group)
+            every = CHECK_S
+            if not self.is_reading:
+                every = POLL_MIN_S if group in changed or before is None else min(before.every_s * 1.5, POLL_MAX_S)
+            self._polls[group] = _Poll(now, now + every, every)
+            if group not in changed or (self.is_reading and group not in fences):
+                continue
+            if not self.is_reading and group not in self._remembered:
+                self._remembered.add(group)
+                self.marks.remember_published(self._told_of(group))
+            self.publish(self.marks.polled(group, values, fences.get(group), now_ms))
+        if doubts := self.marks.doubts(changed):
+            self._on_doubts(doubts)
+
+    async def _keep_unseen(self, answers: Mapping[str, dict[CommitName, int]]) -> None:
+        """Keep offsets on topics that may not be seen, because coordinators leave out such topics."""
+        lost = {name for group, values in answers.items() for name in self.marks.committed_names(group) - values.keys()}
+        if not lost:
+            return
+        refused = await self._are_refused({name[1] for name in lost})
+        for name in lost:
+            known = self.marks.get(name)
+            if name[1] in refused and known is not None:
+                answers[name[0]][name] = known[0]
+
+    async def _fences(self, groups: Mapping[str, object], ends_of_logs: EndsOfLogs) -> dict[str, int]:
+        """For each group, the end of its partition of the topic, read after the call began. Empty without the topic."""
+        if not self.is_reading or not self.loaded:
+            return {}
+        logs = {self.marks.partition_of(group) for group in groups} & self.loaded
+        ends: dict[int, int] = await ends_of_logs(logs) if logs else {}
+        placed = {group: self.marks.partition_of(group) for group in groups}
+        return {group: ends[log] for group, log in placed.items() if log in ends}
+
+    def _fail(self, group: str, why: Exception, now: float) -> None:
+        before = self._polls.get(group)
+        if isinstance(why, SourceRefused):
+            if group not in self.refused:
+                LOG.error("%s", why)
+            since = before.answered_at if before is not None and before.answered_at >= 0 else now
+            self.refused.setdefault(group, (since, str(why)))
+            self.stale.pop(group, None)
+        elif isinstance(why, SourceStale):
+            since = self.stale.get(group, (now, ""))[0]
+            self.stale[group] = (since, str(why))
+        every = POLL_MAX_S if isinstance(why, SourceStale) else 10.0
+        self._polls[group] = _Poll(before.answered_at if before else -1.0, now + every, every)
+
+    def _is_ours(self, name: CommitName) -> bool:
+        return self._groups.matches(name[0]) and self._topics.matches(name[1])
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

@@ -1,0 +1,106 @@
+"""Conversion between Kafka names and mark names, and the classification of demand by kind of mark."""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from purgatory_client.sources.source_names import (
+    STABLE,
+    escaped_group,
+    kafka_group,
+    kafka_stable,
+    kafka_topic,
+    unescaped_group,
+)
+
+from purgatory_connectors.kafka.cluster_view import Partition
+from purgatory_connectors.kafka.offset_records import CommitName
+from purgatory_connectors.publisher.observation import MarkName
+
+NAME_MAX: Final = 249
+"""Maximum length of a topic name in a daemon."""
+
+
+class ParsedName(NamedTuple):
+    """A parsed mark name. `group` None: the mark is a high watermark or a last stable offset."""
+
+    group: str | None
+    topic: str
+    is_stable: bool = False
+
+
+class WantedMarks(NamedTuple):
+    """Marks by kind: high watermarks, committed offsets, last stable offsets."""
+
+    partitions: frozenset[Partition]
+    commits: frozenset[CommitName]
+    stable: frozenset[Partition] = frozenset()
+
+    def logs(self) -> set[Partition]:
+        """The partitions whose ends these marks need."""
+        return {*self.partitions, *(name[1:] for name in self.commits)}
+
+    def groups(self) -> set[str]:
+        return {name[0] for name in self.commits}
+
+
+NOTHING: Final = WantedMarks(frozenset(), frozenset())
+
+
+class MarkNames:
+    """Mark names under a label. `too_long` contains the names that exceed the daemon's limit."""
+
+    def __init__(self, label: str) -> None:
+        self.label: Final = label
+        self.prefix: Final = f"{label}/"
+        self.too_long: Final[set[str]] = set()
+        self.of_topic: Final = lru_cache(65_536)(self._of_topic)
+        self.of_stable: Final = lru_cache(65_536)(self._of_stable)
+        self.of_group: Final = lru_cache(65_536)(self._of_group)
+
+    def group_prefix(self, group: str) -> str:
+        """Prefix of all mark names of a group."""
+        return f"{self.prefix}{escaped_group(group)}/"
+
+    def parse(self, topic: str) -> ParsedName | None:
+        """Parse a mark name. None: it does not belong to this source."""
+        if not topic.startswith(self.prefix):
+            return None
+        group, slash, name = topic[len(self.prefix) :].rpartition("/")
+        if not name or "/" in group or (slash and not group):
+            return None
+        if not slash and name.startswith(STABLE):
+            return ParsedName(None, name.removeprefix(STABLE), is_stable=True)
+        return ParsedName(unescaped_group(group) if slash else None, name)
+
+    def wanted(self, names: Iterable[MarkName]) -> WantedMarks:
+        """The marks of this source among `names`, by kind."""
+        partitions, commits, stable = set(), set(), set()
+        for topic, number in names:
+            parsed = self.parse(topic)
+            if parsed is None:
+                continue
+            group, name, is_stable = parsed
+            if is_stable:
+                stable.add((name, number))
+            elif group is None:
+                partitions.add((name, number))
+            else:
+                commits.add((group, name, number))
+        return WantedMarks(frozenset(partitions), frozenset(commits), frozenset(stable))
+
+    def _of_topic(self, topic: str) -> str | None:
+        return self._checked(kafka_topic(topic, self.label))
+
+    def _of_stable(self, topic: str) -> str | None:
+        return self._checked(kafka_stable(topic, self.label))
+
+    def _of_group(self, group: str, topic: str) -> str | None:
+        return self._checked(kafka_group(group, topic, self.label)) if group else None
+
+    def _checked(self, name: str) -> str | None:
+        if len(name) <= NAME_MAX:
+            return name
+        if len(self.too_long) < 10_000:
+            self.too_long.add(name)
+        return None

@@ -1,0 +1,299 @@
+"""Keeps the ends of topics up to date: every few milliseconds for partitions with pending waits, rarely for others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from purgatory_connectors.errors import SourceStale
+from purgatory_connectors.kafka.cluster_view import ClusterView, Partition
+from purgatory_connectors.kafka.kafka_settings import NameSelection
+from purgatory_connectors.kafka.mark_names import NOTHING, MarkNames, WantedMarks
+from purgatory_connectors.kafka.topic_marks import Moved, TopicMarks
+from purgatory_connectors.publisher.observation import MarkName, Observation, SeenReplicas
+
+LOG: Final = logging.getLogger(__name__)
+
+IDLE_S: Final = 10.0
+"""Polling interval without demand: an idle source sends under two requests per second to three brokers."""
+LOOK_S: Final = 1.0
+"""How often leaders and partitions are looked up while there is demand."""
+IDS_S: Final = 30.0
+RETRY_S: Final = 0.25
+GONE_LOOKS: Final = 2
+"""A topic is gone after this many looks without it: a broker that has just started may not know it yet."""
+
+
+class TopicWatch:
+    """Watches the ends of topics.
+
+    `observe` receives observations, and `observe_replicas` the replicas of partitions. `on_cut` (truncated logs) and
+    `on_gone` (topics that were deleted or recreated) are called before the corresponding observation.
+    """
+
+    def __init__(
+        self,
+        view: ClusterView,
+        names: MarkNames,
+        topics: NameSelection,
+        poll_ms: int,
+        observe: Callable[[Iterable[Observation]], None],
+        observe_replicas: Callable[[Mapping[MarkName, SeenReplicas]], None],
+        on_cut: Callable[[Partition, int], None],
+        on_gone: Callable[[str], None],
+    ) -> None:
+        self._view = view
+        self._names = names
+        self._selection = topics
+        self._poll_s = poll_ms / 1000
+        self._observe = observe
+        self._observe_replicas = observe_replicas
+        self._on_cut = on_cut
+        self._on_gone = on_gone
+        self.marks: Final = TopicMarks()
+        self.stable: Final = TopicMarks()
+        """Last stable offsets of the partitions in `_stable`."""
+        self._stable: Final[set[Partition]] = set()
+        """Partitions whose last stable offset has had a wait or is known to a daemon."""
+        self._refused: set[str] = set()
+        self._replicas: dict[Partition, SeenReplicas] = {}
+        self.ids: Final[dict[str, str]] = {}
+        self._known: dict[str, int] = {}
+        self._missing: defaultdict[str, int] = defaultdict(int)
+        self._in_flight: set[tuple[int, bool]] = set()
+        self._polls: set[asyncio.Task[None]] = set()
+        self._ids_at = -IDS_S
+        self.stale_since: float | None = None
+        """Time since which no broker has answered; None: one has."""
+        self.stale_reason = ""
+        self.has_looked = asyncio.Event()
+        """Set after the first look at all topics."""
+        self._wake = asyncio.Event()
+        self._look_now = asyncio.Event()
+        self.wanted: WantedMarks = NOTHING
+
+    def want(self, wanted: WantedMarks) -> None:
+        """Set the current demand."""
+        self.wanted = wanted
+        self._stable.update(one for one in wanted.stable if self._is_ours(one[0]))
+        self._wake.set()
+
+    def keep_stable(self, partition: Partition) -> None:
+        """A daemon has the last stable offset of this partition, so poll it at the idle interval."""
+        self._stable.add(partition)
+
+    def look_now(self) -> None:
+        """A connection has failed: look up leaders and visible topics now."""
+        self._look_now.set()
+
+    def suspect(self, topic: str) -> None:
+        """The topic may have been deleted or recreated, because a group's offsets on it are gone."""
+        self.marks.suspects.add(topic)
+        self._look_now.set()
+
+    def known_topics(self) -> dict[str, int]:
+        """Number of partitions of each selected topic."""
+        return self._known
+
+    def refused(self) -> dict[str, tuple[float, str]]:
+        """Topics that may not be seen: since when, and why."""
+        return self._view.refused
+
+    async def run(self) -> None:
+        """Run both loops until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._look_on())
+            group.create_task(self._poll_on())
+
+    async def _look_on(self) -> None:
+        while True:
+            self._look_now.clear()
+            await self._look()
+            is_busy = self._is_busy or self.stale_since is not None
+            waited = await _within(self._look_now.wait(), LOOK_S if is_busy else IDLE_S)
+            if waited:  # changes come in bursts, and one look covers several
+                await asyncio.sleep(RETRY_S / 2)
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self.wanted.partitions or self.wanted.commits or self.wanted.stable)
+
+    async def _look(self) -> None:
+        begun = time.monotonic()  # before the call: a missing answer takes seconds to time out
+        try:
+            wanted = self._ours(self.wanted.logs() | self.wanted.stable)
+            await self._view.look(self._known.keys(), {topic for topic, _ in wanted})
+        except SourceStale as stale:
+            self.stale_since = self.stale_since or begun
+            self.stale_reason = str(stale)
+            return
+        self.stale_since = None
+        found = {name: count for name, count in self._view.topics.items() if self._is_ours(name)}
+        for topic in self._known.keys() - found.keys():
+            if topic in self._view.refused:  # it may still exist, so its marks are stale, not gone
+                found[topic] = self._known[topic]
+                continue
+            self._missing[topic] += 1
+            if self._missing[topic] < GONE_LOOKS and self._known[topic]:
+                found[topic] = self._known[topic]
+                self._look_now.set()
+            else:
+                self._forget(topic)
+        for topic in found.keys() & self._view.topics.keys():
+            self._missing.pop(topic, None)
+        new = found.keys() - self._known.keys()
+        await self._look_at_ids(found, new)
+        refused = {topic for topic in found if topic in self._view.refused}
+        grown = any(found[topic] != self._known.get(topic) for topic in found)
+        turned = refused ^ self._refused
+        self._known, self._refused = found, refused
+        self._tell_replicas()
+        if grown:
+            await self._poll(self._partitions(found))
+        elif turned:
+            await self._poll(self._partitions({topic: found[topic] for topic in turned if topic in found}))
+        self.has_looked.set()
+
+    def _tell_replicas(self) -> None:
+        seen = self._view.replicas
+        news = {one: sets for one, sets in seen.items() if self._replicas.get(one) != sets and one[0] in self._known}
+        self._replicas.update(news)
+        named = {
+            (name, number): sets for (topic, number), sets in news.items() if (name := self._names.of_topic(topic))
+        }
+        if named:
+            self._observe_replicas(named)
+
+    async def _look_at_ids(self, found: Iterable[str], new: Iterable[str]) -> None:
+        now = time.monotonic()
+        wanted = {*new, *self.marks.suspects}
+        if now - self._ids_at >= IDS_S:
+            self._ids_at = now
+            wanted |= set(found)
+        wanted = {topic for topic in wanted if topic in self._view.topics}
+        if not wanted:
+            return
+        for topic, found_id in (await self._view.topic_ids(wanted)).items():
+            before = self.ids.get(topic)
+            if before is not None and before != found_id:
+                LOG.warning("topic %s was made anew: its marks begin a new lineage", topic)
+                self._forget(topic)
+                self._known.pop(topic, None)
+            self.ids[topic] = found_id
+            self.marks.suspects.discard(topic)
+
+    def _forget(self, topic: str) -> None:
+        self._on_gone(topic)
+        self._missing.pop(topic, None)
+        self.ids.pop(topic, None)
+        gone = [(self._names.of_topic(topic), number) for _, number in self.marks.forget(topic)]
+        stable = {one for one in self._stable if one[0] == topic}
+        gone += [(self._names.of_stable(topic), number) for _, number in stable]
+        self.stable.forget(topic)
+        self._stable.difference_update(stable - self.wanted.stable)
+        self._observe([Observation(name, number, None) for name, number in gone if name is not None])
+
+    async def _poll_on(self) -> None:
+        idle_at = time.monotonic()
+        while True:
+            begun = time.monotonic()
+            wanted, stable = self._ours(self.wanted.logs()), self._stable & self.wanted.stable
+            if begun >= idle_at:
+                wanted |= set(self._partitions(self._known))
+                stable |= self._stable
+                idle_at = begun + IDLE_S
+            stable |= {one for one in self._stable if one[1] < self._known.get(one[0], 0) and self.stable.end(one) < 0}
+            is_doubtful = any(map(self.marks.is_doubtful, wanted)) or any(map(self.stable.is_doubtful, stable))
+            self._start_polls(wanted)
+            self._start_polls(stable, is_stable=True)
+            if is_doubtful:
+                self._look_now.set()
+                idle_at = min(idle_at, begun + RETRY_S)
+            until = begun + self._poll_s if self._is_busy else idle_at
+            self._wake.clear()
+            await _within(self._wake.wait(), max(0.001, until - time.monotonic()))
+
+    def _ours(self, logs: Iterable[Partition]) -> set[Partition]:
+        return {one for one in logs if self._is_ours(one[0])}
+
+    def _start_polls(self, partitions: Iterable[Partition], *, is_stable: bool = False) -> None:
+        """Start one poll per broker whose last poll has ended: a broker that hangs does not delay the others."""
+        by_leader: defaultdict[int, list[Partition]] = defaultdict(list)
+        for partition in partitions:
+            by_leader[self._view.leaders.get(partition, -1)].append(partition)
+        for leader, asked in by_leader.items():
+            which = leader, is_stable
+            if which in self._in_flight:
+                continue
+            self._in_flight.add(which)
+            task = asyncio.create_task(self._poll(asked, is_stable=is_stable))
+            self._polls.add(task)
+            task.add_done_callback(lambda done, which=which: self._polled(done, which))  # type: ignore[misc]
+
+    def _polled(self, task: asyncio.Task[None], which: tuple[int, bool]) -> None:
+        self._in_flight.discard(which)
+        self._polls.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            LOG.error("looking at ends failed", exc_info=task.exception())
+
+    async def _poll(self, partitions: Iterable[Partition], *, is_stable: bool = False) -> None:
+        begun = time.monotonic()
+        found = await self._view.ends(partitions, is_stable=is_stable)
+        # A late answer must not bring back a topic that was deleted in the meantime.
+        there = self._view.topics.keys() | self._view.refused.keys()
+        known = {one: end for one, end in found.items() if one[0] in there}
+        if is_stable:
+            self._take_stable(self.stable.seen(known, begun))
+            self.marks.suspects.update(self.stable.suspects)
+            self.stable.suspects.clear()
+        else:
+            self.take(self.marks.seen(known, begun))
+
+    def take(self, moved: Iterable[Moved]) -> None:
+        """Publish ends that have moved."""
+        seen = []
+        for partition, end, is_cut in moved:
+            if is_cut:
+                LOG.warning("%s-%d was cut: it ends at %d now", *partition, end)
+                self._on_cut(partition, end)
+                self._cut_stable(partition)
+            name = self._names.of_topic(partition[0])
+            if name is not None:
+                seen.append(Observation(name, partition[1], end, self.ids.get(partition[0], ""), is_cut))
+        if seen:
+            self._observe(seen)
+
+    def _take_stable(self, moved: Iterable[Moved]) -> None:
+        self._observe(
+            Observation(name, number, end, self.ids.get(topic, ""), is_cut)
+            for (topic, number), end, is_cut in moved
+            if (name := self._names.of_stable(topic)) is not None
+        )
+
+    def _cut_stable(self, partition: Partition) -> None:
+        """After a truncation the last stable offset may be below the new end. It is 0 until the next poll."""
+        if partition not in self._stable:
+            return
+        self.stable.doubt(partition, time.monotonic(), self.marks.leader_epoch(partition))
+        self._take_stable([Moved(partition, 0, is_cut=True)])
+        self._wake.set()
+
+    def _partitions(self, topics: dict[str, int]) -> list[Partition]:
+        return [(topic, number) for topic, count in topics.items() for number in range(count)]
+
+    def _is_ours(self, topic: str) -> bool:
+        return self._selection.matches(topic) and (not topic.startswith("__") or topic in self._selection.patterns)
+
+
+async def _within(waiting: object, seconds: float) -> bool:
+    """Whether `waiting` completed within this time."""
+    try:
+        async with asyncio.timeout(seconds):
+            await waiting  # type: ignore[misc]
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,168 @@
+"""Which marks a Kafka source cannot see, and since when: its health report."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from purgatory_connectors.kafka.group_watch import GroupWatch
+from purgatory_connectors.kafka.mark_names import MarkNames
+from purgatory_connectors.kafka.topic_watch import TopicWatch
+from purgatory_connectors.publisher.reports import SourceState, StaleMarks
+
+ENTRIES_MAX: Final = 500
+"""Maximum number of entries in a report. Marks with pending waits come first."""
+BEHIND_S: Final = 2.0
+"""A log is late if its reader has not reached the end of this long ago, which readers do not report themselves."""
+
+
+class VisibilityReport(NamedTuple):
+    """The arguments of a publisher's `report`."""
+
+    state: SourceState
+    reason: str = ""
+    stale: tuple[StaleMarks, ...] = ()
+    lag_ms: int = 0
+
+
+class LogVisibility:
+    """Compares read positions in `__consumer_offsets` with the ends. Times are seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._targets: dict[int, tuple[int, float]] = {}
+        self._failing: dict[int, tuple[float, str]] = {}
+        self.held: set[int] = set()
+        """Partitions that are held back by an open transaction."""
+
+    def looked(self, partition: int, end: int, position: int, at: float, error: str = "") -> None:
+        """Record the end and the read position of a partition. `end` -1: unknown, and `error` is the reason."""
+        if end < 0:
+            self._failing.setdefault(partition, (at, error))
+            return
+        self._failing.pop(partition, None)
+        target = self._targets.get(partition)
+        if target is not None and position >= target[0]:
+            del self._targets[partition]
+            target = None
+        if target is None and position < end:
+            self._targets[partition] = (end, at)
+        if position >= end:
+            self._targets.pop(partition, None)
+            self.held.discard(partition)
+
+    def suspects(self, now: float) -> list[int]:
+        """Partitions that will soon be late, unless records are read or there are none left to read."""
+        return [log for log, (_, since) in self._targets.items() if now - since >= BEHIND_S / 2]
+
+    def nothing_visible(self, partition: int) -> None:
+        """Only transaction markers and aborted records are left up to the end, and a reader never receives those."""
+        self._targets.pop(partition, None)
+        self.held.discard(partition)
+
+    def late(self, now: float) -> dict[int, tuple[float, str]]:
+        """Late partitions, including those held back: for how long (seconds), and why."""
+        late = {
+            partition: (now - since, "its records do not come, though there are some")
+            for partition, (_, since) in self._targets.items()
+            if now - since >= BEHIND_S
+        }
+        for partition, (since, why) in self._failing.items():
+            if now - since >= BEHIND_S / 2:
+                late[partition] = (max(now - since, late.get(partition, (0.0, ""))[0]), why)
+        return late
+
+
+def report(
+    names: MarkNames, topics: TopicWatch, groups: GroupWatch, logs: LogVisibility, begun_at: float
+) -> VisibilityReport:
+    """The current health of the source."""
+    now = time.monotonic()
+    if topics.stale_since is not None:
+        stale = (StaleMarks("", stale_ms=_ms(now - topics.stale_since), reason=topics.stale_reason),)
+        return VisibilityReport(SourceState.STALE, topics.stale_reason, stale)
+    if not topics.has_looked.is_set() or not (groups.is_loaded or groups.reading_refused):
+        return VisibilityReport(
+            SourceState.LOADING,
+            "reading what is there",
+            (StaleMarks("", stale_ms=_ms(now - begun_at), reason="loading"),),
+        )
+    late = logs.late(now)
+    held = {log: since for log, since in late.items() if log in logs.held}
+    entries = [*_stale_topics(names, topics, now), *_stale_groups(names, groups, topics.refused(), late, now)]
+    if entries:
+        wanted = {name for group in groups.wanted.groups() for name in (names.group_prefix(group),)}
+        wanted |= {name for topic, _ in topics.wanted.partitions if (name := names.of_topic(topic)) is not None}
+        entries.sort(key=lambda entry: entry.topic_prefix not in wanted)
+        reason = entries[0].reason
+        state = SourceState.HELD if len(held) == len(late) > 0 and _are_groups(entries, names) else SourceState.STALE
+        refusals = {why for _, why in [*topics.refused().values(), *groups.refused.values()]}
+        if groups.reading_refused is not None:
+            refusals.add(groups.reading_refused[1])
+        if all(entry.reason in refusals for entry in entries):
+            state = SourceState.REFUSED
+        return VisibilityReport(
+            state, reason, tuple(entries[:ENTRIES_MAX]), _ms(max(s.stale_ms for s in entries) / 1000)
+        )
+    if held:
+        oldest = max(since for since, _ in held.values())
+        return VisibilityReport(
+            SourceState.HELD, "an open transaction holds back what groups commit", lag_ms=_ms(oldest)
+        )
+    return VisibilityReport(SourceState.LIVE)
+
+
+def _stale_topics(names: MarkNames, topics: TopicWatch, now: float) -> Iterable[StaleMarks]:
+    for marks, name_of in ((topics.marks, names.of_topic), (topics.stable, names.of_stable)):
+        by_topic: defaultdict[str, list[tuple[int, float, str]]] = defaultdict(list)
+        for (topic, number), (seconds, why) in marks.stale(now).items():
+            by_topic[topic].append((number, seconds, why))
+        for topic, partitions in by_topic.items():
+            name = name_of(topic)
+            if name is not None:
+                oldest = max(partitions, key=lambda one: one[1])
+                numbers = sorted(number for number, _, _ in partitions)
+                yield StaleMarks(name, exact=True, partitions=numbers, stale_ms=_ms(oldest[1]), reason=oldest[2])
+    for topic in topics.refused().keys() - topics.known_topics().keys():  # known topics have stale partitions
+        since, why = topics.refused()[topic]
+        for name in (names.of_topic(topic), names.of_stable(topic)):
+            if name is not None:
+                yield StaleMarks(name, exact=True, stale_ms=_ms(now - since), reason=why)
+
+
+def _stale_groups(
+    names: MarkNames,
+    groups: GroupWatch,
+    refused_topics: Mapping[str, tuple[float, str]],
+    late: Mapping[int, tuple[float, str]],
+    now: float,
+) -> Iterable[StaleMarks]:
+    if groups.reading_refused is not None:
+        since, why = groups.reading_refused
+        for group in groups.marks.groups() | groups.wanted.groups() | groups.published:
+            yield StaleMarks(names.group_prefix(group), stale_ms=_ms(now - since), reason=why)
+    elif not groups.is_reading:
+        for group, (since, why) in {**groups.stale, **groups.refused}.items():
+            yield StaleMarks(names.group_prefix(group), stale_ms=_ms(now - since), reason=why)
+        # Coordinators leave out offsets of topics that may not be seen.
+        for topic, (since, why) in refused_topics.items():
+            for group in groups.marks.groups_on(topic) | {at[0] for at in groups.wanted.commits if at[1] == topic}:
+                name = names.of_group(group, topic)
+                if name is not None:
+                    yield StaleMarks(name, exact=True, stale_ms=_ms(now - since), reason=why)
+    elif late:
+        for group in groups.marks.groups() | groups.wanted.groups():
+            log = late.get(groups.marks.partition_of(group))
+            if log is not None and not groups.is_fresh(group, now):
+                answered = groups.answered_at(group)
+                seconds = min(log[0], now - answered) if answered is not None and answered >= 0 else log[0]
+                yield StaleMarks(names.group_prefix(group), stale_ms=_ms(seconds), reason=log[1])
+
+
+def _are_groups(entries: Iterable[StaleMarks], names: MarkNames) -> bool:
+    return all(entry.topic_prefix.endswith("/") and entry.topic_prefix != names.prefix for entry in entries)
+
+
+def _ms(seconds: float) -> int:
+    return max(0, int(seconds * 1000))

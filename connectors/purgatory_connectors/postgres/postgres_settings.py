@@ -1,0 +1,142 @@
+"""Settings of a PostgreSQL source: servers, login parameters, polling intervals."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from purgatory_client.sources.source_names import escaped_group
+
+from purgatory_connectors.errors import SourceUriInvalid
+from purgatory_connectors.postgres.derived_marks import DERIVED
+from purgatory_connectors.postgres.server_group import SLOT, GroupSettings
+from purgatory_connectors.uri import SourceUri
+
+ENVIRONMENT_PREFIX: Final = "PURGATORY_POSTGRES_"
+
+_OWN: Final = (
+    "name", "config", "servers", "discover", "quorum", "lossless_promotion", "system_identifier", "forget_after_s",
+    "poll_ms", "idle_poll_ms", "timeout_ms",
+)  # fmt: skip
+_NO_LIBPQ: Final = ("host", "hostaddr", "port", "replication", "target_session_attrs", "load_balance_hosts")
+_LIBPQ: Final = re.compile(r"[a-z_]+")
+_HOST: Final = re.compile(r"(\[[^\]]+\]|[^:\[\]]+)(?::([0-9]+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """A server that is polled directly: its name in marks and its libpq connection parameters."""
+
+    name: str
+    parameters: Mapping[str, str]
+
+    @property
+    def address(self) -> str:
+        """The address for display."""
+        return ":".join(self.parameters[key] for key in ("host", "port") if key in self.parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresSettings:
+    """All settings of the source. Times are in seconds."""
+
+    name: str
+    servers: tuple[ServerSettings, ...]
+    group: GroupSettings
+    poll_s: float = 0.020
+    """Polling interval of a server while a wait needs it."""
+    idle_poll_s: float = 1.0
+    timeout_s: float = 1.5
+    """A server that has not answered for this long is stale."""
+
+    @classmethod
+    def of_uri(cls, uri: SourceUri) -> "PostgresSettings":
+        """Read the settings from an address. Raises SourceUriInvalid.
+
+        The source's own options are part of the address. libpq's options ("user", "sslmode", "passfile" ...) may be
+        there too, or unprefixed in the file named by `config`, or in libpq's own environment variables (PGUSER,
+        PGPASSFILE). In the file, "server.NAME.user" applies to one server only.
+        """
+        options = dict(uri.options)
+        for key, value in _config(uri).items():
+            options.setdefault(key, value)
+        name = options.get("name", "main")
+        if not name or "/" in name or len(name) > 100:
+            raise SourceUriInvalid(f"source {uri.text!r}: name={name!r}; it must not be empty nor contain a slash")
+        servers = _servers(uri, options)
+        return cls(
+            name,
+            servers,
+            GroupSettings(
+                tuple(server.name for server in servers),
+                finds_replicas=_is_true(uri, options, "discover", default=True),
+                quorum=_whole(uri, options, "quorum", None),
+                lossless_promotion=_is_true(uri, options, "lossless_promotion", default=False),
+                system_id=_whole(uri, options, "system_identifier", None),
+                forget_after_s=_whole(uri, options, "forget_after_s", 3600) or 1,
+            ),
+            (_whole(uri, options, "poll_ms", 20) or 20) / 1000,
+            (_whole(uri, options, "idle_poll_ms", 1000) or 1000) / 1000,
+            (_whole(uri, options, "timeout_ms", 1500) or 1500) / 1000,
+        )
+
+
+def _config(uri: SourceUri) -> dict[str, str]:
+    """The keys of the file as written; environment variables take precedence."""
+    config = uri.config(ENVIRONMENT_PREFIX)
+    return {key if key.startswith("server.") else key.replace(".", "_"): value for key, value in config.items()}
+
+
+def _servers(uri: SourceUri, options: Mapping[str, str]) -> tuple[ServerSettings, ...]:
+    names = [one.strip() for one in options.get("servers", "").split(",") if one.strip()]
+    if names and len(names) != len(uri.hosts):
+        raise SourceUriInvalid(f"source {uri.text!r}: {len(names)} names in `servers` for {len(uri.hosts)} hosts")
+    shared = {key: value for key, value in options.items() if key not in _OWN and "." not in key}
+    for key in shared:
+        if key in _NO_LIBPQ or not _LIBPQ.fullmatch(key):
+            raise SourceUriInvalid(f"source {uri.text!r}: no option {key!r}; there are {', '.join(_OWN)}, and libpq's")
+    if uri.path:
+        shared["dbname"] = uri.path
+    servers = []
+    for index, address in enumerate(uri.hosts):
+        match = _HOST.fullmatch(address)
+        if match is None:
+            raise SourceUriInvalid(f"source {uri.text!r}: {address!r} is no host nor host:port")
+        host = match[1].strip("[]")
+        hosts = [one.rpartition(":")[0] or one for one in uri.hosts]
+        name = names[index] if names else host if hosts.count(match[1]) == 1 else address
+        own = {
+            key.removeprefix(f"server.{name}."): value
+            for key, value in options.items()
+            if key.startswith(f"server.{name}.")
+        }
+        port = {"port": match[2]} if match[2] else {}
+        servers.append(ServerSettings(_checked(uri, name), {**shared, "host": host, **port, **own}))
+    if len({server.name for server in servers}) < len(servers):
+        raise SourceUriInvalid(f"source {uri.text!r}: two servers have one name; give them others by servers=A,B")
+    return tuple(servers)
+
+
+def _checked(uri: SourceUri, name: str) -> str:
+    if name in DERIVED or name.startswith(SLOT) or escaped_group(name) != name or len(name) > 100:
+        raise SourceUriInvalid(
+            f"source {uri.text!r}: no server can be called {name!r}; "
+            f"not {', '.join(DERIVED)} nor {SLOT}..., at most 100 characters and no slash"
+        )
+    return name
+
+
+def _whole(uri: SourceUri, options: Mapping[str, str], option: str, default: int | None) -> int | None:
+    text = options.get(option)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) < 2**64):
+        raise SourceUriInvalid(f"source {uri.text!r}: {option}={text!r} must be a whole number of at least 1")
+    return int(text)
+
+
+def _is_true(uri: SourceUri, options: Mapping[str, str], option: str, *, default: bool) -> bool:
+    text = options.get(option, "true" if default else "false").lower()
+    if text not in {"true", "false"}:
+        raise SourceUriInvalid(f"source {uri.text!r}: {option}={text!r} must be true or false")
+    return text == "true"

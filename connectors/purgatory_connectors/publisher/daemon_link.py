@@ -1,0 +1,202 @@
+"""The link to one daemon: sends marks and health reports, receives demand, and reconnects after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from purgatory_client import AsyncClient
+from purgatory_client.errors import NotFound, PurgatoryClientError
+from purgatory_client.events import STALE_EPOCH
+from purgatory_client.session.backoff import Backoff
+from purgatory_client.sources.source_link import EndsWanted, SourceLink
+from purgatory_client.views import Partition
+
+from purgatory_connectors.publisher.mark_replicator import DaemonMark, MarkReplicator
+from purgatory_connectors.publisher.observation import MarkName
+from purgatory_connectors.publisher.reports import End, SourceState, StaleMarks
+
+HEARTBEAT_S: Final = 1.0
+_EVENTS_PER_BATCH_MAX: Final = 5_000
+_LOOKS_MAX: Final = 50
+"""Up to this many marks are read back one by one; more are read with a single listing."""
+_DEMAND_KEPT_S: Final = 10.0
+"""How long the demand of a broken link stays in force."""
+
+_logger = logging.getLogger("purgatory_connectors")
+
+
+class PublisherOfLink(Protocol):
+    """The part of a publisher that a link uses."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def topic_prefixes(self) -> tuple[str, ...]: ...
+    @property
+    def replicator(self) -> MarkReplicator: ...
+    def keep_lineages(self) -> None: ...
+    def link_demand_changed(self) -> None: ...
+    def health(self) -> tuple[SourceState, str, list[StaleMarks], int]: ...
+    async def ends(self, topics: list[str]) -> tuple[list[End], str]: ...
+
+
+class DaemonLink:
+    """The connection to one daemon. `open_client` opens a client of it."""
+
+    def __init__(self, address: str, open_client: Callable[[], AsyncClient], publisher: PublisherOfLink) -> None:
+        self.address: Final = address
+        self.demand: set[MarkName] = set()
+        self.is_connected = False
+        self._open_client: Final = open_client
+        self._publisher: Final = publisher
+        self._marks: Final = publisher.replicator.daemon()
+        self._due: Final = asyncio.Event()
+        self._health_changed: Final = asyncio.Event()
+        self._last_error = ""
+        self._lost_at = 0.0
+
+    def wake(self) -> None:
+        """Signal that marks may be due."""
+        self._due.set()
+
+    def health_changed(self) -> None:
+        """Send a report before the next heartbeat."""
+        self._health_changed.set()
+
+    async def run(self) -> None:
+        """Keep the link up until cancelled. Errors that a retry cannot fix are raised."""
+        backoff = Backoff(base=0.2, cap=5.0)
+        while True:
+            error: BaseException | None = None
+            try:
+                await self._connected(backoff)
+            except* PurgatoryClientError as group:
+                error = _first(group)
+            self._lost(str(error) or repr(error))
+            # The minimum delay prevents an immediate retry: a daemon that has just stopped is not back within 50 ms.
+            await asyncio.sleep(0.05 + backoff.next_delay())
+
+    def _lost(self, said: str) -> None:
+        now = time.monotonic()
+        if self.is_connected:
+            self._lost_at = now
+            self.is_connected = False
+        if said != self._last_error:
+            self._last_error = said
+            _logger.warning("no link to the daemon at %s: %s", self.address, said)
+        if self.demand and now - self._lost_at > _DEMAND_KEPT_S:
+            self.demand = set()
+            self._publisher.link_demand_changed()
+
+    async def _connected(self, backoff: Backoff) -> None:
+        async with (
+            self._open_client() as client,
+            client.attach_source(self._publisher.name, self._publisher.topic_prefixes) as link,
+            asyncio.TaskGroup() as tasks,
+        ):
+            await self._report(link)
+            tasks.create_task(self._heartbeat(link))
+            tasks.create_task(self._listen(link, tasks))
+            # Nothing may be published before the daemon's marks are known: another source may have published more.
+            await self._read_back(client)
+            self.is_connected = True
+            backoff.reset()
+            self._last_error = ""
+            _logger.info("feeding the daemon at %s", self.address)
+            await self._publish(client)
+
+    # Marks.
+
+    async def _publish(self, client: AsyncClient) -> None:
+        marks, replicator = self._marks, self._publisher.replicator
+        while True:
+            if marks.to_look_at:
+                await self._look(client)
+            batch = replicator.take(marks, time.monotonic(), _EVENTS_PER_BATCH_MAX)
+            # Before sending: after a crash the stored lineages must not be behind those of a daemon.
+            self._publisher.keep_lineages()
+            if batch.events:
+                receipt = await client.advance_many(batch.events)
+                for refusal in receipt.refusals:
+                    is_stale = refusal.error_code == STALE_EPOCH
+                    replicator.refused(marks, batch.names[refusal.index], time.monotonic(), is_stale=is_stale)
+                if others := [refusal for refusal in receipt.refusals if refusal.error_code != STALE_EPOCH]:
+                    _logger.warning(
+                        "the daemon at %s refused %d of %d events and will be asked again; the first: %s",
+                        self.address, len(others), len(batch.events), others[0].message,
+                    )  # fmt: skip
+            elif not marks.to_look_at:
+                self._due.clear()
+                await self._due.wait()
+
+    async def _read_back(self, client: AsyncClient) -> None:
+        self._publisher.replicator.on_daemon_marks(self._marks, await self._listed(client), time.monotonic())
+
+    async def _listed(self, client: AsyncClient) -> dict[MarkName, DaemonMark]:
+        found = {}
+        for prefix in self._publisher.topic_prefixes:
+            async for partition in client.partitions(prefix=prefix, page_size=10_000):
+                found[partition.topic, partition.partition] = _mark(partition)
+        return found
+
+    async def _look(self, client: AsyncClient) -> None:
+        names = list(self._marks.to_look_at)
+        found: dict[MarkName, DaemonMark | None] = {}
+        if len(names) > _LOOKS_MAX:
+            found.update(await self._listed(client))
+        else:
+            for name in names:
+                try:
+                    found[name] = _mark(await client.partition(name))
+                except NotFound:
+                    found[name] = None
+        for name in names:
+            self._publisher.replicator.on_daemon_mark(self._marks, name, found.get(name), time.monotonic())
+
+    # Reports, demand and ends.
+
+    async def _report(self, link: SourceLink) -> None:
+        state, reason, stale, lag_ms = self._publisher.health()
+        await link.report(state, reason, stale, lag_ms)
+
+    async def _heartbeat(self, link: SourceLink) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await self._health_changed.wait()
+            except TimeoutError:
+                pass
+            self._health_changed.clear()
+            await self._report(link)
+
+    async def _listen(self, link: SourceLink, tasks: asyncio.TaskGroup) -> None:
+        self._take_demand(link)
+        async for event in link:
+            if isinstance(event, EndsWanted):
+                tasks.create_task(self._answer(link, event))
+            else:
+                self._take_demand(link)
+
+    def _take_demand(self, link: SourceLink) -> None:
+        if self.demand != link.demand:
+            self.demand = set(link.demand)
+            self._publisher.link_demand_changed()
+
+    async def _answer(self, link: SourceLink, wanted: EndsWanted) -> None:
+        ends, error = await self._publisher.ends(wanted.topics)
+        await link.answer_ends(wanted.ask_id, ends, error)
+
+
+def _mark(partition: Partition) -> DaemonMark:
+    return DaemonMark(partition.leader_epoch, partition.high_watermark, partition.is_leader)
+
+
+def _first(group: BaseExceptionGroup[PurgatoryClientError]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

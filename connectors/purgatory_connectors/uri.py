@@ -1,0 +1,136 @@
+"""Addresses of sources: "kafka://b1:9092,b2:9092?label=kafka&topics=orders" and "postgres://host:5432/?name=main".
+
+Addresses contain no secrets, because other users can read a command line. Secrets are read from the file named by
+`config=`, or from the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from purgatory_connectors.errors import SourceUriInvalid
+
+SCHEMES: Final = ("kafka", "postgres")
+_SECRET: Final = ("password", "secret", "token", "passwd", "sasl.username", "key.pem")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceUri:
+    """The parsed address of a source.
+
+    Attributes:
+        scheme: "kafka" or "postgres".
+        hosts: As given, "host:port" or "host".
+        path: The path without slashes: a database.
+        options: The query. The values of a repeated option are joined by commas.
+        text: The whole address, which contains no secret.
+    """
+
+    scheme: str
+    hosts: tuple[str, ...]
+    path: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    text: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> SourceUri:
+        """Parse an address. Raises SourceUriInvalid."""
+        parts = urlsplit(text)
+        scheme = "postgres" if parts.scheme == "postgresql" else parts.scheme
+        if scheme not in SCHEMES:
+            raise SourceUriInvalid(f"source {_shown(text)!r}: begin with kafka:// or postgres://")
+        if "@" in parts.netloc:
+            raise SourceUriInvalid(
+                f"source {_shown(text)!r}: no user or password in an address, which everybody can read; "
+                "put them into a file and name it by ?config=FILE, or into the environment"
+            )
+        hosts = tuple(host for host in parts.netloc.split(",") if host)
+        if not hosts:
+            raise SourceUriInvalid(f"source {text!r}: name at least one host: {scheme}://HOST:PORT")
+        options: dict[str, str] = {}
+        for name, value in parse_qsl(parts.query, keep_blank_values=True):
+            if any(word in name.lower() for word in _SECRET):
+                raise SourceUriInvalid(
+                    f"source {_shown(text)!r}: {name} does not belong into an address, which everybody can read; "
+                    "put it into a file and name that by ?config=FILE, or into the environment"
+                )
+            options[name] = f"{options[name]},{value}" if name in options else value
+        return cls(scheme, hosts, unquote(parts.path).strip("/"), options, text)
+
+    def listed(self, option: str) -> tuple[str, ...]:
+        """The values of an option that accepts several, separated by commas."""
+        return tuple(one.strip() for one in self.options.get(option, "").split(",") if one.strip())
+
+    def check_options(self, known: tuple[str, ...]) -> None:
+        """Raise SourceUriInvalid for an option that is not among these."""
+        for option in self.options:
+            if option not in known:
+                raise SourceUriInvalid(
+                    f"source {self.text!r}: there is no option {option!r}; known: {', '.join(known)}"
+                )
+
+    def config(self, environment_prefix: str) -> dict[str, str]:
+        """The settings in the file named by `config`; environment variables take precedence.
+
+        The file has lines of `key = value`, quoted or unquoted, like Kafka's own, or is TOML if its name ends in
+        ".toml". The variable PREFIX_SASL_PASSWORD is the setting "sasl.password".
+
+        Args:
+            environment_prefix: "PURGATORY_KAFKA_".
+        """
+        settings: dict[str, str] = {}
+        if "config" in self.options:
+            settings.update(_read_config(Path(self.options["config"])))
+        for name, value in os.environ.items():
+            if name.startswith(environment_prefix):
+                settings[name.removeprefix(environment_prefix).lower().replace("_", ".")] = value
+        return settings
+
+
+def _read_config(path: Path) -> dict[str, str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceUriInvalid(f"config file {path}: {error}") from error
+    if path.suffix == ".toml":
+        try:
+            return _flat(tomllib.loads(text))
+        except tomllib.TOMLDecodeError as error:
+            raise SourceUriInvalid(f"config file {path}: {error}") from error
+    settings = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        plain = line.strip()
+        if not plain or plain[0] in "#;":
+            continue
+        name, equals, value = plain.partition("=")
+        if not equals:
+            raise SourceUriInvalid(f"config file {path}, line {number}: write it as key = value")
+        settings[name.strip()] = _unquoted(value.strip())
+    return settings
+
+
+def _flat(table: Mapping[str, Any], above: str = "") -> dict[str, str]:
+    """Flatten nested tables to dotted keys, because `sasl.password = "…"` is a nested table in TOML."""
+    settings: dict[str, str] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            settings.update(_flat(value, f"{above}{name}."))
+        else:
+            settings[above + name] = str(value).lower() if isinstance(value, bool) else str(value)
+    return settings
+
+
+def _unquoted(value: str) -> str:
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'" else value
+
+
+def _shown(text: str) -> str:
+    """The address without the parts that may contain a secret."""
+    scheme, colon, rest = text.partition("://")
+    return f"{scheme}{colon}{rest.partition('?')[0].rpartition('@')[2]}"

@@ -1,0 +1,1 @@
+"""What an archive shows: check, report and what-if replay."""

@@ -1,0 +1,223 @@
+"""Receives the results of one session in a thread, and holds them until they are acknowledged."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable
+from typing import Final, TypedDict
+
+import grpc
+import pyarrow as pa
+
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory_pipeline.errors import PipelineError
+from purgatory_pipeline.streaming.datasource.daemon_options import DaemonOptions
+from purgatory_pipeline.streaming.datasource.result_rows import rows_of
+
+CALL_S: Final = 30.0
+RETRY_S: Final = 0.5
+WAIT_S: Final = 120.0
+"""For results that the daemon has, and for its first answer."""
+HOPELESS: Final = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNAUTHENTICATED,
+)
+AHEAD: Final = 2
+"""Micro-batches that are held; more stay with the daemon."""
+
+
+class ResultsLost(PipelineError):
+    """The daemon does not have the results that a micro-batch needs."""
+
+
+class SessionOffset(TypedDict):
+    """The last result that was read from a session. Sequence numbers of different incarnations are unrelated."""
+
+    incarnation: str
+    sequence: int
+
+
+BEGINNING: Final = SessionOffset(incarnation="", sequence=0)
+
+
+def sequence_in(offset: SessionOffset, incarnation: str) -> int:
+    """The sequence number up to which an incarnation was read."""
+    return offset["sequence"] if offset["incarnation"] == incarnation else 0
+
+
+class SessionResults:
+    """Reads one incarnation of a session, for one reader.
+
+    Args:
+        since: The last committed offset; its incarnation is read. `BEGINNING`: the present incarnation, from its first
+            unacknowledged result.
+    """
+
+    def __init__(self, options: DaemonOptions, session: str, since: SessionOffset) -> None:
+        self._options: Final = options
+        self._session: Final = session
+        self.incarnation = since["incarnation"]
+        """Empty until the stream is open, if it was not given."""
+        self.is_replaced = False
+        """The session was created again; results that are held can still be read."""
+        self.first = 0
+        """The sequence number of the first result that was received."""
+        self._acknowledged = since["sequence"]
+        self._newest = since["sequence"]
+        self._at_opening = math.inf
+        """The highest sequence number that the daemon had when the stream was first opened."""
+        self._wanted = since["sequence"]
+        """Results up to here are received, whatever is held."""
+        self._held: list[pa.Table] = []
+        self._failure: PipelineError | None = None
+        self._last_error = ""
+        self._changed: Final = threading.Condition()
+        self._ended: Final = threading.Event()
+        self._connection = options.connect()
+        self._thread: Final = threading.Thread(target=self._run, name=f"results of {session}", daemon=True)
+        self._thread.start()
+
+    @property
+    def newest(self) -> int:
+        """The highest sequence number that is here. Raises what has ended the stream for good."""
+        with self._changed:
+            self._raise_failure()
+            return self._newest
+
+    def newest_at_opening(self) -> int:
+        """The highest sequence number that the daemon had when the stream was first opened; of a session that was
+        replaced, the highest that is here. Waits until the stream is open, and its first result is here.
+        """
+        with self._changed:
+            self._wait(
+                lambda: self.is_replaced or self._newest >= min(self._at_opening, self._acknowledged + 1), "not opened"
+            )
+            return self._newest if self.is_replaced else int(self._at_opening)
+
+    def rows(self, after: int, last: SessionOffset) -> pa.Table:
+        """The results from a sequence number (exclusive) to an offset. Waits until they are here."""
+        up_to = last["sequence"]
+        with self._changed:
+            self._wanted = up_to
+            self._changed.notify_all()
+            self._wait(lambda: self._newest >= up_to or self.is_replaced, f"result {up_to} not received")
+            if self._newest < up_to or self.incarnation != last["incarnation"]:
+                raise ResultsLost(
+                    f"session {self._session}: results {after + 1} to {up_to} of a micro-batch that is not committed "
+                    f"are lost: incarnation {last['incarnation']} of the session is gone; start the query with another "
+                    "checkpoint"
+                )
+            rows = pa.concat_tables(self._held)
+        sequence = rows.column("sequence").to_numpy()
+        return rows.filter(pa.array((sequence > after) & (sequence <= up_to)))
+
+    def acknowledge(self, offset: SessionOffset) -> None:
+        """Spark has committed everything up to here, so neither the daemon nor this object keeps it."""
+        sequence = sequence_in(offset, self.incarnation)
+        with self._changed:
+            if sequence <= self._acknowledged:
+                return
+            self._acknowledged = sequence
+            self._held = [table for table in self._held if table.column("sequence")[-1].as_py() > sequence]
+            self._changed.notify_all()
+        request = wire.AcknowledgeRequest(session_id=self._session, sequence=sequence, incarnation=self.incarnation)
+        with contextlib.suppress(grpc.RpcError):  # the next opening of the stream acknowledges it too
+            self._connection.stub.Acknowledge(request, timeout=CALL_S, metadata=self._connection.metadata)
+
+    def close(self) -> None:
+        """End the stream."""
+        with self._changed:
+            self._ended.set()
+            self._changed.notify_all()
+        self._connection.close()
+        self._thread.join(CALL_S)
+
+    @property
+    def _held_rows(self) -> int:
+        return sum(table.num_rows for table in self._held)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _wait(self, reached: Callable[[], bool], missing: str) -> None:
+        self._changed.wait_for(lambda: reached() or self._failure is not None, WAIT_S)
+        if not reached():
+            self._raise_failure()
+            where = f"session {self._session} at {self._options.address}"
+            raise ResultsLost(f"{where}: {missing} within {WAIT_S:.0f} s{self._last_error}")
+
+    def _fail(self, failure: PipelineError) -> None:
+        with self._changed:
+            self._failure = failure
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while not self._ended.is_set() and self._failure is None and not self.is_replaced:
+            try:
+                self._receive()
+            except PipelineError as error:
+                self._fail(error)
+            except grpc.RpcError as error:
+                self._last_error = f" ({error.code().name}: {error.details()})"
+                if error.code() in HOPELESS:
+                    self._fail(ResultsLost(f"session {self._session}: {error.details()}"))
+            except Exception as error:
+                if self._ended.is_set():  # the channel was closed
+                    return
+                self._fail(ResultsLost(f"session {self._session}: {error!r}"))
+                raise
+            self._ended.wait(RETRY_S)
+
+    def _receive(self) -> None:
+        after = self._acknowledged
+        request = wire.StreamResultsRequest(
+            session_id=self._session, last_sequence=after, columns=True, incarnation=self.incarnation
+        )
+        # The daemon begins with the first unacknowledged result. If we have acknowledged none, that can be any number.
+        due = after + 1 if after else 0
+        for answer in self._connection.stub.StreamResults(request, metadata=self._connection.metadata):
+            if answer.HasField("opened") and not self._is_open(answer.opened):
+                return
+            if answer.HasField("going_away"):
+                if answer.going_away.reason == wire.GoingAway.REASON_TAKEN_OVER:
+                    raise ResultsLost(f"session {self._session}: another reader has opened it")
+                return
+            if answer.HasField("results"):
+                due = self._take(answer.results, due)
+
+    def _is_open(self, opened: wire.SessionOpened) -> bool:
+        """Whether the session still has the incarnation that is read here."""
+        with self._changed:
+            self.is_replaced = self.incarnation not in ("", opened.incarnation)
+            if not self.is_replaced:
+                self.incarnation = opened.incarnation
+                self._at_opening = min(self._at_opening, opened.newest_sequence)
+            self._changed.notify_all()
+            return not self.is_replaced
+
+    def _take(self, batch: wire.ResultBatch, due: int) -> int:
+        """Takes a message, which begins with the number that is due. Returns the number after it."""
+        first = batch.first_sequence
+        if due and first != due:
+            raise ResultsLost(
+                f"session {self._session}: the next result is {first}, not {due}: another reader has acknowledged "
+                "the results in between; start the query with another checkpoint"
+            )
+        rows = rows_of(self._session, self.incarnation, first, batch.columns)
+        after = int(first + rows.num_rows)
+        with self._changed:
+            self.first = self.first or first
+            fresh = rows.slice(max(self._newest + 1 - first, 0)) if self._newest else rows
+            if fresh.num_rows:
+                self._held.append(fresh)
+                self._newest = after - 1
+                self._changed.notify_all()
+            limit = AHEAD * self._options.rows_max
+            self._changed.wait_for(
+                lambda: self._ended.is_set() or self._held_rows < limit or self._newest < self._wanted
+            )
+        return after

@@ -1,0 +1,117 @@
+"""Outcomes of a stream as Arrow rows, one for each operation."""
+
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from purgatory.engine.batches import Refusal
+from purgatory.engine.codes import FETCH, OUTCOME_NAMES, REFUSED
+from purgatory.engine.completions import Completions
+from purgatory.extensions.archive.schema import KIND_LABELS, OUTCOME_LABELS, OUTCOMES, SCHEMAS
+from purgatory_pipeline.analytics.archive.integers import Integers
+
+_FIRST_OF_ITEM: Final = SCHEMAS[OUTCOMES].get_field_index("topic")
+_TOPIC: Final = pa.field("topic", pa.string())
+ITEM: Final = pa.struct(
+    [_TOPIC, *(SCHEMAS[OUTCOMES].field(place) for place in range(_FIRST_OF_ITEM + 1, len(SCHEMAS[OUTCOMES])))]
+)
+"""One partition (or key) of an operation: the archive's columns of outcomes from `topic` on."""
+INSTANT: Final = pa.timestamp("us", tz="UTC")
+
+OUTCOME_ROWS: Final = pa.schema(
+    [
+        ("caller", pa.string()),
+        ("operation_id", pa.int64()),
+        ("kind", pa.string()),
+        ("outcome", pa.string()),
+        ("registered_at", INSTANT),
+        ("ended_at", INSTANT),
+        ("waited_ms", pa.int64()),
+        ("items", pa.list_(ITEM)),  # in the order of the registration
+        ("refusal", pa.string()),  # the field at fault and what is wrong with it; null but for refused operations
+    ]
+)
+
+_NUMBERS: Final = {
+    "error_code": "error_codes",
+    "required_offset": "required_offsets",
+    "reached_offset": "reached_offsets",
+    "log_start_offset": "log_start_offsets",
+}
+_OR_ABSENT: Final = {"estimated_remaining_ms": "estimated_remaining_ms", "pace_per_second": "paces_per_second"}
+_FETCHED: Final = ("available_bytes", "high_watermark", "last_stable_offset", "diverging_epoch", "diverging_end_offset")
+
+
+def completed_rows(ended: Completions, owners: pa.Table) -> pa.Table:
+    """The outcomes of operations. `owners` has the row of `CALLERS` of each."""
+    count = len(ended)
+    registered = owners.column("registered_ms").to_numpy()
+    waited = np.asarray(ended.waited_ms, np.int64)
+    item_counts = np.asarray(ended.item_counts, np.int64)
+    return pa.table(
+        {
+            "caller": owners.column("caller"),
+            "operation_id": owners.column("operation_id"),
+            "kind": _words(ended.kinds, KIND_LABELS),
+            "outcome": _words(ended.outcomes, [*OUTCOME_LABELS[:REFUSED], OUTCOME_NAMES[REFUSED]]),
+            "registered_at": instants(registered),
+            "ended_at": instants(registered + waited),
+            "waited_ms": waited,
+            "items": pa.ListArray.from_arrays(
+                pa.array(np.concatenate([[0], np.cumsum(item_counts)]), pa.int32()), _items(ended, item_counts)
+            ),
+            "refusal": pa.nulls(count, pa.string()),
+        },
+        schema=OUTCOME_ROWS,
+    )
+
+
+def refused_rows(refusals: list[Refusal], owners: pa.Table, kinds: Integers) -> pa.Table:
+    """Outcomes of operations that the engine refused."""
+    count = len(refusals)
+    at = instants(owners.column("registered_ms").to_numpy())
+    return pa.table(
+        {
+            "caller": owners.column("caller"),
+            "operation_id": owners.column("operation_id"),
+            "kind": _words(kinds, KIND_LABELS),
+            "outcome": pa.array([OUTCOME_NAMES[REFUSED]] * count),
+            "registered_at": at,
+            "ended_at": at,
+            "waited_ms": np.zeros(count, np.int64),
+            "items": pa.array([[]] * count, pa.list_(ITEM)),
+            "refusal": [f"{refusal.field}: {refusal.message}" for refusal in refusals],
+        },
+        schema=OUTCOME_ROWS,
+    )
+
+
+def instants(times_ms: Integers) -> pa.Array:
+    """Milliseconds since 1970 as UTC timestamps."""
+    return pa.array(times_ms * 1_000, INSTANT)
+
+
+def _words(codes: object, labels: list[str]) -> pa.Array:
+    places = pa.array(np.asarray(codes, np.int64).astype(np.int32))
+    return pa.DictionaryArray.from_arrays(places, pa.array(labels)).cast(pa.string())
+
+
+def _items(ended: Completions, item_counts: Integers) -> pa.StructArray:
+    names = ended.item_partitions
+    columns: dict[str, pa.Array] = {
+        "topic": pa.array([name[0] for name in names], pa.string()),
+        "partition": pa.array([name[1] for name in names], pa.int32()),
+    }
+    for name, attribute in (_NUMBERS | _OR_ABSENT).items():
+        kind = ITEM.field(name).type
+        values = np.asarray(getattr(ended, attribute), kind.to_pandas_dtype())
+        columns[name] = pa.array(values, kind, mask=values < 0 if name in _OR_ABSENT else None)
+    is_fetch = np.repeat(np.asarray(ended.kinds, np.int64) == FETCH, item_counts)
+    for name in _FETCHED:
+        kind = ITEM.field(name).type
+        values = np.zeros(len(is_fetch), kind.to_pandas_dtype())
+        if ended.fetched:
+            values[is_fetch] = [getattr(one, name) for one in ended.fetched]
+        columns[name] = pa.array(values, kind, mask=~is_fetch)
+    return pa.StructArray.from_arrays([columns[field.name] for field in ITEM], fields=list(ITEM))

@@ -1,0 +1,346 @@
+"""Prints the output of the commands: data on stdout, messages on stderr.
+
+With `--json` each command prints one JSON document (listings: one object per line, so that they can be streamed).
+Durations are in seconds, unknown offsets are -1, and missing values are null.
+"""
+
+import json
+import sys
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any, Final
+
+from purgatory_client.events import AdvanceReceipt
+from purgatory_client.results import MARK_STALE, Outcome, PartitionResult, Result
+from purgatory_client.session.detached_sessions import ClosedSession
+from purgatory_client.sources.position_tokens import Positions
+from purgatory_client.views import Partition, PendingOperation, RemainingTime, SourceStatus, Status
+from rich.console import Console
+from rich.markup import escape as escape_markup
+from rich.table import Table
+
+PLAIN_WIDTH: Final = 400
+"""Width of a table in a file or a pipe, where no column should be cut off."""
+
+ERROR_NAMES: Final[dict[int, str]] = {
+    -1: "UNKNOWN_SERVER_ERROR",
+    1: "OFFSET_OUT_OF_RANGE",
+    3: "UNKNOWN_TOPIC_OR_PARTITION",
+    6: "NOT_LEADER_OR_FOLLOWER",
+    7: "REQUEST_TIMED_OUT",
+    20: "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
+    56: "KAFKA_STORAGE_ERROR",
+    74: "FENCED_LEADER_EPOCH",
+    75: "UNKNOWN_LEADER_EPOCH",
+    78: "OFFSET_NOT_AVAILABLE",
+    MARK_STALE: "MARK_STALE",
+}
+_REFUSAL_FIELDS: Final = ("index", "error_code", "field", "message")
+_SPANS: Final = (("d", 86_400), ("h", 3_600), ("m", 60))
+COLOURS: Final = {Outcome.SATISFIED: "green", Outcome.EXPIRED: "yellow"}
+
+
+def escape(text: str) -> str:
+    """Make text from the daemon safe for a terminal: escape rich's markup and unprintable characters.
+
+    Topics and session ids come from other callers and may contain escape sequences or bidirectional overrides.
+    """
+    return escape_markup(printable(text))
+
+
+def printable(text: str) -> str:
+    """Replace unprintable characters by their Python escapes."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def clear() -> None:
+    """Clear the screen if stdout is a terminal."""
+    Console(highlight=False).clear()
+
+
+def error_line(message: str) -> None:
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"purgatory: {escape(message)}")
+
+
+def result(answer: Result, *, as_json: bool) -> None:
+    """Print a line for the wait and one for each partition or key."""
+    colour = COLOURS.get(answer.outcome, "red")
+    late = f" ({answer.lateness:.3f} s late)" if answer.lateness else ""
+    print_either(
+        result_document(answer) if as_json else None,
+        f"[{colour}]{outcome_text(answer.outcome)}[/{colour}] after {answer.waited:.3f} s{late}",
+        *(f"  {escape(item_line(item, answer.outcome))}" for item in answer.partitions.values()),
+    )
+
+
+def item_line(item: PartitionResult, outcome: Outcome) -> str:
+    """One partition or key of a result: the offset reached, its error, and the estimated time to the target."""
+    reached = "no mark reported" if item.reached_offset < 0 else f"reached {item.reached_offset}"
+    parts = [f"{item.name}: {reached} of {item.required_offset}"]
+    if item.fetched is not None:
+        parts = [f"{item.name}: {item.fetched.available_bytes} bytes from {item.required_offset}, {reached}"]
+        if item.fetched.diverging_end_offset is not None:
+            parts.append(f"diverged; cut to {item.fetched.diverging_end_offset}")
+    if item.error_code and not (item.error_code == 7 and outcome != Outcome.EXPIRED):
+        parts.append(f"error {item.error_code} {ERROR_NAMES.get(item.error_code, '')}".rstrip())
+    if outcome == Outcome.EXPIRED and item.error_code == 7:
+        parts.append(_estimate(item))
+    if item.stale_for is not None:
+        parts.append(f"stale for {item.stale_for:.1f} s: {item.stale_reason}".removesuffix(": "))
+    return ", ".join(parts)
+
+
+def result_document(answer: Result) -> dict[str, Any]:
+    return {
+        "kind": answer.kind.name.lower(),
+        "outcome": answer.outcome.name.lower(),
+        "waited": answer.waited,
+        "lateness": answer.lateness,
+        "partitions": {name: _item_document(item) for name, item in answer.partitions.items()},
+    }
+
+
+def token(ends: Positions, *, as_json: bool) -> None:
+    """Print end positions as a token."""
+    if as_json:
+        print_json({"token": ends.token, "offsets": ends.offsets})
+    else:
+        sys.stdout.write(f"{ends.token}\n")  # not through rich, which would wrap a long line
+
+
+def receipt(answer: AdvanceReceipt, *, as_json: bool) -> None:
+    refusals = [{name: getattr(one, name) for name in _REFUSAL_FIELDS} for one in answer.refusals]
+    document = {
+        "events": len(answer.ended),
+        "ended": answer.ended_total,
+        "unchanged": answer.unchanged,
+        "refusals": refusals,
+    }
+    unchanged = f", {answer.unchanged} unchanged" if answer.unchanged else ""
+    refused = f", {len(answer.refusals)} refused" if answer.refusals else ""
+    events = f"{len(answer.ended)} {plural('event', len(answer.ended))}"
+    ended = f"{answer.ended_total} {plural('wait', answer.ended_total)} ended"
+    print_either(document if as_json else None, f"{events}{unchanged}{refused}: {ended}")
+
+
+def cancelled(count: int, *, as_json: bool) -> None:
+    print_either({"cancelled": count} if as_json else None, f"{count} {plural('operation', count)} cancelled")
+
+
+def closed(session: ClosedSession, *, as_json: bool) -> None:
+    document = {"cancelled": session.cancelled, "results_dropped": session.results_dropped}
+    cancelled = f"{session.cancelled} {plural('operation', session.cancelled)} cancelled"
+    dropped = f"{session.results_dropped} {plural('result', session.results_dropped)} dropped"
+    print_either(document if as_json else None, f"closed: {cancelled}, {dropped}")
+
+
+def operations(found: list[PendingOperation], *, as_json: bool) -> None:
+    if as_json:
+        for one in found:
+            print_json(operation_document(one), indent=None)
+        return
+    table = plain_table("session", "id", "kind", "waited", "remaining", "waits for")
+    for one in found:
+        name = one.session_id or "-"
+        waited, remaining = f"{one.waited:.1f}s", f"{one.remaining:.1f}s"
+        table.add_row(
+            escape(name), str(one.operation_id), one.kind.name.lower(), waited, remaining, escape(waits_for(one))
+        )
+    console_for_data().print(table)
+
+
+def operation(one: PendingOperation, *, as_json: bool) -> None:
+    lines = [
+        f"{one.kind.name.lower()} {one.operation_id} of session {escape(one.session_id or '-')}",
+        f"  registered {_local(one.registered_time)}, waited {one.waited:.3f} s",
+        f"  expires    {_local(one.deadline_time)}, in {one.remaining:.3f} s",
+    ]
+    if one.min_bytes is not None:
+        lines.append(f"  for at least {one.min_bytes} bytes")
+    for item in one.items:
+        state = "waiting" if item.error_code == 7 else ERROR_NAMES.get(item.error_code, "reached")
+        reached = "no mark reported" if item.reached_offset < 0 else str(item.reached_offset)
+        lines.append(f"  {escape(item.name)}: {reached} of {item.required_offset}, {state}")
+    print_either(operation_document(one) if as_json else None, *lines)
+
+
+def partitions(found: list[Partition], *, as_json: bool) -> None:
+    if as_json:
+        for one in found:
+            print_json(asdict(one), indent=None)
+        return
+    marks_shown = ("log start", "low", "stable", "high", "log end")
+    table = plain_table("partition", "role", "epoch", *marks_shown, "in sync", "watched")
+    for one in found:
+        logs = (one.log_start_offset, one.low_watermark, one.last_stable_offset)
+        marks = [_mark(offset) for offset in (*logs, one.high_watermark, one.log_end_offset)]
+        in_sync = ",".join(map(str, one.in_sync_replica_ids)) or "-"
+        table.add_row(escape(one.name), _role(one), _mark(one.leader_epoch), *marks, in_sync, str(one.watched))
+    console_for_data().print(table)
+
+
+def partition(one: Partition, *, as_json: bool) -> None:
+    lines = [
+        f"{escape(one.name)}: {_role(one)}, leader epoch {_mark(one.leader_epoch)}, {one.watched} watching",
+        f"  log {_mark(one.log_start_offset)} to {_mark(one.log_end_offset)}",
+        f"  high watermark {_mark(one.high_watermark)}, last stable offset {_mark(one.last_stable_offset)}",
+        f"  low watermark {_mark(one.low_watermark)}, min in-sync replicas {one.min_in_sync_replicas}",
+        f"  events: {one.unchanged_events} unchanged, {one.stale_events} of a stale epoch",
+    ]
+    if one.stale_for is not None:
+        why = f": {escape(one.stale_reason)}" if one.stale_reason else ""
+        lines.insert(1, f"  [red]stale[/red] for {span(one.stale_for)}{why}")
+    if one.in_sync_replica_ids:
+        lines.append(f"  in sync: {', '.join(map(str, one.in_sync_replica_ids))}; {_mark(one.leader_id)} leads")
+    for replica in one.replicas:
+        flags = [name for name in ("in_sync", "dead", "fenced") if getattr(replica, name)]
+        state = ", ".join(flags).replace("_", " ") or "out of sync"
+        lines.append(f"  replica {replica.replica_id}: log end {_mark(replica.log_end_offset)}, {state}")
+    print_either(asdict(one) if as_json else None, *lines)
+
+
+def status(answer: Status, *, as_json: bool) -> None:
+    if as_json:
+        kinds = [{**asdict(kind), "kind": kind.kind.name.lower()} for kind in answer.kinds]
+        print_json({**asdict(answer), "started_time": answer.started_time.isoformat(), "kinds": kinds})
+        return
+    console = console_for_data()
+    engine = "compiled" if answer.compiled else "uncompiled"
+    draining = ", shutting down" if answer.draining else ""
+    console.print(f"purgatory {answer.version} ({engine} engine), up since {_local(answer.started_time)}{draining}")
+    console.print(
+        f"{answer.partitions} {plural('partition', answer.partitions)}, {answer.signal_keys} signal keys, "
+        f"{answer.sessions} sessions ({answer.sessions_connected} connected), "
+        f"{answer.unacknowledged_results} unacknowledged results"
+    )
+    table = plain_table(
+        "kind", "registered", "pending", "watched", "satisfied", "failed", "expired", "cancelled", "shutting down"
+    )
+    for kind in answer.kinds:
+        ended = (kind.satisfied, kind.failed, kind.expired, kind.cancelled, kind.shutting_down)
+        counts = [str(count) for count in (kind.registered, kind.pending, kind.watched, *ended)]
+        table.add_row(kind.kind.name.lower(), *counts)
+    console.print(table)
+    if answer.sources:
+        _print_sources(console, answer.sources)
+    if answer.remaining_time is not None:
+        console.print(remaining_line(answer.remaining_time))
+
+
+def _print_sources(console: Console, sources: list[SourceStatus]) -> None:
+    table = plain_table("source", "feeds", "state", "for", "lag", "stale", "unseen for", "restarts", "why")
+    for one in sources:
+        colour = {"live": "green", "behind": "yellow", "held": "yellow", "loading": "yellow"}.get(one.state, "red")
+        feeds = ", ".join(f"{prefix}*" for prefix in one.topic_prefixes[:3])
+        more = f" and {len(one.topic_prefixes) - 3} more" if len(one.topic_prefixes) > 3 else ""
+        table.add_row(
+            escape(one.name),
+            escape(feeds + more),
+            f"[{colour}]{one.state}[/{colour}]",
+            span(one.state_for),
+            span(one.lag),
+            str(one.stale_partitions),
+            "-" if one.stale_for is None else span(one.stale_for),
+            "-" if one.restarts is None else str(one.restarts),
+            escape(one.reason),
+        )
+    console.print(table)
+
+
+def remaining_line(left: RemainingTime) -> str:
+    """The remaining time of pending operations, without empty buckets."""
+    if left.soonest is None or left.latest is None:
+        return "nothing is pending"
+    bounds = [f"up to {span(bound)}" for bound in left.bounds] + [f"more than {span(left.bounds[-1])}"]
+    counts = [f"{count} {bound}" for bound, count in zip(bounds, left.operations, strict=True) if count]
+    return f"time left: {', '.join(counts)}; first expires in {span(left.soonest)}, last in {span(left.latest)}"
+
+
+def span(seconds: float) -> str:
+    """A duration in the largest unit that fits, in the form that `--timeout` accepts."""
+    unit, length = next(((unit, length) for unit, length in _SPANS if seconds >= length), ("s", 1))
+    return f"{seconds / length:.3f}".rstrip("0").rstrip(".") + unit
+
+
+def operation_document(one: PendingOperation) -> dict[str, Any]:
+    return {
+        **asdict(one),
+        "kind": one.kind.name.lower(),
+        "registered_time": one.registered_time.isoformat(),
+        "deadline_time": one.deadline_time.isoformat(),
+    }
+
+
+def _item_document(item: PartitionResult) -> dict[str, Any]:
+    document = asdict(item)
+    del document["name"]
+    if item.fetched is None:
+        del document["fetched"]
+    if item.stale_for is None:
+        del document["stale_for"], document["stale_reason"]
+    return document
+
+
+def _estimate(item: PartitionResult) -> str:
+    if item.estimated_remaining is None:
+        return "no estimate: the mark did not move" if item.reached_offset >= 0 else "no estimate"
+    pace = "" if item.pace_per_second is None else f" at {item.pace_per_second:.1f} a second"
+    return f"would have been reached in about {item.estimated_remaining:.3f} s{pace}"
+
+
+def waits_for(one: PendingOperation) -> str:
+    """The names and offsets that an operation waits for. Not escaped."""
+    items = [f"{item.name}@{item.required_offset}" for item in one.items[:3]]
+    more = f" and {len(one.items) - 3} more" if len(one.items) > 3 else ""
+    return ", ".join(items) + more
+
+
+def _role(one: Partition) -> str:
+    if one.storage_failed:
+        return "storage failed"
+    return "leader" if one.is_leader else "follower"
+
+
+def outcome_text(outcome: Outcome) -> str:
+    return outcome.name.lower().replace("_", " ")
+
+
+def _mark(offset: int) -> str:
+    return "-" if offset < 0 else str(offset)
+
+
+def _local(instant: datetime) -> str:
+    return instant.astimezone().isoformat(sep=" ", timespec="milliseconds")
+
+
+def plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}s"
+
+
+def plain_table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(heading, no_wrap=True)
+    return table
+
+
+def console_for_data() -> Console:
+    console = Console(highlight=False, soft_wrap=False)
+    return console if console.is_terminal else Console(highlight=False, width=PLAIN_WIDTH)
+
+
+def print_either(document: dict[str, Any] | None, *lines: str) -> None:
+    """Print the document as JSON, or the lines (rich's markup) if it is None."""
+    if document is not None:
+        print_json(document)
+        return
+    console = console_for_data()
+    for line in lines:
+        console.print(line)
+
+
+def print_json(document: dict[str, Any], indent: int | None = 2) -> None:
+    """Print a document on stdout; on one line if `indent` is None."""
+    text = json.dumps(document, indent=indent, ensure_ascii=False)
+    # json.dumps escapes only ASCII control characters, but terminals obey others too.
+    sys.stdout.write("".join(one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text) + "\n")

@@ -1,0 +1,320 @@
+"""`purgatory top`: a live view of pending, most watched and recently ended operations. Needs Textual (extra `top`)."""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, ClassVar, Final
+
+from purgatory_client.aio import AsyncClient
+from purgatory_client.errors import PurgatoryClientError
+from purgatory_client.views import EndedOperation, OperationOrder, Status
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.widgets import DataTable, Footer, Input, Static
+
+from purgatory.cli.render import COLOURS, outcome_text, plural, printable, span, waits_for
+from purgatory.cli.render_tail import waited_for
+
+INTERVAL_S: Final = 1.0
+ROWS_MAX: Final = 500
+"""Maximum rows of a view. With millions of waits pending, the daemon sorts and searches all of them."""
+ORDERS: Final = {
+    ("left", False): OperationOrder.LEAST_REMAINING,
+    ("left", True): OperationOrder.MOST_REMAINING,
+    ("waited", False): OperationOrder.LONGEST_WAITED,
+    ("waited", True): OperationOrder.SHORTEST_WAITED,
+}
+"""The daemon's sort order by column and direction. Other columns sort only the rows that were fetched."""
+ENDED_KEPT: Final = 500
+RETRY_S: Final = 1.0
+
+Value = str | int | float
+
+
+@dataclass(frozen=True)
+class TopColumn:
+    """A column of a view: its heading, width in characters (0: the remaining width), and value format."""
+
+    heading: str
+    width: int
+    write: Callable[[Any], str] = str
+    descends: bool = False
+    """Whether sorting by this column puts the greatest value first."""
+
+
+@dataclass
+class TopView:
+    """A view: its columns, the function that fetches its rows, and the column they are sorted by."""
+
+    title: str
+    columns: tuple[TopColumn, ...]
+    fetch: Callable[[], Awaitable[list[tuple[Value, ...]]]]
+    sorted_by: int
+    reverse: bool = False
+
+
+def _span(value: float) -> str:
+    return f"{value:.1f}s" if value < 60 else span(round(value))
+
+
+class Top(App[None]):
+    """The live view. Text from other callers is never interpreted as markup, and unprintable characters are escaped."""
+
+    TITLE = "purgatory"
+    CSS = """
+    #summary { height: 3; padding: 0 1; }
+    #title { height: 1; padding: 0 1; text-style: bold; }
+    #filter { display: none; height: 3; }
+    DataTable { height: 1fr; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("1", "view(0)", "waits"),
+        Binding("2", "view(1)", "hot"),
+        Binding("3", "view(2)", "ended"),
+        Binding("s", "sort", "sort"),
+        Binding("r", "reverse", "reverse"),
+        Binding("slash", "filter", "filter", key_display="/"),
+        Binding("space", "pause", "pause"),
+        Binding("escape", "unfilter", "clear", show=False),
+        Binding("q", "quit", "quit"),
+    ]
+    ENABLE_COMMAND_PALETTE = False
+
+    def __init__(self, client: AsyncClient) -> None:
+        super().__init__()
+        self._client: Final = client
+        self._ended: Final[deque[EndedOperation]] = deque(maxlen=ENDED_KEPT)
+        self._left_out = 0
+        self._views: Final = (
+            TopView(
+                "waits",
+                (
+                    TopColumn("waits for", 0),
+                    TopColumn("kind", 9),
+                    TopColumn("left", 7, _span),
+                    TopColumn("waited", 7, _span, descends=True),
+                    TopColumn("session", 12),
+                    TopColumn("id", 8, descends=True),
+                ),
+                self._waits,
+                sorted_by=2,
+            ),
+            TopView(
+                "hot names",
+                (TopColumn("name", 0), TopColumn("what", 9), TopColumn("watched", 9, descends=True)),
+                self._hot,
+                sorted_by=2,
+            ),
+            TopView(
+                "just ended",
+                (
+                    TopColumn("waited for", 0),
+                    TopColumn("outcome", 9),
+                    TopColumn("at", 8),
+                    TopColumn("after", 7, _span, descends=True),
+                    TopColumn("late", 7, _span, descends=True),
+                    TopColumn("kind", 9),
+                ),
+                self._just_ended,
+                sorted_by=2,
+                reverse=True,
+            ),
+        )
+        self._view = self._views[0]
+        self._paused = False
+        self._filter = ""
+        self._rows: list[tuple[Value, ...]] = []
+        self._matching = 0
+        """Operations that the daemon ranked for the waits view."""
+        self._before: Status | None = None
+        self._problem = ""
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="summary", markup=False)
+        yield Static(id="title", markup=False)
+        yield Input(placeholder="only rows that contain this; Enter keeps it, Escape clears it", id="filter")
+        yield DataTable(cursor_type="row", zebra_stripes=True)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self.query_one(DataTable).focus()
+        self.run_worker(self._refresh_forever(), name="refresh")
+        self.run_worker(self._follow_forever(), name="tail")
+
+    # Keys.
+
+    def action_view(self, number: int) -> None:
+        self._view = self._views[number]
+        self._rows = []
+        self._fetch_again()
+
+    def action_sort(self) -> None:
+        self._view.sorted_by = (self._view.sorted_by + 1) % len(self._view.columns)
+        self._view.reverse = False
+        self._fetch_again()
+
+    def action_reverse(self) -> None:
+        self._view.reverse = not self._view.reverse
+        self._fetch_again()
+
+    def action_filter(self) -> None:
+        box = self.query_one(Input)
+        box.display = True
+        box.focus()
+
+    def action_unfilter(self) -> None:
+        self.query_one(Input).value = ""
+        self._leave_filter(keep=False)
+
+    def action_pause(self) -> None:
+        self._paused = not self._paused
+        self._draw()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._filter = event.value
+        self._fetch_again()
+
+    def on_input_submitted(self) -> None:
+        self._leave_filter(keep=bool(self._filter))
+
+    def on_resize(self) -> None:
+        self._draw()
+
+    def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
+        if self._view.sorted_by == event.column_index:
+            self._view.reverse = not self._view.reverse
+        self._view.sorted_by = event.column_index
+        self._fetch_again()
+
+    def _fetch_again(self) -> None:
+        """Show what there is in the new order, and fetch the rows that are due now."""
+        self._draw()
+        if not self._paused:
+            self.run_worker(self._refresh_rows(), name="rows", exclusive=True, group="rows")
+
+    def _leave_filter(self, *, keep: bool) -> None:
+        self.query_one(Input).display = keep
+        self.query_one(DataTable).focus()
+
+    # Display.
+
+    async def _refresh_forever(self) -> None:
+        while True:
+            if not self._paused:
+                await self._refresh_rows()
+            await asyncio.sleep(INTERVAL_S)
+
+    async def _refresh_rows(self) -> None:
+        view = self._view
+        try:
+            status = await self._client.status()
+            rows = await view.fetch()
+        except PurgatoryClientError as error:
+            self._problem = printable(str(error))
+            self._draw()
+            return
+        self._problem = ""
+        self.query_one("#summary", Static).update(self._summary(status))
+        self._before = status
+        if view is self._view:
+            self._rows = rows
+            self._draw()
+
+    async def _follow_forever(self) -> None:
+        """Keeps what has just ended; over a daemon that restarts, too."""
+        while True:
+            with contextlib.suppress(PurgatoryClientError):
+                async for ended in self._client.tail():
+                    self._ended.extend(ended.operations)
+                    self._left_out += ended.left_out
+            await asyncio.sleep(RETRY_S)
+
+    async def _waits(self) -> list[tuple[Value, ...]]:
+        view, text = self._views[0], self._filter
+        order = ORDERS.get((view.columns[view.sorted_by].heading, view.reverse), OperationOrder.LEAST_REMAINING)
+        ranked = await self._client.ranked_operations(order, limit=ROWS_MAX)
+        self._matching = ranked.matching
+        found = ranked.operations
+        if text and ranked.matching > len(found):
+            # The daemon searches names; `_draw` also searches the other columns of the rows that rank first.
+            found = [*found, *(await self._client.ranked_operations(order, limit=ROWS_MAX, search=text)).operations]
+        rows = {(one.session_id, one.operation_id, one.registered_time): one for one in found}.values()
+        return [
+            (waits_for(one), one.kind.name.lower(), one.remaining, one.waited, one.session_id, one.operation_id)
+            for one in rows
+        ]
+
+    async def _hot(self) -> list[tuple[Value, ...]]:
+        names = await self._client.hot_names(ROWS_MAX)
+        return [(one.name, "key" if one.is_key else "partition", one.watched) for one in names]
+
+    async def _just_ended(self) -> list[tuple[Value, ...]]:
+        return [
+            (
+                waited_for(one),
+                outcome_text(one.outcome),
+                one.ended_time.astimezone().strftime("%H:%M:%S"),
+                one.waited,
+                one.lateness,
+                one.kind.name.lower(),
+            )
+            for one in self._ended
+        ]
+
+    def _summary(self, status: Status) -> str:
+        pending = sum(kind.pending for kind in status.kinds)
+        rates = ", rates follow"
+        if self._before is not None:
+            registered = _ended_of(status, "registered") - _ended_of(self._before, "registered")
+            ended = {
+                name: _ended_of(status, name) - _ended_of(self._before, name)
+                for name in ("satisfied", "failed", "expired", "cancelled")
+            }
+            told = ", ".join(f"{count} {name}" for name, count in ended.items() if count) or "none ended"
+            rates = f", since the last look {registered} registered, {told}"
+        sources = [f"{source.name} {source.state}" for source in status.sources]
+        connected = f"{status.sessions_connected} of {status.sessions} {plural('session', status.sessions)} connected"
+        lines = [
+            f"purgatory {status.version}: {pending} pending{rates}",
+            f"{connected}, {status.unacknowledged_results} results unacknowledged",
+            f"sources: {', '.join(sources)}" if sources else f"{status.partitions} partitions, no sources",
+        ]
+        return "\n".join(printable(line) for line in lines)
+
+    def _draw(self) -> None:
+        table = self.query_one(DataTable)
+        view, place = self._view, table.cursor_coordinate
+        rows = [row for row in self._rows if self._filter.lower() in " ".join(map(str, row)).lower()]
+        by = view.columns[view.sorted_by]
+        rows.sort(key=lambda row: row[view.sorted_by], reverse=by.descends != view.reverse)
+        table.clear(columns=True)
+        fixed = sum(column.width for column in view.columns)
+        left = max(12, self.size.width - fixed - 2 * len(view.columns) - 2)
+        for number, column in enumerate(view.columns):
+            arrow = " ▼" if number == view.sorted_by and by.descends != view.reverse else " ▲"
+            heading = column.heading + (arrow if number == view.sorted_by else "")
+            table.add_column(Text(heading), width=column.width or left)
+        for row in islice(rows, ROWS_MAX):
+            table.add_row(*(_cell(column, value) for column, value in zip(view.columns, row, strict=True)))
+        table.move_cursor(row=min(place.row, len(rows) - 1), animate=False)
+        state = " (paused)" if self._paused else ""
+        total = max(len(self._rows), self._matching if view is self._views[0] else 0)
+        shown = str(len(rows)) if total == len(rows) else f"{len(rows)} of {total}"
+        self.query_one("#title", Static).update(f"{view.title}: {shown}{state}")
+        if self._problem:
+            self.query_one("#summary", Static).update(f"the daemon does not answer; trying again\n{self._problem}")
+
+
+def _cell(column: TopColumn, value: Value) -> Text:
+    text = printable(column.write(value))
+    colours = {outcome_text(outcome): colour for outcome, colour in COLOURS.items()}
+    style = colours.get(text, "") if column.heading == "outcome" else ""
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _ended_of(status: Status, name: str) -> int:
+    return sum(getattr(kind, name) for kind in status.kinds)
