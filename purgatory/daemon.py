@@ -92,7 +92,7 @@ class Daemon:
             self._host.fair_queue,
             settings.limits,
             self._host.listeners,
-            next_expiry_ms=self._host.retry_advice.next_expiry_ms,
+            next_expiry_ms=self._host.gate.next_expiry_ms,
             memory_bytes_max=self._host.shares.budget.bytes_max,
         )
         self._memory_watch: Final = MemoryWatch(

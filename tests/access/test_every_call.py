@@ -17,6 +17,7 @@ from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch
 from purgatory.service.access.roles import CALLS
 from purgatory.service.host import Host
+from purgatory.service.registration import Registration
 from purgatory.service.rpc.handlers import SERVICE
 from purgatory.service.translate.operations import OperationRun
 from purgatory.v1 import event_pb2, operation_pb2, source_pb2, webhook_pb2
@@ -52,7 +53,7 @@ def populate(host: Host) -> None:
                 offsets=[9, 9, 9],
                 timeouts_ms=[600_000, 600_000, 0],
             )
-            host.register(session, [OperationRun(codes.PRODUCE, batch)], [])
+            Registration(host, session).register([OperationRun(codes.PRODUCE, batch)], [])
 
 
 Act = Callable[[Caller], Awaitable[str]]

@@ -22,6 +22,7 @@ from purgatory.extensions.archive.archive_listener import ArchiveListener, write
 from purgatory.service.draining import drain
 from purgatory.service.errors import BatchRejected, RpcError
 from purgatory.service.host import Host
+from purgatory.service.registration import Registration, register_unary_wait
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import ArchiveSettings, EngineSettings, HostSettings, LimitsSettings, SessionSettings
 from purgatory.service.translate.operations import OperationRun
@@ -126,8 +127,8 @@ class Life:
         self._register_some(self._session())
 
     def _register_some(self, session: Session) -> None:
-        self.host.register(
-            session, [self._run(self._random.randint(1, 5)) for _ in range(self._random.choice((1, 2)))], []
+        Registration(self.host, session).register(
+            [self._run(self._random.randint(1, 5)) for _ in range(self._random.choice((1, 2)))], []
         )
 
     def _run(self, operations: int) -> OperationRun:
@@ -241,7 +242,7 @@ class Life:
         with self.host.unary_wait(self.host.sessions.accounts.nobody) as (operation_id, _future):
             run = self._run(1)
             run.batch.operation_ids[0] = operation_id
-            self.host.register_unary_wait(run, self.host.sessions.accounts.nobody)
+            register_unary_wait(self.host, run, self.host.sessions.accounts.nobody)
             await asyncio.sleep(0)
 
     async def _drop_sessions(self) -> None:

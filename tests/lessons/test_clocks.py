@@ -15,6 +15,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service import reaper as reaper_module
 from purgatory.service.host import Host
+from purgatory.service.registration import Registration
 from purgatory.service.settings import HostSettings, SessionSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
@@ -58,15 +59,15 @@ def test_expiry_goes_by_the_deadline_whatever_idles() -> None:
     host = Host(Engine(EngineLimits(), 1), clock, HostSettings(session=SessionSettings(ttl_ms=50)))
     idle = [host.sessions.open(f"idle-{number}", 1)[0] for number in range(9_000)]
     for session in idle:
-        host.register(session, [produces(1, 3_600_000)], [])
+        Registration(host, session).register([produces(1, 3_600_000)], [])
         host.sessions.touch(session, 3_600_000)  # used again later: their time to live is not part of this lesson
     short, _ = host.sessions.open("short", 1)
     rng = random.Random(52)
     for number in range(1, 201):
         come_and_go, _ = host.sessions.open(f"churn-{number % 7}", clock.now_ms())
         highest = come_and_go.owner.highest_operation_id
-        host.register(come_and_go, [produces(1, 3_600_000, "churn", highest + 1)], [])
-        host.register(short, [produces(1, rng.randint(1, 40), f"t-{number}", number)], [])
+        Registration(host, come_and_go).register([produces(1, 3_600_000, "churn", highest + 1)], [])
+        Registration(host, short).register([produces(1, rng.randint(1, 40), f"t-{number}", number)], [])
         clock.jump(host.engine.next_expiration_ms() - clock.now_ms())
         host.reaper.turn()
     while short.owner.pending:
@@ -86,7 +87,9 @@ async def test_a_herd_goes_in_slices_and_events_in_between() -> None:
         host = served.host
         session, _ = host.sessions.open("s", 1)
         for place in range(10):
-            host.register(session, [produces(herd // 10, 1_000, f"t-{place}", place * herd // 10 + 1)], [])
+            Registration(host, session).register(
+                [produces(herd // 10, 1_000, f"t-{place}", place * herd // 10 + 1)], []
+            )
         assert host.engine.pending == herd
         turns: list[int] = []
 

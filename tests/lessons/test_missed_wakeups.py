@@ -15,6 +15,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service import host as host_module
 from purgatory.service.host import Host
+from purgatory.service.registration import Registration
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
@@ -73,7 +74,7 @@ async def test_registered_at_every_await_of_an_event_batch(monkeypatch: pytest.M
         waits = OperationBatch(
             [1, 2, 3], partitions=[("orders", 0)], offsets=[1, min(turns, 7) + 1, 8], timeouts_ms=[1_000]
         )
-        host.register(session, [OperationRun(codes.PRODUCE, waits)], [])
+        Registration(host, session).register([OperationRun(codes.PRODUCE, waits)], [])
         await applying
         assert host.engine.counts(codes.PRODUCE).satisfied == 3, f"registered after {turns} turns"
         if was_done:

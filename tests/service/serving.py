@@ -167,7 +167,7 @@ async def start_server(
     `now_s` is the clock for the rate of calls.
     """
     server = grpc.aio.server(options=options)
-    advice = host.retry_advice.next_expiry_ms
+    advice = host.gate.next_expiry_ms
     gate = CallGate(host.fair_queue, host.settings.limits, host.listeners, now_s, advice)
     ask = identify or (lambda _method: lambda _context: host.sessions.accounts.nobody)
     add_to_server(all_methods(host), server, gate, ask)
@@ -285,7 +285,7 @@ def produce(
 
 async def apply_events(host: Host, batch: EventBatch, account: Account | None = None) -> EventsReceipt:
     """Apply a batch of one part, as `Advance` does."""
-    host.check_events()
+    host.gate.check_events()
     return (await host.apply(lambda: IncomingEvents(batch, {}), account)).done
 
 

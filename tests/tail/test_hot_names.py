@@ -11,6 +11,7 @@ from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
+from purgatory.service.registration import Registration
 from purgatory.service.rpc import tail_calls
 from purgatory.service.translate.operations import OperationRun
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -33,7 +34,7 @@ def watch(served: ServedHost, counts: dict[tuple[str, int], int]) -> None:
                 timeouts_ms=[600_000],
                 **named,
             )
-            served.host.register(session, [OperationRun(kind, batch)], [])
+            Registration(served.host, session).register([OperationRun(kind, batch)], [])
             first += len(names)
 
 

@@ -15,6 +15,7 @@ from purgatory.service.errors import (
     unavailable,
 )
 from purgatory.service.host import Host
+from purgatory.service.registration import register_unary_wait
 from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.event_calls import advance_durably, serve_events
 from purgatory.service.rpc.handlers import Requests, uncancelled
@@ -181,7 +182,7 @@ class PurgatoryServicer(InspectionCalls):
         run = run_from_row(row, operation_id, self._host.engine.limits.timeout_ms_default)
         if run is None:
             raise invalid_argument("operation.condition", NO_CONDITION)
-        self._host.register_unary_wait(run, call.account)
+        register_unary_wait(self._host, run, call.account)
 
     def _check_admin(self, call: Call, may: bool, name: str) -> None:
         """Check the role admin for an action on other callers' operations. With a policy, the action is audited."""

@@ -14,15 +14,18 @@ from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.marks.event_checks import REPLICAS_MAX
 from purgatory.engine.marks.event_columns import EVENT_COLUMNS, row_fields
 from purgatory.service.errors import unreadable_batch
+from purgatory.service.settings import LimitsSettings
 from purgatory.service.translate.parts import (
     ROWS_COST_MAX,
     VALUES_PER_PART,
     Dictionary,
     fits_one_part,
     given_columns,
+    has_columns,
     part_of,
 )
 from purgatory.v1 import event_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 
 REFUSED_TYPE: Final = 0
 ROW_ONLY_TYPES: Final = frozenset({codes.IN_SYNC_REPLICAS, codes.LEADERSHIP, codes.REPLICA_STATE})
@@ -66,6 +69,19 @@ class IncomingEvents:
         if self.first == 0:
             return known
         return Refusal(self.first + known.index, known.code, known.field, known.message, known.error_code)
+
+
+def event_parts(
+    request: wire.AdvanceRequest | wire.AdvanceStreamRequest, limits: LimitsSettings
+) -> Iterator[IncomingEvents]:
+    """Split a batch of events into parts, each translated on demand.
+
+    Raises:
+        BatchRejected: The batch is unreadable. Raised at once, not by the iterator.
+    """
+    if has_columns(request, "type", "events", limits.events_per_batch_max):
+        return events_from_columns(request.columns, limits.items_per_batch_max)
+    return events_from_rows(request.rows.events)
 
 
 def events_from_columns(columns: event_pb2.EventColumns, values_max: int) -> Iterator[IncomingEvents]:

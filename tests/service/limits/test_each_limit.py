@@ -20,7 +20,7 @@ from purgatory.service.errors import RETRY_AFTER_MS
 from purgatory.service.fair_queue import REGISTRATIONS, Waiter
 from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.settings import MEMORY_BYTES_MIN, EngineLimitsSettings, LimitsSettings, Settings
-from purgatory.service.translate.batch_size import size_of
+from purgatory.service.translate.parts import size_of
 from purgatory.testing import ManualClock
 from purgatory.v1 import operation_pb2, source_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
