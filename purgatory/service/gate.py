@@ -7,12 +7,12 @@ expires. Events may make room earlier, at any time, so it is at most `RETRY_AFTE
 from collections.abc import Sequence
 from typing import Final
 
+from purgatory.clock import EngineTime
 from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 from purgatory.engine.engine import Engine
 from purgatory.service.access.account import Account
 from purgatory.service.budget.shares import Shares
-from purgatory.service.engine_time import EngineTime
 from purgatory.service.errors import RETRY_AFTER_MS, BatchRejected, from_refusal, unavailable
 from purgatory.service.listeners.listener import Journal, Listener
 from purgatory.service.sessions.refused_ids import FULL

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from purgatory.clock import Clock
+from purgatory.clock import Clock, EngineTime
 from purgatory.engine.batches import PartitionName, Refusal
 from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
@@ -22,7 +22,6 @@ from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.service.access.account import Account
 from purgatory.service.access.authorization_filter import replace_reasons
 from purgatory.service.budget.shares import Shares
-from purgatory.service.engine_time import EngineTime
 from purgatory.service.errors import unreadable_batch
 from purgatory.service.fair_queue import FairQueue, Turn, next_loop_turn
 from purgatory.service.gate import Gate

@@ -215,7 +215,7 @@ class Webhooks(Listener):
             self.keep(letter, *failed)
 
     def may_see(self, account: Account, letter: webhook_pb2.DeadLetter) -> bool:
-        return letter.principal == account.principal or account.grants.is_everywhere(ADMIN)
+        return letter.principal == account.principal or ADMIN in account.grants.everywhere
 
     # As a listener.
 

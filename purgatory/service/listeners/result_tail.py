@@ -66,7 +66,7 @@ class TailSubscriber:
         places = self._wanted(completions)
         if not places:
             return
-        if whose != self._account.principal and not self._account.grants.is_everywhere(ADMIN):
+        if whose != self._account.principal and ADMIN not in self._account.grants.everywhere:
             places = self._visible(completions, places[:EXAMINED_MAX])
         room = ROWS_MAX - len(self._rows)
         self._left_out += max(0, len(places) - room)

@@ -168,7 +168,7 @@ class PurgatoryServicer(InspectionCalls):
         account = call.account
         if request.principal not in ("", account.principal):
             whose = f"sessions of {quoted(request.principal)}"
-            self._check_admin(call, call.account.grants.is_everywhere(ADMIN), whose)
+            self._check_admin(call, ADMIN in call.account.grants.everywhere, whose)
             account = self._host.sessions.accounts.find(request.principal)
         session = self._host.sessions.get(request.session_id, account)
         if not request.operation_ids:

@@ -20,8 +20,7 @@ from purgatory.engine.batches import Refusal
 from purgatory.engine.codes import RESOURCE_EXHAUSTED
 from purgatory.engine.engine import Engine
 from purgatory.service.access.account import NOBODY, Account
-from purgatory.service.budget.memory_budget import SESSION_BYTES
-from purgatory.service.budget.shares import Shares
+from purgatory.service.budget.shares import SESSION_BYTES, Shares
 from purgatory.service.errors import (
     RETRY_AFTER_MS,
     from_refusal,

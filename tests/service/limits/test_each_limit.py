@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from purgatory.daemon import make_host
 from purgatory.engine import codes
-from purgatory.service.budget.memory_budget import CALL_BYTES
+from purgatory.service.budget.shares import CALL_BYTES
 from purgatory.service.errors import RETRY_AFTER_MS
 from purgatory.service.fair_queue import REGISTRATIONS, Waiter
 from purgatory.service.metrics.metrics import Metrics
