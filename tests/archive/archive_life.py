@@ -19,12 +19,13 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.kinds.operation_columns import OPERATION, OperationColumn, columns_of
 from purgatory.engine.limits import EngineLimits
 from purgatory.extensions.archive.archive_listener import ArchiveListener, writer_config
+from purgatory.extensions.archive.settings import ArchiveSettings
 from purgatory.service.draining import drain
 from purgatory.service.errors import BatchRejected, RpcError
 from purgatory.service.host import Host
 from purgatory.service.registration import Registration, register_unary_wait
 from purgatory.service.sessions.session import Session
-from purgatory.service.settings import ArchiveSettings, EngineSettings, HostSettings, LimitsSettings, SessionSettings
+from purgatory.service.settings import EngineSettings, HostSettings, LimitsSettings, SessionSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from tests.archive.archive_kit import ThreadLink

@@ -29,6 +29,7 @@ from purgatory.extensions.archive.records import (
     row_record,
 )
 from purgatory.extensions.archive.run_details import LIMIT_NAMES, RunDetails, new_run_id, wall_ms
+from purgatory.extensions.archive.settings import ArchiveSettings
 from purgatory.extensions.archive.vocabulary import NO_SESSION, CallStamp, CannotArchive, Registrant
 from purgatory.extensions.archive.writer_link import WriterLink
 from purgatory.extensions.archive.writer_protocol import WriterConfig, WriterStatistics
@@ -45,7 +46,7 @@ from purgatory.service.listeners.events import (
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.reaper import EXPIRED_PER_SLICE
 from purgatory.service.sessions.session import Session
-from purgatory.service.settings import ArchiveSettings, EngineSettings
+from purgatory.service.settings import EngineSettings
 
 LOGGER: Final = logging.getLogger(__name__)
 

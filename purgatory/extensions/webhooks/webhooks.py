@@ -16,6 +16,7 @@ from purgatory.extensions.webhooks.callback_stream import CallbackStream
 from purgatory.extensions.webhooks.dead_letters import DeadLetters
 from purgatory.extensions.webhooks.deliveries import Deliveries, RetrySchedule
 from purgatory.extensions.webhooks.redelivery import Redelivery
+from purgatory.extensions.webhooks.settings import WebhooksSettings
 from purgatory.extensions.webhooks.signing import CannotSendWebhooks, WebhookSigner, body_of
 from purgatory.extensions.webhooks.webhook_poster import (
     DELIVERED,
@@ -32,7 +33,6 @@ from purgatory.service.fair_queue import REGISTRATIONS
 from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.sessions.session import Callback, Session
-from purgatory.service.settings import WebhooksSettings
 from purgatory.service.transport.outbound import Resolve, system_addresses
 from purgatory.service.transport.watched_file import WatchedFile, read_regular_file
 from purgatory.v1 import result_pb2, webhook_pb2
