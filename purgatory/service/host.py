@@ -19,6 +19,7 @@ from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
+from purgatory.engine.limits import EngineLimits
 from purgatory.service.access.account import Account
 from purgatory.service.access.authorization_filter import replace_reasons
 from purgatory.service.budget.shares import Shares
@@ -35,6 +36,7 @@ from purgatory.service.listeners.events import (
     FailedStale,
 )
 from purgatory.service.listeners.listener import Journal, Listener
+from purgatory.service.listeners.refusal_log import RefusalLog
 from purgatory.service.listeners.result_tail import ResultTail
 from purgatory.service.loop_stalls import WORK_PER_SLICE, LoopStalls
 from purgatory.service.reaper import EXPIRED_PER_SLICE, Reaper
@@ -43,7 +45,7 @@ from purgatory.service.sessions.session import Session
 from purgatory.service.sessions.session_table import Sessions
 from purgatory.service.sessions.unary_waits import OpenWait, UnaryWaits
 from purgatory.service.sessions.waiting_callers import WaitingCallers
-from purgatory.service.settings import HostSettings
+from purgatory.service.settings import EngineLimitsSettings, HostSettings, Settings
 from purgatory.service.sources.source_links import SourceLinks
 from purgatory.service.sources.source_table import SourceTable
 from purgatory.service.sources.stale_reaper import StaleReaper
@@ -425,3 +427,11 @@ class Host:
                     listener.tick()
             except Exception:
                 LOGGER.exception("session maintenance failed; it continues")
+
+
+def make_host(settings: Settings, metrics: Listener, clock: Clock, started_ms: int) -> Host:
+    """Create the engine, whose time starts at `started_ms`, and its host, each with its limits."""
+    limits = settings.limits.model_dump(include=set(EngineLimitsSettings.model_fields))
+    engine = Engine(EngineLimits(**limits), started_ms, **settings.engine.model_dump())
+    settings_of_host = HostSettings(settings.limits, settings.session, settings.shares)
+    return Host(engine, clock, settings_of_host, metrics, RefusalLog(clock))

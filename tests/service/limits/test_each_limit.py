@@ -13,11 +13,11 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from pydantic import ValidationError
 
-from purgatory.daemon import make_host
 from purgatory.engine import codes
 from purgatory.service.budget.shares import CALL_BYTES
 from purgatory.service.errors import RETRY_AFTER_MS
 from purgatory.service.fair_queue import REGISTRATIONS, Waiter
+from purgatory.service.host import make_host
 from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.settings import MEMORY_BYTES_MIN, EngineLimitsSettings, LimitsSettings, Settings
 from purgatory.service.translate.parts import size_of
