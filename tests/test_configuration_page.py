@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from purgatory.extensions import ALL_SETTINGS
+from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.service.setting_sources import setting_groups
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"

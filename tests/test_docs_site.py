@@ -18,10 +18,6 @@ ROOT = Path(__file__).resolve().parent.parent
 START = ROOT / "docs" / "start"
 CLI = "from purgatory.cli import main; main()"
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("PURGATORY_BUILD") == "pure", reason="the same pages on either build of the engine"
-)
-
 
 def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text("utf-8"), re.DOTALL)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.measure.pairing import Figure, in_turn, ratio
-from bench.measure.result_rows import Row, read_rows, table, write_rows
+from bench.measure.result_rows import read_rows
 from bench.render.page import with_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,15 +41,6 @@ def test_the_ratio_is_the_median_over_pairs() -> None:
 def test_a_ratio_above_one_is_better_in_every_unit(ours: float, theirs: float, unit: str, expected: float) -> None:
     """For rates more is better, for all other units less; values below the resolution count as the resolution."""
     assert ratio(ours, theirs, unit) == pytest.approx(expected)
-
-
-def test_rows_survive_a_round_trip(tmp_path: Path) -> None:
-    """Rows are read back unchanged; the table shows the target and whether it was reached."""
-    name, path = "engine/register-complete/pending=10", tmp_path / "rows.json"
-    rows = [Row(name, "engine", "kafka", 1.0, "ops/s", reached, 3, 1.0, 9.0, "here") for reached in (2.5, 1.5)]
-    write_rows(rows, path)
-    assert read_rows(path) == rows
-    assert [line.split("|")[-2].strip() for line in table(rows).splitlines()[2:]] == ["yes", "**no**"]
 
 
 def test_the_page_shows_the_committed_results() -> None:

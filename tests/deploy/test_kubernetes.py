@@ -8,7 +8,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from purgatory.extensions import ALL_SETTINGS
+from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.service.setting_sources import setting_groups
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"

@@ -10,6 +10,7 @@ from purgatory.embedded import EmbeddedPurgatory
 from purgatory.engine.codes import EXPIRED, SATISFIED, SHUTTING_DOWN
 from purgatory.engine.errors import PurgatoryClosed
 from purgatory.engine.generic.operation import GenericOperation
+from purgatory.testing import ManualClock
 from tests.engine.generic.recording_operation import (
     DEADLINE_S,
     Gate,
@@ -237,3 +238,72 @@ def test_close_from_an_effect_on_the_callers_thread() -> None:
     assert {operation.outcome for operation in leftovers} == {SHUTTING_DOWN}
     assert all(operation.effects == ["complete"] for operation in leftovers)
     wait_until(lambda: threads_of("closing") == [])
+
+
+@pytest.mark.parametrize("is_met", [True, False])
+def test_an_end_waits_until_the_condition_has_been_looked_at(is_met: bool) -> None:
+    """If the timer fires while try_complete runs, on_complete does not run concurrently, and there is one end."""
+    clock = ManualClock()
+    with EmbeddedPurgatory("double-ends", never_called, clock=clock, reaper_enabled=False) as purgatory:
+        log: list[str] = []
+        at_the_timer, release = threading.Event(), threading.Event()
+
+        class SlowLook(RecordingOperation):
+            def try_complete(self) -> bool:
+                self.evaluations += 1
+                if self.evaluations < 3:
+                    return False
+                log.append("look begins")
+                assert release.wait(DEADLINE_S)
+                log.append("look ends")
+                return self.force_complete() if is_met else False
+
+        def expire() -> None:
+            at_the_timer.set()
+            purgatory.advance_clock()
+
+        operation = SlowLook(10)
+        operation.when_completed = lambda: log.append("completed")
+        purgatory.try_complete_else_watch(operation, ["k"])
+        clock.jump(10)
+        checking = threading.Thread(target=purgatory.check_and_complete, args=("k",))
+        checking.start()
+        expiring = threading.Thread(target=expire)
+        expiring.start()
+        assert at_the_timer.wait(DEADLINE_S)
+        release.set()
+        checking.join(DEADLINE_S)
+        expiring.join(DEADLINE_S)
+        assert log in (["look begins", "look ends", "completed"], ["completed"])
+        assert operation.effects == (["complete", "expire"] if operation.outcome == EXPIRED else ["complete"])
+        if is_met and log[0] == "look begins":
+            assert operation.outcome == SATISFIED
+        assert purgatory.pending == purgatory.num_delayed == 0
+
+
+@pytest.mark.parametrize("at_evaluation", [1, 2])
+def test_state_that_changes_while_it_is_looked_at(at_evaluation: int) -> None:
+    """A change and check by another thread right after an evaluation read "not yet" completes the operation."""
+    with EmbeddedPurgatory("missed-wakeups", never_called) as purgatory:
+        others: list[threading.Thread] = []
+
+        def change_and_check(operation: RecordingOperation) -> None:
+            operation.is_met = True
+            purgatory.check_and_complete("k")
+
+        class LookedAt(RecordingOperation):
+            def try_complete(self) -> bool:
+                self.evaluations += 1
+                if self.evaluations == at_evaluation:
+                    # The state was read as "not met"; the event happens before that result is used.
+                    others.append(threading.Thread(target=change_and_check, args=(self,)))
+                    others[0].start()
+                    return False
+                return self.force_complete() if self.is_met else False
+
+        operation = LookedAt()
+        purgatory.try_complete_else_watch(operation, ["k"])
+        others[0].join(DEADLINE_S)
+        assert operation.outcome == SATISFIED
+        assert operation.effects == ["complete"]
+        assert purgatory.pending == purgatory.watched == 0

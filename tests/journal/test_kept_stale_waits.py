@@ -23,6 +23,7 @@ STALE = {0: (5_000, "broker 2 is down"), 2: (7_000, "not authorised"), 3: (1, "b
 
 
 @pytest.mark.slow  # starts the daemon twice
+@pytest.mark.sockets
 async def test_a_stale_timeout_outlives_the_daemon(tmp_path: Path) -> None:
     """A wait is registered and the daemon killed; the next daemon still fails the wait when its mark is stale."""
     address = free_address()

@@ -71,6 +71,7 @@ def test_a_folder_without_its_lock_file_is_still_locked(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sockets
 def test_a_daemon_whose_folder_is_removed_is_not_ready(tmp_path: Path, start_daemon: StartDaemon) -> None:
     """The daemon logs an error and answers 503 to /readyz, but 200 to /healthz."""
     daemon = start_daemon("--data-dir", str(tmp_path / "data"))
@@ -82,6 +83,7 @@ def test_a_daemon_whose_folder_is_removed_is_not_ready(tmp_path: Path, start_dae
 
 
 @pytest.mark.slow
+@pytest.mark.sockets
 async def test_a_daemon_on_a_full_disk_is_not_ready(tmp_path: Path, start_daemon: StartDaemon) -> None:
     """/readyz answers 503 while the journal cannot be written, and 200 once it can again."""
     daemon = start_daemon("--data-dir", str(tmp_path / "data"))

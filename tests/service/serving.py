@@ -17,7 +17,7 @@ from purgatory.engine.batches import EventBatch, EventsReceipt, Refusal
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.extension import Core
-from purgatory.extensions import ALL_SETTINGS
+from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.extensions.webhooks.extension import WebhooksExtension
 from purgatory.service.access.access import Access
 from purgatory.service.access.account import Account

@@ -26,9 +26,9 @@ from prometheus_client.parser import text_string_to_metric_families
 import purgatory
 from purgatory.daemon import Daemon
 from purgatory.engine import COMPILED
-from purgatory.extensions import ALL_SETTINGS
 from purgatory.extensions.archive.archive_listener import ArchiveListener
 from purgatory.extensions.archive.extension import ArchiveExtension
+from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import Directory
 from purgatory.journal.store import Store

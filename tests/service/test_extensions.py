@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from purgatory.extension import StartupError, chosen
-from purgatory.extensions import ALL, ALL_SETTINGS
+from purgatory.extensions.installed import ALL, ALL_SETTINGS
 from purgatory.service.setting_sources import load_settings
 from tests.conftest import StartDaemon
 

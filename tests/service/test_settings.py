@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from purgatory.extensions import ALL_SETTINGS
+from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.flags import CommandLine, config_lines, read_command_line
 from purgatory.service.setting_sources import (
     SettingsError,

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from purgatory.extensions import ALL_SETTINGS
+from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.service.setting_sources import setting_names
 from tests.conftest import StartDaemon
 from tests.daemon_process import daemon_environment

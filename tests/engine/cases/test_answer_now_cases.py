@@ -69,21 +69,6 @@ def test_what_is_not_reached_expires_at_once(
     world.assert_empty()
 
 
-def test_a_fetch_below_its_minimum_answers_with_what_there_is() -> None:
-    """A fetch below its minimum returns the readable bytes without an error."""
-    world = world_at_five()
-    handle = world.fetch({"orders-0": 2, "orders-1": 5}, min_bytes=100, timeout_ms=0)
-    assert [(item.available_bytes, item.error) for item in world.result(handle).items] == [(3, 0), (0, 0)]
-
-
-def test_a_failed_wait_is_failed() -> None:
-    """An operation with an error on all its partitions fails, as with any other timeout."""
-    world = world_at_five()
-    world.storage_failed("orders-0")
-    assert world.outcome(world.produce({"orders-0": 9}, timeout_ms=0)) == "failed"
-    world.assert_empty()
-
-
 def test_a_batch_may_mix_timeouts() -> None:
     """In one batch, operations with a timeout of 0 are answered and the others wait."""
     world = world_at_five()

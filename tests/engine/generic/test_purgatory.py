@@ -317,3 +317,23 @@ def test_completions_do_not_recurse(make: Level) -> None:
     assert chain[0].force_complete()
     assert log == [str(number) for number in range(10_000)]
     assert purgatory.pending == 0
+
+
+@pytest.mark.parametrize("evaluation", [1, 2])
+def test_an_operation_forced_while_it_is_registered_leaves_nothing(evaluation: int) -> None:
+    """It completes once, whichever evaluation the force interrupts, and is neither watched nor timed afterwards."""
+    purgatory, operation = DelayedOperationPurgatory(0, never_called), RecordingOperation(1_000)
+
+    def force_as_another_thread() -> None:
+        """The other thread saw the operation unregistered, and continues only now."""
+        if operation.evaluations == evaluation:
+            claim, operation.purgatory_claim = operation.purgatory_claim, None
+            operation.force_complete()
+            operation.purgatory_claim = claim
+
+    operation.when_evaluated = force_as_another_thread
+    purgatory.try_complete_else_watch(operation, ["key"], 0)
+    purgatory.check_and_complete("key")
+    purgatory.advance_clock(5_000, 10)
+    assert operation.effects == ["complete"]
+    assert (purgatory.watched, purgatory.num_delayed, purgatory.next_expiration_ms()) == (0, 0, -1)
