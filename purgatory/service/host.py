@@ -29,9 +29,8 @@ from purgatory.service.gate import Gate
 from purgatory.service.listeners.events import (
     Applied,
     Cancelled,
-    CancelledKey,
-    CancelledPartition,
     CancelledSession,
+    CancelledWaits,
     Completed,
     FailedStale,
 )
@@ -240,29 +239,22 @@ class Host:
         self.deliver()
         return closed
 
-    async def cancel_partition(self, name: PartitionName) -> int:
-        """Cancel operations that wait on a partition until none is left, and return their number."""
+    async def cancel_waits(self, name: PartitionName) -> int:
+        """Cancel operations that wait on a partition, or on a key as `(key, -1)`, until none is left. Return their
+        number.
+        """
 
         def cancel(now_ms: int) -> tuple[int, bool]:
-            return self.engine.cancel_partition(name, now_ms, WORK_PER_SLICE), self.engine.has_waits(name)
+            if name[1] < 0:
+                cancelled = self.engine.cancel_key(name[0], now_ms, WORK_PER_SLICE)
+            else:
+                cancelled = self.engine.cancel_partition(name, now_ms, WORK_PER_SLICE)
+            return cancelled, self.engine.has_waits(name)
 
         def notify(cancelled: int, now_ms: int) -> None:
-            event = CancelledPartition(name, cancelled, now_ms)
+            event = CancelledWaits(name, cancelled, now_ms)
             for listener in self.listeners:
-                listener.cancelled_partition(event)
-
-        return await self._cancel_in_slices(cancel, notify)
-
-    async def cancel_key(self, key: str) -> int:
-        """Cancel operations that wait on a key until none is left, and return their number."""
-
-        def cancel(now_ms: int) -> tuple[int, bool]:
-            return self.engine.cancel_key(key, now_ms, WORK_PER_SLICE), self.engine.has_waits((key, -1))
-
-        def notify(cancelled: int, now_ms: int) -> None:
-            event = CancelledKey(key, cancelled, now_ms)
-            for listener in self.listeners:
-                listener.cancelled_key(event)
+                listener.cancelled_waits(event)
 
         return await self._cancel_in_slices(cancel, notify)
 

@@ -338,7 +338,7 @@ async def _tail_results(caller: Caller) -> str:
     assert not (await asyncio.wait_for(stream.read(), PATIENCE_S)).operations
     assert caller.host is not None
     for name in ("mine-1", "yours-1"):
-        await caller.host.cancel_partition((name, 0))
+        await caller.host.cancel_waits((name, 0))
     told = (await asyncio.wait_for(stream.read(), PATIENCE_S)).operations
     found = {(one.principal, one.session_id, one.operation_id) for one in told}
     if len(found) == 2:

@@ -221,9 +221,9 @@ class Life:
         elif how == 1:
             await self.host.cancel_session(session)
         elif how == 2:
-            await self.host.cancel_partition(self._random.choice(PARTITIONS))
+            await self.host.cancel_waits(self._random.choice(PARTITIONS))
         else:
-            await self.host.cancel_key(self._random.choice(KEYS))
+            await self.host.cancel_waits((self._random.choice(KEYS), -1))
 
     async def _fail_stale(self) -> None:
         """Some marks have been stale for some time, but only at this moment."""

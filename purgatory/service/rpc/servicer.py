@@ -161,10 +161,10 @@ class PurgatoryServicer(InspectionCalls):
         if request.HasField("topic_partition"):
             name = partition_name(request.topic_partition)
             self._check_admin(call, name[0] in call.account.grants.on_topics(ADMIN), f"topic {quoted(name[0])}")
-            return wire.CancelResponse(cancelled=await self._host.cancel_partition(name))
+            return wire.CancelResponse(cancelled=await self._host.cancel_waits(name))
         if request.key:
             self._check_admin(call, request.key in call.account.grants.on_keys(ADMIN), f"key {quoted(request.key)}")
-            return wire.CancelResponse(cancelled=await self._host.cancel_key(request.key))
+            return wire.CancelResponse(cancelled=await self._host.cancel_waits((request.key, -1)))
         account = call.account
         if request.principal not in ("", account.principal):
             whose = f"sessions of {quoted(request.principal)}"

@@ -336,7 +336,7 @@ async def test_the_end_of_large_operations_goes_in_slices(how: str) -> None:
     elif how == "session":
         assert await held.host.cancel_session(held.session) == 60
     elif how == "partition":
-        assert await held.host.cancel_partition(("orders", 3)) == 60
+        assert await held.host.cancel_waits(("orders", 3)) == 60
     elif how == "close":
         held.host.close_session(held.session)
         assert 0 < held.engine.pending < 60
