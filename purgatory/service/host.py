@@ -39,7 +39,7 @@ from purgatory.service.listeners.refusal_log import RefusalLog
 from purgatory.service.listeners.result_tail import ResultTail
 from purgatory.service.loop_stalls import WORK_PER_SLICE, LoopStalls
 from purgatory.service.reaper import EXPIRED_PER_SLICE, Reaper
-from purgatory.service.sessions.callbacks import Callbacks, NoCallbacks
+from purgatory.service.sessions.callbacks import Callbacks
 from purgatory.service.sessions.session import Session
 from purgatory.service.sessions.session_table import Sessions
 from purgatory.service.sessions.unary_waits import OpenWait, UnaryWaits
@@ -67,7 +67,7 @@ class Host:
         self.tail: Final = ResultTail(self.listeners)
         self.journal = Journal()
         """The journal; a no-op journal unless `use_journal` is called."""
-        self.callbacks: Callbacks = NoCallbacks()
+        self.callbacks = Callbacks()
         """Refuses callbacks, unless an extension replaces it."""
         self.shares: Final = Shares(settings, engine)
         self.holds: Final = LoopStalls()
