@@ -185,7 +185,7 @@ async def test_the_first_cause_decides_a_unary_wait(first: str, second: str) -> 
 
 async def end_unary(race: Race, cause: str) -> int:
     """Apply one cause to a unary wait; return the number of operations that it has ended."""
-    return await (race.host.cancel_partition(PARTITION) if cause == "cancel" else race.happen(cause))
+    return await (race.host.cancel_waits(PARTITION) if cause == "cancel" else race.happen(cause))
 
 
 # Over a real server.

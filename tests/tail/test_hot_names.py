@@ -61,7 +61,7 @@ async def test_hottest_first(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
         few = await hot_names(served, 5)
         assert [count for count, _ in few] == [count for count, _ in watched[:5]]
         assert set(few) <= set(watched)
-        await served.host.cancel_partition(names[0])
+        await served.host.cancel_waits(names[0])
         assert names[0] not in {name for _, name in await hot_names(served, 1_000)}
 
 
