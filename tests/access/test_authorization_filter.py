@@ -1,4 +1,4 @@
-"""Withheld rows: exactly the unauthorized operations and events of a batch are withheld, in either shape."""
+"""Exactly the unauthorized operations and events of a batch are refused, in either shape."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.access.account import Account, Accounts
+from purgatory.service.access.authorization_filter import filter_events
 from purgatory.service.access.roles import PERMISSION_DENIED, Grants, Names
-from purgatory.service.access.withholding import withhold_events
 from purgatory.service.errors import BatchRejected
 from purgatory.service.host import Host
+from purgatory.service.registration import Registration
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.v1 import event_pb2, operation_pb2
@@ -90,13 +91,13 @@ def test_operations_against_an_oracle(drawn: tuple[int, dict[str, Any]]) -> None
     host, session = new_session(GRANTS)
     free, free_session = new_session(Grants(*[dict.fromkeys(("wait",), Names(["*"]))] * 2))  # type: ignore[arg-type]
     try:
-        expected = free.register(free_session, [OperationRun(kind, copied(columns))], [])
+        expected = Registration(free, free_session).register([OperationRun(kind, copied(columns))], [])
     except BatchRejected:
         with pytest.raises(BatchRejected):
-            host.register(session, [OperationRun(kind, copied(columns))], [])
+            Registration(host, session).register([OperationRun(kind, copied(columns))], [])
         assert host.engine.pending == 0
         return
-    got = host.register(session, [OperationRun(kind, copied(columns))], [])
+    got = Registration(host, session).register([OperationRun(kind, copied(columns))], [])
     forbidden = {row for row, names in enumerate(names_of(columns)) if any(name and name not in MINE for name in names)}
     assert {refusal.index for refusal, _ in got.refused if refusal.code == PERMISSION_DENIED} == forbidden
     others = {refusal.index: refusal.message for refusal, _ in expected.refused if refusal.index not in forbidden}
@@ -121,7 +122,7 @@ def test_events_against_an_oracle(types: list[int], places: list[int], keys: lis
     batch = EventBatch(
         list(types), partitions=[(name, 0) for name in topics], keys=list(keys), item_indexes=list(places), offsets=[1]
     )
-    reasons = withhold_events(account, batch)
+    reasons = filter_events(account, batch)
     engine = Engine(EngineLimits(), 0)
     if len(places) not in (0, 1, len(types)):
         assert reasons == {}
@@ -136,9 +137,9 @@ def test_events_against_an_oracle(types: list[int], places: list[int], keys: lis
         assert (batch.types[row] == 0) == (forbidden or event_type == 0)
 
 
-async def test_a_withheld_operation_ends_once(tmp_path: Path) -> None:
-    """A withheld operation has a result with the reason and uses up its id. If it is sent again it is known, and the
-    other operations of the batch wait.
+async def test_an_unauthorized_operation_ends_once(tmp_path: Path) -> None:
+    """An unauthorized operation has a result with the reason and uses up its id. If it is sent again it is
+    known, and the other operations of the batch wait.
     """
     async with guarding(tmp_path) as served, served.caller("wait") as caller:
         operations = [produce(n, name, 9) for n, name in enumerate(("mine-1", "yours-1", "mine-2"), 1)]

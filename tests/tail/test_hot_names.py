@@ -11,7 +11,8 @@ from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
-from purgatory.service.rpc import onlooker_calls
+from purgatory.service.registration import Registration
+from purgatory.service.rpc import tail_calls
 from purgatory.service.translate.operations import OperationRun
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.service.serving import ServedHost, refused, serving
@@ -33,7 +34,7 @@ def watch(served: ServedHost, counts: dict[tuple[str, int], int]) -> None:
                 timeouts_ms=[600_000],
                 **named,
             )
-            served.host.register(session, [OperationRun(kind, batch)], [])
+            Registration(served.host, session).register([OperationRun(kind, batch)], [])
             first += len(names)
 
 
@@ -49,7 +50,7 @@ async def hot_names(served: ServedHost, limit: int = 0) -> list[tuple[int, tuple
 async def test_hottest_first(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The most watched partitions and keys, as many as requested, whatever the slice size."""
     seeded = random.Random(seed)
-    monkeypatch.setattr(onlooker_calls, "NAMES_PER_SLICE", seeded.choice((1, 3, 100)))
+    monkeypatch.setattr(tail_calls, "NAMES_PER_SLICE", seeded.choice((1, 3, 100)))
     names = [(f"t{number}", seeded.randrange(3)) for number in range(15)] + [(f"k{number}", -1) for number in range(15)]
     counts = {name: seeded.randrange(6) for name in names}
     watched = sorted(((count, name) for name, count in counts.items() if count), reverse=True)
@@ -60,7 +61,7 @@ async def test_hottest_first(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
         few = await hot_names(served, 5)
         assert [count for count, _ in few] == [count for count, _ in watched[:5]]
         assert set(few) <= set(watched)
-        await served.host.cancel_partition(names[0])
+        await served.host.cancel_waits(names[0])
         assert names[0] not in {name for _, name in await hot_names(served, 1_000)}
 
 

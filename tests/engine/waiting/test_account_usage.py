@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from purgatory.engine import codes
+from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import EventBatch, OperationBatch, ReplicaSets
 from purgatory.engine.engine import Engine
-from purgatory.engine.holdings import Holdings
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.waiting.tables import Owner
 
@@ -38,8 +38,8 @@ class TwoAccounts:
 
     def __init__(self) -> None:
         self.engine = Engine(EngineLimits(signal_keys_max=2, partitions_max=3), 0)
-        self.holdings = [Holdings(), Holdings()]
-        self.owners = [self.engine.add_owner(self.holdings[number % 2]) for number in range(3)]
+        self.usage = [AccountUsage(), AccountUsage()]
+        self.owners = [self.engine.add_owner(self.usage[number % 2]) for number in range(3)]
         self.now_ms = 0
         self.last_id = 0
 
@@ -53,22 +53,22 @@ class TwoAccounts:
             batch = EventBatch(
                 [codes.HIGH_WATERMARK], partitions=[(TOPICS[number], 0)], item_indexes=[0], offsets=[given]
             )
-            engine.apply(batch, self.now_ms, maker=self.holdings[last])
+            engine.apply(batch, self.now_ms, account=self.usage[last])
         elif what == "count":
             batch = EventBatch([codes.KEY_SIGNALLED], keys=[KEYS[number]], item_indexes=[0], offsets=[given])
-            engine.apply(batch, self.now_ms, maker=self.holdings[last])
+            engine.apply(batch, self.now_ms, account=self.usage[last])
         elif what == "lead":
             sets = ReplicaSets(replicas=list(range(given + 1)), leader_id=0)
             batch = EventBatch(
                 [codes.LEADERSHIP], partitions=[(TOPICS[number], 0)], item_indexes=[0], offsets=[given],
                 leader_epochs=[given], flags=[1], replica_sets=[sets],
             )  # fmt: skip
-            engine.apply(batch, self.now_ms, maker=self.holdings[last])
+            engine.apply(batch, self.now_ms, account=self.usage[last])
         elif what == "cancel":
             engine.cancel_all(owner, self.now_ms)
         elif what == "drop":
             engine.remove_owner(owner, self.now_ms)
-            self.owners[number] = engine.add_owner(self.holdings[number % 2])
+            self.owners[number] = engine.add_owner(self.usage[number % 2])
         elif what == "remove":
             batch = EventBatch([codes.PARTITION_REMOVED], partitions=[(TOPICS[number], 0)], item_indexes=[0])
             engine.apply(batch, self.now_ms)
@@ -80,32 +80,32 @@ class TwoAccounts:
     def recount(self) -> None:
         """Recount everything by walking the engine, and compare."""
         self.engine.check()
-        operations: Counter[Holdings] = Counter()
-        items: Counter[Holdings] = Counter()
+        operations: Counter[AccountUsage] = Counter()
+        items: Counter[AccountUsage] = Counter()
         views, _ = self.engine.list_pending(0, 1_000, self.now_ms)
         for view in views:
             owner = self.engine._pending.owners[view.owner_id]
             assert owner is not None
-            operations[owner.holdings] += 1
-            items[owner.holdings] += len(view.items)
+            operations[owner.usage] += 1
+            items[owner.usage] += len(view.items)
         partitions = self.engine._partitions
         keys = self.engine._keys
-        made = Counter(partition.maker for partition in partitions.by_name.values())
+        made = Counter(partition.account for partition in partitions.by_name.values())
         held_keys = Counter(key.holder for key in keys.by_key.values() if key.references)
         assert items.total() == self.engine.pending_items
-        for holdings in [*self.holdings, partitions.unowned, keys.unowned]:
-            assert holdings.operations == operations[holdings]
-            assert holdings.items == items[holdings]
-            assert holdings.partitions == made[holdings]
-            assert holdings.keys == held_keys[holdings]
+        for usage in [*self.usage, partitions.unowned, keys.unowned]:
+            assert usage.operations == operations[usage]
+            assert usage.items == items[usage]
+            assert usage.partitions == made[usage]
+            assert usage.keys == held_keys[usage]
         placed = [partition for partition in partitions.by_index if partition is not None]
         known_keys = [key for key in keys.by_index if key is not None]
         assert partitions.bytes == sum(partition.weighed_bytes for partition in placed)
         assert keys.bytes == sum(key.bytes for key in known_keys)
-        for holdings in self.holdings:
-            assert holdings.name_bytes == sum(
-                partition.weighed_bytes for partition in placed if partition.maker is holdings
-            ) + sum(key.bytes for key in known_keys if key.references and key.holder is holdings)
+        for usage in self.usage:
+            assert usage.name_bytes == sum(
+                partition.weighed_bytes for partition in placed if partition.account is usage
+            ) + sum(key.bytes for key in known_keys if key.references and key.holder is usage)
         for partition in placed:
             before = partition.weighed_bytes
             partitions.weigh(partition)
@@ -148,7 +148,7 @@ def test_counts_are_those_of_a_recount(steps: list[tuple]) -> None:
     for owner in accounts.owners:
         accounts.engine.remove_owner(owner, accounts.now_ms)
     accounts.recount()
-    assert all((held.operations, held.items, held.keys) == (0, 0, 0) for held in accounts.holdings)
+    assert all((held.operations, held.items, held.keys) == (0, 0, 0) for held in accounts.usage)
 
 
 @pytest.mark.parametrize("what", ["produce", "delete", "fetch", "signal"])
@@ -156,7 +156,7 @@ def test_counts_are_those_of_a_recount(steps: list[tuple]) -> None:
 def test_a_share_is_kept_to_the_operation(what: str, limit: str, below: int) -> None:
     """An account is served up to its limit, the next operation is refused, and another account is still served."""
     engine = Engine(EngineLimits(), 0)
-    mine, others = Holdings(), Holdings()
+    mine, others = AccountUsage(), AccountUsage()
     setattr(mine, limit, below)
     owner, other = engine.add_owner(mine), engine.add_owner(others)
     two = [(0, 7), (1, 7)]
@@ -185,15 +185,15 @@ def test_items_have_a_total(what: str) -> None:
 def test_partitions_and_keys_have_shares() -> None:
     """Above the share, new names are refused and known ones accepted, for events and waits alike."""
     engine = Engine(EngineLimits(), 0)
-    mine = Holdings()
+    mine = AccountUsage()
     mine.partitions_max = mine.keys_max = 1
     owner = engine.add_owner(mine)
     assert register(engine, owner, "produce", 1, [(0, 7)], 50, 0) == []
     assert register(engine, owner, "produce", 2, [(1, 7)], 50, 0) == [codes.RESOURCE_EXHAUSTED]
     assert register(engine, owner, "produce", 3, [(0, 7)], 50, 0) == []
     event = EventBatch([codes.HIGH_WATERMARK], partitions=[(TOPICS[1], 0)], item_indexes=[0], offsets=[1])
-    assert [refusal.code for refusal in engine.apply(event, 0, maker=mine).refusals] == [codes.RESOURCE_EXHAUSTED]
-    assert engine.apply(event, 0, maker=Holdings()).refusals == []
+    assert [refusal.code for refusal in engine.apply(event, 0, account=mine).refusals] == [codes.RESOURCE_EXHAUSTED]
+    assert engine.apply(event, 0, account=AccountUsage()).refusals == []
     assert register(engine, owner, "produce", 4, [(1, 7)], 50, 0) == []
     assert register(engine, owner, "signal", 5, [(0, 7)], 50, 0) == []
     assert register(engine, owner, "signal", 6, [(0, 7), (1, 7)], 50, 0) == [codes.RESOURCE_EXHAUSTED]

@@ -16,7 +16,7 @@ from purgatory.service.errors import RpcError
 from purgatory.service.listeners import result_tail
 from purgatory.service.listeners.events import Completed
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.listeners.result_tail import ResultTail, TailOperation, TailSubscriber
+from purgatory.service.listeners.result_tail import ResultTail, TailSubscriber
 from purgatory.v1 import operation_pb2, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.service.serving import PATIENCE_S, eventually, produce, refused, serving, signal
@@ -89,10 +89,14 @@ def test_a_follower_is_told_what_it_wants_and_may_see(seed: int, monkeypatch: py
     assert follower.take() == ([], 0)
 
 
-def plain(one: TailOperation) -> tuple[int, int, int, list[tuple[str, int]], int]:
+def plain(one: wire.EndedOperation) -> tuple[int, int, int, list[tuple[str, int]], int]:
     """The waited time identifies the operation, because unary waits have no id."""
     assert (one.operation_id, one.session_id) == (0, "")
-    return one.waited_ms, one.kind, one.outcome, [item.name for item in one.items], one.items_left_out
+    names = [
+        (item.key, -1) if item.key else (item.topic_partition.topic, item.topic_partition.partition)
+        for item in one.partitions
+    ]
+    return one.waited_ms, one.kind, one.outcome, names, one.partitions_left_out
 
 
 def test_it_listens_only_while_somebody_follows() -> None:

@@ -8,7 +8,7 @@ from purgatory.service.access.roles import OBSERVE
 from purgatory.service.errors import invalid_argument
 from purgatory.service.host import Host
 from purgatory.service.rpc.call import Call
-from purgatory.service.translate.onlookers import hot_names_response, is_known_outcome, tail_response
+from purgatory.service.translate.tail import hot_names_response, is_known_outcome, tail_response
 from purgatory.service.translate.views import is_known_kind
 from purgatory.v1 import purgatory_service_pb2 as wire
 
@@ -24,7 +24,7 @@ SIGN_OF_LIFE_S: Final = 10.0
 
 async def list_hot_names(host: Host, request: wire.ListHotNamesRequest, call: Call) -> wire.ListHotNamesResponse:
     """Return the names with the most watch entries among those that the caller may observe."""
-    host.admission.check_answer()
+    host.gate.check_answer()
     if request.limit < 0:
         raise invalid_argument("limit", f"must be 0 or greater, not {request.limit}")
     limit = min(request.limit, NAMES_MAX) if request.limit else NAMES_DEFAULT

@@ -1,8 +1,8 @@
 """Authorization of the rows of a batch: refuses each operation or event whose topic or key its caller may not use.
 
 Each distinct name of a batch is checked once. A row with a forbidden name is made invalid for the engine, which then
-refuses it in order with the other rows, uses up its id and notifies all listeners; `explain` replaces the engine's
-reason afterwards. The archive records the original batch, with the names of refused operations.
+refuses it in order with the other rows, uses up its id and notifies all listeners; `replace_reasons` restores
+the reason afterwards. The archive records the original batch, with the names of refused operations.
 """
 
 from collections.abc import Sequence
@@ -25,13 +25,14 @@ OPERATION_COLUMNS: Final = (
 )  # fmt: skip
 
 Reasons = dict[int, Refusal]
-"""The refusal of each withheld row, by row."""
+"""The refusal of each unauthorized row, by row."""
 
 
-def withhold_operations(account: Account, kind: int, batch: OperationBatch) -> tuple[OperationBatch, Reasons]:
-    """Return the batch for the engine, in which unauthorized operations are invalid, and their refusals."""
-    if account.grants.is_everywhere(WAIT):
-        return batch, {}
+def filter_operations(account: Account, kind: int, batch: OperationBatch) -> tuple[OperationBatch, Reasons]:
+    """Return the batch for the engine, in which unauthorized operations are invalid, and their refusals.
+
+    Not needed for accounts with the role everywhere.
+    """
     is_key = kind == codes.SIGNAL
     forbidden = forbidden_places(
         account, WAIT, batch.keys if is_key else [topic for topic, _ in batch.partitions], is_key=is_key
@@ -66,12 +67,10 @@ def _with_places(batch: OperationBatch, item_indexes: list[int]) -> OperationBat
     return OperationBatch(batch.operation_ids, item_indexes=item_indexes, **others)
 
 
-def withhold_events(account: Account, batch: EventBatch) -> Reasons:
+def filter_events(account: Account, batch: EventBatch) -> Reasons:
     """Make unauthorized events invalid, in place, and return their refusals. Events without a type are left to the
     engine.
     """
-    if account.grants.is_everywhere(ADVANCE):
-        return {}
     topics = forbidden_places(account, ADVANCE, [topic for topic, _ in batch.partitions], is_key=False)
     keys = forbidden_places(account, ADVANCE, batch.keys, is_key=True)
     if not topics and not keys:
@@ -91,8 +90,8 @@ def withhold_events(account: Account, batch: EventBatch) -> Reasons:
     return reasons
 
 
-def explain(refusals: list[Refusal], reasons: Reasons) -> None:
-    """Replace the engine's refusal of each withheld row by the reason in `reasons`."""
+def replace_reasons(refusals: list[Refusal], reasons: Reasons) -> None:
+    """Replace the engine's refusal of each unauthorized row by the reason in `reasons`."""
     for place, refusal in enumerate(refusals) if reasons else ():
         refusals[place] = reasons.get(refusal.index, refusal)
 

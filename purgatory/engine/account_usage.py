@@ -6,12 +6,12 @@ from mypy_extensions import i64
 
 from purgatory.engine.memory_estimate import ITEM_BYTES, OPERATION_BYTES
 
-__all__ = ["NO_SHARE", "Holdings"]
+__all__ = ["NO_SHARE", "AccountUsage"]
 
 NO_SHARE: Final[i64] = 2**62
 
 
-class Holdings:
+class AccountUsage:
     """Usage and limits of one account, shared by its owners and by the partitions and keys that it named first.
 
     The counts belong to the engine: read them, never set them. The limits may be set between two calls, and apply
