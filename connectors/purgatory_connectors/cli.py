@@ -16,8 +16,7 @@ from purgatory_client.errors import InvalidRequest
 
 from purgatory_connectors.errors import ExtraMissing, SourceRefused, SourceUriInvalid
 from purgatory_connectors.publisher.lineage_store import LineageStore
-from purgatory_connectors.publisher.publisher import Publisher
-from purgatory_connectors.publisher.source import Source
+from purgatory_connectors.publisher.publisher import Publisher, Source
 from purgatory_connectors.source_program import Supervisor, start_logging, until_stopped
 from purgatory_connectors.uri import SourceUri
 

@@ -27,7 +27,7 @@ class RecordingPublisher(Publisher):
         self.reports: list[tuple[float, SourceState, str, Sequence[StaleMarks]]] = []
         self._told = dict(told or {})
         self._wanted: frozenset[MarkName] = frozenset()
-        self._listeners: list[Callable[[frozenset[MarkName]], None]] = []
+        self._demand_changed = asyncio.Event()
         self._changed = asyncio.Event()
 
     @property
@@ -37,11 +37,8 @@ class RecordingPublisher(Publisher):
     def want(self, *names: MarkName) -> None:
         """Set the demand."""
         self._wanted = frozenset(names)
-        for listener in self._listeners:
-            listener(self._wanted)
-
-    def on_demand(self, callback: Callable[[frozenset[MarkName]], None]) -> None:
-        self._listeners.append(callback)
+        self._demand_changed.set()
+        self._demand_changed = asyncio.Event()
 
     def observe(self, observations: Iterable[Observation]) -> None:
         for seen in observations:

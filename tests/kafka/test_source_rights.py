@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[attr-defined]
-from purgatory_connectors.kafka.commit_reader import OFFSETS_TOPIC
+from purgatory_connectors.kafka.offset_records import OFFSETS_TOPIC
 from purgatory_connectors.publisher.reports import SourceState
 
 from examples.kafka_cluster import KafkaCluster

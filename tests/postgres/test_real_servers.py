@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from purgatory_client import Outcome
 from purgatory_client.errors import Unavailable
-from purgatory_connectors.postgres.observations import ServerObservation
+from purgatory_connectors.postgres.observations import ServerObservation, Unseen
 from purgatory_connectors.postgres.postgres_settings import PostgresSettings
 from purgatory_connectors.postgres.server_reader import ServerReader
 from purgatory_connectors.uri import SourceUri
@@ -189,19 +189,12 @@ async def test_a_server_that_refuses(postgres: LocalPostgres) -> None:
     """A login with a missing role is reported as refused, with the reason."""
     uri = SourceUri.parse(f"postgres://{postgres.servers['p'].address}/postgres?servers=p&user=nobody")
     settings = PostgresSettings.of_uri(uri)
-    told: asyncio.Queue[str] = asyncio.Queue()
-
-    class Listener:
-        def saw(self, name: str, observation: ServerObservation, now: float) -> None:
-            told.put_nowait(f"{name} was seen at {now}: {observation}")
-
-        def lost(self, name: str, reason: str, now: float) -> None:
-            told.put_nowait(f"{name}: {reason}")
-
-    reader = ServerReader(settings.servers[0], settings, Listener(), lambda: True)
+    told: asyncio.Queue[ServerObservation | Unseen] = asyncio.Queue()
+    reader = ServerReader(settings.servers[0], settings, lambda _, reading: told.put_nowait(reading))
+    reader.want(is_wanted=True)
     task = asyncio.create_task(reader.run())
     try:
-        assert 'role "nobody" does not exist' in await told.get()
+        assert 'role "nobody" does not exist' in str(await told.get())
         assert reader.is_refused
     finally:
         task.cancel()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from purgatory_connectors.kafka.kafka_settings import KafkaSettings
 from purgatory_connectors.kafka.kafka_source import KafkaSource
-from purgatory_connectors.publisher.source import Source
+from purgatory_connectors.publisher.publisher import Source
 from purgatory_connectors.uri import SourceUri
 
 

@@ -119,6 +119,10 @@ class KafkaSettings:
         """Name in status output and metrics. It leaves out the options, which may be long."""
         return f"{self.label}://{self.brokers}"[:249]
 
+    def selects(self, group: str | None, topic: str) -> bool:
+        """Whether the source watches this topic, and this group unless it is None."""
+        return self.topics.matches(topic) and (group is None or self.groups.matches(group))
+
     def librdkafka(self, **own: Any) -> dict[str, Any]:  # noqa: ANN401 - librdkafka's own values: text, numbers, calls
         """Configuration for a librdkafka client. `own`: further keys, with "_" for "."."""
         made = QUICK | {"bootstrap.servers": self.brokers, "client.id": "purgatory-source"} | dict(self.configuration)

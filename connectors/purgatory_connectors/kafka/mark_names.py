@@ -13,8 +13,7 @@ from purgatory_client.sources.source_names import (
     unescaped_group,
 )
 
-from purgatory_connectors.kafka.cluster_view import Partition
-from purgatory_connectors.kafka.offset_records import CommitName
+from purgatory_connectors.kafka.offset_records import CommitName, Partition
 from purgatory_connectors.publisher.observation import MarkName
 
 NAME_MAX: Final = 249

@@ -12,6 +12,10 @@ from functools import lru_cache
 from struct import Struct, error
 from typing import Final
 
+OFFSETS_TOPIC: Final = "__consumer_offsets"
+
+Partition = tuple[str, int]
+"""(topic, partition)."""
 CommitName = tuple[str, str, int]
 """(group, topic, partition)."""
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from purgatory_connectors.kafka.cluster_view import EndSeen, Partition
+from purgatory_connectors.kafka.cluster_view import EndSeen
+from purgatory_connectors.kafka.offset_records import Partition
 
 GRACE_S: Final = 1.0
 """A partition is stale if it cannot be seen for longer than this; a change of leader takes less time."""
@@ -78,13 +79,15 @@ class TopicMarks:
         log.end, log.lower = end, -1
         return [Moved(partition, end, is_cut=True)]
 
-    def fetched(self, partition: Partition, end: int, now: float) -> list[Moved]:
-        """A record or the end of the log was read, so the log ends at `end` or later."""
-        log = self._logs.get(partition)
-        if log is None or end <= log.end or log.lower >= 0:
-            return []
-        log.end, log.seen_at, log.failing_since = end, max(now, log.seen_at), None
-        return [Moved(partition, end)]
+    def fetched(self, ends: Mapping[Partition, int], now: float) -> list[Moved]:
+        """Records or the ends of these logs were read, so each log has this end or a later one."""
+        moved = []
+        for partition, end in ends.items():
+            log = self._logs.get(partition)
+            if log is not None and end > log.end and log.lower < 0:
+                log.end, log.seen_at, log.failing_since = end, max(now, log.seen_at), None
+                moved.append(Moved(partition, end))
+        return moved
 
     def forget(self, topic: str) -> list[Partition]:
         """Forget a topic that was deleted or replaced by another of the same name."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
+from purgatory_connectors.kafka.cluster_view import ClusterView, EndSeen
 from purgatory_connectors.kafka.group_watch import GroupWatch
+from purgatory_connectors.kafka.idle_groups import IdleGroups
 from purgatory_connectors.kafka.mark_names import MarkNames
-from purgatory_connectors.kafka.topic_watch import TopicWatch
+from purgatory_connectors.kafka.offset_records import OFFSETS_TOPIC
+from purgatory_connectors.kafka.topic_watch import IDLE_S, TopicWatch
 from purgatory_connectors.publisher.reports import SourceState, StaleMarks
 
 ENTRIES_MAX: Final = 500
@@ -28,18 +32,58 @@ class VisibilityReport(NamedTuple):
 
 
 class LogVisibility:
-    """Compares read positions in `__consumer_offsets` with the ends. Times are seconds of one clock."""
+    """Compares read positions in `__consumer_offsets` with the ends, because readers do not report that they receive
+    nothing. Times are seconds of the monotonic clock.
+    """
 
-    def __init__(self) -> None:
-        self._targets: dict[int, tuple[int, float]] = {}
-        self._failing: dict[int, tuple[float, str]] = {}
-        self.held: set[int] = set()
+    def __init__(self, view: ClusterView, groups: GroupWatch, idle: IdleGroups) -> None:
+        self._view: Final = view
+        self._groups: Final = groups
+        self._idle: Final = idle
+        self._targets: Final[dict[int, tuple[int, float]]] = {}
+        self._failing: Final[dict[int, tuple[float, str]]] = {}
+        self.held: Final[set[int]] = set()
         """Partitions that are held back by an open transaction."""
 
-    def looked(self, partition: int, end: int, position: int, at: float, error: str = "") -> None:
-        """Record the end and the read position of a partition. `end` -1: unknown, and `error` is the reason."""
+    async def run(self) -> None:
+        """Run until cancelled."""
+        while True:
+            if self._groups.is_reading and self._groups.loaded:
+                begun = time.monotonic()
+                found = await self._view.ends([(OFFSETS_TOPIC, log) for log in self._groups.loaded])
+                ends = {log: seen for (_, log), seen in found.items()}
+                for log, seen in ends.items():
+                    self._take(log, seen, self._groups.marks.position(log), begun)
+                await self._look_at_held(ends)
+            is_busy = bool(self._groups.wanted.commits) or self.late(time.monotonic())
+            await asyncio.sleep(BEHIND_S / 2 if is_busy else IDLE_S)
+
+    async def _look_at_held(self, ends: Mapping[int, EndSeen]) -> None:
+        """For partitions not read to the end: find out whether a transaction is open, or nothing visible is left."""
+        now = time.monotonic()
+        suspects = [log for log, (_, since) in self._targets.items() if now - since >= BEHIND_S / 2]
+        suspects = [log for log in suspects if log in ends and ends[log].offset >= 0]
+        if not suspects:
+            return
+        answers = await self._view.ends([(OFFSETS_TOPIC, log) for log in suspects], is_stable=True)
+        spans = {}
+        for partition, seen in answers.items():
+            position = self._groups.marks.position(partition[1])
+            if 0 <= seen.offset <= position:
+                self.held.add(partition[1])
+            elif seen.offset > position:
+                self.held.discard(partition[1])
+                spans[partition] = position, seen.offset
+        for partition, is_drained in (await self._idle.probe(spans)).items():
+            # Only transaction markers and aborted records are left up to the end, which a reader never receives.
+            if is_drained and spans[partition][1] >= ends[partition[1]].offset:
+                self._targets.pop(partition[1], None)
+                self.held.discard(partition[1])
+
+    def _take(self, partition: int, seen: EndSeen, position: int, at: float) -> None:
+        end = seen.offset
         if end < 0:
-            self._failing.setdefault(partition, (at, error))
+            self._failing.setdefault(partition, (at, seen.error))
             return
         self._failing.pop(partition, None)
         target = self._targets.get(partition)
@@ -51,15 +95,6 @@ class LogVisibility:
         if position >= end:
             self._targets.pop(partition, None)
             self.held.discard(partition)
-
-    def suspects(self, now: float) -> list[int]:
-        """Partitions that will soon be late, unless records are read or there are none left to read."""
-        return [log for log, (_, since) in self._targets.items() if now - since >= BEHIND_S / 2]
-
-    def nothing_visible(self, partition: int) -> None:
-        """Only transaction markers and aborted records are left up to the end, and a reader never receives those."""
-        self._targets.pop(partition, None)
-        self.held.discard(partition)
 
     def late(self, now: float) -> dict[int, tuple[float, str]]:
         """Late partitions, including those held back: for how long (seconds), and why."""
