@@ -124,17 +124,12 @@ _add_command(
 )
 
 
-def open_source(uri: SourceUri, state_dir: Path | None) -> Source:
-    """Create the connector for an address. It may store state in `state_dir`.
-
-    Raises:
-        SourceRefused: The address or a setting is invalid.
-        ExtraMissing: The client library of this system is not installed.
-    """
+def open_source(uri: SourceUri) -> Source:
+    """Create the connector for an address. Raises SourceRefused."""
     for package in _EXTRAS[uri.scheme]:
         if find_spec(package) is None:
             raise ExtraMissing(f"{uri.scheme} sources need {package}: pip install 'purgatory-waits[{uri.scheme}]'")
-    opened: Source = import_module(f"purgatory_connectors.{uri.scheme}").open_source(uri, state_dir)
+    opened: Source = import_module(f"purgatory_connectors.{uri.scheme}").open_source(uri)
     return opened
 
 
@@ -149,7 +144,7 @@ async def _run_publisher(
     supervisor: Supervisor | None,
     state_dir: Path | None,
 ) -> None:
-    source = open_source(uri, state_dir)
+    source = open_source(uri)
     if supervisor is not None:
         supervisor.announce(source.name)
     publisher = Publisher(source, clients, LineageStore(state_dir))

@@ -7,9 +7,15 @@ from contextlib import asynccontextmanager
 
 from purgatory_connectors.kafka import open_source
 from purgatory_connectors.kafka.kafka_source import KafkaSource
-from purgatory_connectors.publisher.observation import MarkName, Observation, SeenReplicas
+from purgatory_connectors.publisher.observation import (
+    MarkName,
+    Observation,
+    PublishedMark,
+    SeenReplicas,
+    SourceState,
+    StaleMarks,
+)
 from purgatory_connectors.publisher.publisher import Publisher
-from purgatory_connectors.publisher.reports import PublishedMark, SourceState, StaleMarks
 from purgatory_connectors.uri import SourceUri
 
 PATIENCE_S = 60.0
@@ -101,8 +107,7 @@ async def running_source(
     bootstrap: str, options: str = "", told: Mapping[MarkName, int] | None = None, *, is_live: bool = True
 ) -> AsyncIterator[tuple[KafkaSource, RecordingPublisher]]:
     """A running source of this cluster with its publisher, by default once it is live."""
-    source = open_source(SourceUri.parse(f"kafka://{bootstrap}{'?' if options else ''}{options}"), None)
-    assert isinstance(source, KafkaSource)
+    source = open_source(SourceUri.parse(f"kafka://{bootstrap}{'?' if options else ''}{options}"))
     publisher = RecordingPublisher(told)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(source.run(publisher))

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from purgatory_client import AsyncClient, Outcome
 from purgatory_client.errors import NotFound, PurgatoryClientError
-from purgatory_connectors.publisher.observation import Observation, SeenReplicas
+from purgatory_connectors.publisher.observation import End, Observation, SeenReplicas, SourceState
 from purgatory_connectors.publisher.publisher import Publisher, Source
-from purgatory_connectors.publisher.reports import End, SourceState
 
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess

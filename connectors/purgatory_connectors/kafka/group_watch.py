@@ -144,7 +144,7 @@ class GroupWatch:
         """Publish marks that have moved."""
         seen = []
         for name, offset, is_set_back in changes:
-            topic = self._names.of_group(name[0], name[1])
+            topic = self._names.of_group(*name[:2]) if name[0] else None
             if topic is not None:
                 seen.append(Observation(topic, name[2], offset, "", is_set_back))
         if seen:

@@ -23,9 +23,8 @@ from purgatory_connectors.kafka.offset_records import Partition
 from purgatory_connectors.kafka.topic_fetcher import TopicFetcher
 from purgatory_connectors.kafka.topic_watch import TopicWatch
 from purgatory_connectors.kafka.visibility import LogVisibility, report
-from purgatory_connectors.publisher.observation import MarkName, Observation
+from purgatory_connectors.publisher.observation import End, MarkName, Observation, PublishedMark, SourceState
 from purgatory_connectors.publisher.publisher import Publisher, Source
-from purgatory_connectors.publisher.reports import End, PublishedMark, SourceState
 
 LOG: Final = logging.getLogger(__name__)
 

@@ -1,6 +1,7 @@
 """The ends of partitions as marks: rejects outdated readings and detects truncated logs. No I/O."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from purgatory_connectors.kafka.cluster_view import EndSeen
@@ -18,17 +19,17 @@ class Moved(NamedTuple):
     is_cut: bool = False
 
 
+@dataclass(slots=True)
 class _LogEnd:
-    __slots__ = ("end", "failing_since", "leader_epoch", "lower", "not_before", "reason", "seen_at")
-
-    def __init__(self, now: float) -> None:
-        self.end = -1
-        self.leader_epoch = -1
-        self.lower = -1  # an end below the known one, seen once
-        self.seen_at = now
-        self.failing_since: float | None = None
-        self.reason = ""
-        self.not_before = now  # readings requested earlier belong to a log that has been truncated since
+    seen_at: float
+    not_before: float
+    """Readings requested earlier belong to a log that has been truncated since."""
+    end: int = -1
+    leader_epoch: int = -1
+    lower: int = -1
+    """An end below the known one, seen once."""
+    failing_since: float | None = None
+    reason: str = ""
 
 
 class TopicMarks:
@@ -45,7 +46,7 @@ class TopicMarks:
         for partition, end in found.items():
             log = self._logs.get(partition)
             if log is None:
-                log = self._logs[partition] = _LogEnd(asked_at)
+                log = self._logs[partition] = _LogEnd(asked_at, asked_at)
             if asked_at < log.not_before:
                 continue
             if end.offset < 0:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from purgatory_connectors.kafka.cluster_view import ClusterView, EndSeen
 from purgatory_connectors.kafka.group_watch import GroupWatch
@@ -14,7 +14,7 @@ from purgatory_connectors.kafka.idle_groups import IdleGroups
 from purgatory_connectors.kafka.mark_names import MarkNames
 from purgatory_connectors.kafka.offset_records import OFFSETS_TOPIC
 from purgatory_connectors.kafka.topic_watch import IDLE_S, TopicWatch
-from purgatory_connectors.publisher.reports import SourceState, StaleMarks
+from purgatory_connectors.publisher.observation import SourceState, StaleMarks
 
 ENTRIES_MAX: Final = 500
 """Maximum number of entries in a report. Marks with pending waits come first."""
@@ -22,13 +22,8 @@ BEHIND_S: Final = 2.0
 """A log is late if its reader has not reached the end of this long ago, which readers do not report themselves."""
 
 
-class VisibilityReport(NamedTuple):
-    """The arguments of a publisher's `report`."""
-
-    state: SourceState
-    reason: str = ""
-    stale: tuple[StaleMarks, ...] = ()
-    lag_ms: int = 0
+VisibilityReport = tuple[SourceState, str, Sequence[StaleMarks], int]
+"""The arguments of a publisher's `report`: state, reason, stale marks, lag in milliseconds."""
 
 
 class LogVisibility:
@@ -115,37 +110,29 @@ def report(
     """The current health of the source."""
     now = time.monotonic()
     if topics.stale_since is not None:
-        stale = (StaleMarks("", stale_ms=_ms(now - topics.stale_since), reason=topics.stale_reason),)
-        return VisibilityReport(SourceState.STALE, topics.stale_reason, stale)
+        stale = [StaleMarks("", stale_ms=_ms(now - topics.stale_since), reason=topics.stale_reason)]
+        return SourceState.STALE, topics.stale_reason, stale, 0
     if not topics.has_looked.is_set() or not (groups.is_loaded or groups.reading_refused):
-        return VisibilityReport(
-            SourceState.LOADING,
-            "reading what is there",
-            (StaleMarks("", stale_ms=_ms(now - begun_at), reason="loading"),),
-        )
+        stale = [StaleMarks("", stale_ms=_ms(now - begun_at), reason="loading")]
+        return SourceState.LOADING, "reading what is there", stale, 0
     late = logs.late(now)
     held = {log: since for log, since in late.items() if log in logs.held}
     entries = [*_stale_topics(names, topics, now), *_stale_groups(names, groups, topics.refused(), late, now)]
-    if entries:
-        wanted = {name for group in groups.wanted.groups() for name in (names.group_prefix(group),)}
-        wanted |= {name for topic, _ in topics.wanted.partitions if (name := names.of_topic(topic)) is not None}
-        entries.sort(key=lambda entry: entry.topic_prefix not in wanted)
-        reason = entries[0].reason
-        state = SourceState.HELD if len(held) == len(late) > 0 and _are_groups(entries, names) else SourceState.STALE
-        refusals = {why for _, why in [*topics.refused().values(), *groups.refused.values()]}
-        if groups.reading_refused is not None:
-            refusals.add(groups.reading_refused[1])
-        if all(entry.reason in refusals for entry in entries):
-            state = SourceState.REFUSED
-        return VisibilityReport(
-            state, reason, tuple(entries[:ENTRIES_MAX]), _ms(max(s.stale_ms for s in entries) / 1000)
-        )
-    if held:
-        oldest = max(since for since, _ in held.values())
-        return VisibilityReport(
-            SourceState.HELD, "an open transaction holds back what groups commit", lag_ms=_ms(oldest)
-        )
-    return VisibilityReport(SourceState.LIVE)
+    if not entries and held:
+        lag_ms = _ms(max(since for since, _ in held.values()))
+        return SourceState.HELD, "an open transaction holds back what groups commit", (), lag_ms
+    if not entries:
+        return SourceState.LIVE, "", (), 0
+    wanted = {names.group_prefix(group) for group in groups.wanted.groups()}
+    wanted |= {name for topic, _ in topics.wanted.partitions if (name := names.of_topic(topic)) is not None}
+    entries.sort(key=lambda entry: entry.topic_prefix not in wanted)
+    state = SourceState.HELD if len(held) == len(late) > 0 and _are_groups(entries, names) else SourceState.STALE
+    refusals = {why for _, why in [*topics.refused().values(), *groups.refused.values()]}
+    if groups.reading_refused is not None:
+        refusals.add(groups.reading_refused[1])
+    if all(entry.reason in refusals for entry in entries):
+        state = SourceState.REFUSED
+    return state, entries[0].reason, entries[:ENTRIES_MAX], max(entry.stale_ms for entry in entries)
 
 
 def _stale_topics(names: MarkNames, topics: TopicWatch, now: float) -> Iterable[StaleMarks]:

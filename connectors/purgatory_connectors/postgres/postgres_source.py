@@ -16,9 +16,8 @@ from purgatory_connectors.postgres.postgres_settings import PostgresSettings
 from purgatory_connectors.postgres.server_group import ServerGroup
 from purgatory_connectors.postgres.server_reader import ServerReader
 from purgatory_connectors.postgres.timelines import newest_identity
-from purgatory_connectors.publisher.observation import Observation
+from purgatory_connectors.publisher.observation import End, Observation, SourceState, StaleMarks
 from purgatory_connectors.publisher.publisher import Publisher, Source
-from purgatory_connectors.publisher.reports import End, SourceState, StaleMarks
 
 log: Final = logging.getLogger(__name__)
 

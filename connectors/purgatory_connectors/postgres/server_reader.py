@@ -15,8 +15,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import TupleRow
 
 from purgatory_connectors.errors import SourceStale
-from purgatory_connectors.postgres.log_pages import LogPages
-from purgatory_connectors.postgres.observations import FoundReplica, ServerObservation, Unseen
+from purgatory_connectors.postgres.observations import FoundReplica, LogPages, ServerObservation, Unseen
 from purgatory_connectors.postgres.postgres_settings import PostgresSettings, ServerSettings
 from purgatory_connectors.postgres.timelines import forks_of
 

@@ -7,8 +7,7 @@ from typing import Final
 
 from purgatory_connectors.publisher.lineage_store import LineageStore
 from purgatory_connectors.publisher.mark_replicator import MarkReplicator
-from purgatory_connectors.publisher.observation import MarkName
-from purgatory_connectors.publisher.reports import End, SourceState, StaleMarks
+from purgatory_connectors.publisher.observation import End, MarkName, SourceState, StaleMarks
 
 _logger = logging.getLogger("purgatory_connectors")
 

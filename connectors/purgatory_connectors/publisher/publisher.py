@@ -16,8 +16,15 @@ from purgatory_connectors.errors import SourceRefused, SourceStale
 from purgatory_connectors.publisher.daemon_link import DaemonLink
 from purgatory_connectors.publisher.lineage_store import LineageStore
 from purgatory_connectors.publisher.linked_source import LinkedSource
-from purgatory_connectors.publisher.observation import MarkName, Observation, SeenReplicas
-from purgatory_connectors.publisher.reports import End, PublishedMark, SourceState, StaleMarks
+from purgatory_connectors.publisher.observation import (
+    End,
+    MarkName,
+    Observation,
+    PublishedMark,
+    SeenReplicas,
+    SourceState,
+    StaleMarks,
+)
 
 TICK_S: Final = 0.1
 KEEP_OFFSETS_S: Final = 2.0
