@@ -121,20 +121,20 @@ class GroupWatch:
     def take(self, batches: Sequence[CommitBatch]) -> None:
         """Apply records of the topic."""
         self.reading_refused = None
-        now_ms = _now_ms()
+        now = time.monotonic()
         changes: list[MarkMove] = []
         for batch in batches:
             values = {name: offset for name, offset in batch.values.items() if self._settings.selects(*name[:2])}
             if batch.is_load:
                 there = {name: offset for name, offset in values.items() if offset is not None}
-                moved, doubts = self.marks.loaded(batch.partition, there, batch.position, now_ms)
+                moved, doubts = self.marks.loaded(batch.partition, there, batch.position, now)
                 changes += moved
                 self.loaded.add(batch.partition)
                 if doubts:
                     self._events.put(OffsetsUncertain(doubts))
                 continue
-            changes += self.marks.committed(batch.partition, values, now_ms)
-            changes += self.marks.read_to(batch.partition, batch.position, now_ms)
+            changes += self.marks.committed(batch.partition, values, now)
+            changes += self.marks.read_to(batch.partition, batch.position, now)
             for name, offset in values.items():
                 if offset is None:
                     self._events.put(OffsetRemoved(name[1]))
@@ -152,11 +152,11 @@ class GroupWatch:
 
     def cut(self, topic: str, partition: int, end: int) -> None:
         """A log was truncated."""
-        self.publish(self.marks.cut(topic, partition, end, _now_ms()))
+        self.publish(self.marks.cut(topic, partition, end, time.monotonic()))
 
     def forget_topic(self, topic: str) -> None:
         """A topic was deleted or recreated. Its groups are polled again at once."""
-        changes, groups = self.marks.forget_topic(topic, _now_ms())
+        changes, groups = self.marks.forget_topic(topic, time.monotonic())
         self.publish(changes)
         for group in groups:
             self._polls.pop(group, None)
@@ -241,7 +241,7 @@ class GroupWatch:
         changed = {group: values for group, values in answers.items() if self.marks.differs(group, values)}
         # After the answers: every commit that is contained in an answer must be below its fence.
         fences = await self._fences(changed)
-        now_ms = _now_ms()
+        applied_at = time.monotonic()
         for group, values in answers.items():
             before = self._polls.get(group)
             every = CHECK_S
@@ -253,7 +253,7 @@ class GroupWatch:
             if not self.is_reading and group not in self._remembered:
                 self._remembered.add(group)
                 self.marks.remember_published(self._published_marks(self._names.group_prefix(group)))
-            self.publish(self.marks.polled(group, values, fences.get(group), now_ms))
+            self.publish(self.marks.polled(group, values, fences.get(group), applied_at))
         if doubts := self.marks.doubts(changed):
             self._events.put(OffsetsUncertain(doubts))
 
@@ -290,7 +290,3 @@ class GroupWatch:
             self.stale[group] = (since, str(why))
         every = POLL_MAX_S if isinstance(why, SourceStale) else 10.0
         self._polls[group] = _Poll(before.answered_at if before else -1.0, now + every, every)
-
-
-def _now_ms() -> int:
-    return time.monotonic_ns() // 1_000_000

@@ -22,7 +22,7 @@ from purgatory_connectors.kafka.kafka_settings import KafkaSettings
 from purgatory_connectors.kafka.offset_records import CommitName, Partition
 from purgatory_connectors.kafka.topic_watch import TopicWatch
 
-UNMOVED_MS: Final = 100
+UNMOVED_S: Final = 0.1
 """A group that committed within this time is not checked; its next commit will decide."""
 AGAIN_MIN_S: Final = 0.5
 AGAIN_MAX_S: Final = 10.0
@@ -86,7 +86,7 @@ class IdleGroups:
             if is_busy:
                 continue
             if self.wanted or self._doubts:
-                await asyncio.sleep(UNMOVED_MS / 2000)
+                await asyncio.sleep(UNMOVED_S / 2)
             else:
                 await self._wake.wait()
 
@@ -106,7 +106,7 @@ class IdleGroups:
                 continue  # not known yet; if the topic was deleted, its marks are removed with it
             if end < doubt.published:
                 del self._doubts[name]
-                settled += self._marks.settled(doubt, is_drained=False, now_ms=_now_ms())
+                settled += self._marks.settled(doubt, is_drained=False, now=time.monotonic())
             elif name[1:] not in spans:
                 spans[name[1:]] = doubt
         found = await self.probe({partition: (one.committed, one.published) for partition, one in spans.items()})
@@ -115,7 +115,7 @@ class IdleGroups:
                 continue
             doubt = spans[partition]
             del self._doubts[doubt.name]
-            changes = self._marks.settled(doubt, is_drained=is_drained, now_ms=_now_ms())
+            changes = self._marks.settled(doubt, is_drained=is_drained, now=time.monotonic())
             # The daemon has the mark, but this run of the source has not observed it yet.
             mark = self._marks.get(doubt.name)
             # The group may have been reset during the check; the published mark is then no longer valid.
@@ -125,7 +125,7 @@ class IdleGroups:
         return any(answer is not None for answer in found.values())
 
     async def _look(self) -> bool:
-        now, now_ms = time.monotonic(), _now_ms()
+        now = time.monotonic()
         self.urgent = {name: at for name, at in self.urgent.items() if now - at < PROBE_S}
         chosen: dict[Partition, tuple[CommitName, int, int]] = {}
         for name in [*self.urgent, *self.wanted]:
@@ -133,9 +133,9 @@ class IdleGroups:
             end = self._ends.end(partition)
             if partition in chosen or end < 0 or not self._groups.knows(name[0]):
                 continue
-            committed, mark, moved_ms = self._marks.get(name) or (NO_COMMIT, NO_COMMIT, 0)
+            committed, mark, moved_at = self._marks.get(name) or (NO_COMMIT, NO_COMMIT, 0)
             tried = self._tried.get(name)
-            if mark >= end or (name not in self.urgent and now_ms - moved_ms < UNMOVED_MS):
+            if mark >= end or (name not in self.urgent and now - moved_at < UNMOVED_S):
                 continue
             if tried is None or tried.committed != committed or tried.due_at <= now:
                 chosen[partition] = name, committed, end
@@ -167,10 +167,6 @@ class IdleGroups:
         if self._probe is None:
             self._probe = VisibleRecords(self._settings)
         return self._probe.none_between(spans, PROBE_S)
-
-
-def _now_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
 
 
 class VisibleRecords:
