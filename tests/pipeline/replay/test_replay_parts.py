@@ -5,15 +5,15 @@ from itertools import chain
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from purgatory_pipeline.analytics.archive.integers import hash_operations, stable_order
 from purgatory_pipeline.analytics.replay.divide.connections import ALL_KEYS, Connections
 from purgatory_pipeline.analytics.replay.divide.placement import balanced, place
 from purgatory_pipeline.analytics.replay.load.call_windows import windows
-from purgatory_pipeline.analytics.replay.load.row_chunk import RowChunk, join
 from purgatory_pipeline.analytics.replay.load.row_packing import pack, unpack
 from purgatory_pipeline.analytics.replay.play import replay_sums
 from purgatory_pipeline.analytics.replay.play.open_operations import find
-from purgatory_pipeline.analytics.replay.play.registered_operations import complete_operations
+from purgatory_pipeline.engine_rows.integers import hash_operations, stable_order
+from purgatory_pipeline.engine_rows.registered_operations import complete_operations
+from purgatory_pipeline.engine_rows.row_chunk import RowChunk, join
 
 from purgatory.extensions.archive.schema import EVENTS, OUTCOMES, REGISTRATIONS
 

@@ -8,12 +8,12 @@ from purgatory_pipeline.analytics.replay.divide.connections import Connections
 from purgatory_pipeline.analytics.replay.divide.placement import Placement, place
 from purgatory_pipeline.analytics.replay.divide.scattering import spread
 from purgatory_pipeline.analytics.replay.load.call_windows import windows
-from purgatory_pipeline.analytics.replay.load.row_chunk import RowChunk
 from purgatory_pipeline.analytics.replay.load.row_packing import pack, unpack
 from purgatory_pipeline.analytics.replay.load.run_files import RunContext
 from purgatory_pipeline.analytics.replay.play.replay_sums import CHANGES, EQUAL, ReplaySums
 from purgatory_pipeline.analytics.replay.play.run_replay import RunReplay
 from purgatory_pipeline.analytics.replay.policy import UNCHANGED
+from purgatory_pipeline.engine_rows.row_chunk import RowChunk
 
 from purgatory.extensions.archive import schema
 from tests.pipeline.replay.recorded_run import RecordedRun, Tables, chunks_of, record_run

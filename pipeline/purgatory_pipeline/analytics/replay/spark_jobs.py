@@ -23,12 +23,12 @@ from purgatory_pipeline.analytics.replay.divide.scattering import (
     scatter,
     units_of,
 )
-from purgatory_pipeline.analytics.replay.load.row_chunk import TABLES
 from purgatory_pipeline.analytics.replay.load.run_files import RunFiles, find_runs
 from purgatory_pipeline.analytics.replay.load.table_reader import TableReader
 from purgatory_pipeline.analytics.replay.play.replay_sums import KEYS, SCHEMA, added
 from purgatory_pipeline.analytics.replay.policy import Policy
 from purgatory_pipeline.analytics.replay.replay_task import RESULTS, ReplayPlan, replay_runs
+from purgatory_pipeline.engine_rows.row_chunk import TABLES
 from purgatory_pipeline.errors import ArchiveUnusable
 
 TASKS_PER_CORE: Final = 4

@@ -14,9 +14,9 @@ from typing import Final
 import numpy as np
 
 from purgatory.extensions.archive.schema import NO_PARTITION
-from purgatory_pipeline.analytics.archive.integers import hash_operations
 from purgatory_pipeline.analytics.replay.divide.connections import ALL_KEYS, Connections
-from purgatory_pipeline.analytics.replay.load.row_chunk import Column, Name, RowChunk
+from purgatory_pipeline.engine_rows.integers import hash_operations
+from purgatory_pipeline.engine_rows.row_chunk import Column, Name, RowChunk
 
 WEIGHT_OF_OPERATION: Final = 4
 WEIGHT_OF_EVENT: Final = 1

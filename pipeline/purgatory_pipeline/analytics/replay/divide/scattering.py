@@ -19,13 +19,13 @@ from purgatory_pipeline.analytics.archive.footer import ArchiveFile
 from purgatory_pipeline.analytics.archive.location import open_location
 from purgatory_pipeline.analytics.replay.divide.connections import Connections
 from purgatory_pipeline.analytics.replay.divide.placement import Placement
-from purgatory_pipeline.analytics.replay.load.row_chunk import Column, RowChunk, join
 from purgatory_pipeline.analytics.replay.load.row_packing import pack, unpack
 from purgatory_pipeline.analytics.replay.load.run_files import RunContext, RunFiles
 from purgatory_pipeline.analytics.replay.load.table_reader import TableReader
 from purgatory_pipeline.analytics.replay.play.recorded_outcomes import OUTCOMES_READ, WITHOUT_REGISTRATION
 from purgatory_pipeline.analytics.replay.play.replay_sums import ReplaySums
 from purgatory_pipeline.analytics.replay.replay_task import ReplayPlan, replay_run
+from purgatory_pipeline.engine_rows.row_chunk import Column, RowChunk, join
 from purgatory_pipeline.spark.malloc import keep_freed_memory
 
 GATHERED_ROWS: Final = 200_000

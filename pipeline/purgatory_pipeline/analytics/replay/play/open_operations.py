@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from purgatory_pipeline.analytics.archive.integers import Flags, Hashes, Integers, hash_operations, mix
-from purgatory_pipeline.analytics.replay.load.row_chunk import Column
-from purgatory_pipeline.analytics.replay.play.registered_operations import RegisteredOperations
+from purgatory_pipeline.engine_rows.integers import Flags, Hashes, Integers, hash_operations, mix
+from purgatory_pipeline.engine_rows.registered_operations import RegisteredOperations
+from purgatory_pipeline.engine_rows.row_chunk import Column
 
 OWN: Final = ("ids", "call", "session", "operation", "kind", "topic", "item_counts")
 PENDING: Final = 0

@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from purgatory_pipeline.analytics.replay.load.row_chunk import Column
 from purgatory_pipeline.analytics.replay.play.open_operations import Ends, OpenOperations
+from purgatory_pipeline.engine_rows.row_chunk import Column
 
 EXACT_MS: Final = 1_024
 PER_OCTAVE: Final = 128

@@ -8,16 +8,17 @@ import numpy as np
 from purgatory.engine.completions import Completions
 from purgatory.extensions.archive.schema import CALLS, OUTCOMES, REGISTRATIONS
 from purgatory_pipeline.analytics.replay.load.call_windows import CallWindow
-from purgatory_pipeline.analytics.replay.load.row_chunk import Column, RowChunk
 from purgatory_pipeline.analytics.replay.load.run_files import RunContext
 from purgatory_pipeline.analytics.replay.play.open_operations import PENDING, Ends, OpenOperations, hash_answers
+from purgatory_pipeline.analytics.replay.play.other_calls import OtherCalls
 from purgatory_pipeline.analytics.replay.play.policy_events import MARKS_KEPT, MARKS_LEFT_OUT
 from purgatory_pipeline.analytics.replay.play.policy_player import PolicyPlayer
 from purgatory_pipeline.analytics.replay.play.recorded_outcomes import match_outcomes
-from purgatory_pipeline.analytics.replay.play.registered_operations import RegisteredOperations, complete_operations
 from purgatory_pipeline.analytics.replay.play.replay_sums import DIFFERENT, EQUAL, IN_DOUBT, NO_OUTCOME, ReplaySums
-from purgatory_pipeline.analytics.replay.play.tape_steps import NO_STEPS, OtherCalls
 from purgatory_pipeline.analytics.replay.policy import Policy
+from purgatory_pipeline.engine_rows.registered_operations import RegisteredOperations, complete_operations
+from purgatory_pipeline.engine_rows.row_chunk import Column, RowChunk
+from purgatory_pipeline.engine_rows.tape_steps import NO_STEPS
 
 REGISTRATIONS_READ: Final = "registrations"
 INCOMPLETE_REGISTRATIONS: Final = "incomplete registrations"

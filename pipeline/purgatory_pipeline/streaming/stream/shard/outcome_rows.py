@@ -9,7 +9,7 @@ from purgatory.engine.batches import Refusal
 from purgatory.engine.codes import FETCH, OUTCOME_NAMES, REFUSED
 from purgatory.engine.completions import Completions
 from purgatory.extensions.archive.schema import KIND_LABELS, OUTCOME_LABELS, OUTCOMES, SCHEMAS
-from purgatory_pipeline.analytics.archive.integers import Integers
+from purgatory_pipeline.engine_rows.integers import Integers
 
 _FIRST_OF_ITEM: Final = SCHEMAS[OUTCOMES].get_field_index("topic")
 _TOPIC: Final = pa.field("topic", pa.string())

@@ -8,8 +8,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from purgatory_pipeline.analytics.archive.integers import Flags, Integers
-from purgatory_pipeline.analytics.replay.load.table_reader import numbers
+from purgatory_pipeline.engine_rows.arrow_chunks import numbers
+from purgatory_pipeline.engine_rows.integers import Flags, Integers
 
 NONE: Final = -1
 

@@ -19,7 +19,7 @@ from purgatory.engine.codes import EVENT_NAMES, KINDS
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.tape import Played
-from purgatory_pipeline.analytics.archive.integers import Flags, Hashes, Integers
+from purgatory_pipeline.engine_rows.integers import Flags, Hashes, Integers
 from purgatory_pipeline.streaming.stream.shard.caller_ids import CALLERS, CallerIds
 from purgatory_pipeline.streaming.stream.shard.outcome_rows import OUTCOME_ROWS, completed_rows, refused_rows
 from purgatory_pipeline.streaming.stream.shard.repeated_operations import Repeats

@@ -19,7 +19,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from purgatory.engine.snapshot.saved_operations import SavedOperations
-from purgatory_pipeline.analytics.archive.integers import Flags
+from purgatory_pipeline.engine_rows.integers import Flags
 from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.streaming.stream.shard.caller_ids import CallerIds
 from purgatory_pipeline.streaming.stream.shard.row_order import column_of, things_of

@@ -12,12 +12,12 @@ from purgatory.engine import tape
 from purgatory.engine.batches import OperationBatch
 from purgatory.engine.codes import KINDS
 from purgatory.extensions.archive.schema import EVENT_LABELS, EVENTS, KIND_LABELS, REGISTRATIONS
-from purgatory_pipeline.analytics.archive.integers import Integers
-from purgatory_pipeline.analytics.replay.load.row_chunk import RowChunk
-from purgatory_pipeline.analytics.replay.load.table_reader import chunk_of
-from purgatory_pipeline.analytics.replay.play.policy_events import event_batch
-from purgatory_pipeline.analytics.replay.play.registered_operations import RegisteredOperations, complete_operations
-from purgatory_pipeline.analytics.replay.play.tape_steps import TapeSteps, merged, steps
+from purgatory_pipeline.engine_rows.arrow_chunks import chunk_of
+from purgatory_pipeline.engine_rows.event_batches import event_batch
+from purgatory_pipeline.engine_rows.integers import Integers
+from purgatory_pipeline.engine_rows.registered_operations import RegisteredOperations, complete_operations
+from purgatory_pipeline.engine_rows.row_chunk import RowChunk
+from purgatory_pipeline.engine_rows.tape_steps import TapeSteps, merged, steps
 from purgatory_pipeline.streaming.stream.shard.row_order import Things
 
 _WORDS: Final = {REGISTRATIONS: ("kind", KIND_LABELS), EVENTS: ("type", EVENT_LABELS)}
