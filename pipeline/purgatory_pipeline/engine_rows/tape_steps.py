@@ -14,7 +14,7 @@ NOTHING: Final = np.empty(0, np.int64)
 
 @dataclass(frozen=True)
 class TapeSteps:
-    """Steps of one sort, in order; each takes the next `count` things of that sort."""
+    """Steps of one kind, in order; each takes the next `count` records of that kind."""
 
     call: Column
     time: Column

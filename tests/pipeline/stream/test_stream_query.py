@@ -79,7 +79,7 @@ def test_a_history_ends_as_by_the_engine_over_a_restart(spark: SparkSession, tmp
     run(spark, folders)
     assert sorted(map(repr, folders.outcomes())) == sorted(map(repr, history.outcomes))
     assert 0 < first < len(history.outcomes)
-    refused = folders.rows("set_aside").num_rows
+    refused = folders.rows("quarantine").num_rows
     assert refused == history.refused_events
 
 

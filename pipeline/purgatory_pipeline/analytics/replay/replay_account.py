@@ -7,7 +7,7 @@ from typing import Final
 import pandas as pd
 
 from purgatory_pipeline.analytics.archive.findings import some_runs
-from purgatory_pipeline.analytics.replay.divide.scattering import IDLE_EVENTS
+from purgatory_pipeline.analytics.replay.divide.shuffle import IDLE_EVENTS
 from purgatory_pipeline.analytics.replay.load.run_files import NEVER, RunContext
 from purgatory_pipeline.analytics.replay.play.policy_events import MARKS_KEPT, MARKS_LEFT_OUT
 from purgatory_pipeline.analytics.replay.play.recorded_outcomes import (

@@ -15,7 +15,7 @@ def stream(
     checkpoint: Annotated[
         str, typer.Option(metavar="DIR", help="Stores the progress of the stream; default: RESULTS/_checkpoint.")
     ] = "",
-    aside: Annotated[
+    quarantine: Annotated[
         str, typer.Option(metavar="DIR", help="For late and malformed rows; default: the folder of the results.")
     ] = "",
     form: Annotated[
@@ -45,8 +45,8 @@ def stream(
     from purgatory_pipeline.streaming.stream.wire_records import EVENT, OPERATION
     from purgatory_pipeline.time_arguments import parse_span_ms
 
-    if results.startswith((TABLE, f"{KAFKA}://")) and not (checkpoint and aside):
-        raise StreamUnusable(f"--results {results}: --checkpoint DIR and --aside DIR are required too")
+    if results.startswith((TABLE, f"{KAFKA}://")) and not (checkpoint and quarantine):
+        raise StreamUnusable(f"--results {results}: --checkpoint DIR and --quarantine DIR are required too")
     options = StreamOptions(
         checkpoint=checkpoint or open_location(results).child("_checkpoint").uri,
         shards=shards,
@@ -59,7 +59,7 @@ def stream(
         StreamInput(side, uri, form, files_per_batch, records_per_batch, ahead_ms)
         for side, uri in ((OPERATION, registrations), (EVENT, events))
     ]
-    output = StreamOutput(results, aside or results)
+    output = StreamOutput(results, quarantine or results)
     session = spark_session("stream")
     output.require_catalog(session)
     with unwrapped_errors():

@@ -66,21 +66,23 @@ def shard_of_journal(folder: Path) -> bytes:
         ):
             if is_present:
                 raise LoadCannotMove(f"the journal in {folder} has {what}")
-        moment = last[0]
+        checkpoint = last[0]
         shard = Shard()
-        shard.seen_ms = shard.horizon_ms = moment.wall_ms
+        shard.seen_ms = shard.horizon_ms = checkpoint.wall_ms
         rows = [*store.rows("registrations")]
         parts = [SavedOperations.from_bytes(row[-1]) for row in rows]
         # The daemon ended what was due: nothing may end while it is taken over.
         deadlines_ms = [np.asarray(saved.deadlines_ms).min() for saved in parts if len(saved)]
-        to_wall_ms = moment.wall_ms - moment.engine_ms
-        engine = shard.start_engine(int(min([moment.engine_ms, *(at_ms - 1 for at_ms in deadlines_ms)])) + to_wall_ms)
+        to_wall_ms = checkpoint.wall_ms - checkpoint.engine_ms
+        engine = shard.start_engine(
+            int(min([checkpoint.engine_ms, *(at_ms - 1 for at_ms in deadlines_ms)])) + to_wall_ms
+        )
         contents = restore_marks(engine, store)
         callers = {state.session: state.session_id for state in sessions}
-        gone_bits: dict[int, bytes] = dict(store.rows("gone"))
-        with mentioned(engine, parts, contents):
+        tombstone_rows: dict[int, bytes] = dict(store.rows("gone"))
+        with referenced(engine, parts, contents):
             for (number, session, *_), saved in zip(rows, parts, strict=True):
-                take_over(shard, saved, gone_bits.get(number, b""), callers[session], to_wall_ms)
+                take_over(shard, saved, tombstone_rows.get(number, b""), callers[session], to_wall_ms)
         return shard_bytes.to_bytes(shard)
 
 
@@ -97,13 +99,13 @@ def restore_marks(engine: Engine, store: Store) -> dict[PartitionName, bytes]:
     return contents
 
 
-def take_over(shard: Shard, saved: SavedOperations, gone: bytes, caller: str, to_wall_ms: int) -> None:
+def take_over(shard: Shard, saved: SavedOperations, tombstones: bytes, caller: str, to_wall_ms: int) -> None:
     """Add the operations of one journal row to a shard, with ids of the shard and wall-clock times."""
     assert shard.engine is not None, "the shard has no engine yet"
     count = len(saved)
     ids = np.arange(shard.next_id, shard.next_id + count)
     shard.next_id += count
-    whole = np.frombuffer(gone.ljust((count + 7) // 8, b"\0"), np.uint8)  # trailing zero bytes are not stored
+    whole = np.frombuffer(tombstones.ljust((count + 7) // 8, b"\0"), np.uint8)  # trailing zero bytes are not stored
     bits = np.unpackbits(whole, count=count, bitorder="little").astype(np.bool_)
     operation_ids, registered_ms = np.array(saved.operation_ids), np.array(saved.registered_ms) + to_wall_ms
     saved.operation_ids = vec[i64](ids.tolist())
@@ -111,12 +113,14 @@ def take_over(shard: Shard, saved: SavedOperations, gone: bytes, caller: str, to
     saved.deadlines_ms = vec[i64]((np.array(saved.deadlines_ms) + to_wall_ms).tolist())
     columns = [ids, pa.array([caller] * count, pa.string()), operation_ids, registered_ms]
     rows = pa.table(columns, schema=CALLERS).filter(pa.array(~bits))
-    shard.engine.restore(shard.owner, saved, gone, shard.clock_ms)
+    shard.engine.restore(shard.owner, saved, tombstones, shard.clock_ms)
     shard.callers = CallerIds(pa.concat_tables([shard.callers.table, rows]).combine_chunks())
 
 
 @contextmanager
-def mentioned(engine: Engine, parts: Sequence[SavedOperations], contents: dict[PartitionName, bytes]) -> Iterator[None]:
+def referenced(
+    engine: Engine, parts: Sequence[SavedOperations], contents: dict[PartitionName, bytes]
+) -> Iterator[None]:
     """Holds the partitions of which only the name is known while operations are restored: an item that has its answer
     makes none, and one that is not there counts as removed.
     """
@@ -207,7 +211,7 @@ def sessions_of(
             saved = engine.snapshots.save_some(shard.owner, own["engine_id"].tolist())
             saved.operation_ids = vec[i64](own["operation_id"].tolist())
             saved.registered_ms = vec[i64](np.minimum(np.array(saved.registered_ms), now_ms).tolist())
-            with mentioned(together, [saved], contents):
+            with referenced(together, [saved], contents):
                 together.restore(owner, saved, b"", now_ms)
         owner.put_in_order()
         highest = int(rows["operation_id"].max())

@@ -14,15 +14,15 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from purgatory_pipeline.analytics.archive.location import open_location
 from purgatory_pipeline.streaming.stream.payloads import PAYLOAD, unpacked
 from purgatory_pipeline.streaming.stream.shard.outcome_rows import OUTCOME_ROWS
-from purgatory_pipeline.streaming.stream.shard.shard import SET_ASIDE, Shard
+from purgatory_pipeline.streaming.stream.shard.shard import QUARANTINED, Shard
 from purgatory_pipeline.streaming.stream.shard_layout import ShardLayout
 from purgatory_pipeline.streaming.stream.wire_records import MALFORMED
 
 OUTCOMES: Final = "outcomes"
 LATE: Final = "late"
-REFUSED_ROWS: Final = "set_aside"
+QUARANTINE: Final = "quarantine"
 MALFORMED_RECORDS: Final = "malformed"
-TABLES: Final = {OUTCOMES: OUTCOME_ROWS, LATE: SET_ASIDE, REFUSED_ROWS: SET_ASIDE, MALFORMED_RECORDS: MALFORMED}
+TABLES: Final = {OUTCOMES: OUTCOME_ROWS, LATE: QUARANTINED, QUARANTINE: QUARANTINED, MALFORMED_RECORDS: MALFORMED}
 """The output tables of a stream."""
 BATCH: Final = "batch"
 """Name of the column and of the folders with the number of the micro-batch."""
@@ -85,8 +85,8 @@ def play_payloads(shard: Shard, payloads: pa.Table) -> dict[str, pa.Table]:
     seen_ms = max(payloads.column("seen_ms").to_pylist())
     played = shard.play(unpacked(payloads.column("rows").to_pylist()), seen_ms)
     malformed = unpacked(payloads.column("malformed").to_pylist(), MALFORMED)
-    aside = pa.concat_tables([played.malformed, unpacked(payloads.column("set_aside").to_pylist(), SET_ASIDE)])
-    return dict(zip(TABLES, (played.outcomes, played.late, aside, malformed), strict=True))
+    quarantine = pa.concat_tables([played.malformed, unpacked(payloads.column("quarantined").to_pylist(), QUARANTINED)])
+    return dict(zip(TABLES, (played.outcomes, played.late, quarantine, malformed), strict=True))
 
 
 def write_part(folder: str, batch: int, shard: int, rows: pa.Table) -> None:

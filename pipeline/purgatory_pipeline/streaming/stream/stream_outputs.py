@@ -22,16 +22,16 @@ IMPLEMENTATION: Final = "spark.sql.catalogImplementation"
 
 
 class StreamOutput:
-    """`uri`: a folder, `kafka://BROKERS/TOPIC`, or `table:NAME`. `aside`: a folder for rows set aside.
+    """`uri`: a folder, `kafka://BROKERS/TOPIC`, or `table:NAME`. `quarantine`: a folder for the other tables.
 
     Raises `StreamUnusable` if `uri` is not a valid output.
     """
 
-    def __init__(self, uri: str, aside: str) -> None:
+    def __init__(self, uri: str, quarantine: str) -> None:
         self.uri: Final = uri
         self._to_spark: Callable[[DataFrame, int], None] | None = None
         """Writes the outcomes of a batch to a topic or table; None for files, which are written without Spark."""
-        self.folders: Final = {name: open_location(aside).child(name).uri for name in TABLES if name != OUTCOMES}
+        self.folders: Final = {name: open_location(quarantine).child(name).uri for name in TABLES if name != OUTCOMES}
         """Folders of the tables that are written as files."""
         if uri.startswith(TABLE):
             self._to_spark = self._to_table

@@ -37,7 +37,7 @@ def test_old_files_are_read_and_rows_from_the_future_set_aside(spark: SparkSessi
     run(spark, folders)
     assert sorted(map(repr, folders.outcomes())) == sorted(map(repr, history.outcomes))
     assert folders.rows("late").num_rows == 0
-    (ahead,) = [row for row in folders.rows("set_aside").to_pylist() if row["at_ms"] == future_ms]
+    (ahead,) = [row for row in folders.rows("quarantine").to_pylist() if row["at_ms"] == future_ms]
     assert "more than --max-ahead later than the clock" in ahead["reason"]
 
 
@@ -77,7 +77,9 @@ def test_a_table_of_a_catalog_in_memory_is_refused(
     """In one line that says what to do, before anything is written: the next run would not find the table."""
     del spark
     places = [
-        word for side in ("registrations", "events", "checkpoint", "aside") for word in (f"--{side}", str(tmp_path))
+        word
+        for side in ("registrations", "events", "checkpoint", "quarantine")
+        for word in (f"--{side}", str(tmp_path))
     ]
     assert main(["stream", *places, "--results", "table:outcomes", "--once"]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
@@ -102,7 +104,7 @@ def test_a_table_of_a_persistent_catalog_grows_from_run_to_run(java: int, tmp_pa
     command = [
         sys.executable, "-m", "purgatory_pipeline.cli", "stream", "--registrations", str(folders.registrations),
         "--events", str(folders.events), "--results", "table:outcomes", "--checkpoint", str(tmp_path / "checkpoint"),
-        "--aside", str(folders.results), "--delay", f"{DELAY_MS}ms", "--once",
+        "--quarantine", str(folders.results), "--delay", f"{DELAY_MS}ms", "--once",
         *(word for name, value in conf.items() for word in ("--conf", f"{name}={value}")),
     ]  # fmt: skip
     env = {**os.environ, **worker_environment()}

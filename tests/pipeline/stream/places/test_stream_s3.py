@@ -73,14 +73,14 @@ def test_layouts_and_states_of_a_stream_on_an_object_store(bucket: str) -> None:
 def test_outcomes_on_an_object_store_are_replaced_by_their_batch(bucket: str) -> None:
     """What an earlier run wrote of a batch that it did not commit goes first, and nothing else does."""
     results = bucket.format("results")
-    output = StreamOutput(results, bucket.format("aside"))
+    output = StreamOutput(results, bucket.format("quarantine"))
     rows = pa.table({"operation_id": [1, 2]})
     for table, batch in ((OUTCOMES, 6), (OUTCOMES, 7), (LATE, 7)):
-        folder = open_location(results if table == OUTCOMES else bucket.format("aside")).child(table)
+        folder = open_location(results if table == OUTCOMES else bucket.format("quarantine")).child(table)
         write_part(folder.uri, batch, 3, rows)
     output.clear(7)
     place = open_location(results).child(OUTCOMES)
     assert place.names() == ["batch=00000006"]
-    assert open_location(bucket.format("aside")).child(LATE).names() == []
+    assert open_location(bucket.format("quarantine")).child(LATE).names() == []
     file = place.child("batch=00000006/shard-00003.parquet")
     assert pq.read_table(file.root, filesystem=file.filesystem).num_rows == 2
