@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
@@ -18,6 +19,8 @@ import pyarrow.compute as pc
 from librt.vecs import vec
 from mypy_extensions import i64
 
+from purgatory.engine.batches import PartitionName
+from purgatory.engine.engine import Engine
 from purgatory.engine.snapshot.saved_operations import SavedOperations
 from purgatory_pipeline.engine_rows.integers import Flags
 from purgatory_pipeline.errors import PipelineError
@@ -141,19 +144,24 @@ def _restore_operations(shard: Shard, parts: Sequence[bytes], chosen: Flags | No
         saved.operation_ids = vec[i64](ids.tolist())
         tombstones = np.packbits(~chosen, bitorder="little").tobytes()
         callers = callers.set_column(0, "engine_id", pa.array(ids)).filter(pa.array(chosen))
-    # TRAP: restoring an item that is already satisfied does not create its partition, and the engine treats an unknown
-    # partition as removed. So partitions without saved content are referenced during the restore. Those that no
-    # operation refers to disappear again on release.
-    partitions = shard.engine.snapshots.partitions
     only_named = _table(parts[3]).filter(pc.equal(pc.binary_length(pc.field("content")), 0)).to_pydict()
-    held = [
-        partitions.get_or_create(name, partitions.unowned)
-        for name in zip(only_named["topic"], only_named["partition"], strict=True)
-    ]
-    shard.engine.restore(shard.owner, saved, tombstones, shard.clock_ms)
+    with referenced(shard.engine, zip(only_named["topic"], only_named["partition"], strict=True)):
+        shard.engine.restore(shard.owner, saved, tombstones, shard.clock_ms)
+    shard.callers = CallerIds(pa.concat_tables([shard.callers.table, callers]).combine_chunks())
+
+
+@contextmanager
+def referenced(engine: Engine, names: Iterable[PartitionName]) -> Iterator[None]:
+    """Reference partitions without saved content while operations are restored.
+
+    TRAP: restoring an item that is already satisfied does not create its partition, and the engine treats an unknown
+    partition as removed. Partitions that no operation refers to disappear again on release.
+    """
+    partitions = engine.snapshots.partitions
+    held = [partitions.get_or_create(name, partitions.unowned) for name in sorted(names)]
+    yield
     for partition in held:
         partitions.release(partition)
-    shard.callers = CallerIds(pa.concat_tables([shard.callers.table, callers]).combine_chunks())
 
 
 def _kept_by(rows: pa.Table, number: int, shards: int, *, with_events: bool) -> pa.Table:
