@@ -1,7 +1,7 @@
 """`purgatory advance`: reports events; each kind of event is an option."""
 
 from collections.abc import Callable
-from typing import Annotated, Any, Final, NoReturn, cast
+from typing import Annotated, Any, Final, cast
 
 import typer
 from purgatory_client.aio import AsyncClient
@@ -9,14 +9,14 @@ from purgatory_client.errors import EventRefused
 from purgatory_client.marks import Marks
 
 from purgatory.cli import render
-from purgatory.cli.connection_options import DEFAULT_ADDRESS, Address, AsJson, run
 from purgatory.cli.exit_codes import Exit
 from purgatory.cli.parsing import UsageError, checked_partition, follower, ids
 
 Offset = int | None
 
 
-def advance(
+async def advance(
+    client: AsyncClient,
     partition: Annotated[str | None, typer.Argument(metavar="[PARTITION]", help="Like orders-3.")] = None,
     high_watermark: Annotated[
         Offset, typer.Option(help="All in-sync replicas have every record below this offset.")
@@ -68,19 +68,28 @@ def advance(
         str | None, typer.Option(metavar="KEY", help="Signal this key instead of reporting on a partition.")
     ] = None,
     count: Annotated[int, typer.Option(help="Number of signals (with --signal).")] = 1,
-    address: Address = DEFAULT_ADDRESS,
-    as_json: AsJson = False,
-) -> NoReturn:
+) -> Exit:
     """Report events of a partition, or signal a key. Prints the number of waits that ended."""
     # The parameters have the names of the marks, so `locals()` collects them; two marks are made from flags.
     removed = "moved" if moved else deleted or None
     storage = "failed" if storage_failed else "online" if storage_online else None
-    given = {name: value for name, value in locals().items() if name in Marks.__annotations__ and value is not None}
-
-    async def call(client: AsyncClient) -> Exit:
-        return await _report(client, partition, _marks(given), signal, count, as_json)
-
-    raise typer.Exit(run(address, call))
+    marks = _marks({name: one for name, one in locals().items() if name in Marks.__annotations__ and one is not None})
+    if (partition is None) == (signal is None):
+        raise UsageError("give a partition or --signal KEY (not both)")
+    if partition is not None and not marks.keys() - {"leader_epoch"}:
+        raise UsageError("no event given; use an option such as --high-watermark 42 (see --help)")
+    if signal is not None and marks:
+        raise UsageError("--signal cannot be combined with marks of a partition")
+    try:
+        if signal is not None:
+            receipt = await client.signal_key(signal, count)
+        else:
+            receipt = await client.advance(checked_partition(partition or ""), **marks)
+    except EventRefused as error:
+        render.receipt(error.receipt)
+        raise
+    render.receipt(receipt)
+    return Exit.OK
 
 
 _PARSERS: Final[dict[str, Callable[[str], Any]]] = {
@@ -97,25 +106,3 @@ def _marks(given: dict[str, Any]) -> Marks:
     if marks.get("last_stable_offset") == -1:
         marks["last_stable_offset"] = None
     return cast("Marks", marks)
-
-
-async def _report(
-    client: AsyncClient, partition: str | None, marks: Marks, signal: str | None, count: int, as_json: bool
-) -> Exit:
-    if (partition is None) == (signal is None):
-        raise UsageError("give a partition or --signal KEY (not both)")
-    if partition is not None and not marks.keys() - {"leader_epoch"}:
-        raise UsageError("no event given; use an option such as --high-watermark 42 (see --help)")
-    if signal is not None and marks:
-        raise UsageError("--signal cannot be combined with marks of a partition")
-    try:
-        receipt = await (
-            client.signal_key(signal, count)
-            if signal is not None
-            else client.advance(checked_partition(partition or ""), **marks)
-        )
-    except EventRefused as error:
-        render.receipt(error.receipt, as_json=as_json)
-        raise
-    render.receipt(receipt, as_json=as_json)
-    return Exit.OK

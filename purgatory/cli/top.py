@@ -17,7 +17,7 @@ from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Input, Static
 
 from purgatory.cli.render import COLOURS, outcome_text, plural, printable, span, waits_for
-from purgatory.cli.render_tail import waited_for
+from purgatory.cli.tail import waited_for
 
 INTERVAL_S: Final = 1.0
 ROWS_MAX: Final = 500

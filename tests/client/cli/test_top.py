@@ -16,10 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from purgatory_client import Client
+from purgatory_client import Client, batches
 
 from purgatory.cli.exit_codes import Exit
-from tests.client.cli.test_commands import PROGRAM, purgatory
+from tests.client.cli.test_commands import PROGRAM, program, purgatory
 from tests.client.test_blocking import environment
 from tests.daemon_process import DaemonProcess
 
@@ -91,29 +91,22 @@ def plain(written: str) -> str:
     return re.sub(r"\x1b(\[[0-9;?<>=$]*[a-zA-Z]|[()][A-B0]|[=>])", "", written)
 
 
-@pytest.fixture
-def busy_daemon(tmp_path: Path) -> Iterator[tuple[DaemonProcess, Client]]:
-    """A daemon with waits on a hostile key and on a partition, and a client to inspect it."""
-    daemon = DaemonProcess(tmp_path / "daemon")
-    waiting = [
-        subprocess.Popen([*PROGRAM, "wait", *target, "-t", "10m", "-a", daemon.address], env=environment())
-        for target in (("--signal", EVIL), ("orders-3@42",))
-    ]
+@pytest.fixture(scope="module")
+def busy_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[DaemonProcess, Client]]:
+    """A daemon with waits on a hostile key and on a partition, and a client to inspect it. The last test kills it."""
+    pytest.importorskip("textual")
+    daemon = DaemonProcess(tmp_path_factory.mktemp("top"))
     try:
         with Client(daemon.address) as client:
-            while len(list(client.operations())) < 2:
-                assert all(one.poll() is None for one in waiting)
+            client.register("busy", 1, batches.signal([EVIL], timeouts_ms=[600_000]))
+            client.register("busy", 2, batches.produce(["orders-3"], offsets=[42]))
             yield daemon, client
     finally:
-        for one in waiting:
-            one.kill()
-            one.wait(DEADLINE_S)
         daemon.kill()
 
 
 def test_top_shows_sorts_filters_and_ends(busy_daemon: tuple[DaemonProcess, Client]) -> None:
     """Pending waits are shown within 80 columns, with hostile names escaped; keys change the view; q exits."""
-    pytest.importorskip("textual")
     daemon, client = busy_daemon
     terminal = PseudoTerminal("top", "--address", daemon.address)
     try:
@@ -146,7 +139,6 @@ def test_top_finds_the_urgent_waits_among_thousands(busy_daemon: tuple[DaemonPro
     """The daemon ranks and searches all operations: five short waits are listed first, and a filter finds a late
     one.
     """
-    pytest.importorskip("textual")
     daemon, client = busy_daemon
     with ThreadPoolExecutor(2) as threads:
         names, urgent = ([f"{kind}-{number}" for number in range(count)] for kind, count in KINDS.items())
@@ -183,7 +175,6 @@ def test_top_finds_the_urgent_waits_among_thousands(busy_daemon: tuple[DaemonPro
 
 def test_top_waits_for_a_daemon_that_is_away(busy_daemon: tuple[DaemonProcess, Client]) -> None:
     """While the daemon is away, `top` says so and continues; Ctrl-C and a hang-up also end it."""
-    pytest.importorskip("textual")
     daemon, _ = busy_daemon
     terminal = PseudoTerminal("top", "--address", daemon.address)
     try:
@@ -199,6 +190,6 @@ def test_top_waits_for_a_daemon_that_is_away(busy_daemon: tuple[DaemonProcess, C
 def test_top_says_what_it_needs(tmp_path: Path) -> None:
     """Without Textual, one line explains how to install it."""
     (tmp_path / "textual.py").write_text("raise ModuleNotFoundError(name='textual')", "utf-8")
-    answer = purgatory("top", packages=str(tmp_path))
+    answer = program("top", packages=str(tmp_path))
     assert answer.returncode == Exit.ERROR
     assert "pip install 'purgatory-waits[top]'" in answer.stderr
