@@ -32,7 +32,7 @@ def int64(value: int, field: str) -> int:
 def _signed(value: int, field: str, bits: int) -> int:
     number = index(value)
     if number.bit_length() >= bits and number != -(1 << bits - 1):
-        raise InvalidRequest(field, f"{number} does not fit {bits} bits")
+        raise InvalidRequest(field, f"{number} does not fit in {bits} bits")
     return number
 
 

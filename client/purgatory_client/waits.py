@@ -210,21 +210,21 @@ def signal(
         from_now: Count only signals after the registration; otherwise all since the key was first used at the daemon.
     """
     if isinstance(keys, str):
-        raise InvalidRequest("signal.keys", f"one string, {keys!r}; give a list of keys or a mapping of key to count")
+        raise InvalidRequest("signal.keys", f"{keys!r} is a string; give a list of keys, or a mapping of key to count")
     counts = keys if isinstance(keys, Mapping) else dict.fromkeys(keys, 1)
     if len(counts) != len(keys):
-        raise InvalidRequest("signal.keys", "a key is given twice; each key once, with a count where it takes several")
+        raise InvalidRequest("signal.keys", "a key is given twice; use a mapping of key to count")
     names = [checked_key(key) for key in counts]
     required = [int64(count, "signal.keys.required_count") for count in counts.values()]
     if not names:
-        raise InvalidRequest("signal.keys", "none; an operation needs at least one")
+        raise InvalidRequest("signal.keys", "empty; at least one is required")
     options: dict[str, int] = {"any": bool(any), "from_now": bool(from_now)}
     return Wait(OperationKind.SIGNAL, names, required, milliseconds(timeout), options, {})
 
 
 def _items(offsets: ByPartition, field: str, offset_field: str) -> tuple[list[PartitionName], list[int]]:
     if not offsets:
-        raise InvalidRequest(field, "none; an operation needs at least one")
+        raise InvalidRequest(field, "empty; at least one is required")
     names = [partition_name(name) for name in offsets]
     return names, [int64(offset, f"{field}.{offset_field}") for offset in offsets.values()]
 

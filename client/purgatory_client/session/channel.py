@@ -87,7 +87,7 @@ class ChannelSecurity:
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
-            raise InvalidRequest("", "tls_certificate and tls_key go together; one of them is missing")
+            raise InvalidRequest("", "tls_certificate and tls_key must be given together")
 
     @property
     def is_encrypted(self) -> bool:
@@ -113,7 +113,7 @@ class ChannelSecurity:
             token = token()
         token = token.strip()
         if not token or not token.isascii() or not token.isprintable():
-            raise InvalidRequest("token", "should be one line of ASCII")  # and is never quoted
+            raise InvalidRequest("token", "must be one line of printable ASCII")  # and is never quoted
         return (("authorization", f"Bearer {token}"),)
 
 
@@ -133,7 +133,7 @@ def open_channel(address: str, security: ChannelSecurity = UNPROTECTED) -> grpc.
         channel = grpc.aio.insecure_channel(address, options=OPTIONS)
     _channels.add(channel)
     if security.token is not None and not security.is_encrypted and not _is_loopback(address):
-        _log.warning("the token for %s travels unencrypted; use TLS (tls_ca=...)", address)
+        _log.warning("the token for %s is sent unencrypted; use TLS (tls_ca=...)", address)
     return cast("grpc.aio.Channel", _Channel(channel, security))
 
 
@@ -153,6 +153,7 @@ class _Channel:
         method = self._showing(self._channel.unary_unary(*args, **kwargs))
 
         async def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - gRPC's own arguments and answer
+            # A refused stream was not processed, so the call may be repeated even if it is not idempotent.
             retry = Retry(REFUSED_GIVE_UP)
             while True:
                 try:
