@@ -72,13 +72,6 @@ def squeeze(column: list[T]) -> list[T]:
     return column
 
 
-def stale_ms(seconds: float | None) -> int | None:
-    """A stale timeout in milliseconds, converted like `milliseconds`. None stays None: the wait does not fail when
-    stale.
-    """
-    return milliseconds(seconds, "stale_timeout_ms")
-
-
 def milliseconds(seconds: float | None, field: str = "timeout_ms") -> int | None:
     """A timeout in the wire's milliseconds, rounded up so that it is never early. None stays None: the daemon's
     default.

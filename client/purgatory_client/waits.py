@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
 from purgatory_client.base_errors import InvalidRequest
-from purgatory_client.number_checks import int32, int64, milliseconds, stale_ms
+from purgatory_client.number_checks import int32, int64, milliseconds
 from purgatory_client.partition_names import PartitionName, checked_key, format_partition, partition_name
 from purgatory_client.results import OperationKind
 from purgatory_client.sources.source_names import KAFKA, kafka_group
@@ -88,7 +88,15 @@ def produce(
     columns = _item_columns(
         names, local_error_code=("local_error_codes", local_error_codes), leader_epoch=("leader_epochs", leader_epochs)
     )
-    return Wait(OperationKind.PRODUCE, names, required, milliseconds(timeout), {}, columns, stale_ms(fail_when_stale))
+    return Wait(
+        OperationKind.PRODUCE,
+        names,
+        required,
+        milliseconds(timeout),
+        {},
+        columns,
+        milliseconds(fail_when_stale, "stale_timeout_ms"),
+    )
 
 
 def processed(
@@ -168,7 +176,13 @@ def fetch(
     if held_back:
         columns["throttled"] = [name in held_back for name in names]
     return Wait(
-        OperationKind.FETCH, names, fetch_offsets, milliseconds(timeout), options, columns, stale_ms(fail_when_stale)
+        OperationKind.FETCH,
+        names,
+        fetch_offsets,
+        milliseconds(timeout),
+        options,
+        columns,
+        milliseconds(fail_when_stale, "stale_timeout_ms"),
     )
 
 
@@ -190,7 +204,13 @@ def delete_records(
     names, required = _items(offsets, "delete_records.partitions", "offset")
     columns = _item_columns(names, local_error_code=("local_error_codes", local_error_codes))
     return Wait(
-        OperationKind.DELETE_RECORDS, names, required, milliseconds(timeout), {}, columns, stale_ms(fail_when_stale)
+        OperationKind.DELETE_RECORDS,
+        names,
+        required,
+        milliseconds(timeout),
+        {},
+        columns,
+        milliseconds(fail_when_stale, "stale_timeout_ms"),
     )
 
 

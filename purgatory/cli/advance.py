@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Annotated, Any, Final, cast
 
-import typer
 from purgatory_client.aio import AsyncClient
 from purgatory_client.errors import EventRefused
 from purgatory_client.marks import Marks
+from typer import Argument, Option
 
 from purgatory.cli import render
 from purgatory.cli.exit_codes import Exit
@@ -17,57 +17,51 @@ Offset = int | None
 
 async def advance(
     client: AsyncClient,
-    partition: Annotated[str | None, typer.Argument(metavar="[PARTITION]", help="Like orders-3.")] = None,
-    high_watermark: Annotated[
-        Offset, typer.Option(help="All in-sync replicas have every record below this offset.")
-    ] = None,
-    log_end_offset: Annotated[Offset, typer.Option(help="The leader's log has grown to this offset.")] = None,
-    byte_position: Annotated[Offset, typer.Option(help="Byte position of the log end (with --log-end-offset).")] = None,
+    partition: Annotated[str | None, Argument(metavar="[PARTITION]", help="Like orders-3.")] = None,
+    high_watermark: Annotated[Offset, Option(help="All in-sync replicas have every record below this offset.")] = None,
+    log_end_offset: Annotated[Offset, Option(help="The leader's log has grown to this offset.")] = None,
+    byte_position: Annotated[Offset, Option(help="Byte position of the log end (with --log-end-offset).")] = None,
     segment_base_offset: Annotated[
-        Offset, typer.Option(help="Base offset of the segment of the log end (with --log-end-offset).")
+        Offset, Option(help="Base offset of the segment of the log end (with --log-end-offset).")
     ] = None,
     replica: Annotated[
-        str | None, typer.Option(metavar="ID:END[:START]", help="A follower has fetched up to END, like 2:41.")
+        str | None, Option(metavar="ID:END[:START]", help="A follower has fetched up to END, like 2:41.")
     ] = None,
     last_stable_offset: Annotated[
-        Offset, typer.Option(help="Start of the oldest open transaction; -1: none is open.")
+        Offset, Option(help="Start of the oldest open transaction; -1: none is open.")
     ] = None,
-    log_start_offset: Annotated[Offset, typer.Option(help="The first readable offset has moved up.")] = None,
-    in_sync_replicas: Annotated[str | None, typer.Option(metavar="IDS", help="The in-sync set, like 1,2,3.")] = None,
+    log_start_offset: Annotated[Offset, Option(help="The first readable offset has moved up.")] = None,
+    in_sync_replicas: Annotated[str | None, Option(metavar="IDS", help="The in-sync set, like 1,2,3.")] = None,
     proposed_in_sync_replicas: Annotated[
-        str | None, typer.Option(metavar="IDS", help="An in-sync set that is not confirmed yet.")
+        str | None, Option(metavar="IDS", help="An in-sync set that is not confirmed yet.")
     ] = None,
     min_in_sync_replicas: Annotated[
-        int | None, typer.Option(help="Minimum size of the in-sync set for acknowledging.")
+        int | None, Option(help="Minimum size of the in-sync set for acknowledging.")
     ] = None,
     is_leader: Annotated[
-        bool | None, typer.Option("--leader/--follower", help="Leadership has changed; needs --leader-epoch.")
+        bool | None, Option("--leader/--follower", help="Leadership has changed; needs --leader-epoch.")
     ] = None,
-    leader_epoch: Annotated[
-        int | None, typer.Option(help="Leader epoch of the report; an older epoch is refused.")
-    ] = None,
-    leader_id: Annotated[int | None, typer.Option(help="The leader's replica id.")] = None,
+    leader_epoch: Annotated[int | None, Option(help="Leader epoch of the report; an older epoch is refused.")] = None,
+    leader_id: Annotated[int | None, Option(help="The leader's replica id.")] = None,
     replica_ids: Annotated[
         str | None,
-        typer.Option("--replicas", metavar="IDS", help="All assigned replicas, including the leader (with --leader)."),
+        Option("--replicas", metavar="IDS", help="All assigned replicas, including the leader (with --leader)."),
     ] = None,
-    epoch_start_offset: Annotated[Offset, typer.Option(help="First offset of the epoch (with --leader).")] = None,
-    dead_replica: Annotated[int | None, typer.Option(help="This replica's broker is dead.")] = None,
-    fenced_replica: Annotated[int | None, typer.Option(help="This replica may not join the in-sync set.")] = None,
-    live_replica: Annotated[int | None, typer.Option(help="This replica is neither dead nor fenced.")] = None,
-    truncate_to: Annotated[Offset, typer.Option(help="The log was cut to this log end offset.")] = None,
-    deleted: Annotated[bool, typer.Option("--removed", help="The partition was deleted.")] = False,
-    moved: Annotated[bool, typer.Option("--moved", help="The partition has moved elsewhere.")] = False,
-    storage_failed: Annotated[
-        bool, typer.Option("--storage-failed", help="The partition's log directory failed.")
-    ] = False,
+    epoch_start_offset: Annotated[Offset, Option(help="First offset of the epoch (with --leader).")] = None,
+    dead_replica: Annotated[int | None, Option(help="This replica's broker is dead.")] = None,
+    fenced_replica: Annotated[int | None, Option(help="This replica may not join the in-sync set.")] = None,
+    live_replica: Annotated[int | None, Option(help="This replica is neither dead nor fenced.")] = None,
+    truncate_to: Annotated[Offset, Option(help="The log was cut to this log end offset.")] = None,
+    deleted: Annotated[bool, Option("--removed", help="The partition was deleted.")] = False,
+    moved: Annotated[bool, Option("--moved", help="The partition has moved elsewhere.")] = False,
+    storage_failed: Annotated[bool, Option("--storage-failed", help="The partition's log directory failed.")] = False,
     storage_online: Annotated[
-        bool, typer.Option("--storage-online", help="The partition's log directory is available again.")
+        bool, Option("--storage-online", help="The partition's log directory is available again.")
     ] = False,
     signal: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Signal this key instead of reporting on a partition.")
+        str | None, Option(metavar="KEY", help="Signal this key instead of reporting on a partition.")
     ] = None,
-    count: Annotated[int, typer.Option(help="Number of signals (with --signal).")] = 1,
+    count: Annotated[int, Option(help="Number of signals (with --signal).")] = 1,
 ) -> Exit:
     """Report events of a partition, or signal a key. Prints the number of waits that ended."""
     # The parameters have the names of the marks, so `locals()` collects them; two marks are made from flags.

@@ -12,6 +12,7 @@ from purgatory_client.aio import AsyncClient
 from purgatory_client.results import Result
 from purgatory_client.sources.position_tokens import FORM, Positions
 from purgatory_client.unary import Filters
+from typer import Argument, Option
 
 from purgatory.cli import render
 from purgatory.cli.advance import advance
@@ -51,33 +52,31 @@ async def wait(
     client: AsyncClient,
     targets: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="TARGET...",
             help="partition@offset (orders-3@42), keys with --signal, or a token from `purgatory caught-up --token`.",
         ),
     ],
     timeout: Timeout = "30s",  # noqa: ASYNC109 - the operation's own
     record: Annotated[
-        bool, typer.Option("--record", help="Treat the offsets as record offsets: wait for offset + 1.")
+        bool, Option("--record", help="Treat the offsets as record offsets: wait for offset + 1.")
     ] = False,
-    fetch: Annotated[bool, typer.Option("--fetch", help="Wait until records can be read from the offsets.")] = False,
-    min_bytes: Annotated[int, typer.Option(help="Total bytes to wait for, over all partitions (with --fetch).")] = 1,
-    replica_id: Annotated[int | None, typer.Option(help="Fetch as this follower (with --fetch).")] = None,
+    fetch: Annotated[bool, Option("--fetch", help="Wait until records can be read from the offsets.")] = False,
+    min_bytes: Annotated[int, Option(help="Total bytes to wait for, over all partitions (with --fetch).")] = 1,
+    replica_id: Annotated[int | None, Option(help="Fetch as this follower (with --fetch).")] = None,
     read_committed: Annotated[
-        bool, typer.Option(help="Count bytes up to the last stable offset only (with --fetch).")
+        bool, Option(help="Count bytes up to the last stable offset only (with --fetch).")
     ] = False,
     delete_records: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--delete-records", help="Wait until all replicas have deleted up to the offsets (or the high watermark)."
         ),
     ] = False,
-    signal: Annotated[
-        bool, typer.Option("--signal", help="Wait until the keys are signalled; key@3: three times.")
-    ] = False,
-    any_key: Annotated[bool, typer.Option("--any", help="Wait for any one of the keys (with --signal).")] = False,
+    signal: Annotated[bool, Option("--signal", help="Wait until the keys are signalled; key@3: three times.")] = False,
+    any_key: Annotated[bool, Option("--any", help="Wait for any one of the keys (with --signal).")] = False,
     from_now: Annotated[
-        bool, typer.Option("--from-now", help="Ignore signals sent before this command (with --signal).")
+        bool, Option("--from-now", help="Ignore signals sent before this command (with --signal).")
     ] = False,
     fail_when_stale: FailWhenStale = None,
 ) -> Exit:
@@ -109,21 +108,19 @@ async def wait(
 
 async def ls(
     client: AsyncClient,
-    partitions: Annotated[
-        bool, typer.Option("--partitions", "-p", help="List partitions instead of operations.")
-    ] = False,
-    prefix: Annotated[str, typer.Option(help="Only topics with this prefix (with --partitions).")] = "",
-    kind: Annotated[str | None, typer.Option(help="Only this kind: produce, fetch, delete_records or signal.")] = None,
-    partition: Annotated[str | None, typer.Option(help="Only operations that wait on this partition.")] = None,
-    key: Annotated[str, typer.Option(help="Only operations that wait on this key.")] = "",
-    session: Annotated[str, typer.Option(help="Only this session.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number of entries.")] = 1_000,
+    partitions: Annotated[bool, Option("--partitions", "-p", help="List partitions instead of operations.")] = False,
+    prefix: Annotated[str, Option(help="Only topics with this prefix (with --partitions).")] = "",
+    kind: Annotated[str | None, Option(help="Only this kind: produce, fetch, delete_records or signal.")] = None,
+    partition: Annotated[str | None, Option(help="Only operations that wait on this partition.")] = None,
+    key: Annotated[str, Option(help="Only operations that wait on this key.")] = "",
+    session: Annotated[str, Option(help="Only this session.")] = "",
+    limit: Annotated[int, Option(min=1, help="Maximum number of entries.")] = 1_000,
     sort: Annotated[
         str | None,
-        typer.Option(help="Sort all operations by remaining or waited time, most urgent first; lists at most 1,000."),
+        Option(help="Sort all operations by remaining or waited time, most urgent first; lists at most 1,000."),
     ] = None,
-    reverse: Annotated[bool, typer.Option("--reverse", help="Least urgent first (with --sort).")] = False,
-    search: Annotated[str, typer.Option(help="Only names that contain this text, ignoring case (with --sort).")] = "",
+    reverse: Annotated[bool, Option("--reverse", help="Least urgent first (with --sort).")] = False,
+    search: Annotated[str, Option(help="Only names that contain this text, ignoring case (with --sort).")] = "",
     watch: Watch = None,
 ) -> Exit:
     """List pending operations, or known partitions."""
@@ -150,7 +147,7 @@ async def ls(
 
 async def show(
     client: AsyncClient,
-    what: Annotated[str, typer.Argument(metavar="PARTITION|SESSION/ID", help="orders-3, or SESSION/17.")],
+    what: Annotated[str, Argument(metavar="PARTITION|SESSION/ID", help="orders-3, or SESSION/17.")],
 ) -> Exit:
     """Show a partition or a pending operation."""
     reference = operation_reference(what)
@@ -163,12 +160,10 @@ async def show(
 
 async def cancel(
     client: AsyncClient,
-    operations: Annotated[
-        list[str] | None, typer.Argument(metavar="[SESSION/ID]...", help="Operations to cancel.")
-    ] = None,
-    session: Annotated[str | None, typer.Option(help="Cancel all operations of this session.")] = None,
-    partition: Annotated[str | None, typer.Option(help="Cancel all operations that wait on this partition.")] = None,
-    key: Annotated[str | None, typer.Option(help="Cancel all operations that wait on this key.")] = None,
+    operations: Annotated[list[str] | None, Argument(metavar="[SESSION/ID]...", help="Operations to cancel.")] = None,
+    session: Annotated[str | None, Option(help="Cancel all operations of this session.")] = None,
+    partition: Annotated[str | None, Option(help="Cancel all operations that wait on this partition.")] = None,
+    key: Annotated[str | None, Option(help="Cancel all operations that wait on this key.")] = None,
 ) -> Exit:
     """Cancel pending operations. Exit code 16 if none was found."""
     if [bool(operations), session is not None, partition is not None, key is not None].count(True) != 1:
@@ -185,7 +180,7 @@ async def cancel(
 
 async def close(
     client: AsyncClient,
-    session: Annotated[str, typer.Argument(metavar="SESSION", help="Session id.")],
+    session: Annotated[str, Argument(metavar="SESSION", help="Session id.")],
 ) -> Exit:
     """Close a session: cancel its pending operations and drop its unacknowledged results."""
     render.closed(await client.close_session(session))

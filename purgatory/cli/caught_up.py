@@ -3,10 +3,10 @@
 import time
 from typing import Annotated
 
-import typer
 from purgatory_client.aio import AsyncClient
 from purgatory_client.results import Result, already_satisfied
 from purgatory_client.sources.position_tokens import Positions
+from typer import Argument, Option
 
 from purgatory.cli import render
 from purgatory.cli.exit_codes import OF_OUTCOME, Exit
@@ -17,14 +17,14 @@ async def caught_up(
     client: AsyncClient,
     marks: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="MARK...", help="Marks without partition numbers: kafka/GROUP/TOPIC, kafka/TOPIC, pg/NAME/SERVER."
         ),
     ],
     timeout: Timeout = "30s",  # noqa: ASYNC109 - the operation's own
     token: Annotated[
         bool,
-        typer.Option("--token", help="Print the current end positions for `purgatory wait TOKEN` instead of waiting."),
+        Option("--token", help="Print the current end positions for `purgatory wait TOKEN` instead of waiting."),
     ] = False,
     fail_when_stale: FailWhenStale = None,
 ) -> Exit:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 from purgatory_client.aio import DEFAULT_ADDRESS, AsyncClient
 from purgatory_client.errors import EventRefused, InvalidRequest, PurgatoryClientError, Unavailable
+from typer import Option
 
 from purgatory.cli import render
 from purgatory.cli.exit_codes import Exit, exit_of_error
@@ -19,13 +20,13 @@ _OPTIONS: Final[dict[str, tuple[Any, Any]]] = {
     "address": (
         Annotated[
             str,
-            typer.Option("--address", "-a", envvar="PURGATORY_ADDRESS", help="The daemon's gRPC address, host:port."),
+            Option("--address", "-a", envvar="PURGATORY_ADDRESS", help="The daemon's gRPC address, host:port."),
         ],
         DEFAULT_ADDRESS,
     ),
-    "as_json": (Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")], False),
+    "as_json": (Annotated[bool, Option("--json", help="Print JSON instead of text.")], False),
     "tls": (
-        Annotated[bool, typer.Option("--tls", help="Use TLS and trust the public certificate authorities.")],
+        Annotated[bool, Option("--tls", help="Use TLS and trust the public certificate authorities.")],
         False,
     ),
 }
@@ -36,7 +37,7 @@ _FILES: Final = {
     "token_file": "File with the bearer token.",  # other users can see a command line, so the token is not an option
 }
 for _name, _help in _FILES.items():
-    _option = typer.Option(envvar=f"PURGATORY_{_name.upper()}", help=_help)
+    _option = Option(envvar=f"PURGATORY_{_name.upper()}", help=_help)
     _OPTIONS[_name] = (Annotated[Path | None, _option], None)
 
 

@@ -2,9 +2,9 @@
 
 from typing import Annotated
 
-import typer
 from purgatory_client.aio import AsyncClient
 from purgatory_client.views import DeadLetter
+from typer import Option
 
 from purgatory.cli import render
 from purgatory.cli.exit_codes import Exit
@@ -13,10 +13,8 @@ from purgatory.cli.parsing import UsageError
 
 async def dead_letters(
     client: AsyncClient,
-    resend: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="Resend this letter now. May be repeated.")
-    ] = None,
-    resend_all: Annotated[bool, typer.Option("--resend-all", help="Resend all letters now.")] = False,
+    resend: Annotated[list[str] | None, Option(metavar="ID", help="Resend this letter now. May be repeated.")] = None,
+    resend_all: Annotated[bool, Option("--resend-all", help="Resend all letters now.")] = False,
 ) -> Exit:
     """List results that could not be delivered to their callbacks, or resend them.
 

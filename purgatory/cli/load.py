@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
-import typer
 from purgatory_client import batches, events
 from purgatory_client.aio import AsyncClient
 from purgatory_client.number_checks import milliseconds
 from purgatory_client.results import Outcome
 from purgatory_client.session.detached_sessions import Collected
+from typer import Option
 
 from purgatory.cli import render
 from purgatory.cli.exit_codes import Exit, exit_of_outcomes
@@ -41,22 +41,20 @@ def _random_id() -> str:
 
 async def load(
     client: AsyncClient,
-    session: Annotated[
-        str, typer.Option(default_factory=_random_id, help="Session id, unused so far; random by default.")
-    ],
-    operations: Annotated[int, typer.Option("--operations", "-n", min=1, help="Number of waits.")] = 100_000,
-    topic: Annotated[str, typer.Option(help="Topic; the partitions are TOPIC-0, TOPIC-1 and so on.")] = "load",
-    partitions: Annotated[int, typer.Option(min=1, max=100_000, help="Number of partitions to wait on.")] = 100,
+    session: Annotated[str, Option(default_factory=_random_id, help="Session id, unused so far; random by default.")],
+    operations: Annotated[int, Option("--operations", "-n", min=1, help="Number of waits.")] = 100_000,
+    topic: Annotated[str, Option(help="Topic; the partitions are TOPIC-0, TOPIC-1 and so on.")] = "load",
+    partitions: Annotated[int, Option(min=1, max=100_000, help="Number of partitions to wait on.")] = 100,
     timeout: Annotated[  # noqa: ASYNC109 - of each operation
-        str, typer.Option("--timeout", "-t", help="Timeout of each wait: 500ms, 30s, 2m, 1h.")
+        str, Option("--timeout", "-t", help="Timeout of each wait: 500ms, 30s, 2m, 1h.")
     ] = "10m",
-    batch: Annotated[int, typer.Option(min=1, max=10_000, help="Number of waits in one message.")] = 500,
-    rate: Annotated[float, typer.Option(min=0, help="Waits per second; 0: no limit.")] = 0.0,
+    batch: Annotated[int, Option(min=1, max=10_000, help="Number of waits in one message.")] = 500,
+    rate: Annotated[float, Option(min=0, help="Waits per second; 0: no limit.")] = 0.0,
     advance: Annotated[
-        bool, typer.Option("--advance", help="Advance the high watermarks until all waits are satisfied.")
+        bool, Option("--advance", help="Advance the high watermarks until all waits are satisfied.")
     ] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Exit after registering; collect with `purgatory results --session ID`.")
+        bool, Option("--detach", help="Exit after registering; collect with `purgatory results --session ID`.")
     ] = False,
 ) -> Exit:
     """Register many produce waits in one session, wait for their results, and print the throughput.
@@ -93,12 +91,8 @@ async def load(
 
 async def results(
     client: AsyncClient,
-    session: Annotated[
-        str, typer.Option("--session", help="Session id, as printed by `purgatory load` and `purgatory ls`.")
-    ],
-    counts_only: Annotated[
-        bool, typer.Option("--counts", help="Print only the number of results per outcome.")
-    ] = False,
+    session: Annotated[str, Option("--session", help="Session id, as printed by `purgatory load` and `purgatory ls`.")],
+    counts_only: Annotated[bool, Option("--counts", help="Print only the number of results per outcome.")] = False,
 ) -> Exit:
     """Collect the results of a session until none of its operations is pending.
 

@@ -5,23 +5,21 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Final
 
-import typer
 from purgatory_client.errors import InvalidRequest
 from purgatory_client.partition_names import format_partition, partition_name
 from purgatory_client.results import OperationKind, Outcome
 from purgatory_client.sources.log_positions import offset_of_lsn
 from purgatory_client.views import OperationOrder
+from typer import Option
 
 UNITS_S: Final[dict[str, float]] = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "": 1}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 
 
-Timeout = Annotated[
-    str, typer.Option("--timeout", "-t", help="How long to wait: 500ms, 30s, 2m, 1h; 0: answer immediately.")
-]
+Timeout = Annotated[str, Option("--timeout", "-t", help="How long to wait: 500ms, 30s, 2m, 1h; 0: answer immediately.")]
 FailWhenStale = Annotated[
     str | None,
-    typer.Option("--fail-when-stale", help="Fail if a mark is stale or unreported for this long: 500ms, 5s."),
+    Option("--fail-when-stale", help="Fail if a mark is stale or unreported for this long: 500ms, 5s."),
 ]
 
 

@@ -3,10 +3,10 @@
 import sys
 from typing import Annotated
 
-import typer
 from purgatory_client.aio import AsyncClient
 from purgatory_client.results import Outcome
 from purgatory_client.views import EndedOperation
+from typer import Option
 
 from purgatory.cli import render
 from purgatory.cli.exit_codes import Exit
@@ -19,12 +19,10 @@ async def tail(
     client: AsyncClient,
     outcomes: Annotated[
         list[str] | None,
-        typer.Option(
-            "--outcome", "-o", help="Only this outcome: satisfied, failed, expired or cancelled. May be repeated."
-        ),
+        Option("--outcome", "-o", help="Only this outcome: satisfied, failed, expired or cancelled. May be repeated."),
     ] = None,
-    kind: Annotated[str | None, typer.Option(help="Only this kind: produce, fetch, delete_records or signal.")] = None,
-    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="Exit after this many results.")] = None,
+    kind: Annotated[str | None, Option(help="Only this kind: produce, fetch, delete_records or signal.")] = None,
+    count: Annotated[int | None, Option("--count", "-n", min=1, help="Exit after this many results.")] = None,
 ) -> Exit:
     """Print results as they arrive, until Ctrl-C: your own, or everyone's with the role admin."""
     left = count
@@ -44,7 +42,7 @@ async def tail(
 
 async def hot(
     client: AsyncClient,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1_000, help="Number of names.")] = 20,
+    limit: Annotated[int, Option("--limit", "-n", min=1, max=1_000, help="Number of names.")] = 20,
     watch: Watch = None,
 ) -> Exit:
     """List the partitions and keys that most operations wait on."""

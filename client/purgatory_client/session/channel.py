@@ -148,9 +148,12 @@ class _Channel:
     def __init__(self, channel: grpc.aio.Channel, security: ChannelSecurity) -> None:
         self._channel: Final = channel
         self._security: Final = security
+        self.unary_stream: Final = self._showing(channel.unary_stream)
+        self.stream_unary: Final = self._showing(channel.stream_unary)
+        self.stream_stream: Final = self._showing(channel.stream_stream)
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - gRPC's own arguments
-        method = self._showing(self._channel.unary_unary(*args, **kwargs))
+        method = self._showing(self._channel.unary_unary)(*args, **kwargs)
 
         async def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - gRPC's own arguments and answer
             # A refused stream was not processed, so the call may be repeated even if it is not idempotent.
@@ -165,15 +168,6 @@ class _Channel:
 
         return call
 
-    def unary_stream(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - gRPC's own arguments
-        return self._showing(self._channel.unary_stream(*args, **kwargs))
-
-    def stream_unary(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - gRPC's own arguments
-        return self._showing(self._channel.stream_unary(*args, **kwargs))
-
-    def stream_stream(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - gRPC's own arguments
-        return self._showing(self._channel.stream_stream(*args, **kwargs))
-
     async def __aenter__(self) -> Self:
         return self
 
@@ -183,11 +177,14 @@ class _Channel:
     async def close(self, grace: float | None = None) -> None:
         await self._channel.close(grace)
 
-    def _showing(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - gRPC's own arguments and answer
-            return method(*args, metadata=self._security.metadata(), **kwargs)
+    def _showing(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a constructor of methods: each call of a method that it makes shows the current token."""
 
-        return call
+        def made(*args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - gRPC's own arguments
+            method = make(*args, **kwargs)
+            return lambda *request, **options: method(*request, metadata=self._security.metadata(), **options)
+
+        return made
 
 
 def _was_unread(error: grpc.aio.AioRpcError) -> bool:

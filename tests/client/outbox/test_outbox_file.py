@@ -264,4 +264,4 @@ class OutboxFileMachine(RuleBasedStateMachine):
 
 
 TestOutboxFileMachine = pytest.mark.slow(OutboxFileMachine.TestCase)
-TestOutboxFileMachine.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
+TestOutboxFileMachine.settings = settings(max_examples=6, stateful_step_count=20, deadline=None)
