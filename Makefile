@@ -113,7 +113,7 @@ crash: $(STAMPS)/dev $(STAMPS)/engine ## Kill a real daemon under load 200 times
 stream-histories: $(STAMPS)/pipeline $(STAMPS)/engine ## Compare shards with the engine on histories of the simulator (ARGS="--count 200 --steps 10000")
 	@$(BIN)/python -m tests.pipeline stream-histories --processes $(JOBS) $(ARGS)
 
-stream-kills: $(STAMPS)/pipeline $(STAMPS)/engine ## Kill a Spark stream repeatedly: no outcome lost or duplicated (ARGS="--count 20 --on-driver", or --executors)
+stream-kills: $(STAMPS)/pipeline $(STAMPS)/engine ## Kill a Spark stream repeatedly: no outcome lost or duplicated (ARGS="--count 20 --executors")
 	@$(BIN)/python -m tests.pipeline stream-kills $(ARGS)
 
 result-kills: $(STAMPS)/pipeline $(STAMPS)/engine ## Kill a query that reads results repeatedly: each is written once (ARGS="--count 10")
@@ -158,7 +158,7 @@ bench: $(STAMPS)/pipeline $(STAMPS)/profiled ## Measure Purgatory beside its pee
 bench-quick: $(STAMPS)/profiled ## The same in under a minute, with nothing written
 	@$(BIN)/python -m bench --quick $(ARGS)
 
-bench-pipeline: $(STAMPS)/pipeline $(STAMPS)/profiled ## Measure report and replay (ARGS="--operations 10M 30M 100M")
+bench-pipeline: $(STAMPS)/pipeline $(STAMPS)/profiled ## Measure report and replay (ARGS="--operations 1M")
 	@$(BIN)/python -m bench.pipeline $(ARGS)
 
 bench-stream: $(STAMPS)/pipeline $(STAMPS)/connectors $(STAMPS)/engine ## Measure the purgatory as a Spark stream (ARGS="--only rates pending")

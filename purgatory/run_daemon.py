@@ -69,7 +69,7 @@ def main(
         return 0
     garbage.use_one_arena()
     settings = command_line.settings
-    start_logging(settings.log)
+    start_logging(settings.log.format, settings.log.level)
     for name in unknown_variables(type(settings)):
         LOGGER.warning("%s is set, but there is no such setting; see --help", name)
     try:

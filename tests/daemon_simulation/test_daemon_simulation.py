@@ -1,7 +1,5 @@
 """A few days of the whole-daemon simulation, and faults that its checker must report."""
 
-from collections import Counter
-
 import pytest
 from purgatory_client import Result, ResultColumns, waits
 
@@ -87,27 +85,3 @@ def test_the_checker_finds_what_must_not_be(call: EngineCall, seen: dict[str, in
     """Each planted fault causes one complaint; the correct result causes none."""
     assert judged(run_with(mark(5)), SATISFIED) == []
     assert len(judged(run_with(call), seen, ended_ms=ended_ms)) == 1
-
-
-def test_the_checker_finds_an_early_expiry() -> None:
-    """A client that sends too short a timeout makes a wait expire early, although the daemon obeys its request."""
-    run = run_with(EngineCall("advance_clock", -1, 1_100, (10,)))
-    expired = {"outcome": codes.EXPIRED, "waited_ms": 100, "code": 7}
-    assert judged(run, expired, submitted_ms=999.2, ended_ms=1_100.5) == []
-    assert len(judged(run, expired, submitted_ms=1_000.2, ended_ms=1_100.5)) == 1
-    short = OperationBatch([1], partitions=[("log", 0)], offsets=[5], timeouts_ms=[60])
-    run = run_with(EngineCall("advance_clock", -1, 1_060, (10,)), short)
-    expired["waited_ms"] = 60
-    assert len(judged(run, expired, submitted_ms=999.2, ended_ms=1_060.5)) == 1
-
-
-def test_the_checker_counts_pushes() -> None:
-    """An acknowledged push that was not applied, and one applied twice, are found; an unanswered one may be lost."""
-    ledger = CallLog(attempted_pushes={0: [1, 2, 3, 4]}, acknowledged_pushes={0: [1, 2]})
-    run = Run(signals={"tally-0": Counter([1, 3, 3])})
-    checker = Checker(Plan(1), ledger, [run])
-    checker.check()
-    assert checker.complaints == [
-        "push 2 of advancer 0 was applied 0 times",
-        "push 3 of advancer 0 was applied 2 times",
-    ]

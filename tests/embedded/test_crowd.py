@@ -20,13 +20,7 @@ from purgatory.engine import COMPILED
 from purgatory.engine.codes import CANCELLED, EXPIRED, PENDING, SATISFIED, SHUTTING_DOWN
 from purgatory.engine.errors import OperationEnded
 from tests.embedded.crowd import KEYS, LONG_TIMEOUT_MS, Crowd, watch
-from tests.engine.generic.recording_operation import (
-    RecordingOperation,
-    assert_empty,
-    never_called,
-    run_all,
-    wait_until,
-)
+from tests.engine.generic.recording_operation import RecordingOperation, assert_empty, never_called, run_all, wait_until
 
 THREADS = 16
 OPERATIONS_EACH = int(os.environ.get("CROWD_OPERATIONS", "700"))
@@ -42,8 +36,10 @@ def eager() -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_case_23_a_crowd_that_finishes() -> None:
-    """Under 16 threads that register, check, cancel, force and expire, no satisfiable wait is left."""
+def test_case_23_30_44_a_crowd_that_finishes() -> None:
+    """Cases 23, 30 and 44: under 16 threads that register, check, cancel, force and expire on few keys, no satisfiable
+    wait is left, and each operation ends once.
+    """
     crowd = Crowd(1, THREADS, OPERATIONS_EACH)
     crowd.start()
     crowd.join()

@@ -1,4 +1,4 @@
-"""The purgatory with several threads: cases 21, 22, 30, 32 to 34, 41, 44, 95, 96 of docs/semantics.md, and close."""
+"""The purgatory with several threads: cases 21, 22, 32 to 34, 41, 95, 96 of docs/semantics.md, and close."""
 
 import random
 import threading
@@ -10,7 +10,6 @@ from purgatory.embedded import EmbeddedPurgatory
 from purgatory.engine.codes import EXPIRED, SATISFIED, SHUTTING_DOWN
 from purgatory.engine.errors import PurgatoryClosed
 from purgatory.engine.generic.operation import GenericOperation
-from purgatory.testing import ManualClock
 from tests.engine.generic.recording_operation import (
     DEADLINE_S,
     Gate,
@@ -54,16 +53,6 @@ def test_threads_close_at_the_same_time(purgatory: EmbeddedPurgatory) -> None:
     assert purgatory.close() == 0
     with pytest.raises(PurgatoryClosed):
         purgatory.try_complete_else_watch(RecordingOperation(), ["k"])
-
-
-def test_case_30_sixteen_threads_check_one_key(purgatory: EmbeddedPurgatory) -> None:
-    """With 16 threads checking the key of one operation, it is answered once and the counts add up to 1."""
-    (operation,) = register(purgatory, "k")
-    operation.is_met = True
-    counts: list[int] = []
-    run_all(*(lambda: counts.append(purgatory.check_and_complete("k")) for _ in range(16)))
-    assert sum(counts) == 1
-    assert operation.effects == ["complete"]
 
 
 @pytest.mark.slow
@@ -129,20 +118,6 @@ def test_case_41_check_waits_for_an_evaluation_elsewhere(purgatory: EmbeddedPurg
         gate.is_open.set()
         assert sorted([first.result(DEADLINE_S), second.result(DEADLINE_S)]) == [0, 1]
     assert operation.effects == ["complete"]
-
-
-def test_case_44_last_leaves_while_another_arrives(purgatory: EmbeddedPurgatory) -> None:
-    """Threads race to remove a key and create it again: a check always finds an operation registered on the key."""
-
-    def come_and_go() -> None:
-        for _ in range(300):
-            (operation,) = register(purgatory, "k")
-            operation.is_met = True
-            purgatory.check_and_complete("k")
-            assert operation.is_completed
-
-    run_all(come_and_go, come_and_go, come_and_go)
-    assert_empty(purgatory)
 
 
 def test_case_95_state_lock_and_check(purgatory: EmbeddedPurgatory) -> None:
@@ -238,47 +213,6 @@ def test_close_from_an_effect_on_the_callers_thread() -> None:
     assert {operation.outcome for operation in leftovers} == {SHUTTING_DOWN}
     assert all(operation.effects == ["complete"] for operation in leftovers)
     wait_until(lambda: threads_of("closing") == [])
-
-
-@pytest.mark.parametrize("is_met", [True, False])
-def test_an_end_waits_until_the_condition_has_been_looked_at(is_met: bool) -> None:
-    """If the timer fires while try_complete runs, on_complete does not run concurrently, and there is one end."""
-    clock = ManualClock()
-    with EmbeddedPurgatory("double-ends", never_called, clock=clock, reaper_enabled=False) as purgatory:
-        log: list[str] = []
-        at_the_timer, release = threading.Event(), threading.Event()
-
-        class SlowLook(RecordingOperation):
-            def try_complete(self) -> bool:
-                self.evaluations += 1
-                if self.evaluations < 3:
-                    return False
-                log.append("look begins")
-                assert release.wait(DEADLINE_S)
-                log.append("look ends")
-                return self.force_complete() if is_met else False
-
-        def expire() -> None:
-            at_the_timer.set()
-            purgatory.advance_clock()
-
-        operation = SlowLook(10)
-        operation.when_completed = lambda: log.append("completed")
-        purgatory.try_complete_else_watch(operation, ["k"])
-        clock.jump(10)
-        checking = threading.Thread(target=purgatory.check_and_complete, args=("k",))
-        checking.start()
-        expiring = threading.Thread(target=expire)
-        expiring.start()
-        assert at_the_timer.wait(DEADLINE_S)
-        release.set()
-        checking.join(DEADLINE_S)
-        expiring.join(DEADLINE_S)
-        assert log in (["look begins", "look ends", "completed"], ["completed"])
-        assert operation.effects == (["complete", "expire"] if operation.outcome == EXPIRED else ["complete"])
-        if is_met and log[0] == "look begins":
-            assert operation.outcome == SATISFIED
-        assert purgatory.pending == purgatory.num_delayed == 0
 
 
 @pytest.mark.parametrize("at_evaluation", [1, 2])

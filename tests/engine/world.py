@@ -71,12 +71,7 @@ class World:
         return self.event(plain.Event(5, parse(name), offset))
 
     def in_sync(
-        self,
-        name: str,
-        *members: int,
-        proposed: tuple[int, ...] = (),
-        leader_id: int = 1,
-        min_in_sync: int = -1,
+        self, name: str, *members: int, proposed: tuple[int, ...] = (), leader_id: int = 1, min_in_sync: int = -1
     ) -> plain.EventAnswer:
         """The in-sync set is `members`, led by replica 1 unless another leader is given."""
         event = plain.Event(
@@ -85,13 +80,7 @@ class World:
         return self.event(event)
 
     def lead(
-        self,
-        name: str,
-        epoch: int,
-        *,
-        leader_id: int = 1,
-        replicas: tuple[int, ...] = (),
-        start: int = -1,
+        self, name: str, epoch: int, *, leader_id: int = 1, replicas: tuple[int, ...] = (), start: int = -1
     ) -> plain.EventAnswer:
         """We lead the partition from `epoch` on."""
         return self.event(plain.Event(7, parse(name), start, epoch, flag=1, leader_id=leader_id, replicas=replicas))

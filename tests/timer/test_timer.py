@@ -81,23 +81,6 @@ def test_never_early_by_a_fraction_of_a_millisecond() -> None:
         assert clock.now_ms() == first_ms
 
 
-def test_a_task_has_one_place() -> None:
-    """A task added again, to the same timer or another, is moved: it runs once, at its last deadline."""
-    world = Timers(timers=2)
-    first, second = world.timers
-    task = world.task("task", 10)
-    first.add(task)
-    world.pass_ms(5)
-    first.add(task)
-    assert (first.size, world.pass_ms(5)) == (1, [])
-    second.add(task)
-    assert (first.size, second.size) == (0, 1)
-    assert world.pass_ms(5) == []
-    assert not first.cancel(task), "it is in the other timer"
-    assert world.pass_ms(5) == ["task"]
-    assert (first.size, second.size, world.pass_ms(100)) == (0, 0, [])
-
-
 def test_tasks_add_tasks() -> None:
     """A task may add others, including ones that are due immediately, and itself again, which makes it periodic."""
     world = Timers()

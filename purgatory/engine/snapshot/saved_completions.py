@@ -36,6 +36,7 @@ def completions_to(completions: Completions) -> bytes:
             writer.add(getattr(completions, column.attribute))
     for column in FETCHED_COLUMNS:
         writer.add_list([int(getattr(one, column.attribute)) for one in completions.fetched])
+    # At the end and optional: a reader finds out by `is_done` whether this group follows.
     if completions.stale_marks:
         add_stale_marks(writer, completions)
     return writer.to_bytes()

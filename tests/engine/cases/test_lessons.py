@@ -122,19 +122,6 @@ def test_bytes_and_offsets_are_of_one_moment() -> None:
     assert world.item(handle).available_bytes == 60
 
 
-def test_roll_under_a_waiting_fetch_counts_no_bytes() -> None:
-    """Bytes after a roll are in another segment: the fetch is answered instead of adding up across segments."""
-    world = World()
-    world.append("orders-0", 10, position=1_000, segment=0)
-    world.high_watermark("orders-0", 10)
-    handle = world.fetch({"orders-0": 10}, min_bytes=1_000_000)
-    world.append("orders-0", 10, position=0, segment=10)
-    world.append("orders-0", 11, position=40, segment=10)
-    assert world.outcome(handle) == "pending"
-    assert world.high_watermark("orders-0", 11).ended == 1
-    assert world.outcome(handle) == "satisfied"
-
-
 def test_marks_below_the_log_start_break_nothing() -> None:
     """Unknown high watermark, full truncation, log start above everything: waits end, and the engine survives."""
     world = World()

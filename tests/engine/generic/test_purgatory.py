@@ -247,33 +247,6 @@ def test_the_clock_must_not_go_back() -> None:
     assert purgatory.cancel(operation)
 
 
-@both_levels
-def test_a_poisoned_operation_among_a_thousand(make: Level) -> None:
-    """With one failing operation among a thousand on a key, 999 complete and one is reported."""
-    errors = Errors()
-    purgatory = make(errors)
-    operations = register(purgatory, "k", count=1_000)
-    for operation in operations:
-        operation.is_met = True
-    operations[500].when_evaluated = fail
-    assert purgatory.check_and_complete("k") == 999
-    assert errors.operations == [operations[500]]
-    assert purgatory.watched == 1
-
-
-@pytest.mark.slow
-def test_keys_vanish_with_their_last_watcher() -> None:
-    """Many distinct keys used once leave no key behind, however their operations end."""
-    purgatory = BarePurgatory()
-    for number in range(10_000):
-        register(purgatory, str(number), timeout_ms=number % 100)
-        if number % 3 == 0:
-            purgatory.cancel_for_key(str(number))
-    purgatory.clock.jump(100)
-    purgatory.advance_clock(100_000)
-    assert purgatory.key_count == len(purgatory.core._watchers) == purgatory.watched == 0
-
-
 class Payload:
     """A large object that an operation holds."""
 

@@ -9,7 +9,7 @@ from purgatory.engine.batches import Refusal
 from purgatory.engine.codes import FETCH, OUTCOME_NAMES, REFUSED
 from purgatory.engine.completions import FETCHED_COLUMNS, RESULT_ITEM_COLUMNS, Completions
 from purgatory.extensions.archive.schema import KIND_LABELS, OUTCOME_LABELS, RESULT_ITEM
-from purgatory_pipeline.analytics.archive.integers import Integers
+from purgatory_pipeline.engine_rows.integers import Integers
 
 INSTANT: Final = pa.timestamp("us", tz="UTC")
 

@@ -14,9 +14,9 @@ from typing import Final
 import numpy as np
 
 from purgatory.extensions.archive.schema import NO_PARTITION
-from purgatory_pipeline.analytics.archive.integers import hash_operations
 from purgatory_pipeline.analytics.replay.divide.connections import ALL_KEYS, Connections
-from purgatory_pipeline.analytics.replay.load.row_chunk import Column, Name, RowChunk
+from purgatory_pipeline.engine_rows.integers import hash_operations
+from purgatory_pipeline.engine_rows.row_chunk import Column, Name, RowChunk
 
 WEIGHT_OF_OPERATION: Final = 4
 WEIGHT_OF_EVENT: Final = 1
@@ -27,7 +27,7 @@ TOO_LARGE: Final = 1.3
 
 
 @dataclass(frozen=True)
-class Placement:
+class BinAssignment:
     """For one run: the group of each name, and the bins of each group (several where its operations are divided)."""
 
     groups: dict[Name, int]
@@ -91,7 +91,7 @@ class _Group:
         return max(1, min(cores, round(self.operations / room)))
 
 
-def place(runs: Sequence[Connections], bins: int, cores: int) -> list[Placement]:
+def pack_bins(runs: Sequence[Connections], bins: int, cores: int) -> list[BinAssignment]:
     """Places all groups, in bins that are numbered from the heaviest, so that it starts first."""
     groups_of_runs = [_groups(connections) for connections in runs]
     share = sum(group.operations + group.events for groups in groups_of_runs for group in groups) / bins
@@ -107,7 +107,7 @@ def place(runs: Sequence[Connections], bins: int, cores: int) -> list[Placement]
         for piece in own:
             bins_of[pieces[piece]].append(number)
     return [
-        Placement(
+        BinAssignment(
             {name: number for number, group in enumerate(groups) for name in group.names},
             tuple(tuple(bins_of[run, number]) for number in range(len(groups))),
             connections.keys_together,
@@ -117,15 +117,15 @@ def place(runs: Sequence[Connections], bins: int, cores: int) -> list[Placement]
 
 
 def balanced(weights: Sequence[float], bins: int) -> list[list[int]]:
-    """Spreads things (numbered from 0) over bins of about equal weight; the heaviest bin comes first."""
+    """Spreads items (numbered from 0) over bins of about equal weight; the heaviest bin comes first."""
     found: list[list[int]] = [[] for _ in range(bins)]
     lightest = [(0.0, place) for place in range(bins)]
     # The largest first, each to the lightest bin: at most a third worse than the best packing.
-    for thing in sorted(range(len(weights)), key=lambda thing: -weights[thing]):
+    for item in sorted(range(len(weights)), key=lambda item: -weights[item]):
         weight, place = lightest[0]
-        found[place].append(thing)
-        heapreplace(lightest, (weight + weights[thing], place))
-    return sorted(found, key=lambda own: -sum(weights[thing] for thing in own))
+        found[place].append(item)
+        heapreplace(lightest, (weight + weights[item], place))
+    return sorted(found, key=lambda own: -sum(weights[item] for item in own))
 
 
 def _groups(connections: Connections) -> list[_Group]:

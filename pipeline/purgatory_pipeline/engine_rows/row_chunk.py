@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME
 from purgatory.extensions.archive.schema import CALLS, EVENTS, OUTCOMES, REGISTRATIONS
-from purgatory_pipeline.analytics.archive.integers import distinct_places, stable_order
+from purgatory_pipeline.engine_rows.integers import distinct_places, stable_order
 
 Name = tuple[str, int]
 Column = npt.NDArray[Any]
@@ -27,7 +27,7 @@ DEFAULTS: Final[dict[str, dict[str, int]]] = {
     REGISTRATIONS: {
         "item": 0,
         "item_count": 1,
-        # The default of an offset depends on the kind: see `table_reader.null_value`.
+        # The default of an offset depends on the kind: see `arrow_chunks.null_value`.
         **{name: column.default for name, column in COLUMNS_BY_NAME.items() if name != "offset"},
     },
     OUTCOMES: {"lateness_ms": 0, "item": 0, "item_count": 1, "error_code": 0, "reached_offset": -1},

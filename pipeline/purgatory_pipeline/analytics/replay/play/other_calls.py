@@ -1,7 +1,5 @@
-"""Turns a window into an engine's tape: the steps, their times, and what they apply to."""
+"""The calls of a window other than registrations and events, as steps of a tape: cancels, stale marks, shutdowns."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
@@ -19,49 +17,9 @@ from purgatory.extensions.archive.schema import (
     FAIL_STALE,
     SHUT_DOWN,
 )
-from purgatory_pipeline.analytics.archive.integers import stable_order
-from purgatory_pipeline.analytics.replay.load.row_chunk import Column, Name, RowChunk
 from purgatory_pipeline.analytics.replay.play.open_operations import OpenOperations
-
-NOTHING: Final = np.empty(0, np.int64)
-
-
-@dataclass(frozen=True)
-class TapeSteps:
-    """Steps of one sort, in order; each takes the next `count` things of that sort."""
-
-    call: Column
-    time: Column
-    code: Column
-    count: Column
-
-
-NO_STEPS: Final = TapeSteps(NOTHING, NOTHING, NOTHING, NOTHING)
-
-
-def steps(call: Column, time: Column, code: Column | int, count: Column | int = 1) -> TapeSteps:
-    """A single code or count holds for all steps."""
-    rows = len(call)
-    codes = np.full(rows, code) if isinstance(code, int) else code
-    return TapeSteps(call, time, codes, np.full(rows, count) if isinstance(count, int) else count)
-
-
-def merged(parts: Sequence[TapeSteps], *, by_time: bool) -> tuple[list[int], list[int], list[int]]:
-    """Codes, times and counts of all steps by call, or by time and then call.
-
-    Neighbours with the same code and instant become one step.
-    """
-    call, time, code, count = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in ("call", "time", "code", "count")
-    )
-    # By call is the recorded order, which an unchanged replay must keep. Under a policy some steps move in time (late
-    # progress, earlier expirations), so time decides, and calls only among steps of the same instant.
-    order = np.lexsort((call, time)) if by_time else stable_order(call)
-    time, code, count = time[order], code[order], count[order]
-    if not len(order):
-        return [], [], []
-    first = np.flatnonzero(np.concatenate([[True], (time[1:] != time[:-1]) | (code[1:] != code[:-1])]))
-    return code[first].tolist(), time[first].tolist(), np.add.reduceat(count, first).tolist()
+from purgatory_pipeline.engine_rows.row_chunk import Column, Name, RowChunk
+from purgatory_pipeline.engine_rows.tape_steps import NOTHING, TapeSteps
 
 
 class EndedByCalls:

@@ -11,8 +11,8 @@ from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch
 from purgatory.engine.kinds.operation_columns import BOOL, COLUMNS_BY_NAME, OPERATION
 from purgatory.extensions.archive.schema import NO_PARTITION
-from purgatory_pipeline.analytics.archive.integers import Flags, distinct_places
-from purgatory_pipeline.analytics.replay.load.row_chunk import Column, Name, RowChunk
+from purgatory_pipeline.engine_rows.integers import Flags, distinct_places
+from purgatory_pipeline.engine_rows.row_chunk import Column, Name, RowChunk
 
 FIXED_COLUMNS: Final = [column for name, column in COLUMNS_BY_NAME.items() if name != "min_bytes"]
 """Columns that no policy changes."""

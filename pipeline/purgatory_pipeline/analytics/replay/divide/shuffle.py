@@ -17,15 +17,15 @@ import pyarrow as pa
 from purgatory.extensions.archive.schema import CALLS, EVENTS, OUTCOMES, REGISTRATIONS
 from purgatory_pipeline.analytics.archive.footer import ArchiveFile
 from purgatory_pipeline.analytics.archive.location import open_location
+from purgatory_pipeline.analytics.replay.divide.bin_packing import BinAssignment
 from purgatory_pipeline.analytics.replay.divide.connections import Connections
-from purgatory_pipeline.analytics.replay.divide.placement import Placement
-from purgatory_pipeline.analytics.replay.load.row_chunk import Column, RowChunk, join
 from purgatory_pipeline.analytics.replay.load.row_packing import pack, unpack
 from purgatory_pipeline.analytics.replay.load.run_files import RunContext, RunFiles
 from purgatory_pipeline.analytics.replay.load.table_reader import TableReader
 from purgatory_pipeline.analytics.replay.play.recorded_outcomes import OUTCOMES_READ, WITHOUT_REGISTRATION
 from purgatory_pipeline.analytics.replay.play.replay_sums import ReplaySums
 from purgatory_pipeline.analytics.replay.replay_task import ReplayPlan, replay_run
+from purgatory_pipeline.engine_rows.row_chunk import Column, RowChunk, join
 from purgatory_pipeline.spark.malloc import keep_freed_memory
 
 GATHERED_ROWS: Final = 200_000
@@ -100,12 +100,12 @@ NAMING: Final = {
 """Columns needed to find connections, besides names."""
 
 
-def scatter(uri: str, unit: Unit, placing: Placement) -> Iterator[pa.RecordBatch]:
+def pack_by_bin(uri: str, unit: Unit, assignment: BinAssignment) -> Iterator[pa.RecordBatch]:
     """A unit's rows by bin, packed; at the end what was counted."""
     keep_freed_memory()
     counts: Counter[str] = Counter()
     for number, chunk in enumerate(_gathered(uri, unit, counts)):
-        spread_out, bins = spread(chunk, placing, counts)
+        spread_out, bins = assign_bins(chunk, assignment, counts)
         order = np.argsort(bins, kind="stable")  # stable: within a bin rows stay in the order of their calls
         bins = bins[order]
         whole = spread_out.take(order)
@@ -120,7 +120,7 @@ def scatter(uri: str, unit: Unit, placing: Placement) -> Iterator[pa.RecordBatch
         yield batch_of(packed, PACKED)
     if counts.total():
         counted = RowChunk(CALLS, {"call": np.empty(0, np.int64)}, details=sorted(counts.items()))
-        yield batch_of([(placing.all_bins[0], COUNTED, 0, 0, pack(counted))], PACKED)
+        yield batch_of([(assignment.all_bins[0], COUNTED, 0, 0, pack(counted))], PACKED)
 
 
 def batch_of(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
@@ -170,18 +170,18 @@ def _chunks(uri: str, unit: Unit, counts: Counter[str], columns: Sequence[str] |
                 yield chunk
 
 
-def spread(chunk: RowChunk, placing: Placement, counts: Counter[str]) -> tuple[RowChunk, Column]:
+def assign_bins(chunk: RowChunk, assignment: BinAssignment, counts: Counter[str]) -> tuple[RowChunk, Column]:
     """Rows, and the bin of each; a row that concerns several bins is repeated."""
     if chunk.table == CALLS:  # they are few, and any may concern any bin
-        bins = np.array(placing.all_bins)
+        bins = np.array(assignment.all_bins)
         return chunk.take(np.repeat(np.arange(len(chunk)), len(bins))), np.tile(bins, len(chunk))
     if chunk.table == EVENTS:
-        rows, bins = placing.rows_of_events(chunk)
+        rows, bins = assignment.rows_of_events(chunk)
         counts[IDLE_EVENTS] += len(chunk) - len(np.unique(rows))
         repeated = chunk.take(rows)
         repeated.columns["copy"] = np.diff(rows, prepend=-1) == 0  # so that counts of events count each once
         return repeated, bins
-    bins = placing.bins_of_operations(chunk)
+    bins = assignment.bins_of_operations(chunk)
     placed = bins >= 0
     if not bool(np.all(placed)):
         assert chunk.table == OUTCOMES, f"registrations without a place: {chunk.names}"
