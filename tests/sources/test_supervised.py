@@ -89,8 +89,8 @@ async def test_the_daemons_own_source_outlives_the_age_of_connections(start_daem
 
 
 async def test_a_source_reaches_a_daemon_that_has_a_policy(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """With a policy, the principal purgatory-source needs its roles; without them the log names the missing one. SIGTERM
-    ends the daemon and its source in time, with exit code 0.
+    """With a policy, the principal purgatory-source needs its roles; without them the log names the missing one.
+    SIGTERM ends the daemon and its source in time, with exit code 0.
     """
     pytest.importorskip("confluent_kafka")
     policy = tmp_path / "policy.toml"
