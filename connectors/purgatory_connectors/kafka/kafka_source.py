@@ -197,7 +197,7 @@ class KafkaSession:
         for (topic, number), seen in [*latest.items(), *earliest.items()]:
             if seen.offset < 0:
                 raise SourceStale(f"the end of {topic}-{number} cannot be seen: {seen.error}")
-        # Published before they are returned: a wait for an end must not find a mark that is behind it without reason.
+        # These readings are as good as those of a poll, so they are published too.
         self._topics.take(self._topics.marks.seen(latest, begun))
         return {one: (earliest[one].offset, latest[one].offset) for one in partitions}
 
