@@ -8,7 +8,8 @@ from pathlib import Path
 
 import grpc
 
-from purgatory.extension import Core, Extension, StartupError
+from purgatory.extension import Core, Extension, StartupError, own_settings
+from purgatory.extensions.connectors.settings import WithSources
 from purgatory.extensions.connectors.supervised_sources import PRINCIPAL, SupervisedSource, command_of
 from purgatory.service.rpc.grpc_options import server_options
 from purgatory.service.sources.source_table import STATE_NAMES
@@ -18,6 +19,7 @@ class ConnectorsExtension(Extension):
     """Runs a child process for each `--source`. The children connect to a separate gRPC server."""
 
     name = "connectors"
+    settings = WithSources
     needed_for = "source"
 
     def __init__(self, core: Core) -> None:
@@ -26,7 +28,8 @@ class ConnectorsExtension(Extension):
         self._sources: list[SupervisedSource] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._server: grpc.aio.Server | None = None
-        if core.settings.source:  # connections of children have no maximum age
+        self._uris = own_settings(core.settings, WithSources).source
+        if self._uris:  # connections of children have no maximum age
             self._server = grpc.aio.server(options=server_options(core.settings, ages=False))
 
     def servers(self) -> Sequence[grpc.aio.Server]:
@@ -43,7 +46,7 @@ class ConnectorsExtension(Extension):
             raise StartupError(f"cannot listen for connectors (source): {error}") from None
         settings, links = self._core.settings, self._core.host.source_links
         token = self._core.access.make_token(PRINCIPAL)
-        for uri in settings.source:
+        for uri in self._uris:
             command = command_of(uri, socket_address, settings.journal.dir, settings.log.level)
             self._sources.append(SupervisedSource(uri, command, token, links.count_restart))
         links.supervised = self._sources
