@@ -10,7 +10,7 @@ import pytest
 from purgatory_client import Client, Outcome
 from purgatory_client.batches import produce
 from purgatory_pipeline.streaming.stream.journal_moves import (
-    LoadCannotMove,
+    MoveRefused,
     journal_of_shards,
     opened,
     shard_of_journal,
@@ -63,10 +63,10 @@ def test_a_daemon_hands_over_and_takes_back(start_daemon: StartDaemon, tmp_path:
     with Client(first.address) as client:
         client.advance(("orders", 0), high_watermark=5)
         client.register("nightly", 1, produce([("orders", 0)], offsets=list(range(1, 41)), timeouts_ms=[600_000]))
-        with pytest.raises(LoadCannotMove, match="in use by process"):
+        with pytest.raises(MoveRefused, match="in use by process"):
             shard_of_journal(tmp_path / "first")
     first.stop()
-    with pytest.raises(LoadCannotMove, match="unacknowledged results"):
+    with pytest.raises(MoveRefused, match="unacknowledged results"):
         shard_of_journal(tmp_path / "first")
     again = start_daemon("--data-dir", str(tmp_path / "first"))
     with grpc.insecure_channel(again.address) as channel:
@@ -82,7 +82,7 @@ def test_a_daemon_hands_over_and_takes_back(start_daemon: StartDaemon, tmp_path:
     assert set(played.outcomes.column("caller").to_pylist()) == {"nightly"}
     assert journal_of_shards([shard_bytes.to_bytes(shard)], tmp_path / "second") == 20
     assert journal_main(["check", str(tmp_path / "second")]) == 0
-    with pytest.raises(LoadCannotMove, match="already"):
+    with pytest.raises(MoveRefused, match="already"):
         journal_of_shards([shard_bytes.to_bytes(shard)], tmp_path / "second")
     second = start_daemon("--data-dir", str(tmp_path / "second"))
     with Client(second.address) as client:
@@ -182,7 +182,7 @@ def test_more_waited_keys_than_a_daemon_keeps_do_not_move(tmp_path: Path) -> Non
     keys = [f"key-{number}" for number in range(EngineLimits().signal_keys_max + 1)]
     shard = Shard()
     shard.play(signal_waits("a", range(1, len(keys) + 1), keys, 1, 5))
-    with pytest.raises(LoadCannotMove, match="wait for 100,001 keys; a daemon keeps the counts of 100,000"):
+    with pytest.raises(MoveRefused, match="wait for 100,001 keys; a daemon keeps the counts of 100,000"):
         journal_of_shards([shard_bytes.to_bytes(shard)], tmp_path / "journal")
 
 
@@ -191,7 +191,7 @@ def test_rows_that_are_kept_back_do_not_move(tmp_path: Path) -> None:
     shard = Shard(1_000)
     wait = {"at_ms": 5_000, "kind": PRODUCE, "operation_id": 1, "item": 0, "item_count": 1, "topic": "t", "offset": 1}
     shard.play(pa.Table.from_pylist([wait | {"partition": 0}], schema=ROWS))
-    with pytest.raises(LoadCannotMove, match="not due yet"):
+    with pytest.raises(MoveRefused, match="not due yet"):
         journal_of_shards([shard_bytes.to_bytes(shard)], tmp_path / "journal")
-    with pytest.raises(LoadCannotMove, match="no journal"):
+    with pytest.raises(MoveRefused, match="no journal"):
         shard_of_journal(tmp_path / "journal")
