@@ -46,8 +46,8 @@ def test_a_child_of_a_place_keeps_the_query(bucket: str) -> None:
 
 
 def test_layouts_and_states_of_a_stream_on_an_object_store(bucket: str) -> None:
-    """A layout counts once `complete` exists; files of an incomplete attempt are replaced. The last two states of a shard
-    are kept.
+    """A layout counts once `complete` exists; files of an incomplete attempt are replaced. The last two states of
+    a shard are kept.
     """
     checkpoint = bucket.format("divided/_checkpoint")
     assert newest_layout(checkpoint) is None

@@ -29,7 +29,7 @@ class TopicRecord(NamedTuple):
 
 
 def spaced_history(seed: int, step_count: int) -> SimulatedHistory:
-    """A history in which time passes after each step, because records of one millisecond in two topics have no order."""
+    """A history in which time passes after each step, as records of one millisecond in two topics have no order."""
 
     def spaced() -> Iterator[steps.Step]:
         for step in steps_of(Generator(seed), step_count):
