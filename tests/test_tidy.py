@@ -31,7 +31,6 @@ ENTRY_POINTS = {
     "purgatory_connectors.uri",  # what each source is made from
     "bench.subjects.engine_runs",  # make bench
     "tests.mutants.budget",  # named in pyproject.toml, for make mutants
-    "tests.mutants.simulated_days",  # as above
 }
 TEXTS = ("*.py", "*.md", "*.toml", "*.yml", "*.yaml", "*.txt", "*.proto", "Makefile", "Dockerfile", ".dockerignore")
 EXPORTS = {
