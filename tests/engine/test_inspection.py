@@ -36,30 +36,6 @@ def test_filters_go_together() -> None:
     assert ([view.operation_id for view in page], after) == ([produce, delete], 2)
 
 
-def test_what_is_reached_is_what_is_reached_now() -> None:
-    """Each item of a pending operation shows the current mark, not that of its registration."""
-    world = World()
-    world.append("orders-0", 30)
-    world.high_watermark("orders-0", 5)
-    world.log_start("orders-0", 1)
-    handles = [
-        world.produce({"orders-0": 20}),
-        world.delete_records({"orders-0": 4}),
-        world.fetch({"orders-0": 5}, min_bytes=100),
-        world.wait_signal({"a": 9}),
-    ]
-    world.high_watermark("orders-0", 8)
-    world.log_start("orders-0", 3)
-    world.signal("a", 2)
-    reached = []
-    for handle in handles:
-        view = world.engine.describe(world.owner, handle, world.now_ms)
-        assert view is not None
-        reached += [(item.reached_offset, item.error_code) for item in view.items]
-    assert reached == [(8, 7), (3, 7), (8, 7), (2, 7)]
-    assert world.engine.describe(world.owner, 99, world.now_ms) is None
-
-
 def test_time_left_is_counted_by_bounds_and_in_slices() -> None:
     """Each pending operation is counted under the first bound that it does not exceed, however the slots are sliced."""
     world = World()
