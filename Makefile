@@ -113,7 +113,7 @@ crash: $(STAMPS)/dev $(STAMPS)/engine ## Kill a real daemon under load 200 times
 stream-histories: $(STAMPS)/pipeline $(STAMPS)/engine ## Compare shards with the engine on histories of the simulator (ARGS="--count 200 --steps 10000")
 	@$(BIN)/python -m tests.pipeline stream-histories --processes $(JOBS) $(ARGS)
 
-stream-kills: $(STAMPS)/pipeline $(STAMPS)/engine ## Kill a Spark stream repeatedly: no outcome lost or duplicated (ARGS="--count 20 --on-driver", or --executors)
+stream-kills: $(STAMPS)/pipeline $(STAMPS)/engine ## Kill a Spark stream repeatedly: no outcome lost or duplicated (ARGS="--count 20 --executors")
 	@$(BIN)/python -m tests.pipeline stream-kills $(ARGS)
 
 result-kills: $(STAMPS)/pipeline $(STAMPS)/engine ## Kill a query that reads results repeatedly: each is written once (ARGS="--count 10")

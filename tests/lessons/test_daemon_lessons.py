@@ -22,6 +22,7 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.service import host as host_module
 from purgatory.service import reaper as reaper_module
 from purgatory.service.host import Host
+from purgatory.service.registration import Registration
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
@@ -51,7 +52,9 @@ async def test_a_herd_goes_in_slices_and_events_in_between() -> None:
         host = served.host
         session, _ = host.sessions.open("s", 1)
         for place in range(10):
-            host.register(session, [produces(herd // 10, 1_000, f"t-{place}", place * herd // 10 + 1)], [])
+            Registration(host, session).register(
+                [produces(herd // 10, 1_000, f"t-{place}", place * herd // 10 + 1)], []
+            )
         assert host.engine.pending == herd
         turns: list[int] = []
 
@@ -90,7 +93,7 @@ async def test_registered_at_every_await_of_an_event_batch(monkeypatch: pytest.M
         waits = OperationBatch(
             [1, 2, 3], partitions=[("orders", 0)], offsets=[1, min(turns, 7) + 1, 8], timeouts_ms=[1_000]
         )
-        host.register(session, [OperationRun(codes.PRODUCE, waits)], [])
+        Registration(host, session).register([OperationRun(codes.PRODUCE, waits)], [])
         await applying
         assert host.engine.counts(codes.PRODUCE).satisfied == 3, f"registered after {turns} turns"
         if was_done:

@@ -43,7 +43,7 @@ def test_axe_finds_nothing(
         seen.view(f"#/operation?session={SESSION}&id=2")
         seen.page.get_by_role("button", name="Cancel it …").click()
         assert violations(seen.page, source) == []
-        seen.page.get_by_role("button", name="Let it wait").click()
+        seen.page.get_by_role("button", name="Keep waiting").click()
         seen.page.evaluate("() => document.querySelector('#token').showModal()")
         assert violations(seen.page, source) == []
         seen.check()

@@ -54,7 +54,7 @@ def test_search_finds_names(browser: Browser, daemon: DaemonProcess) -> None:
     with watched_page(browser, daemon.http_address, address="#/waits") as seen:
         seen.wait_for_text("#hot tbody", "orders")
         seen.page.fill("#search", "nightly-3")
-        seen.wait_for_text("#found", "11 of them match")
+        seen.wait_for_text("#found", "11 match")
         shown = seen.page.locator("#hot tbody th a").all_text_contents()
         assert shown
         assert all("nightly-3" in name for name in shown)
@@ -91,7 +91,7 @@ def test_cancelling_asks_first(browser: Browser, daemon: DaemonProcess) -> None:
     with watched_page(browser, daemon.http_address, address="#/operation?session=regretted&id=1") as seen:
         cancel = seen.page.get_by_role("button", name="Cancel it …")
         cancel.click()
-        seen.page.get_by_role("button", name="Let it wait").click()
+        seen.page.get_by_role("button", name="Keep waiting").click()
         assert call(daemon, "GetOperation", {"sessionId": "regretted", "operationId": 1})
         cancel.click()
         seen.page.get_by_role("button", name="Cancel it", exact=True).click()

@@ -102,7 +102,7 @@ def test_a_cancel_without_an_answer_is_not_said_to_be_done(browser: Browser, sta
         seen.page.get_by_role("button", name="Cancel it …").click()
         daemon.kill()
         seen.page.get_by_role("button", name="Cancel it", exact=True).click()
-        seen.wait_for_text("main .notice", "The daemon has not answered")
+        seen.wait_for_text("main .notice", "The daemon did not answer")
         seen.check(NOT_CONNECTED)
 
 

@@ -38,7 +38,7 @@ class ProduceKind(Countdown):
             return UNRESOLVED
         return NOT_ENOUGH_REPLICAS_AFTER_APPEND if partition.is_under_min_in_sync() else NONE
 
-    def register_plain(
+    def begin_plain(
         self,
         owner: Owner,
         columns: BatchColumns,

@@ -79,9 +79,9 @@ class PendingOperations:
         owner.note(operation_id, slot, self.operations)
         self.count += 1
         self.item_count += item_count
-        holdings = owner.holdings
-        holdings.operations += 1
-        holdings.items += item_count
+        usage = owner.usage
+        usage.operations += 1
+        usage.items += item_count
         self.pending_by_kind[kind] += 1
         return slot
 
@@ -143,9 +143,9 @@ class PendingOperations:
         owner.pending -= 1
         self.count -= 1
         self.item_count -= item_count
-        holdings = owner.holdings
-        holdings.operations -= 1
-        holdings.items -= item_count
+        usage = owner.usage
+        usage.operations -= 1
+        usage.items -= item_count
         self.pending_by_kind[kind] -= 1
         self._count_end(kind, outcome, item_count)
 
