@@ -102,3 +102,21 @@ def test_rings_show_where_the_wheel_has_everything() -> None:
     world.wait(26)
     assert [sum(ring.counts) for ring in world.engine.wheel_rings(100)] == [0, 0, 1, 1]
     assert world.engine.wheel_moves == moved + 5
+
+
+def test_hottest_names_have_the_most_waits() -> None:
+    """Partitions and keys with more than a number of waits are found, however the indexes are sliced."""
+    world = World()
+    world.produce_many(3, "orders-0")
+    world.produce({"orders-0": 9, "orders-1": 9})
+    handles = [world.wait_signal({"a": 1, "b": 1}), world.wait_signal({"a": 2})]
+    for limit in (1, 2, 100):
+        found: list[tuple[int, plain.Name]] = []
+        start = 0
+        while start >= 0:
+            some, start = world.engine.hottest(start, limit, 1)
+            found += some
+        assert found == [(4, ("orders", 0)), (2, ("a", -1))]
+    world.cancel(*handles)
+    assert world.engine.hottest(0, 100, 3) == ([(4, ("orders", 0))], -1)
+    assert world.engine.hottest(0, 100, 4) == ([], -1)

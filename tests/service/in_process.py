@@ -9,7 +9,7 @@ import pytest
 
 from purgatory.daemon import Daemon
 from purgatory.extension import chosen
-from purgatory.extensions import ALL
+from purgatory.extensions.installed import ALL
 from purgatory.flags import read_command_line
 
 GC_FLAGS: Final = [f"--gc-threshold-{number}={value}" for number, value in enumerate(gc.get_threshold())]
