@@ -18,6 +18,7 @@ import uvloop
 from purgatory import __version__
 from purgatory.daemon import Daemon
 from purgatory.engine import COMPILED
+from purgatory.event_loop import DaemonLoop
 from purgatory.extension import Extension, StartupError, chosen
 from purgatory.flags import config_lines, read_command_line
 from purgatory.journal.errors import JournalError
@@ -72,7 +73,7 @@ def main(
     for name in unknown_variables():
         LOGGER.warning("%s is set, but there is no such setting; see --help", name)
     try:
-        uvloop.run(serve(settings, chosen(extensions, settings)))
+        uvloop.run(serve(settings, chosen(extensions, settings)), loop_factory=DaemonLoop)
     except (StartupError, CannotUseCertificates, JournalError, AccessError) as error:
         LOGGER.critical("%s", error)
         return EXIT_FAILED

@@ -1,6 +1,35 @@
-"""Every error this package raises. All are PurgatoryClientErrors.
+"""Every error this package raises.
 
-A wait that expires, fails or is cancelled is an outcome, not an error: only `raise_for_outcome()` raises a WaitError.
+    PurgatoryClientError
+    ├── Unavailable
+    ├── InvalidRequest
+    ├── LimitExceeded
+    ├── NotFound
+    ├── PermissionDenied
+    │   └── Unauthenticated
+    ├── EventRefused
+    │   └── StaleEpoch
+    ├── SessionTakenOver
+    ├── SessionClosed
+    ├── NoAnswer
+    ├── OperationIdInUse
+    ├── ClientClosed
+    ├── OutboxError
+    │   ├── OutboxCopied
+    │   ├── OutboxInUse
+    │   ├── OutboxDamaged
+    │   ├── OutboxTooNew
+    │   └── OutboxUnwritable
+    ├── DaemonError
+    │   └── ProtocolError
+    └── WaitError              only from `raise_for_outcome()`
+        ├── WaitFailed
+        │   └── WaitStale
+        ├── WaitExpired
+        ├── WaitCancelled
+        └── WaitShutDown
+
+A wait that expires, fails or is cancelled is an outcome, not an error: only `raise_for_outcome()` raises it.
 """
 
 # ruff: noqa: PLC0414 - exported by these aliases

@@ -239,7 +239,7 @@ _PASSED_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 def serve(context: typer.Context) -> NoReturn:
     """Run the daemon; see `purgatory serve --help` for its settings."""
     with _server_packages("the daemon"):
-        from purgatory.extensions import ALL  # noqa: PLC0415 - the client runs without the server's packages
+        from purgatory.extensions.installed import ALL  # noqa: PLC0415 - the client runs without the server's packages
         from purgatory.run_daemon import main as run_daemon  # noqa: PLC0415 - as above
     raise typer.Exit(run_daemon(ALL, context.args, program="purgatory serve"))
 

@@ -96,6 +96,7 @@ class EventSender:
         """The batches of the next message: as many of the same form as fit."""
         taken: list[_Batch] = []
         count = 0
+        # A batch never exceeds the limit (`_parts`), so at least one is taken.
         while self._queue and count + len(self._queue[0].events) <= EVENTS_PER_MESSAGE_MAX:
             if taken and self._queue[0].in_rows != taken[0].in_rows:
                 break
@@ -115,6 +116,7 @@ class EventSender:
         for batch in batches:
             end = start + len(batch.events)
             refusals = [_moved(one, -start) for one in receipt.refusals if start <= one.index < end]
+            # The caller may have been cancelled; its events were sent all the same.
             if not batch.future.done():
                 # The daemon counts per message, so only a count of 0 can be attributed to each call.
                 unchanged = None if receipt.unchanged else 0

@@ -372,6 +372,7 @@ class SessionCore:
         # in the order of ids: the daemon would treat a batch with lower ids as already known, and drop it.
         self._table.start_after(highest)
         self._plan = deque(self._table.chunks_above(highest, self._chunk_max))
+        # Operations above `highest` never reached the daemon and are not sent again.
         self._cancelling = {operation_id: None for operation_id in self._cancelling if operation_id <= highest}
         self._cancels = list(self._cancelling)
         return ended
@@ -443,6 +444,7 @@ class SessionCore:
             # Encoding twice happens only to batches at the limit; an estimate of the size would have to be conservative
             # for every batch.
             if chunk.size_bytes > self._batch_bytes_max and (halves := chunk.halves()) is not None:
+                # Back to the front and in order: the daemon drops ids below those it knows.
                 self._plan.extendleft(reversed(halves))
                 continue
             if chunk.size_bytes > self._message_bytes_max:
@@ -476,8 +478,8 @@ class SessionCore:
                 del queue[entry]
                 self._table.add(entry)
                 self._unsent_count -= entry.count
+            # At the end again, so that no kind of waits starves the others.
             if queue:
-                # At the end of the dict, so that kinds take turns: a large queue of one kind delays no other.
                 self._unsent[key] = queue
             if planned:
                 self._plan.extend(cut_into_chunks(planned, self._chunk_max))

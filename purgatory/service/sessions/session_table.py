@@ -230,6 +230,7 @@ class Sessions:
         now_ms: int,
     ) -> ResultStream:
         """Attach a new stream to a session. The previous stream ends with TAKEN_OVER."""
+        # First, because it refuses a number that was never sent, and the previous stream must survive that.
         session.resume(last_sequence)
         before = session.stream
         stream = ResultStream(
@@ -291,6 +292,7 @@ class Sessions:
             session = self._first_just_used()
             if session.may_go_early:
                 self._drop(session, now_ms)
+        # The slice is used up.
         else:
             return True
         for _ in range(DROPPED_PER_SLICE):
@@ -311,6 +313,7 @@ class Sessions:
         """The session is in use: its time to live starts over."""
         session.last_used_ms = now_ms
         if session.stream is None:
+            # Removed and added again: the order of these dictionaries is that of last use.
             self._forget_last_use(session)
             self._disconnected[session.key] = self._just_used[session.key] = session
 

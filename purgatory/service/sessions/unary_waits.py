@@ -77,6 +77,7 @@ class UnaryWaits:
         If many calls end at once, as when a client with thousands of them disconnects, the rest are cancelled in the
         following loop iterations.
         """
+        # `deliver` has taken the future, so the operation has ended.
         if self._futures.pop(operation_id, None) is None:
             self._forget(operation_id)
             return
@@ -88,6 +89,7 @@ class UnaryWaits:
         self._is_cancelling = bool(self._abandoned)
         if not self._is_cancelling:
             return
+        # Also if nothing is left: the next iteration resets `_is_cancelling`.
         asyncio.get_running_loop().call_soon(self._cancel_some)
         part = [self._abandoned.popleft() for _ in range(min(CANCELS_PER_TURN, len(self._abandoned)))]
         by_account = defaultdict[Account, list[int]](list)

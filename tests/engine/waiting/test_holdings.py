@@ -5,14 +5,13 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mypy_extensions import i64
 
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch, ReplicaSets
 from purgatory.engine.engine import Engine
-from purgatory.engine.holdings import NO_SHARE, Holdings
+from purgatory.engine.holdings import Holdings
 from purgatory.engine.limits import EngineLimits
-from purgatory.engine.waiting.tables import FREE, Owner
+from purgatory.engine.waiting.tables import Owner
 
 TOPICS = ["orders", "payments", "a topic that is forgotten when nobody waits on it"]
 KEYS = ["one", "two", "three"]
@@ -80,25 +79,20 @@ class TwoAccounts:
 
     def recount(self) -> None:
         """Recount everything by walking the engine, and compare."""
-        pending = self.engine._pending
+        self.engine.check()
         operations: Counter[Holdings] = Counter()
         items: Counter[Holdings] = Counter()
-        for slot in range(pending.operations.size):
-            if pending.operations.kind[slot] == FREE:
-                continue
-            owner = pending.owners[int(i64(pending.operations.owner_id[slot]))]
+        views, _ = self.engine.list_pending(0, 1_000, self.now_ms)
+        for view in views:
+            owner = self.engine._pending.owners[view.owner_id]
             assert owner is not None
             operations[owner.holdings] += 1
-            item = i64(pending.operations.first_item[slot])
-            while item >= 0:
-                items[owner.holdings] += 1
-                item = i64(pending.items.next[item])
+            items[owner.holdings] += len(view.items)
         partitions = self.engine._partitions
         keys = self.engine._keys
         made = Counter(partition.maker for partition in partitions.by_name.values())
         held_keys = Counter(key.holder for key in keys.by_key.values() if key.references)
-        assert pending.count == operations.total()
-        assert pending.item_count == items.total() == self.engine.pending_items
+        assert items.total() == self.engine.pending_items
         for holdings in [*self.holdings, partitions.unowned, keys.unowned]:
             assert holdings.operations == operations[holdings]
             assert holdings.items == items[holdings]
@@ -235,9 +229,3 @@ def test_positions_are_thinned_while_memory_is_short() -> None:
         )  # fmt: skip
         assert engine.apply(batch, 0, is_full=offset > 100).refusals == []
     assert len(engine._partitions.by_name[TOPICS[0], 0].positions) < 100
-
-
-def test_holdings_have_no_limits_at_first() -> None:
-    """Without explicit limits, an account has none."""
-    held = Holdings()
-    assert held.operations_max == held.items_max == held.partitions_max == held.keys_max == NO_SHARE

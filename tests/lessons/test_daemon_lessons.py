@@ -1,8 +1,9 @@
-"""Lessons about leaks (docs/lessons.md): memory that grows, and the waits of callers that vanish."""
+"""Bugs of other projects (docs/lessons.md) as tests of the daemon: herds, floods, leaks and shutdown."""
 
 import asyncio
 import contextlib
 import inspect
+import itertools
 import os
 import random
 import sys
@@ -11,19 +12,90 @@ from pathlib import Path
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 from prometheus_client.parser import text_string_to_metric_families
-from purgatory_client import AsyncClient
+from purgatory_client import AsyncClient, Outcome
 
+from purgatory.engine import codes
+from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from purgatory.service import host as host_module
+from purgatory.service import reaper as reaper_module
+from purgatory.service.host import Host
+from purgatory.service.settings import HostSettings
+from purgatory.service.translate.operations import OperationRun
+from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2, result_pb2
 from tests.client.until import until_pending
 from tests.conftest import StartDaemon
 from tests.daemon_process import daemon_environment
-from tests.service.serving import DaemonChannel, Peer, eventually, produce, produce_columns, signal
+from tests.service.serving import DaemonChannel, Peer, apply_events, eventually, produce, produce_columns, serving
 from tests.service.test_daemon import fetch_page, sums_by_kind
 
 LONG = 3_600.0
+
+
+def produces(count: int, timeout_ms: int, topic: str = "orders", first_id: int = 1) -> OperationRun:
+    """Equal waits that nothing will satisfy."""
+    ids = list(range(first_id, first_id + count))
+    return OperationRun(
+        codes.PRODUCE, OperationBatch(ids, partitions=[(topic, 0)], offsets=[10**6], timeouts_ms=[timeout_ms])
+    )
+
+
+@pytest.mark.slow
+async def test_a_herd_goes_in_slices_and_events_in_between() -> None:
+    """With 100,000 waits due at once, no iteration of the loop ends more than a slice; events are served in between."""
+    herd, clock = 100_000, ManualClock(1)
+    async with serving(clock=clock) as served:
+        host = served.host
+        session, _ = host.sessions.open("s", 1)
+        for place in range(10):
+            host.register(session, [produces(herd // 10, 1_000, f"t-{place}", place * herd // 10 + 1)], [])
+        assert host.engine.pending == herd
+        turns: list[int] = []
+
+        async def watch() -> None:
+            while host.engine.pending:
+                before = host.engine.pending
+                await asyncio.sleep(0)
+                turns.append(before - host.engine.pending)
+
+        watching = asyncio.create_task(watch())
+        clock.jump(1_000)
+        host.reaper.wake()
+        pending_at_events: list[int] = []
+        while host.engine.pending:
+            pending_at_events.append(host.engine.pending)
+            await apply_events(host, EventBatch([codes.HIGH_WATERMARK], partitions=[("other", 0)], offsets=[1]))
+            await asyncio.sleep(0)
+        await watching
+        ended_between = [before - after for before, after in itertools.pairwise([*pending_at_events, 0])]
+        assert max(turns) <= reaper_module.EXPIRED_PER_SLICE
+        assert max(ended_between) <= 4 * reaper_module.EXPIRED_PER_SLICE
+        assert session.outbox.last_sequence == herd
+
+
+async def test_registered_at_every_await_of_an_event_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait registered between any two slices of a batch of events is satisfied when the batch is done."""
+    monkeypatch.setattr(host_module, "WORK_PER_SLICE", 1)
+    events = EventBatch([codes.HIGH_WATERMARK] * 8, partitions=[("orders", 0)], offsets=list(range(1, 9)))
+    for turns in itertools.count():
+        host = Host(Engine(EngineLimits(), 0), ManualClock(), HostSettings())
+        session, _ = host.sessions.open("s", 0)
+        applying = asyncio.create_task(apply_events(host, events))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        was_done = applying.done()
+        waits = OperationBatch(
+            [1, 2, 3], partitions=[("orders", 0)], offsets=[1, min(turns, 7) + 1, 8], timeouts_ms=[1_000]
+        )
+        host.register(session, [OperationRun(codes.PRODUCE, waits)], [])
+        await applying
+        assert host.engine.counts(codes.PRODUCE).satisfied == 3, f"registered after {turns} turns"
+        if was_done:
+            assert turns >= 8, "the batch was not interleaved with anything"
+            return
 
 
 def resident_bytes(pid: int) -> int:
@@ -44,27 +116,6 @@ async def read_results(peer: Peer, count: int) -> tuple[set[int], int]:
     return outcomes, last
 
 
-async def test_a_full_purgatory_says_when_to_come_again(start_daemon: StartDaemon) -> None:
-    """Over the limit: RESOURCE_EXHAUSTED with RetryInfo; a cancel makes room at once, not at the timeout."""
-    daemon = start_daemon("--limits-pending-operations-max", "2")
-    async with DaemonChannel(daemon.address) as calls:
-        peer = await Peer(calls, "s").open()
-        await peer.registered(signal(1, "k"), signal(2, "k"))
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await calls.stub.Wait(purgatory_service_pb2.WaitRequest(operation=produce(0, "orders", 1)))
-        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        status = rpc_status.from_call(refused.value)
-        retry = error_details_pb2.RetryInfo()
-        assert [detail.Unpack(retry) for detail in status.details].count(True) == 1
-        assert retry.retry_delay.ToMilliseconds() > 0
-        await peer.send(cancel=purgatory_service_pb2.CancelOperations(operation_ids=[1]))
-        assert (await peer.read()).HasField("cancelled")
-        await peer.register(signal(3, "k"), batch_id=2)
-        messages = [await peer.read(), await peer.read()]
-        assert [message.receipt.accepted for message in messages if message.HasField("receipt")] == [1]
-        peer.cancel()
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
 async def test_a_flood_of_registrations_does_not_grow_the_daemon(start_daemon: StartDaemon) -> None:
@@ -74,7 +125,7 @@ async def test_a_flood_of_registrations_does_not_grow_the_daemon(start_daemon: S
     async with DaemonChannel(daemon.address) as calls:
         peer = await Peer(calls, "s").open(columns=True)
         sizes: list[int] = []
-        for round_number in range(12):
+        for round_number in range(8):
             first = round_number * flood + 1
             await peer.send(register=produce_columns(range(first, first + flood), timeout_ms=2**31 - 1))
             receipt = await peer.receipt()
@@ -211,3 +262,21 @@ async def test_a_reader_that_stops_reading_is_bounded(start_daemon: StartDaemon)
         assert sum(receipt.accepted for receipt in receipts) == limit
         assert {receipt.batch_refusal.code for receipt in receipts[-3:]} == {8}
         slow.cancel()
+
+
+@pytest.mark.slow
+async def test_sigterm_with_many_waits(start_daemon: StartDaemon) -> None:
+    """Each wait ends as SHUTTING_DOWN, and the process exits with 0, long before its grace period is over."""
+    many = 20_000
+    daemon = start_daemon("--shutdown-grace-ms", "600000")
+    async with AsyncClient(daemon.address) as client:
+        waiting = asyncio.create_task(
+            client.produce_many(["orders-0"], offsets=range(1, many + 1), timeouts_ms=[600_000])
+        )
+        await until_pending(client, many)
+        exit_code, answer = await asyncio.gather(asyncio.to_thread(daemon.stop), waiting)
+    assert exit_code == 0
+    assert answer.count(Outcome.SHUTTING_DOWN) == many
+    assert f"{many} pending operations ended as shutting down" in daemon.log
+    assert "Traceback" not in daemon.log
+    assert "unacknowledged" not in daemon.log

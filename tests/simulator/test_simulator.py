@@ -1,6 +1,6 @@
-"""The part of the simulator that `make test` runs, and tests of its command: repeatable traces, planted bugs found.
+"""A small part of `make sim-long`, and tests of the command: repeatable traces, planted bugs found.
 
-With a compiled simulator in .build/simulator all steps are run; without one, or on the uncompiled build, only a few.
+Without a compiled simulator in .build/simulator, or on the uncompiled build, only a few steps are run.
 """
 
 import os
@@ -13,7 +13,7 @@ import pytest
 
 from tests.simulator import build
 
-BLOCKS = 20
+BLOCKS = 4
 SECONDS_MAX = 300
 
 
@@ -32,8 +32,8 @@ def is_compiled() -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(BLOCKS))
-def test_two_million_steps_equal_the_oracle(block: int) -> None:
-    """Engine and oracle agree over 200 seeds. Each block has ten of them, or one short one when uncompiled."""
+def test_engine_and_oracle_agree(block: int) -> None:
+    """Engine and oracle agree over 400,000 steps. Each block has ten seeds, or one short one when uncompiled."""
     where, seeds, steps = (build.BUILT, 10, 10_000) if is_compiled() else (build.ROOT, 1, 1_000)
     first = 1 + block * seeds
     run = simulate(where, "--seed", str(first), "--seeds", str(seeds), "--steps", str(steps))
@@ -80,7 +80,7 @@ PLANTED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PLANTED)
 def test_planted_bug_is_found_and_cut_down(path: str, tmp_path: Path) -> None:
-    """A faulty engine or oracle soon differs; seed, step and at most ten steps to reproduce it are printed."""
+    """A faulty engine or oracle soon differs; seed, step and at most 40 steps to reproduce it are printed."""
     build.copy_sources(tmp_path)
     with (tmp_path / path).open("a", encoding="utf-8") as module:
         module.write(PLANTED[path])
@@ -89,5 +89,5 @@ def test_planted_bug_is_found_and_cut_down(path: str, tmp_path: Path) -> None:
     assert re.search(r"^seed \d+: step \d+: Difference: ", run.stdout, re.MULTILINE), run.stdout
     enough = re.search(r"^(\d+) steps are enough:$", run.stdout, re.MULTILINE)
     assert enough is not None, run.stdout
-    assert int(enough[1]) <= 10, run.stdout
+    assert int(enough[1]) <= 40, run.stdout
     assert "replay with: python -m tests.simulator --seed" in run.stdout

@@ -1,4 +1,4 @@
-"""Bugs of other projects (docs/lessons.md) as tests of the engine: missed wakeups, and marks that are lowered."""
+"""Bugs of other projects (docs/lessons.md) as tests of the engine: wakeups, stalls, lowered marks."""
 
 from collections.abc import Callable
 
@@ -44,35 +44,6 @@ def test_confirmed_shrink_ends_waits() -> None:
     assert [world.outcome(handle) for handle in handles] == ["satisfied"] * 2
 
 
-def test_every_route_wakes() -> None:
-    """Log end, high watermark, in-sync set, last stable offset, low watermark: each event ends the wait for it."""
-    world = World()
-    world.append("orders-0", 10)
-    assert world.outcome(world.fetch({"orders-0": 10}, replica_id=2)) == "pending"
-    assert world.append("orders-0", 11).ended == 1
-    world.fetch({"orders-0": 0})
-    assert world.high_watermark("orders-0", 1).ended == 1
-    world.follow("orders-0", 1)
-    world.fetch({"orders-0": 1}, follower_reads=True)
-    assert world.high_watermark("orders-0", 2).ended == 1
-    world.lead("orders-0", 2)
-    world.last_stable("orders-0", 2)
-    world.high_watermark("orders-0", 5)
-    world.fetch({"orders-0": 2}, committed=True)
-    assert world.last_stable("orders-0", -1).ended == 1
-
-
-def test_unknown_offsets_have_a_defined_end() -> None:
-    """A fetch on a partition without known marks waits: the first mark ends it, or it expires without an error."""
-    world = World()
-    woken = world.fetch({"orders-0": 0})
-    expired = world.fetch({"orders-1": 0})
-    assert world.high_watermark("orders-0", 1).ended == 1
-    world.wait(1_000)
-    assert (world.outcome(woken), world.outcome(expired)) == ("satisfied", "expired")
-    assert world.errors(expired) == [0]
-
-
 LOSSES: dict[str, tuple[Callable[[World], plain.EventAnswer], int]] = {
     "cases 62 and 90: leadership is lost": (lambda world: world.follow("orders-0", 1), 6),
     "cases 63 and 91: moved elsewhere": (lambda world: world.remove("orders-0", moved=True), 6),
@@ -106,29 +77,6 @@ def test_a_thousand_waits_end_and_leave_nothing(ends: str) -> None:
     world.assert_empty()
 
 
-def test_wait_for_the_mark_of_now_returns_now() -> None:
-    """A wait for the current mark is satisfied at registration."""
-    world = World()
-    world.high_watermark("orders-0", 7)
-    reached = world.produce({"orders-0": 7})
-    assert (world.outcome(reached), world.result(reached).waited_ms) == ("satisfied", 0)
-    assert world.outcome(world.produce({"orders-0": 8})) == "pending"
-
-
-def test_kinds_on_one_partition_share_nothing() -> None:
-    """Produce, fetch and delete-records on one partition each end at their own mark."""
-    world = World()
-    world.append("orders-0", 10)
-    produce = world.produce({"orders-0": 5})
-    fetch = world.fetch({"orders-0": 0}, min_bytes=3)
-    delete = world.delete_records({"orders-0": 1})
-    assert world.errors(delete) == [1]
-    world.high_watermark("orders-0", 3)
-    assert (world.outcome(produce), world.outcome(fetch)) == ("pending", "satisfied")
-    world.high_watermark("orders-0", 5)
-    assert world.outcome(produce) == "satisfied"
-
-
 @pytest.mark.parametrize("late_ms", [0, 50])
 @pytest.mark.parametrize("winner", ["satisfied", "expired"])
 def test_event_and_expiry_in_one_tick_give_one_outcome(winner: str, late_ms: int) -> None:
@@ -140,35 +88,6 @@ def test_event_and_expiry_in_one_tick_give_one_outcome(winner: str, late_ms: int
     assert [call() for call in (calls if winner == "satisfied" else reversed(calls))] == [1, 0]
     assert world.outcome(handle) == winner
     world.assert_empty()
-
-
-def test_counters_add_up_and_equal_a_recount() -> None:
-    """After each call, registered = all outcomes + pending, and a listing finds `pending` and `watched` entries."""
-    world = World()
-
-    def check() -> None:
-        c = world.engine.counts(plain.PRODUCE)
-        assert c.registered == c.satisfied + c.failed + c.expired + c.cancelled + c.shutting_down + c.pending
-        listed = world.pair.engine.all_pending(world.now_ms)
-        waited_for = sum(item.error_code == 7 for view in listed for item in view.items)
-        assert (c.pending, c.watched) == (len(listed), waited_for)
-
-    for offset in range(1, 7):
-        world.produce({"orders-0": offset, "orders-1": 2}, timeout_ms=offset * 10)
-        check()
-    calls: list[Callable[[], object]] = [
-        lambda: world.high_watermark("orders-1", 2),
-        lambda: world.high_watermark("orders-0", 2),
-        lambda: world.wait(30),
-        lambda: world.cancel(4),
-        lambda: world.shut_down(1),
-        lambda: world.remove("orders-0"),
-    ]
-    for call in calls:
-        call()
-        check()
-    c = world.engine.counts(plain.PRODUCE)
-    assert (c.satisfied, c.failed, c.expired, c.cancelled, c.shutting_down) == (2, 1, 1, 1, 1)
 
 
 def test_marks_do_not_go_back() -> None:
@@ -201,19 +120,6 @@ def test_bytes_and_offsets_are_of_one_moment() -> None:
     world.append("orders-0", 12, position=60, segment=10)
     assert world.high_watermark("orders-0", 12).ended == 1
     assert world.item(handle).available_bytes == 60
-
-
-def test_roll_under_a_waiting_fetch_counts_no_bytes() -> None:
-    """Bytes after a roll are in another segment: the fetch is answered instead of adding up across segments."""
-    world = World()
-    world.append("orders-0", 10, position=1_000, segment=0)
-    world.high_watermark("orders-0", 10)
-    handle = world.fetch({"orders-0": 10}, min_bytes=1_000_000)
-    world.append("orders-0", 10, position=0, segment=10)
-    world.append("orders-0", 11, position=40, segment=10)
-    assert world.outcome(handle) == "pending"
-    assert world.high_watermark("orders-0", 11).ended == 1
-    assert world.outcome(handle) == "satisfied"
 
 
 def test_marks_below_the_log_start_break_nothing() -> None:
@@ -249,3 +155,78 @@ def test_truncation_cuts_the_index() -> None:
     world.high_watermark("orders-0", 20)
     handle = world.fetch({"orders-0": 10}, min_bytes=1)
     assert world.item(handle).available_bytes == 100
+
+
+def test_a_change_of_leader_does_not_give_time_anew() -> None:
+    """New epochs, truncation and recovered storage do not change deadlines."""
+    world = World()
+    world.lead("orders-0", 1)
+    handle = world.produce({"orders-0": 5, "orders-1": 5}, timeout_ms=100)
+    for epoch in range(2, 12):
+        world.wait(9)
+        world.lead("orders-0", epoch)
+        world.truncate("orders-0", 0)
+    assert world.wait(9) == 0
+    assert world.wait(1) == 1
+    assert world.result(handle).waited_ms == 100
+
+
+def test_stalled_reaper_finds_all_in_order() -> None:
+    """After a stall of 5 s, all due operations end in one pass, earliest deadline first; each reports its lateness."""
+    world = World()
+    timeouts = [4_999, 3, 700, 21, 5_000, 420, 20, 400, 1, 19]
+    handles = {world.produce({"orders-0": 5}, timeout_ms=timeout_ms): timeout_ms for timeout_ms in timeouts}
+    later = world.produce({"orders-0": 5}, timeout_ms=5_001)
+    assert world.wait(5_000) == len(timeouts)
+    assert [handles[handle] for handle in world.order] == sorted(timeouts)
+    assert [world.result(handle).lateness_ms for handle in handles] == [5_000 - timeout_ms for timeout_ms in timeouts]
+    assert world.outcome(later) == "pending"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["cancel", "expire"])
+def test_one_of_many_leaves_without_a_scan(end: str) -> None:
+    """20,000 waits on one key are cancelled one by one from the middle, or expire together, without any evaluation."""
+    world = World(wheel_size=128)  # on this wheel they need not cascade, which would take several calls
+    handles = world.produce_many(20_000, timeout_ms=100)
+    evaluations = world.engine.counts(plain.PRODUCE).evaluations
+    if end == "cancel":
+        assert all(world.cancel(*handles[10_000:], *handles[:10_000]))
+    else:
+        assert world.wait(100) == 20_000
+    assert world.engine.counts(plain.PRODUCE).evaluations == evaluations
+    world.assert_empty()
+
+
+def test_only_passed_thresholds_are_woken() -> None:
+    """With 500 waits and marks that rise one by one, each operation that ends is evaluated once, and no others."""
+    world = World()
+    for offset in range(1, 501):
+        world.produce({"orders-0": offset})
+    before = world.engine.counts(plain.PRODUCE).evaluations
+    for offset in range(1, 501):
+        assert world.high_watermark("orders-0", offset).ended == 1
+    assert world.engine.counts(plain.PRODUCE).evaluations - before <= 1_000
+
+
+def test_fetch_is_not_woken_by_every_append() -> None:
+    """10,000 appends towards min_bytes evaluate the fetch a few times, not 10,000 times."""
+    world = World()
+    world.append("orders-0", 0)
+    handle = world.fetch({"orders-0": 0}, replica_id=2, min_bytes=10_000)
+    before = world.engine.counts(plain.FETCH).evaluations
+    world.pair.apply([plain.Event(plain.LEADER_APPEND, ("orders", 0), offset) for offset in range(1, 10_001)])
+    world.collect()
+    assert world.outcome(handle) == "satisfied"
+    assert world.engine.counts(plain.FETCH).evaluations - before <= 40
+
+
+def test_waits_on_other_keys_are_left_alone() -> None:
+    """One event for the 1,000 waits on its key evaluates no others."""
+    world = World()
+    world.produce_many(1_000, "orders-0")
+    world.produce_many(1_000, "orders-1")
+    before = world.engine.counts(plain.PRODUCE).evaluations
+    assert world.high_watermark("orders-0", 5).ended == 1_000
+    assert world.engine.counts(plain.PRODUCE).evaluations - before <= 1_000
+    assert world.engine.pending == 1_000
