@@ -14,11 +14,10 @@ from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.extensions.archive import layout, schema
-from purgatory.extensions.archive.archive_listener import ArchiveListener
+from purgatory.extensions.archive.archive_listener import ArchiveListener, ArchiveSettings
 from purgatory.extensions.archive.files import ArchiveWriter
 from purgatory.extensions.archive.run_details import RunDetails
 from purgatory.extensions.archive.runs import RunFile, RunState
-from purgatory.extensions.archive.settings import ArchiveSettings
 from purgatory.extensions.archive.writer_link import WriterLink
 from purgatory.extensions.archive.writer_process import HistoryWriter, LineOutput, keep_all, serve
 from purgatory.extensions.archive.writer_protocol import WriterConfig, WriterStatistics, read_frame

@@ -18,8 +18,7 @@ from purgatory.engine.batches import EventBatch, OperationBatch, ReplicaSets
 from purgatory.engine.engine import Engine
 from purgatory.engine.kinds.operation_columns import OPERATION, OperationColumn, columns_of
 from purgatory.engine.limits import EngineLimits
-from purgatory.extensions.archive.archive_listener import ArchiveListener, writer_config
-from purgatory.extensions.archive.settings import ArchiveSettings
+from purgatory.extensions.archive.archive_listener import ArchiveListener, ArchiveSettings, writer_config
 from purgatory.service.draining import drain
 from purgatory.service.errors import BatchRejected, RpcError
 from purgatory.service.host import Host

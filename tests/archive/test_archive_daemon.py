@@ -14,8 +14,8 @@ import pytest
 
 from purgatory.extension import own_settings
 from purgatory.extensions.archive import layout, schema
+from purgatory.extensions.archive.extension import WithArchive
 from purgatory.extensions.archive.run_details import RunDetails
-from purgatory.extensions.archive.settings import WithArchive
 from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.flags import read_command_line
 from purgatory.v1 import event_pb2

@@ -29,7 +29,6 @@ from purgatory.extensions.archive.records import (
     row_record,
 )
 from purgatory.extensions.archive.run_details import LIMIT_NAMES, RunDetails, new_run_id, wall_ms
-from purgatory.extensions.archive.settings import ArchiveSettings
 from purgatory.extensions.archive.vocabulary import NO_SESSION, CallStamp, CannotArchive, Registrant
 from purgatory.extensions.archive.writer_link import WriterLink
 from purgatory.extensions.archive.writer_protocol import WriterConfig, WriterStatistics
@@ -45,7 +44,7 @@ from purgatory.service.listeners.events import (
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.reaper import EXPIRED_PER_SLICE
 from purgatory.service.sessions.session import Session
-from purgatory.service.settings import EngineSettings
+from purgatory.service.settings import Count, DurationMs, EngineSettings, SettingsGroup, setting
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -65,6 +64,23 @@ ROW_BYTES: Final = 100
 """Estimated memory of a row that waits to be sent."""
 
 FULL_MESSAGE: Final = "the archive cannot keep up, and nothing may be lost from it; try again later"
+
+
+class ArchiveSettings(SettingsGroup):
+    """Archive: the history of all calls and outcomes, as Parquet (docs/archive.md)."""
+
+    uri: str | None = setting(
+        None,
+        "Keep history here: a folder, or a URI (file, s3, gs, hdfs). Short flag: --archive.",
+        short_flag="--archive",
+        min_length=1,
+    )
+    strict: bool = setting(
+        False, "When history cannot be written fast enough, refuse registrations and events; do not drop history."
+    )
+    roll_ms: DurationMs = setting(60_000, "Finish files this often: at most this much is missing after a crash.")
+    roll_bytes: Count = setting(64 * 1024 * 1024, "Finish a file that has grown to this many bytes.")
+    queue_rows_max: Count = setting(4_000_000, "Rows that may wait in memory for the disk (some 50 to 150 bytes each).")
 
 
 class ArchiveListener(Listener):

@@ -1,13 +1,20 @@
 """The archive extension."""
 
+from pydantic import BaseModel
+
 from purgatory.extension import Core, Extension, StartupError, own_settings
-from purgatory.extensions.archive.archive_listener import ArchiveListener, start_archive, writer_config
-from purgatory.extensions.archive.settings import WithArchive
+from purgatory.extensions.archive.archive_listener import ArchiveListener, ArchiveSettings, start_archive, writer_config
 from purgatory.extensions.archive.vocabulary import CannotArchive
 from purgatory.service.listeners.listener import Listener
 
 CLOSE_S_MIN = 5.0
 """Minimum time for writing the last files, even if clients have used up the grace period."""
+
+
+class WithArchive(BaseModel):
+    """The group, as the daemon's settings have it."""
+
+    archive: ArchiveSettings = ArchiveSettings()
 
 
 class ArchiveExtension(Extension):
