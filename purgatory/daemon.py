@@ -67,9 +67,8 @@ class Daemon:
         """Raises `StartupError`, `JournalError` or `AccessError`."""
         self.settings: Final = settings
         self.grpc_address = settings.grpc.address
-        """The port is replaced by the real one at start."""
         self.http_address = settings.http.address
-        """The port is replaced by the real one at start."""
+        """In both addresses the port is replaced by the real one at start."""
         self._metrics: Final = Metrics()
         self._pauses: Final = garbage.PauseWatch()
         self._health: Final = health.aio.HealthServicer()
@@ -247,7 +246,9 @@ class Daemon:
         identify = checked(identify, None if self._tls is None else self._check_http_certificate)
         served = self._http_methods = HttpMethods(methods, self._gate, identify)
         parts = [
-            HttpParts(probe_routes(self._is_ready, self._readiness)),
+            HttpParts(
+                probe_routes(self._is_ready, lambda: [line for one in self._extensions for line in one.readiness()])
+            ),
             HttpParts(MetricsPage(registry, settings.http.metrics_interval_ms).routes()),
             HttpParts(applications=ConnectCalls(served, largest_message_bytes(settings)).applications()),
             HttpParts(applications=ServerSentEvents(served).applications()),
@@ -288,9 +289,6 @@ class Daemon:
             except RuntimeError as error:
                 reason = str(error)
         raise StartupError(f"cannot listen on {address} (grpc.address): {reason}")
-
-    def _readiness(self) -> list[str]:
-        return [line for extension in self._extensions for line in extension.readiness()]
 
     async def _bind_http(self, site: HttpSite) -> str:
         address = self.settings.http.address
