@@ -48,6 +48,7 @@ class ArrayCompletions:
 def packed(spans: Sequence[SliceSpan]) -> ArrayCompletions:
     """Concatenate the results of several spans, none of which are fetches."""
     found = ArrayCompletions()
+    # Slices of columns are buffers of 64-bit values, so joining them creates no Python number.
     for column in OPERATION_COLUMNS:
         values = [getattr(span.completions, column.name)[span.start : span.stop] for span in spans]
         getattr(found, column.name).frombytes(b"".join(values))
