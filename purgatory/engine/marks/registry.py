@@ -76,6 +76,7 @@ class Partitions:
         partition = self.by_name.get(name)
         if partition is None:
             if self.strict:
+                # Not stored by name, so it ends with its item and does not make the partition known.
                 partition = self.make_missing(name, UNKNOWN_TOPIC_OR_PARTITION, account)
             else:
                 partition = self.make(name, account)
