@@ -200,8 +200,7 @@ class Daemon:
             await self._health.enter_graceful_shutdown()
             await drain(self._host, grace_s)
             await self._gate.wait_quiet(self._grace_left_s())
-            assert self._http_methods is not None, "the daemon has been started"
-            assert self._site is not None, "as above"
+            assert self._http_methods is not None and self._site is not None, "the daemon has been started"  # noqa: PT018
             self._http_methods.is_ending = True
             grace_s = min(STREAMS_GRACE_S, self._grace_left_s())
             stopped = [server.stop(grace_s) for server in self._servers]
