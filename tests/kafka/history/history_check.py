@@ -29,7 +29,7 @@ HOPS: Final = 5
 """Processes between a commit and its answer: two brokers, source, daemon, client. A busy machine may stall each of them
 for as long as it stalls this process.
 """
-START_S: Final = 120.0
+START_S: Final = 300.0
 END_S: Final = 60.0
 """After the last fault and commit, every mark must match the brokers within this time (seconds)."""
 SETTINGS: Final[dict[str, object]] = {
