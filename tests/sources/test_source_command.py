@@ -6,11 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "purgatory_connectors", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL)
+from purgatory_connectors.cli import app
+from typer.testing import CliRunner
 
 
 @pytest.mark.parametrize(
@@ -20,16 +17,23 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("kafka", "me:hunter2@h:9092"), "no user or password in an address"),
         (("kafka", "h:9092", "-o", "label"), "write it as NAME=VALUE"),
         (("kafka", "h:9092", "--log-format", "xml"), "--log-format xml: text or json"),
-        (("kafka", "h:9092", "--supervised"), "--supervised is for `purgatory serve --source`"),
     ],
 )
-def test_what_cannot_be_used_is_one_line(arguments: tuple[str, ...], said: str) -> None:
+def test_an_error_is_one_line(arguments: tuple[str, ...], said: str) -> None:
     """Each error is one line on stderr, without possible secrets."""
-    ended = run(*arguments)
-    assert ended.returncode == 2
+    ended = CliRunner().invoke(app, arguments)
+    assert ended.exit_code == 2
     assert said in ended.stderr
     assert ended.stderr.count("\n") == 1
     assert "hunter2" not in ended.stderr
+
+
+def test_supervision_needs_a_supervisor() -> None:
+    """Without a token on stdin, the option for the daemon's own connectors is refused."""
+    command = [sys.executable, "-m", "purgatory_connectors", "kafka", "h:9092", "--supervised"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    assert ended.returncode == 2
+    assert "--supervised is for `purgatory serve --source`" in ended.stderr
 
 
 def test_it_ends_by_sigterm(tmp_path: Path) -> None:

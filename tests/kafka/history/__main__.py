@@ -32,6 +32,7 @@ def _print(report: HistoryReport) -> None:
     rows |= dict(sorted(report.tally.items()))
     rows |= {"steps recorded by writers": report.steps, "steps in the brokers' logs": report.logged}
     rows |= {
+        "milliseconds allowed for an answer": round(report.settle_s * 1000),
         "WRONG ANSWERS": len(report.wrong),
         "wrong marks at the end": len(report.wrong_marks),
         "contradictions between record and logs": len(report.contradictions),
