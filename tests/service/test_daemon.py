@@ -244,7 +244,7 @@ def test_grace_period_bounds_the_shutdown(start_daemon: StartDaemon) -> None:
 
 def test_settings_of_a_daemon(start_daemon: StartDaemon) -> None:
     """Variables and flags are used: a limit, no reflection, and a log whose lines are objects. The log names a misspelt
-    variable. Ctrl-C ends a daemon without pending operations at once.
+    variable. SIGHUP has no effect here, and Ctrl-C ends a daemon without pending operations at once.
     """
     environment = {"PURGATORY_LIMITS_TIMEOUT_MS_MAX": "40000", "PURGATORY_LIMITS_TIMEOUT_MAX_MS": "1"}
     flags = "--log-format", "json", "--no-grpc-reflection", "--shutdown-grace-ms", "600000"
@@ -257,6 +257,8 @@ def test_settings_of_a_daemon(start_daemon: StartDaemon) -> None:
         with pytest.raises(grpc.RpcError) as caught:
             list(reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([request])))
         assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    daemon.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: "SIGHUP" in daemon.log, "the daemon logs the signal")
     assert daemon.stop(signal.SIGINT) == 0
     entries = [json.loads(line) for line in daemon.log.splitlines()]
     assert all(sorted(entry) == ["level", "logger", "message", "time"] for entry in entries)

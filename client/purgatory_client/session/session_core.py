@@ -480,7 +480,6 @@ class SessionCore:
                 self._unsent_count -= entry.count
             # At the end again, so that no kind of waits starves the others.
             if queue:
-                # At the end of the dict, so that kinds take turns: a large queue of one kind delays no other.
                 self._unsent[key] = queue
             if planned:
                 self._plan.extend(cut_into_chunks(planned, self._chunk_max))
