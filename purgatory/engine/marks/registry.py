@@ -222,8 +222,6 @@ class SignalKeys:
         self.by_index: Final[list[SignalKey | None]] = []
         self.bytes: i64 = 0
         """Total bytes."""
-        self.unreported: i64 = 0
-        """Named partitions that no event has mentioned."""
         self.unowned: Final = AccountUsage()
         """Usage of idle keys and of restored ones."""
         self.notes_forgotten = False
