@@ -117,6 +117,10 @@ def test_hottest_names_have_the_most_waits() -> None:
             some, start = world.engine.hottest(start, limit, 1)
             found += some
         assert found == [(4, ("orders", 0)), (2, ("a", -1))]
+    names = [("orders", 0), ("orders", 1), ("orders", 2)]
+    assert world.engine.unreported(names) == names[:2]
+    world.append("orders-0", 1)
+    assert world.engine.unreported(names) == names[1:2]
     world.cancel(*handles)
     assert world.engine.hottest(0, 100, 3) == ([(4, ("orders", 0))], -1)
     assert world.engine.hottest(0, 100, 4) == ([], -1)

@@ -88,6 +88,7 @@ def register(host: Host, session: Session, offsets: dict[int, int], timeout_ms: 
     batch = OperationBatch(
         list(offsets), partitions=[("t", 0)], offsets=list(offsets.values()), timeouts_ms=[timeout_ms]
     )
+    host.gate.check_batch(session, len(offsets), len(offsets))
     Registration(host, session).register([OperationRun(codes.PRODUCE, batch)], [])
 
 

@@ -149,6 +149,7 @@ def test_counts_are_those_of_a_recount(steps: list[tuple]) -> None:
         accounts.engine.remove_owner(owner, accounts.now_ms)
     accounts.recount()
     assert all((held.operations, held.items, held.keys) == (0, 0, 0) for held in accounts.usage)
+    assert accounts.engine._wakeups.fetches.item_count == 0
 
 
 @pytest.mark.parametrize("what", ["produce", "delete", "fetch", "signal"])
