@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
 from purgatory_client.base_errors import InvalidRequest
-from purgatory_client.number_checks import int32, int64, milliseconds, stale_ms
+from purgatory_client.number_checks import int32, int64, milliseconds
 from purgatory_client.partition_names import PartitionName, checked_key, format_partition, partition_name
 from purgatory_client.results import OperationKind
 from purgatory_client.sources.source_names import KAFKA, kafka_group
@@ -78,25 +78,25 @@ def produce(
 
     Args:
         offsets: The offset that each partition must reach: last appended offset + 1.
-        timeout: Seconds, 0 to 2,147,483.647; 0: an answer at once, satisfied or expired. None: the daemon's default.
+        timeout: Seconds, at most 2,147,483.647; 0: an answer at once. None: the daemon's default.
         leader_epochs: The leader epoch of the append, by partition or one for all. If the partition has a newer or
             older epoch, its wait ends with error 74 or 75. Absent: not checked.
-        local_error_codes: Kafka error codes of the local append, by partition or one for all. A code other than 0
-            becomes the partition's result.
-        fail_when_stale: Fail with error 1001 once one of the marks still waited for has been stale for this many
-            seconds, or was never reported in that time. None: keep waiting.
-
-    Returns:
-        The wait, for `submit` or `wait_once`.
-
-    Raises:
-        InvalidRequest: An argument cannot be sent: no partition, a malformed name, a number that is too large.
+        local_error_codes: Kafka's error codes of the local append; a code other than 0 becomes the result.
+        fail_when_stale: Fail (error 1001) once a mark has been stale or unreported for this many seconds. None: never.
     """
     names, required = _items(offsets, "produce.partitions", "required_offset")
     columns = _item_columns(
         names, local_error_code=("local_error_codes", local_error_codes), leader_epoch=("leader_epochs", leader_epochs)
     )
-    return Wait(OperationKind.PRODUCE, names, required, milliseconds(timeout), {}, columns, stale_ms(fail_when_stale))
+    return Wait(
+        OperationKind.PRODUCE,
+        names,
+        required,
+        milliseconds(timeout),
+        {},
+        columns,
+        milliseconds(fail_when_stale, "stale_timeout_ms"),
+    )
 
 
 def processed(
@@ -116,16 +116,9 @@ def processed(
     Args:
         group: The consumers' `group.id`.
         records: By partition of the topic ("orders-3"): the offset of the last record to wait for.
-        timeout: Seconds, 0 to 2,147,483.647; 0: an answer at once, satisfied or expired. None: the daemon's default.
+        timeout: Seconds, at most 2,147,483.647; 0: an answer at once. None: the daemon's default.
         label: The cluster's label, if its source was configured with another one than kafka.
-        fail_when_stale: Fail with error 1001 once one of the marks still waited for has been stale for this many
-            seconds, or was never reported in that time. None: keep waiting.
-
-    Returns:
-        The wait, for `submit` or `wait_once`. Its partitions have the source's names: "kafka/billing/orders-3".
-
-    Raises:
-        InvalidRequest: An argument cannot be sent.
+        fail_when_stale: Fail (error 1001) once a mark has been stale or unreported for this many seconds. None: never.
     """
     names = [partition_name(name) for name in records]
     marks = [(kafka_group(group, topic, label), partition) for topic, partition in names]
@@ -152,7 +145,7 @@ def fetch(
     Args:
         offsets: The offset to read from, by partition.
         min_bytes: Bytes to wait for, in total over all partitions. A fetch that times out returns the bytes available.
-        timeout: Seconds, 0 to 2,147,483.647; 0: an answer at once, satisfied or expired. None: the daemon's default.
+        timeout: Seconds, at most 2,147,483.647; 0: an answer at once. None: the daemon's default.
         replica_id: The follower that fetches, up to the log end. None: a consumer.
         isolation: How far a consumer reads: to the high watermark, or with "read_committed" to the last stable offset.
         follower_reads: Whether a follower may serve a consumer.
@@ -162,14 +155,7 @@ def fetch(
         last_fetched_epochs: The epoch of the reader's last record, by partition or one for all. If the logs diverge,
             the result contains the offset from which they do.
         throttled: Partitions over the follower's replication quota: they add no bytes while it is out of sync.
-        fail_when_stale: Fail with error 1001 once one of the marks still waited for has been stale for this many
-            seconds, or was never reported in that time. None: keep waiting.
-
-    Returns:
-        The wait, for `submit` or `wait_once`.
-
-    Raises:
-        InvalidRequest: An argument cannot be sent.
+        fail_when_stale: Fail (error 1001) once a mark has been stale or unreported for this many seconds. None: never.
     """
     names, fetch_offsets = _items(offsets, "fetch.partitions", "fetch_offset")
     if isolation not in ISOLATION_LEVELS:
@@ -190,7 +176,13 @@ def fetch(
     if held_back:
         columns["throttled"] = [name in held_back for name in names]
     return Wait(
-        OperationKind.FETCH, names, fetch_offsets, milliseconds(timeout), options, columns, stale_ms(fail_when_stale)
+        OperationKind.FETCH,
+        names,
+        fetch_offsets,
+        milliseconds(timeout),
+        options,
+        columns,
+        milliseconds(fail_when_stale, "stale_timeout_ms"),
     )
 
 
@@ -205,22 +197,20 @@ def delete_records(
 
     Args:
         offsets: The offset by partition; -1: the high watermark at registration.
-        timeout: Seconds, 0 to 2,147,483.647; 0: an answer at once, satisfied or expired. None: the daemon's default.
-        local_error_codes: Kafka error codes of the local deletion, by partition or one for all. A code other than 0
-            becomes the partition's result.
-        fail_when_stale: Fail with error 1001 once one of the marks still waited for has been stale for this many
-            seconds, or was never reported in that time. None: keep waiting.
-
-    Returns:
-        The wait, for `submit` or `wait_once`.
-
-    Raises:
-        InvalidRequest: An argument cannot be sent.
+        timeout: Seconds, at most 2,147,483.647; 0: an answer at once. None: the daemon's default.
+        local_error_codes: Kafka's error codes of the local deletion; a code other than 0 becomes the result.
+        fail_when_stale: Fail (error 1001) once a mark has been stale or unreported for this many seconds. None: never.
     """
     names, required = _items(offsets, "delete_records.partitions", "offset")
     columns = _item_columns(names, local_error_code=("local_error_codes", local_error_codes))
     return Wait(
-        OperationKind.DELETE_RECORDS, names, required, milliseconds(timeout), {}, columns, stale_ms(fail_when_stale)
+        OperationKind.DELETE_RECORDS,
+        names,
+        required,
+        milliseconds(timeout),
+        {},
+        columns,
+        milliseconds(fail_when_stale, "stale_timeout_ms"),
     )
 
 
@@ -235,32 +225,26 @@ def signal(
 
     Args:
         keys: The keys, each needing one signal; or a mapping of key to the number of signals it needs.
-        timeout: Seconds, 0 to 2,147,483.647; 0: an answer at once, satisfied or expired. None: the daemon's default.
+        timeout: Seconds, at most 2,147,483.647; 0: an answer at once. None: the daemon's default.
         any: One key is enough.
         from_now: Count only signals after the registration; otherwise all since the key was first used at the daemon.
-
-    Returns:
-        The wait, for `submit` or `wait_once`.
-
-    Raises:
-        InvalidRequest: An argument cannot be sent: no key, a bare string, a key given twice.
     """
     if isinstance(keys, str):
-        raise InvalidRequest("signal.keys", f"one string, {keys!r}; give a list of keys or a mapping of key to count")
+        raise InvalidRequest("signal.keys", f"{keys!r} is a string; give a list of keys, or a mapping of key to count")
     counts = keys if isinstance(keys, Mapping) else dict.fromkeys(keys, 1)
     if len(counts) != len(keys):
-        raise InvalidRequest("signal.keys", "a key is given twice; each key once, with a count where it takes several")
+        raise InvalidRequest("signal.keys", "a key is given twice; use a mapping of key to count")
     names = [checked_key(key) for key in counts]
     required = [int64(count, "signal.keys.required_count") for count in counts.values()]
     if not names:
-        raise InvalidRequest("signal.keys", "none; an operation needs at least one")
+        raise InvalidRequest("signal.keys", "empty; at least one is required")
     options: dict[str, int] = {"any": bool(any), "from_now": bool(from_now)}
     return Wait(OperationKind.SIGNAL, names, required, milliseconds(timeout), options, {})
 
 
 def _items(offsets: ByPartition, field: str, offset_field: str) -> tuple[list[PartitionName], list[int]]:
     if not offsets:
-        raise InvalidRequest(field, "none; an operation needs at least one")
+        raise InvalidRequest(field, "empty; at least one is required")
     names = [partition_name(name) for name in offsets]
     return names, [int64(offset, f"{field}.{offset_field}") for offset in offsets.values()]
 

@@ -9,7 +9,7 @@ import pytest
 
 from purgatory.daemon import Daemon
 from purgatory.extension import chosen
-from purgatory.extensions import ALL
+from purgatory.extensions.installed import ALL, ALL_SETTINGS
 from purgatory.flags import read_command_line
 
 GC_FLAGS: Final = [f"--gc-threshold-{number}={value}" for number, value in enumerate(gc.get_threshold())]
@@ -45,7 +45,7 @@ async def run_daemon(caplog: pytest.LogCaptureFixture) -> AsyncIterator[RunDaemo
     async def run(*arguments: str) -> InProcessDaemon:
         listen = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--http-metrics-interval-ms", "0"]
         flags = [*listen, *GC_FLAGS, "--no-gc-freeze", "--shutdown-grace-ms", "100", *arguments]
-        settings = read_command_line(flags, "server.py").settings
+        settings = read_command_line(flags, "server.py", ALL_SETTINGS).settings
         daemon = Daemon(settings, chosen(ALL, settings))
         await daemon.start()
         started.append(daemon)

@@ -189,13 +189,13 @@ def test_every_command_that_calls_the_daemon_can_be_secured() -> None:
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda: ChannelSecurity(certificate=b""), "tls_certificate and tls_key go together"),
-        (lambda: ChannelSecurity(key=b""), "tls_certificate and tls_key go together"),
+        (lambda: ChannelSecurity(certificate=b""), "tls_certificate and tls_key must be given together"),
+        (lambda: ChannelSecurity(key=b""), "tls_certificate and tls_key must be given together"),
         (lambda: ChannelSecurity(ca="/missing/ca").credentials(), "tls_ca: cannot be read from /missing/ca"),
         (lambda: ChannelSecurity(token=Path("/missing/token")).metadata(), "token: cannot be read from /missing/token"),
-        (lambda: ChannelSecurity(token="").metadata(), "token: should be one line of ASCII"),
-        (lambda: ChannelSecurity(token="two\nlines").metadata(), "token: should be one line of ASCII"),
-        (lambda: ChannelSecurity(token="schlüssel").metadata(), "token: should be one line of ASCII"),
+        (lambda: ChannelSecurity(token="").metadata(), "token: must be one line of printable ASCII"),
+        (lambda: ChannelSecurity(token="two\nlines").metadata(), "token: must be one line of printable ASCII"),
+        (lambda: ChannelSecurity(token="schlüssel").metadata(), "token: must be one line of printable ASCII"),
     ],
 )
 def test_arguments_that_cannot_be_used(build: Callable[[], object], words: str) -> None:
@@ -216,5 +216,5 @@ async def test_token_in_the_clear_is_warned_of(address: str, warned: bool, caplo
     channel = open_channel(address, ChannelSecurity(token="secret"))
     await channel.close()
     assert [record.getMessage() for record in caplog.records] == (
-        [f"the token for {address} travels unencrypted; use TLS (tls_ca=...)"] if warned else []
+        [f"the token for {address} is sent unencrypted; use TLS (tls_ca=...)"] if warned else []
     )

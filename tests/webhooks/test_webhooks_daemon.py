@@ -1,7 +1,6 @@
 """Webhooks end to end: a real daemon, and real HTTP servers that accept, refuse, redirect, hang or die."""
 
 import json
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +16,6 @@ from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
 from tests.webhooks.callbacks import CallbackCaller, webhook_flags
 from tests.webhooks.receiver import DROP, HANG, WebhookReceiver
-
-pytestmark = pytest.mark.skipif(
-    os.environ.get("PURGATORY_BUILD") == "pure", reason="webhooks have no part that is compiled"
-)
 
 MANY: Final = 2_000
 

@@ -43,37 +43,20 @@ def detailed_fields(host: Host, view: PendingView, slot: int) -> dict[str, Any]:
 
 def ended_fields(end: RecentEnd, now_ms: int) -> dict[str, Any]:
     """Fields of an operation that has ended."""
-    return {
+    return end.values | {
         "session": end.session_id,
         "principal": end.principal,
-        "id": end.operation_id,
-        "kind": KIND_NAMES.get(end.kind, ""),
-        "outcome": OUTCOME_NAMES[end.outcome],
-        "waited_ms": end.waited_ms,
-        "lateness_ms": end.lateness_ms,
+        "id": end.values["operation_id"],
+        "kind": KIND_NAMES.get(end.values["kind"], ""),
+        "outcome": OUTCOME_NAMES[end.values["outcome"]],
         "ago_ms": max(0, now_ms - end.ended_ms),
-        "item_count": end.item_count,
-        "items": [
-            {
-                "name": list(item.name),
-                "error": item.error_code,
-                "required": item.required_offset,
-                "reached": item.reached_offset,
-                "eta_ms": item.estimated_remaining_ms,
-                "pace": item.pace_per_second,
-            }
-            for item in end.items
-        ],
+        "items": end.items,
     }
 
 
 def _item_fields(item: ItemView) -> dict[str, Any]:
-    return {
-        "name": list(item.name),
-        "error": item.error_code,
-        "required": item.required_offset,
-        "reached": item.reached_offset,
-    }
+    names = ("error_code", "required_offset", "reached_offset")
+    return {"name": list(item.name)} | {name: getattr(item, name) for name in names}
 
 
 def _held_back_by(host: Host, kind: int, item: ItemView) -> str:
@@ -81,10 +64,10 @@ def _held_back_by(host: Host, kind: int, item: ItemView) -> str:
     now_ms = host.time.now_ms()
     stale = host.sources.stale(item.name, now_ms)
     if stale is not None:
-        return f"nobody has seen this mark for {stale.ms(now_ms) / 1_000:.1f} s: {stale.reason}"
+        return f"the mark has been stale for {stale.ms(now_ms) / 1_000:.1f} s: {stale.reason}"
     partition = host.engine.partition_view(item.name, now_ms)
     if partition is None:
-        return "the partition is not known"
+        return "nothing has been reported for this partition"
     if kind == PRODUCE:
         if partition.log_end_offset < item.required_offset:
             return f"the leader's log ends at {partition.log_end_offset}"
@@ -98,4 +81,4 @@ def _held_back_by(host: Host, kind: int, item: ItemView) -> str:
         if len(partition.in_sync_replica_ids) < partition.min_in_sync_replicas:
             in_sync = len(partition.in_sync_replica_ids)
             return f"only {in_sync} replicas are in sync, {partition.min_in_sync_replicas} must be"
-    return "nothing has come yet"
+    return "the mark has not reached the offset yet"

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final, Protocol
 
+from purgatory.service.budget.shares import MemoryHolder
 from purgatory.service.http.probes import PROBES
 from purgatory.service.settings import HttpSettings
 
@@ -67,7 +68,7 @@ class Connection(Protocol):
         """Close the connection at once."""
 
 
-class HttpLimits:
+class HttpLimits(MemoryHolder):
     """The open connections by state, in the order in which they entered it, and the bytes that they hold."""
 
     def __init__(self, settings: HttpSettings, memory_bytes_max: int, grpc_connections_max: int) -> None:
@@ -109,12 +110,15 @@ class HttpLimits:
 
     def remove(self, connection: Connection) -> None:
         """The connection was closed."""
+        # Called twice for an aborted connection: by the abort, and when its transport reports the loss.
         self._by_state[connection.state].pop(connection, None)
         self.held_bytes -= connection.held_bytes
         connection.held_bytes = 0
 
     def enter(self, connection: Connection, state: int) -> None:
         """The connection is in another state from now on."""
+        # A connection that was removed must not come back. The others move to the end: each state is in the order of
+        # entry.
         if self._by_state[connection.state].pop(connection, None) is not None:
             connection.state = state
             self._by_state[state][connection] = asyncio.get_running_loop().time()

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 import pyarrow as pa
-from purgatory_pipeline.analytics.replay.load.row_chunk import TABLES, RowChunk
-from purgatory_pipeline.analytics.replay.load.table_reader import chunk_of
+from purgatory_pipeline.engine_rows.arrow_chunks import chunk_of
+from purgatory_pipeline.engine_rows.row_chunk import TABLES, RowChunk
 
 from purgatory.engine.waiting.tables import Owner
 from purgatory.extensions.archive import schema
@@ -36,23 +36,23 @@ class RecordedRun:
     """An engine under the simulator's steps, and the rows of what it was told and gave. `details` are its settings."""
 
     def __init__(self, generator: Generator, run_id: str = "run-a") -> None:
-        swarm = generator.swarm
+        settings = generator.swarm.settings
         self.run_id = run_id
         self.details = RunDetails(
             version="test",
-            tick_ms=swarm.tick_ms,
-            wheel_size=swarm.wheel_size,
-            strict_partitions=swarm.strict,
-            replica_lag_time_max_ms=swarm.lag_max_ms,
+            tick_ms=settings.tick_ms,
+            wheel_size=settings.wheel_size,
+            strict_partitions=settings.strict,
+            replica_lag_time_max_ms=settings.lag_max_ms,
         )
-        self.first_ms = self.now_ms = swarm.start_ms
+        self.first_ms = self.now_ms = settings.now_ms
         self.call_number = 0
         self._names: Names = {}
         self._records: list[Record] = []
         self._engine = self.details.make_engine(self.now_ms)
         self._owners: list[tuple[Owner, Registrant]] = []
         self._sessions = 0
-        for _ in range(swarm.owners):
+        for _ in range(generator.swarm.owners):
             self._owners.append(self._open())
         self._mark(schema.STARTED, self.details.to_json())
 
