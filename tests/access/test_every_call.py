@@ -371,9 +371,8 @@ def only_asks(rpc: str, on: str, door: str, may: str, otherwise: str, request: o
 
 
 HIDDEN = wire.GetOperationRequest(session_id="theirs", operation_id=2, principal=OTHER)
-only_asks(
-    "Acknowledge", "own session", "wait", "wait root", DENIED, wire.AcknowledgeRequest(session_id="s", sequence=1)
-)
+OWN_RESULTS = wire.AcknowledgeRequest(session_id="s", sequence=1)
+only_asks("Acknowledge", "own session", "wait", "wait root", DENIED, OWN_RESULTS)
 only_asks("GetOperation", "foreign operation on a foreign name", "admin", "root", NOT_FOUND, HIDDEN)
 for rpc, door, request in (
     ("Acknowledge", "wait", wire.AcknowledgeRequest(session_id="theirs", sequence=1)),
@@ -385,8 +384,7 @@ for rpc, door, request in (
     only_asks(rpc, "foreign session", door, "", NOT_FOUND, request)
 
 
-OWN_RESULTS = wire.AcknowledgeRequest(session_id="s", sequence=1)
-only_asks("Acknowledge", "own session", "wait", "wait root", DENIED, OWN_RESULTS)
+def test_every_call_has_a_rule_and_is_in_the_table() -> None:
     """A call that is added to the service must be added to the rules, or no daemon starts, and to this table."""
     methods = {method.name for method in SERVICE.methods}
     assert set(CALLS) == methods
