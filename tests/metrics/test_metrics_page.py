@@ -36,7 +36,7 @@ they attach; there are at most `limits.sources_max` at a time.
 
 ## Operations
 
-Pending operations, and outcomes. For each kind, registered = the outcomes + pending, in every scrape. Kafka's PurgatorySize
+Operations and outcomes. For each kind, registered = the outcomes + pending, in every scrape. Kafka's PurgatorySize
 is `purgatory_watched_entries`, its NumDelayedOperations `purgatory_pending_operations`. A rising share of
 `outcome="expired"` is the first thing to look at: events arrive later than the timeouts allow.
 
