@@ -162,32 +162,6 @@ async def test_a_source_that_goes_leaves_questions_unanswered_and_marks_stale() 
             assert not (await partition(served, "kafka/orders")).HasField("stale_ms")
 
 
-async def test_status_and_partitions_say_what_a_source_cannot_see() -> None:
-    """A report is visible at once in GetStatus, GetPartition and ListPartitions."""
-    async with serving() as served, attached(served) as (client, link):
-        await served.high_watermark("kafka/orders", 5, 0)
-        await served.high_watermark("kafka/orders", 5, 1)
-        stale = [StaleMarks("kafka/orders", True, [1], 7_000, "broker 2 is down")]
-        await link.report(SourceState.STALE, "broker 2 is down", stale, lag_ms=12)
-        source = served.host.sources
-        await eventually(lambda: [one.state for one in source] == [source_table.STALE], "the report is taken")
-        (told,) = (await served.status()).sources
-        assert (told.name, list(told.topic_prefixes), told.attached, told.lag_ms) == ("a", ["kafka/"], 1, 12)
-        assert (told.state, told.reason) == (source_pb2.SOURCE_STATE_STALE, "broker 2 is down")
-        assert told.stale_ms >= 0
-        assert told.stale_partitions == 1
-        listed = {one.topic_partition.partition: one async for one in _listed(served)}
-        assert not listed[0].HasField("stale_ms")
-        assert listed[1].stale_reason == "broker 2 is down"
-        assert client.address
-
-
-async def _listed(served: ServedHost) -> AsyncIterator[wire.Partition]:
-    answer = await served.stub.ListPartitions(wire.ListPartitionsRequest())
-    for one in answer.partitions:
-        yield one
-
-
 @pytest.mark.parametrize(
     ("hello", "field"),
     [
@@ -362,11 +336,13 @@ async def test_a_daemon_that_shuts_down_lets_its_sources_go() -> None:
             await call
 
 
-async def test_views_of_status_and_partition() -> None:
-    """The client's views equal the messages on the wire."""
+async def test_status_and_partitions_say_what_a_source_cannot_see() -> None:
+    """A report is visible at once in the status, in a partition and in the list of partitions."""
     async with serving() as served, attached(served) as (client, link):
-        await served.high_watermark("kafka/orders", 5)
-        await link.report(SourceState.STALE, "down", [StaleMarks(stale_ms=2_000, reason="broker 2 is down")], lag_ms=20)
+        for number in range(2):
+            await served.high_watermark("kafka/orders", 5, number)
+        stale = [StaleMarks("kafka/orders", True, [0], 2_000, "broker 2 is down")]
+        await link.report(SourceState.STALE, "down", stale, lag_ms=20)
         sources = served.host.sources
         await eventually(lambda: [one.state for one in sources] == [source_table.STALE], "the report is taken")
         (source,) = (await client.status()).sources
@@ -376,6 +352,8 @@ async def test_views_of_status_and_partition() -> None:
         seen = await client.partition("kafka/orders-0")
         assert seen.stale_for is not None
         assert seen.stale_reason == "broker 2 is down"
+        listed = (await served.stub.ListPartitions(wire.ListPartitionsRequest())).partitions
+        assert [one.stale_reason for one in listed] == ["broker 2 is down", ""]
 
 
 async def test_many_waits_are_told_in_few_messages() -> None:
