@@ -134,6 +134,8 @@ async def test_a_session_that_is_taken_over_says_so(shared_daemon: DaemonProcess
         with pytest.raises(errors.SessionTakenOver):
             await client.produce({"orders-3": 42}, timeout=LONG)
         call.cancel()
+        closing = purgatory_service_pb2.CloseSessionRequest(session_id=client.session_id)
+        await PurgatoryServiceStub(channel).CloseSession(closing)  # its wait must not stay on the shared daemon
 
 
 async def test_a_stranger_in_the_session_is_noticed(shared_daemon: DaemonProcess) -> None:
