@@ -12,8 +12,11 @@ import grpc
 import pyarrow.parquet as pq
 import pytest
 
+from purgatory.extension import own_settings
 from purgatory.extensions.archive import layout, schema
 from purgatory.extensions.archive.run_details import RunDetails
+from purgatory.extensions.archive.settings import WithArchive
+from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.flags import read_command_line
 from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -244,5 +247,6 @@ def test_a_daemon_does_not_load_arrow(start_daemon: StartDaemon, tmp_path: Path)
 def test_archive_is_short_for_archive_uri() -> None:
     """Both flags are the same setting."""
     for flag in ("--archive", "--archive-uri"):
-        archive = read_command_line([flag, "s3://bucket/history", "--archive-strict"], "server.py").settings.archive
+        line = read_command_line([flag, "s3://bucket/history", "--archive-strict"], "server.py", ALL_SETTINGS)
+        archive = own_settings(line.settings, WithArchive).archive
         assert (archive.uri, archive.strict) == ("s3://bucket/history", True)

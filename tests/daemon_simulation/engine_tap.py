@@ -7,9 +7,9 @@ no results: the checker computes the expected ones itself.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, RegisterReceipt
 from purgatory.engine.engine import Engine
-from purgatory.engine.holdings import Holdings
 from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.engine.waiting.tables import Owner
 from purgatory.engine.waiting.wakeups import UNLIMITED
@@ -47,8 +47,8 @@ class EngineTap:
     def owner_number(self, owner: Owner) -> int:
         return self._numbers[id(owner)]
 
-    def add_owner(self, holdings: Holdings | None = None) -> Owner:
-        owner = self._engine.add_owner(holdings)
+    def add_owner(self, usage: AccountUsage | None = None) -> Owner:
+        owner = self._engine.add_owner(usage)
         self._numbers[id(owner)] = len(self._owners)
         self._owners.append(owner)
         self.entries.append(EngineCall("add_owner", self.owner_number(owner), 0))

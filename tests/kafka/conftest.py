@@ -1,27 +1,25 @@
 """Brokers for tests of the Kafka source: one cluster of each size for the whole run, in one worker."""
 
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from examples.kafka_cluster import ClusterUnavailable, KafkaCluster, kafka_jars
+from tests.kafka.clients import ClusterClients
 
 HERE = Path(__file__).parent
-ONE_BUILD = "a source has nothing of the engine in it: its brokers run with the compiled engine only"
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run all broker tests in one worker and with one of the two builds, so that each cluster is started once."""
-    pure = os.environ.get("PURGATORY_BUILD") == "pure"
+    """Run all broker tests in one worker, so that each cluster is started once."""
     for item in items:
         if HERE not in item.path.parents or "kafka_brokers" not in getattr(item, "fixturenames", ()):
             continue
         item.add_marker(pytest.mark.xdist_group("kafka"))
-        if pure:
-            item.add_marker(pytest.mark.skip(reason=ONE_BUILD))
 
 
 @pytest.fixture(scope="session")
@@ -43,3 +41,16 @@ def three_brokers(kafka_brokers: Path, tmp_path_factory: pytest.TempPathFactory)
     settings |= {"unclean.leader.election.enable": "false", "transaction.state.log.num.partitions": 4}
     with KafkaCluster(tmp_path_factory.mktemp("kafka"), 3, settings) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def clients(three_brokers: KafkaCluster) -> ClusterClients:
+    return ClusterClients(three_brokers.bootstrap)
+
+
+@pytest.fixture
+def topic(clients: ClusterClients) -> str:
+    """A topic with two partitions and three replicas, used by one test only."""
+    name = f"orders-{uuid.uuid4().hex[:8]}"
+    clients.create(name, 2, 3)
+    return name

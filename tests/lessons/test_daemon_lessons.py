@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from purgatory_client import AsyncClient, Outcome
+from purgatory_client import AsyncClient
 
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
@@ -22,6 +22,7 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.service import host as host_module
 from purgatory.service import reaper as reaper_module
 from purgatory.service.host import Host
+from purgatory.service.registration import Registration
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
@@ -51,7 +52,9 @@ async def test_a_herd_goes_in_slices_and_events_in_between() -> None:
         host = served.host
         session, _ = host.sessions.open("s", 1)
         for place in range(10):
-            host.register(session, [produces(herd // 10, 1_000, f"t-{place}", place * herd // 10 + 1)], [])
+            Registration(host, session).register(
+                [produces(herd // 10, 1_000, f"t-{place}", place * herd // 10 + 1)], []
+            )
         assert host.engine.pending == herd
         turns: list[int] = []
 
@@ -90,7 +93,7 @@ async def test_registered_at_every_await_of_an_event_batch(monkeypatch: pytest.M
         waits = OperationBatch(
             [1, 2, 3], partitions=[("orders", 0)], offsets=[1, min(turns, 7) + 1, 8], timeouts_ms=[1_000]
         )
-        host.register(session, [OperationRun(codes.PRODUCE, waits)], [])
+        Registration(host, session).register([OperationRun(codes.PRODUCE, waits)], [])
         await applying
         assert host.engine.counts(codes.PRODUCE).satisfied == 3, f"registered after {turns} turns"
         if was_done:
@@ -262,21 +265,3 @@ async def test_a_reader_that_stops_reading_is_bounded(start_daemon: StartDaemon)
         assert sum(receipt.accepted for receipt in receipts) == limit
         assert {receipt.batch_refusal.code for receipt in receipts[-3:]} == {8}
         slow.cancel()
-
-
-@pytest.mark.slow
-async def test_sigterm_with_many_waits(start_daemon: StartDaemon) -> None:
-    """Each wait ends as SHUTTING_DOWN, and the process exits with 0, long before its grace period is over."""
-    many = 20_000
-    daemon = start_daemon("--shutdown-grace-ms", "600000")
-    async with AsyncClient(daemon.address) as client:
-        waiting = asyncio.create_task(
-            client.produce_many(["orders-0"], offsets=range(1, many + 1), timeouts_ms=[600_000])
-        )
-        await until_pending(client, many)
-        exit_code, answer = await asyncio.gather(asyncio.to_thread(daemon.stop), waiting)
-    assert exit_code == 0
-    assert answer.count(Outcome.SHUTTING_DOWN) == many
-    assert f"{many} pending operations ended as shutting down" in daemon.log
-    assert "Traceback" not in daemon.log
-    assert "unacknowledged" not in daemon.log

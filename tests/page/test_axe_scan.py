@@ -1,6 +1,5 @@
 """The live page, scanned for accessibility problems by axe-core: every view and dialog, in both themes."""
 
-import os
 from typing import Literal
 
 import pytest
@@ -11,11 +10,7 @@ from tests.page.axe import axe_source, violations
 from tests.page.many_waits import SESSION
 from tests.page.watched_page import watched_page
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.xdist_group("browser"),
-    pytest.mark.skipif(os.environ.get("PURGATORY_BUILD") == "pure", reason="the page shows the same on either engine"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 
 VIEWS = (
     "now",

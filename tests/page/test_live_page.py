@@ -1,6 +1,5 @@
 """The live page in a real browser, on a real daemon with a thousand waits of every kind."""
 
-import os
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -15,11 +14,7 @@ from tests.page.many_waits import HOSTILE_KEY, HOSTILE_TOPIC, SESSION, WAITS
 from tests.page.page_calls import TOPIC_OF_ITS_OWN, call, register_one
 from tests.page.watched_page import watched_page
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.xdist_group("browser"),
-    pytest.mark.skipif(os.environ.get("PURGATORY_BUILD") == "pure", reason="the page shows the same on either engine"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 
 WIRE_BYTES_MAX = 200_000
 HOSTILE_SESSION = "<b>\u202e\x1b]0;owned\x07"

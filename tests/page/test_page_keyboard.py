@@ -1,7 +1,5 @@
 """The live page used by keyboard alone."""
 
-import os
-
 import pytest
 from playwright.sync_api import Browser
 
@@ -9,11 +7,7 @@ from tests.daemon_process import DaemonProcess
 from tests.page.page_calls import call, register_one
 from tests.page.watched_page import watched_page
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.xdist_group("browser"),
-    pytest.mark.skipif(os.environ.get("PURGATORY_BUILD") == "pure", reason="the page shows the same on either engine"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 
 FOCUS = "() => document.activeElement.id || document.activeElement.textContent"
 

@@ -12,7 +12,6 @@ from pyspark.sql import SparkSession
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-ONE_BUILD = "Spark without the engine: runs with the compiled engine only (what is marked both_builds runs twice)"
 
 SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
@@ -33,14 +32,11 @@ SETTINGS = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything on Spark goes to one worker, so that one JVM is started; of the two builds, once."""
-    pure = os.environ.get("PURGATORY_BUILD") == "pure"
+    """Everything on Spark goes to one worker, so that one JVM is started."""
     for item in items:
         if HERE not in item.path.parents or "java" not in getattr(item, "fixturenames", ()):
             continue
         item.add_marker(pytest.mark.xdist_group("spark"))
-        if pure and item.get_closest_marker("both_builds") is None:
-            item.add_marker(pytest.mark.skip(reason=ONE_BUILD))
 
 
 @pytest.fixture(scope="session")

@@ -17,9 +17,7 @@ from purgatory_pipeline import pack
 from purgatory_pipeline.analytics.report.report_tables import TABLES
 from purgatory_pipeline.streaming.stream.file_rows import file_packer
 from purgatory_pipeline.streaming.stream.shard.shard import Shard
-from purgatory_pipeline.streaming.stream.shard_step import OUTCOMES, play_payloads
-from purgatory_pipeline.streaming.stream.stream_inputs import StreamUnusable
-from purgatory_pipeline.streaming.stream.stream_query import require_python
+from purgatory_pipeline.streaming.stream.shard_task import OUTCOMES, play_payloads
 from purgatory_pipeline.streaming.stream.wire_records import EVENT, OPERATION
 
 from purgatory.engine import COMPILED
@@ -124,13 +122,12 @@ def test_replay_runs_unchanged_on_the_cluster(
 def test_stream_runs_unchanged_on_the_cluster(
     cluster: StandaloneCluster, settings: list[str], history: Path, tmp_path: Path
 ) -> None:
-    """By spark-submit, with the environment beside the driver too: two shards on two workers give each outcome once
+    """By spark-submit: two shards on two workers give each outcome once
     and the same as a single shard that is called here.
     """
     submit = str(HOME / "bin" / "spark-submit")
     sides = {OPERATION: history / "registrations", EVENT: history / "events"}
     places = ["--registrations", str(sides[OPERATION]), "--events", str(sides[EVENT]), "--results", str(tmp_path)]
-    (cluster.folder / "environment").symlink_to(sys.prefix)
     run(cluster, [submit, *settings, str(SCRIPT), "stream", *places, "--shards", "2", "--once"])
     files = {path.name: pq.read_table(path) for path in (tmp_path / "outcomes").rglob("shard-*.parquet")}
     assert sorted(files) == ["shard-00000.parquet", "shard-00001.parquet"]
@@ -139,7 +136,7 @@ def test_stream_runs_unchanged_on_the_cluster(
     for side, folder in sides.items():
         recorded = listed(folder, *sorted(folder.rglob("*.parquet")))
         packed.append(pa.Table.from_batches(file_packer(1, side, is_json=False)([recorded])))
-    played = play_payloads(Shard(DELAY_MS), pa.concat_tables(packed)).tables[OUTCOMES]
+    played = play_payloads(Shard(DELAY_MS), pa.concat_tables(packed))[OUTCOMES]
     assert played.num_rows > 900
     assert as_words(pa.concat_tables(files.values())) == as_words(played)
 
@@ -147,14 +144,6 @@ def test_stream_runs_unchanged_on_the_cluster(
 def as_words(outcomes: pa.Table) -> list[str]:
     """Each outcome as text, sorted: they are compared whole."""
     return sorted(map(repr, outcomes.to_pylist()))
-
-
-def test_the_drivers_python_must_be_there() -> None:
-    """Spark's planner would fail in the middle of the first batch; the error says what to do."""
-    with pytest.raises(StreamUnusable, match="ln -s"):
-        require_python("./environment/bin/python")
-    require_python(sys.executable)
-    require_python("python3")
 
 
 def test_report_runs_unchanged_on_the_cluster(

@@ -7,7 +7,6 @@ import altair as alt
 import pytest
 from purgatory_pipeline.errors import ArchiveUnusable, PolicyInvalid
 from purgatory_pipeline.notebook import TABLES, read, replay, report
-from purgatory_pipeline.spark import progress
 from pyspark.sql import SparkSession
 
 from purgatory.extensions.archive import schema
@@ -53,7 +52,6 @@ def test_tables_that_are_no_history_are_refused(spark: SparkSession, tmp_path: P
 @pytest.mark.slow  # asks Spark
 def test_the_example_runs(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every cell of the example runs after those before it, and shows what the text around it says."""
-    monkeypatch.setattr(progress, "show", lambda context, name: None)
     monkeypatch.setattr(type(spark), "stop", lambda self: None)  # other tests use it too
     notebook = json.loads(EXAMPLE.read_text(encoding="utf-8"))
     ran = list(run_cells(notebook, {"__name__": "__main__"}))

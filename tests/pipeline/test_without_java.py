@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.conftest import ONE_BUILD, ROOT, worker_environment
+from tests.pipeline.conftest import ROOT, worker_environment
 
 ON_SPARK = "tests/pipeline/archive/test_intake_reading.py"
 
@@ -51,11 +51,3 @@ def test_required_java_fails(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search(r"PURGATORY_REQUIRE_JAVA=1: no Java found", done.stdout)
     assert "2 errors" in done.stdout
-
-
-def test_tests_on_spark_run_on_one_build(tmp_path: Path) -> None:
-    """On the uncompiled engine they are skipped for that reason, quietly."""
-    done = run_without_java(tmp_path, PURGATORY_BUILD="pure", PURGATORY_REQUIRE_JAVA="1")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert ONE_BUILD in done.stdout
-    assert "NOT THE WHOLE SUITE" not in done.stdout

@@ -2,7 +2,6 @@
 forgets the session. Single cases are tested in tests/conformance.
 """
 
-import os
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,12 +19,7 @@ from tests.service.serving import high_watermark
 from tests.strangers.client_builds import BUILT, build_go, build_java, build_typescript
 from tests.strangers.cutting_proxy import CuttingProxy
 
-pytestmark = [
-    pytest.mark.skipif(
-        os.environ.get("PURGATORY_BUILD") == "pure", reason="the wire is the same on both builds of the engine"
-    ),
-    pytest.mark.xdist_group("strangers"),
-]
+pytestmark = pytest.mark.xdist_group("strangers")
 
 BUILDS: dict[str, Callable[[], list[str]]] = {"go": build_go, "java": build_java, "typescript": build_typescript}
 WAITS = 3_000

@@ -160,7 +160,7 @@ class PendingWaits:
     def chunks_above(self, operation_id: int, chunk_max: int) -> list[WaitChunk]:
         """All pending waits with a higher id, as chunks in the order of ids."""
         above: list[Entry] = []
-        # The dictionary is in the order of ids, so only the waits that are returned are visited.
+        # Entries are in the order of ids, so the search ends at the first known one instead of visiting a million.
         for entry in reversed(self._entries.values()):
             if entry.operation_id + entry.count - 1 <= operation_id:
                 break

@@ -111,11 +111,11 @@ class Countdown(Kind):
 
     # Registration.
 
-    def register(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
+    def begin(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
         tried = TriedItems()
         for item in range(first_item, first_item + columns.item_counts.at(row)):
             # Each item holds a reference from here on. `_end_at_once` and `build_result` release it.
-            partition = self.partitions.get_or_create(columns.partitions[columns.places.at(item)], owner.holdings)
+            partition = self.partitions.get_or_create(columns.partitions[columns.places.at(item)], owner.usage)
             required, epoch = columns.offsets.at(item), columns.leader_epochs.at(item)
             error = columns.local_error_codes.at(item)
             if error == NONE:
@@ -197,6 +197,7 @@ class Countdown(Kind):
 
     def wake(self, partition: Partition, now_ms: i64) -> None:
         waits = partition.waits[self.code]
+        # A list without live entries may still hold stale ones; they are left to compaction.
         if waits is None or waits.live == 0:
             return
         mark = self.mark(partition)

@@ -39,7 +39,7 @@ class FetchKind(Kind):
 
     # Registration and end.
 
-    def register(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
+    def begin(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
         fetch = Fetch(
             columns.column("min_bytes").at(row),
             columns.column("replica_id").at(row),
@@ -52,7 +52,7 @@ class FetchKind(Kind):
         for item in range(first_item, first_item + columns.item_counts.at(row)):
             fetch.items.append(
                 FetchItem(
-                    self.partitions.get_or_create(columns.partitions[columns.places.at(item)], owner.holdings),
+                    self.partitions.get_or_create(columns.partitions[columns.places.at(item)], owner.usage),
                     columns.offsets.at(item),
                     max_bytes.at(item),
                     columns.leader_epochs.at(item),

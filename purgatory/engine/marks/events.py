@@ -8,6 +8,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import AsGiven, EventBatch, EventsReceipt, Refusal
 from purgatory.engine.codes import (
     EVENT_NAMES,
@@ -31,7 +32,6 @@ from purgatory.engine.codes import (
     UNKNOWN_TOPIC_OR_PARTITION,
 )
 from purgatory.engine.columns import value_at
-from purgatory.engine.holdings import Holdings
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.marks.event_checks import (
     NO_SETS,
@@ -77,15 +77,15 @@ class Events:
         self.checks: Final = EventChecks(limits, strict_partitions)
         self.lag_max_ms: Final[i64] = lag_max_ms
         self._named: Final = NamedPartitions(partitions)
-        self._maker = partitions.unowned
-        """Holdings of the sender of the events that are being applied."""
+        self._account = partitions.unowned
+        """Usage of the sender of the events that are being applied."""
 
     def apply(
-        self, batch: EventBatch, now_ms: i64, start: int, limit: int, maker: Holdings, is_full: bool
+        self, batch: EventBatch, now_ms: i64, start: int, limit: int, account: AccountUsage, is_full: bool
     ) -> EventsReceipt:
         """Apply events from `start` on until events and units of work together reach `limit`.
 
-        Everything that becomes known is counted in `maker`. With `is_full` (memory is short), events may change only
+        Everything that becomes known is counted in `account`. With `is_full` (memory is short), events may change only
         what is already known.
 
         Raises:
@@ -93,7 +93,7 @@ class Events:
         """
         check_columns(batch)
         self._named.use(batch.partitions)
-        self._maker = maker
+        self._account = account
         self.checks.is_full = is_full
         pending = self.wakeups.pending
         receipt = EventsReceipt()
@@ -214,7 +214,7 @@ class Events:
             sets = event.sets
             # Counted before the checks: a refused event has cost the validation of its replicas too.
             self.wakeups.pending.work_total += len(sets.replicas) + len(sets.in_sync) + len(sets.proposed)
-        fault = self.checks.fault(name, partition, len(self.partitions.by_name), event, self._maker)
+        fault = self.checks.fault(name, partition, len(self.partitions.by_name), event, self._account)
         if fault is not None:
             if partition is not None and fault.error_code == FENCED_LEADER_EPOCH:
                 partition.stale_events += 1
@@ -223,7 +223,7 @@ class Events:
             if event.kind == PARTITION_REMOVED:
                 receipt.unchanged += 1
                 return None
-            partition = self.partitions.make(name, self._maker)
+            partition = self.partitions.make(name, self._account)
         # Before any waits end: an unannounced partition is freed with its last wait, under the event that is being
         # applied.
         self.partitions.announce(partition)
@@ -274,6 +274,7 @@ class Events:
 
     def _settle(self, partition: Partition, now_ms: i64, fetches_first: bool) -> None:
         """Let the high watermark follow the replicas, then wake."""
+        # In this order: no wait may be evaluated, and answer, with a mark that the same event is still going to move.
         self._recompute(partition, now_ms)
         self.wakeups.wake(partition, now_ms, fetches_first)
 

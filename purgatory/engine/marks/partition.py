@@ -9,9 +9,9 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import AsGiven, ReplicaSets
 from purgatory.engine.codes import KINDS
-from purgatory.engine.holdings import Holdings
 from purgatory.engine.marks.epochs import EpochCache
 from purgatory.engine.marks.positions import PositionIndex
 from purgatory.engine.waiting.watches import WatchList
@@ -63,7 +63,7 @@ class FetchWatch:
 class Partition:
     """State of one partition."""
 
-    def __init__(self, name: AsGiven, index: i64, maker: Holdings) -> None:
+    def __init__(self, name: AsGiven, index: i64, account: AccountUsage) -> None:
         self.name: Final[AsGiven] = name
         self.index: Final[i64] = index
         self.is_named = False
@@ -87,8 +87,8 @@ class Partition:
         self._maximal_in_sync: i64 = 0
         self.positions: Final = PositionIndex()
         self.epochs: Final = EpochCache()
-        self.maker: Final = maker
-        """Holdings of the account that was first to name it."""
+        self.account: Final = account
+        """Usage of the account that was first to name it."""
         self.weighed_bytes: i64 = 0
         """Bytes at which it was last counted."""
         self.unchanged_events: i64 = 0
@@ -114,6 +114,7 @@ class Partition:
         unstable = self.first_unstable_offset
         if unstable < 0 or unstable >= self.high_watermark:
             return self.high_watermark
+        # The beginning of an open transaction may have been deleted.
         return unstable if unstable > self.log_start_offset else self.log_start_offset
 
     def low_watermark(self) -> i64:
@@ -201,6 +202,7 @@ class Partition:
             self.log_start_offset = log_end_offset
         if self.high_watermark > log_end_offset:
             self.high_watermark = log_end_offset
+        # The records of that transaction are gone.
         if self.first_unstable_offset >= log_end_offset:
             self.first_unstable_offset = -1
         self.positions.truncate(log_end_offset)

@@ -79,9 +79,9 @@ class PendingOperations:
         owner.note(operation_id, slot, self.operations)
         self.count += 1
         self.item_count += item_count
-        holdings = owner.holdings
-        holdings.operations += 1
-        holdings.items += item_count
+        usage = owner.usage
+        usage.operations += 1
+        usage.items += item_count
         self.pending_by_kind[kind] += 1
         return slot
 
@@ -143,9 +143,9 @@ class PendingOperations:
         owner.pending -= 1
         self.count -= 1
         self.item_count -= item_count
-        holdings = owner.holdings
-        holdings.operations -= 1
-        holdings.items -= item_count
+        usage = owner.usage
+        usage.operations -= 1
+        usage.items -= item_count
         self.pending_by_kind[kind] -= 1
         self._count_end(kind, outcome, item_count)
 
@@ -190,6 +190,8 @@ class PendingOperations:
         """The completions of an owner, to append to. For a closed owner they are discarded."""
         completions = owner.completions
         if completions is None:
+            # Made as large as last time: a receiver of thousands of results would otherwise double every column several
+            # times.
             completions = Completions(owner.owner_id, owner.ended_last, owner.items_ended_last)
             if not owner.closed:
                 owner.completions = completions

@@ -17,8 +17,8 @@ from typing import Final
 from librt.vecs import append, vec
 from mypy_extensions import i16, i32, i64, u8
 
+from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.completions import Completions
-from purgatory.engine.holdings import Holdings
 
 __all__ = ["FREE", "UNRESOLVED", "ItemTable", "OperationTable", "Owner"]
 
@@ -157,10 +157,10 @@ class Owner:
     and a pending operation is found by binary search.
     """
 
-    def __init__(self, owner_id: int, holdings: Holdings) -> None:
+    def __init__(self, owner_id: int, usage: AccountUsage) -> None:
         self.owner_id: Final = owner_id
-        self.holdings: Final = holdings
-        """Holdings of its account."""
+        self.usage: Final = usage
+        """Usage of its account."""
         self.highest_operation_id: i64 = 0
         self.pending: i64 = 0
         self.closed = False

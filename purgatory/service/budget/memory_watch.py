@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from purgatory.service.budget.garbage import YOUNG, trim_function
-from purgatory.service.budget.memory_budget import MemoryBudget
+from purgatory.service.budget.shares import MemoryBudget
 
 LOGGER: Final = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from purgatory.service.budget.memory_budget import MemoryBudget
+from purgatory.service.budget.shares import MemoryBudget
 from purgatory.service.errors import RpcError
 from purgatory.service.http.browser_guard import FOREIGN_PAGE, WRONG_HOST, is_dns_rebinding, is_foreign_page
 from purgatory.service.http.http_acceptor import HttpAcceptor
@@ -72,7 +72,7 @@ class HttpSite:
         memory_bytes_max = MEMORY_BYTES_MAX if budget is None else budget.bytes_max
         self.limits: Final = HttpLimits(settings, memory_bytes_max, grpc_connections_max)
         if budget is not None:
-            budget.http = lambda: self.limits.held_bytes
+            budget.http = self.limits
         self._acceptor: Final = HttpAcceptor(
             lambda: HttpConnection(self._serve, self.limits, self._tasks),
             self.limits,

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from purgatory.clock import EngineTime
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, PartitionName, Refusal
 from purgatory.engine.completions import Completions
@@ -23,7 +24,6 @@ from purgatory.journal.continued_time import ReadClocks
 from purgatory.journal.group import Group, Moment, RefusedRows, SessionChanges, SessionState, WriteFailure
 from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.thread import JournalThread
-from purgatory.service.engine_time import EngineTime
 from purgatory.service.histogram import Histogram
 from purgatory.service.listeners.events import Applied, Completed, Registered
 from purgatory.service.listeners.listener import ASYNC, SYNC, Journal

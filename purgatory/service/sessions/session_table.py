@@ -20,8 +20,7 @@ from purgatory.engine.batches import Refusal
 from purgatory.engine.codes import RESOURCE_EXHAUSTED
 from purgatory.engine.engine import Engine
 from purgatory.service.access.account import NOBODY, Account
-from purgatory.service.budget.memory_budget import SESSION_BYTES
-from purgatory.service.budget.shares import Shares
+from purgatory.service.budget.shares import SESSION_BYTES, Shares
 from purgatory.service.errors import (
     RETRY_AFTER_MS,
     from_refusal,
@@ -151,6 +150,8 @@ class Sessions:
             raise resource_exhausted("sessions", message, self._next_expiry_ms(now_ms))
         account = account or self.accounts.nobody
         self._check_share(account, now_ms)
+        # Counted upwards, also past restored sessions: the journal identifies sessions by number, and their ids are
+        # reused.
         return self._add(session_id, self._opened + 1, account, now_ms), False
 
     def _check_share(self, account: Account, now_ms: int) -> None:
@@ -210,7 +211,7 @@ class Sessions:
 
     def _add(self, session_id: str, number: int, account: Account, now_ms: int) -> Session:
         self._opened = max(self._opened, number)
-        session = Session(session_id, number, self._engine.add_owner(account.holdings), account, now_ms)
+        session = Session(session_id, number, self._engine.add_owner(account.usage), account, now_ms)
         account.add_session(1)
         self._by_id[session.key] = session
         self._by_owner_id[session.owner.owner_id] = session

@@ -62,7 +62,7 @@ class UnaryWaits:
     def add(self, account: Account) -> tuple[int, asyncio.Future[ResultSlice]]:
         """Return a new operation id and the future of its result, a slice of length 1."""
         if account not in self._owners:
-            owner = self._owners[account] = self._engine.add_owner(account.holdings)
+            owner = self._owners[account] = self._engine.add_owner(account.usage)
             self._account_of_owner[owner.owner_id] = account
         account.unary_waits += 1
         self._last_operation_id += 1

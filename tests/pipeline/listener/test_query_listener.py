@@ -1,4 +1,4 @@
-"""What Spark's queries have committed, as marks of a real daemon."""
+"""Offsets committed by Spark queries, as marks of a real daemon."""
 
 import asyncio
 import json
@@ -12,9 +12,8 @@ from typing import cast
 import pytest
 from purgatory_client import Client, Outcome
 from purgatory_client.errors import NotFound
-from purgatory_connectors.publisher.observation import Observation
+from purgatory_connectors.publisher.observation import Observation, SourceState
 from purgatory_connectors.publisher.publisher import Publisher
-from purgatory_connectors.publisher.reports import SourceState
 from purgatory_pipeline.streaming.listener import PurgatoryListener
 from purgatory_pipeline.streaming.listener.end_offsets import committed_marks, ends_of_log, marks_of
 from purgatory_pipeline.streaming.listener.query_source import QuerySource
@@ -145,7 +144,7 @@ async def handed_over(source: QuerySource) -> tuple[SourceState, dict[str, int]]
 
 
 async def test_a_checkpoint_read_too_late_says_nothing_of_the_query_that_has_the_name_now() -> None:
-    """Nor does it make one live that has stopped meanwhile; a query that goes on takes it."""
+    """It does not make a stopped query live either; a running query uses it."""
     source = QuerySource("lines")
     source.started("first")
     source.started("second")
@@ -163,7 +162,7 @@ async def test_a_checkpoint_read_too_late_says_nothing_of_the_query_that_has_the
 def test_a_wait_is_answered_when_the_batch_with_my_line_is_committed(
     spark: SparkSession, listen: Callable[..., PurgatoryListener], daemon: DaemonProcess, tmp_path: Path
 ) -> None:
-    """And not before: of a line that nobody wrote nothing is said. A query that has stopped is stale."""
+    """It is not answered before, and not for a line that was never written. The marks of a stopped query are stale."""
     listen(daemon.address)
     job = LinesJob(spark, tmp_path)
     with Client(daemon.address) as client:
@@ -202,7 +201,7 @@ def test_the_marks_of_a_query_that_failed_are_stale_with_the_cause(
 def test_a_restart_with_nothing_new_tells_what_was_committed(
     spark: SparkSession, listen: Callable[..., PurgatoryListener], start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """Spark says nothing then; the checkpoint does. A fresh daemon hears it from a fresh listener."""
+    """Spark sends no event, so a new listener reads the checkpoint and publishes to a new daemon."""
     job = LinesJob(spark, tmp_path)
     for _ in range(2):
         job.write()
@@ -244,8 +243,8 @@ def test_a_query_that_starts_anew_is_a_new_lineage(
 def test_a_daemon_that_hangs_or_dies_never_holds_up_a_query(
     spark: SparkSession, listen: Callable[..., PurgatoryListener], start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """The other daemon hears of every batch meanwhile; the one that hung hears the newest when it goes on, and so does
-    another one in the place of one that died.
+    """Another daemon receives the marks of every batch. A daemon that hung, or one that replaces a dead one, receives
+    the latest marks.
     """
     hung, other = start_daemon(), start_daemon()
     listen(hung.address, other.address)

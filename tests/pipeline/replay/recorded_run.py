@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 import pyarrow as pa
-from purgatory_pipeline.analytics.replay.load.row_chunk import TABLES, RowChunk
-from purgatory_pipeline.analytics.replay.load.table_reader import chunk_of
+from purgatory_pipeline.engine_rows.arrow_chunks import chunk_of
+from purgatory_pipeline.engine_rows.row_chunk import TABLES, RowChunk
 
 from purgatory.engine.waiting.tables import Owner
 from purgatory.extensions.archive import schema

@@ -4,16 +4,16 @@ import random
 from collections import Counter
 
 import pytest
+from purgatory_pipeline.analytics.replay.divide.bin_packing import BinAssignment, pack_bins
 from purgatory_pipeline.analytics.replay.divide.connections import Connections
-from purgatory_pipeline.analytics.replay.divide.placement import Placement, place
-from purgatory_pipeline.analytics.replay.divide.scattering import spread
+from purgatory_pipeline.analytics.replay.divide.shuffle import assign_bins
 from purgatory_pipeline.analytics.replay.load.call_windows import windows
-from purgatory_pipeline.analytics.replay.load.row_chunk import RowChunk
 from purgatory_pipeline.analytics.replay.load.row_packing import pack, unpack
 from purgatory_pipeline.analytics.replay.load.run_files import RunContext
 from purgatory_pipeline.analytics.replay.play.replay_sums import CHANGES, EQUAL, ReplaySums
 from purgatory_pipeline.analytics.replay.play.run_replay import RunReplay
 from purgatory_pipeline.analytics.replay.policy import UNCHANGED
+from purgatory_pipeline.engine_rows.row_chunk import RowChunk
 
 from purgatory.extensions.archive import schema
 from tests.pipeline.replay.recorded_run import RecordedRun, Tables, chunks_of, record_run
@@ -75,20 +75,20 @@ def test_a_life_is_reproduced_in_parts(seed: int) -> None:
     for chunk in chunks:
         if chunk.table in {schema.REGISTRATIONS, schema.EVENTS}:
             connections.add(chunk)
-    (placing,) = place([connections], bins=5, cores=3)
+    (assignment,) = pack_bins([connections], bins=5, cores=3)
     tally = ReplaySums()
     for number in range(5):
-        replayed(recorded, chunks_of_bin(chunks, placing, number), tally)
+        replayed(recorded, chunks_of_bin(chunks, assignment, number), tally)
     verdicts, _ = sums_of(tally)
     ended = ended_in_life(tables)
     assert verdicts == ({EQUAL: ended} if ended else {})
 
 
-def chunks_of_bin(chunks: list[RowChunk], placing: Placement, number: int) -> list[RowChunk]:
+def chunks_of_bin(chunks: list[RowChunk], assignment: BinAssignment, number: int) -> list[RowChunk]:
     """What would come together in one bin, by first call."""
     found = []
     for chunk in chunks:
-        spread_out, bins = spread(chunk, placing, Counter())
+        spread_out, bins = assign_bins(chunk, assignment, Counter())
         if (bins == number).any():
             found.append(unpack(pack(spread_out.take(bins == number).with_names_used(few=1))))
     return sorted(found, key=lambda chunk: chunk.first_call)

@@ -1,6 +1,6 @@
-"""What a batch costs a shard, beside a few and beside many pending operations: processor time, and what is saved.
+"""Processor time of a batch in a shard, and the size of its state, with few and with many pending operations.
 
-What waits is drawn at random (partition, offset, time, timeout), as regular numbers would be saved as next to nothing.
+Pending operations are random (partition, offset, time, timeout), because regular numbers compress to almost nothing.
 
 python -m tests.pipeline.stream.shard_cost --pending 300000 1000000
 """
@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
-from purgatory_pipeline.analytics.archive.integers import Integers
+from purgatory_pipeline.engine_rows.integers import Integers
 from purgatory_pipeline.streaming.stream.shard import shard_bytes
 from purgatory_pipeline.streaming.stream.shard.shard import Shard
 
@@ -60,7 +60,7 @@ def marks(at_ms: int, offset: int) -> pa.Table:
 
 
 def timed(call: Callable[[], T]) -> tuple[T, float]:
-    """What a call gives, and the seconds of processor time it took."""
+    """The result of a call, and its processor time in seconds."""
     began = time.process_time()
     return call(), time.process_time() - began
 
@@ -77,7 +77,7 @@ def filled(shard: Shard, pending: int, rng: np.random.Generator) -> tuple[int, i
 
 
 def measured(pending: int, batches: int) -> list[float]:
-    """Seconds to play, save and load a batch, the least of some, beside so many operations that wait on."""
+    """Minimum seconds to play, save and load a batch, with `pending` other operations."""
     shard, rng = Shard(), np.random.default_rng(1)
     next_id, at_ms = filled(shard, pending, rng)
     costs = []
@@ -110,7 +110,7 @@ def main() -> None:
     options = parser.parse_args()
     found = [measured(pending, options.batches) for pending in options.pending]
     played, whole = found[-1][0] / found[0][0], sum(found[-1]) / sum(found[0])
-    print(f"the last beside the first: played {played:.2f} x, played, saved and loaded {whole:.2f} x")
+    print(f"last compared with first: played {played:.2f} x, played, saved and loaded {whole:.2f} x")
 
 
 if __name__ == "__main__":

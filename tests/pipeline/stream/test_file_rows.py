@@ -5,7 +5,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from purgatory_pipeline.streaming.stream.driver_shard import DriverShard
 from purgatory_pipeline.streaming.stream.file_rows import file_packer
 from purgatory_pipeline.streaming.stream.payloads import unpacked
 from purgatory_pipeline.streaming.stream.wire_records import EVENT, MALFORMED
@@ -26,23 +25,12 @@ def test_an_io_error_fails_the_task(tmp_path: Path, path: str, error: type[OSErr
         list(pack([listed(tmp_path, tmp_path / path)]))
 
 
-def test_an_io_error_fails_a_micro_batch_on_the_driver(tmp_path: Path) -> None:
-    """The shard is as before, so that the same micro-batch can be played once the file can be read."""
-    files = pa.Table.from_batches([listed(tmp_path, tmp_path / "late.parquet")])
-    files = files.append_column("side", pa.array([EVENT]))
-    shard = DriverShard(str(tmp_path / "shard"), 0)
-    with pytest.raises(FileNotFoundError):
-        shard.play(files, 0)
-    pa.parquet.write_table(pa.table({"at": pa.array([5], pa.timestamp("ms", tz="UTC"))}), tmp_path / "late.parquet")
-    assert shard.play(files, 0).pending == 0
-
-
 @pytest.mark.parametrize(
     ("content", "is_json"),
     [(b"PAR1 and nothing else", False), (b"", False), (b"PAR1" + b"\xff" * 100 + b"PAR1", False), (b"\xff\xfe", True)],
 )
 def test_broken_content_is_malformed(tmp_path: Path, content: bytes, *, is_json: bool) -> None:
-    """With the reason; the other files of the micro-batch count."""
+    """The reason is given, and the other files of the micro-batch count."""
     paths = [tmp_path / "broken", tmp_path / "whole"]
     paths[0].write_bytes(content)
     if is_json:
