@@ -190,11 +190,7 @@ def produce(
     """
     batch = partition_columns(OperationKind.PRODUCE, partitions, indexes, offsets, timeouts_ms, item_counts)
     batch.set_columns(
-        {
-            "leader_epoch": leader_epochs,
-            "local_error_code": local_error_codes,
-            "stale_timeout_ms": stale_timeouts_ms,
-        }
+        {"leader_epoch": leader_epochs, "local_error_code": local_error_codes, "stale_timeout_ms": stale_timeouts_ms}
     )
     return batch
 

@@ -146,8 +146,7 @@ async def ls(
 
 
 async def show(
-    client: AsyncClient,
-    what: Annotated[str, Argument(metavar="PARTITION|SESSION/ID", help="orders-3, or SESSION/17.")],
+    client: AsyncClient, what: Annotated[str, Argument(metavar="PARTITION|SESSION/ID", help="orders-3, or SESSION/17.")]
 ) -> Exit:
     """Show a partition or a pending operation."""
     reference = operation_reference(what)
@@ -178,10 +177,7 @@ async def cancel(
     return Exit.OK if count else Exit.NOT_FOUND
 
 
-async def close(
-    client: AsyncClient,
-    session: Annotated[str, Argument(metavar="SESSION", help="Session id.")],
-) -> Exit:
+async def close(client: AsyncClient, session: Annotated[str, Argument(metavar="SESSION", help="Session id.")]) -> Exit:
     """Close a session: cancel its pending operations and drop its unacknowledged results."""
     render.closed(await client.close_session(session))
     return Exit.OK

@@ -23,8 +23,7 @@ async def caught_up(
     ],
     timeout: Timeout = "30s",  # noqa: ASYNC109 - the operation's own
     token: Annotated[
-        bool,
-        Option("--token", help="Print the current end positions for `purgatory wait TOKEN` instead of waiting."),
+        bool, Option("--token", help="Print the current end positions for `purgatory wait TOKEN` instead of waiting.")
     ] = False,
     fail_when_stale: FailWhenStale = None,
 ) -> Exit:

@@ -19,16 +19,12 @@ from purgatory.cli.parsing import UsageError
 _OPTIONS: Final[dict[str, tuple[Any, Any]]] = {
     "address": (
         Annotated[
-            str,
-            Option("--address", "-a", envvar="PURGATORY_ADDRESS", help="The daemon's gRPC address, host:port."),
+            str, Option("--address", "-a", envvar="PURGATORY_ADDRESS", help="The daemon's gRPC address, host:port.")
         ],
         DEFAULT_ADDRESS,
     ),
     "as_json": (Annotated[bool, Option("--json", help="Print JSON instead of text.")], False),
-    "tls": (
-        Annotated[bool, Option("--tls", help="Use TLS and trust the public certificate authorities.")],
-        False,
-    ),
+    "tls": (Annotated[bool, Option("--tls", help="Use TLS and trust the public certificate authorities.")], False),
 }
 _FILES: Final = {
     "tls_ca": "Certificate authorities to trust (PEM file).",

@@ -40,13 +40,7 @@ MEANINGS: Final[dict[Exit, str]] = {
     Exit.INTERRUPTED: "interrupted (Ctrl-C); a wait was cancelled at the daemon",
 }
 
-_MOST_SEVERE_FIRST: Final = (
-    Outcome.REFUSED,
-    Outcome.FAILED,
-    Outcome.SHUTTING_DOWN,
-    Outcome.CANCELLED,
-    Outcome.EXPIRED,
-)
+_MOST_SEVERE_FIRST: Final = (Outcome.REFUSED, Outcome.FAILED, Outcome.SHUTTING_DOWN, Outcome.CANCELLED, Outcome.EXPIRED)
 
 OF_OUTCOME: Final = {Outcome.SATISFIED: Exit.OK, **{outcome: Exit[outcome.name] for outcome in _MOST_SEVERE_FIRST}}
 

@@ -18,8 +18,7 @@ _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 
 Timeout = Annotated[str, Option("--timeout", "-t", help="How long to wait: 500ms, 30s, 2m, 1h; 0: answer immediately.")]
 FailWhenStale = Annotated[
-    str | None,
-    Option("--fail-when-stale", help="Fail if a mark is stale or unreported for this long: 500ms, 5s."),
+    str | None, Option("--fail-when-stale", help="Fail if a mark is stale or unreported for this long: 500ms, 5s.")
 ]
 
 

@@ -14,8 +14,7 @@ from purgatory.cli.parsing import UsageError, seconds
 INTERVAL_S_MIN: Final = 0.1
 
 Watch = Annotated[
-    str | None,
-    Option("--watch", "-w", metavar="INTERVAL", help="Repeat at this interval until Ctrl-C: 500ms, 2s."),
+    str | None, Option("--watch", "-w", metavar="INTERVAL", help="Repeat at this interval until Ctrl-C: 500ms, 2s.")
 ]
 
 

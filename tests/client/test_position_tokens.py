@@ -29,16 +29,7 @@ def test_a_wait_for_positions_checks_their_epochs() -> None:
     assert wait.item_columns == {"leader_epoch": [-1, 3]}
 
 
-@pytest.mark.parametrize(
-    "token",
-    [
-        "",
-        "at2.CgA",
-        "at1.!!",
-        "at1." + "__8",
-        "at1." + "A" * 1_000_001,
-    ],
-)
+@pytest.mark.parametrize("token", ["", "at2.CgA", "at1.!!", "at1." + "__8", "at1." + "A" * 1_000_001])
 def test_what_is_no_token_is_refused(token: str) -> None:
     """A token of another form, with invalid characters, without a message, or too long is refused."""
     with pytest.raises(InvalidRequest):

@@ -7,13 +7,7 @@ from purgatory_client import waits
 from purgatory_client.errors import InvalidRequest
 from purgatory_client.partition_names import format_partition, partition_name
 from purgatory_client.sources.log_positions import lsn_of_offset, offset_of_lsn
-from purgatory_client.sources.source_names import (
-    escaped_group,
-    kafka_group,
-    kafka_stable,
-    kafka_topic,
-    unescaped_group,
-)
+from purgatory_client.sources.source_names import escaped_group, kafka_group, kafka_stable, kafka_topic, unescaped_group
 
 from purgatory.cli.parsing import UsageError, partition_offsets
 

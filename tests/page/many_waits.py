@@ -23,14 +23,14 @@ def register_waits(client: Client, *, count: int = WAITS) -> None:
             [*((HOT_TOPIC, partition) for partition in range(PARTITIONS)), (HOSTILE_TOPIC, 0)],
             indexes=[*(skewed(number) for number in numbers[:last]), PARTITIONS],
             offsets=[10_000 + 4 * number for number in numbers],
-            timeouts_ms=[60_000 + number * 7_000 for number in numbers],
+            timeouts_ms=[900_000 + number * 7_000 for number in numbers],
         ),
         batches.fetch(
             [("payments", partition) for partition in range(8)],
             indexes=[number % 8 for number in numbers],
             offsets=[500] * each,
             min_bytes=[1_000_000] * each,
-            timeouts_ms=[30_000 + number * 1_000 for number in numbers],
+            timeouts_ms=[600_000 + number * 1_000 for number in numbers],
         ),
         batches.delete_records(
             [("audit", partition) for partition in range(3)],

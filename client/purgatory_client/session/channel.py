@@ -148,12 +148,12 @@ class _Channel:
     def __init__(self, channel: grpc.aio.Channel, security: ChannelSecurity) -> None:
         self._channel: Final = channel
         self._security: Final = security
-        self.unary_stream: Final = self._showing(channel.unary_stream)
-        self.stream_unary: Final = self._showing(channel.stream_unary)
-        self.stream_stream: Final = self._showing(channel.stream_stream)
+        self.unary_stream: Final = _showing(security, channel.unary_stream)
+        self.stream_unary: Final = _showing(security, channel.stream_unary)
+        self.stream_stream: Final = _showing(security, channel.stream_stream)
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - gRPC's own arguments
-        method = self._showing(self._channel.unary_unary)(*args, **kwargs)
+        method = _showing(self._security, self._channel.unary_unary)(*args, **kwargs)
 
         async def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - gRPC's own arguments and answer
             # A refused stream was not processed, so the call may be repeated even if it is not idempotent.
@@ -178,14 +178,19 @@ class _Channel:
     async def close(self, grace: float | None = None) -> None:
         await self._channel.close(grace)
 
-    def _showing(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a constructor of methods: each call of a method that it makes shows the current token."""
 
-        def made(*args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - gRPC's own arguments
-            method = make(*args, **kwargs)
-            return lambda *request, **options: method(*request, metadata=self._security.metadata(), **options)
+def _showing(security: ChannelSecurity, make: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a constructor of methods: each call of a method that it makes shows the current token.
 
-        return made
+    No method of `_Channel`: the cycle would keep the channel until the next garbage collection, and with it gRPC's
+    threads, so that a process could not fork after its clients are closed.
+    """
+
+    def made(*args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - gRPC's own arguments
+        method = make(*args, **kwargs)
+        return lambda *request, **options: method(*request, metadata=security.metadata(), **options)
+
+    return made
 
 
 def _was_unread(error: grpc.aio.AioRpcError) -> bool:

@@ -276,10 +276,7 @@ class SessionCore:
         """The first message of a new connection."""
         self.going_away = None
         opening = wire.OpenSession(
-            session_id=self.session_id,
-            last_sequence=self._sequence.last,
-            columns=True,
-            incarnation=self.incarnation,
+            session_id=self.session_id, last_sequence=self._sequence.last, columns=True, incarnation=self.incarnation
         )
         return wire.SessionRequest(open=opening)
 

@@ -118,12 +118,9 @@ async def test_an_idle_session_stays_connected(start_daemon: StartDaemon) -> Non
         assert proxy.accepted == 1
 
 
-async def test_a_session_that_is_taken_over_says_so(shared_daemon: DaemonProcess) -> None:
+async def test_a_session_that_is_taken_over_says_so(daemon: DaemonProcess) -> None:
     """When another stream opens the same session, waits end with SessionTakenOver and the client does not reconnect."""
-    async with (
-        AsyncClient(shared_daemon.address) as client,
-        grpc.aio.insecure_channel(shared_daemon.address) as channel,
-    ):
+    async with AsyncClient(daemon.address) as client, grpc.aio.insecure_channel(daemon.address) as channel:
         waiting = asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG))
         await until_pending(client, 1)
         call = PurgatoryServiceStub(channel).Session()
