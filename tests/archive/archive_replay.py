@@ -110,12 +110,7 @@ class Replay:
 
 
 def repeat_call(
-    engine: Engine,
-    owner: Callable[[], Owner],
-    row: Row,
-    names: set[PartitionName],
-    now_ms: int,
-    limit: int | None = None,
+    engine: Engine, owner: Callable[[], Owner], row: Row, names: set[PartitionName], now_ms: int, limit: int = 0
 ) -> int:
     """Make the call of a row of `calls`; returns how many operations it ended.
 

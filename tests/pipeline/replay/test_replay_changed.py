@@ -1,4 +1,4 @@
-"""A replay under another policy has the same results as the engine when it is given the changed history call by call."""
+"""A replay under another policy has the same results as an engine that runs the changed history call by call."""
 
 import random
 from collections import Counter, defaultdict

@@ -133,7 +133,7 @@ def test_outcomes_that_do_not_follow_from_the_events(tmp_path: Path) -> None:
 
 
 def test_after_lost_events_nothing_is_compared(tmp_path: Path) -> None:
-    """Every operation that ended after the first call with dropped events is in doubt, whatever its replayed outcome."""
+    """Operations that ended after the first call with dropped events are in doubt, whatever their replayed outcome."""
     history = history_of_marks()
     lost = history.rows[schema.EVENTS][9:14]
     calls = {"call_number": lost[0]["call_number"], "last_call_number": lost[-1]["call_number"]}
@@ -184,7 +184,7 @@ def test_operations_that_still_wait_at_the_end_stay_open(tmp_path: Path) -> None
 
 
 def test_pushed_marks_are_left_out_where_they_follow_from_the_replicas(tmp_path: Path) -> None:
-    """With a slow replica, marks are recomputed where the in-sync set is known and kept elsewhere; notes report both."""
+    """With a slow replica, marks are recomputed where the in-sync set is known and kept elsewhere; notes say so."""
     history = History()
     history.mark(schema.STARTED)
     history.event("in_sync_replicas", 1, in_sync=[1, 2], leader_id=1, replicas=[], proposed=[], min_in_sync_replicas=-1)

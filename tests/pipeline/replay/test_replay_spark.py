@@ -85,7 +85,7 @@ def test_tables_add_up(spark: SparkSession, archive: tuple[Path, Counter[str]]) 
 def test_the_command(
     spark: SparkSession, archive: tuple[Path, Counter[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command prints how much of the unchanged replay is equal and the totals, and writes tables, page and results."""
+    """The command prints the totals and how much is equal when unchanged, and writes tables, page and results."""
     root, ended = archive
     out = tmp_path / "out"
     code = main(["replay", str(root), "--out", str(out), "--sweep", "timeout_ms=5,50", "--results"])
