@@ -1,4 +1,4 @@
-"""The commands on a real Spark cluster of this machine, whose workers have nothing of ours but what is sent to them."""
+"""Commands on a real Spark cluster of this machine. Its workers have only the packed environment of ours."""
 
 import os
 import re
@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from purgatory_pipeline import pack
-from purgatory_pipeline.analytics.report.report_tables import TABLES
 from purgatory_pipeline.streaming.stream.file_rows import file_packer
 from purgatory_pipeline.streaming.stream.shard.shard import Shard
 from purgatory_pipeline.streaming.stream.shard_step import OUTCOMES, play_payloads
@@ -29,11 +28,11 @@ from tests.pipeline.history.plan import Plan
 from tests.pipeline.standalone_cluster import HOME, StandaloneCluster
 from tests.pipeline.stream.stream_folders import listed
 
-pytestmark = pytest.mark.slow  # six Java processes
+pytestmark = pytest.mark.slow  # three Java processes, and three more for each command
 
 SCRIPT = Path(purgatory_pipeline.__file__).parent / "cli.py"
 INSTALLED_THERE = ("numpy", "pandas", "pyarrow", "altair", "vl-convert-python", "grpcio", "grpcio-status", "rich")
-"""Left out of the packed environment because they are large: the cluster has them."""
+"""Large packages that the cluster has, so that they are not packed."""
 ALL_USED = re.compile(r"in ([\d,]+) rows = used \1 \+ set aside 0")
 QUICK_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 TIMEOUT_S = 600
@@ -50,7 +49,7 @@ def cluster(java: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The environment that the tests run in, packed, without what the cluster has."""
+    """The packed environment of the tests, without the packages that the cluster has."""
     out = tmp_path_factory.mktemp("packed") / "environment.tar.gz"
     pack.write_environment(out, INSTALLED_THERE)
     return out
@@ -66,12 +65,12 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def settings(cluster: StandaloneCluster, environment: Path) -> list[str]:
-    """What a user gives to run on the cluster with a packed environment."""
+    """Options to run on the cluster with a packed environment."""
     values = {
         "spark.archives": f"{environment}#environment",
         "spark.pyspark.python": "./environment/bin/python",
         "spark.pyspark.driver.python": sys.executable,
-        "spark.executorEnv.PYTHONPATH": sysconfig.get_paths()["platlib"],  # of this test: what the cluster has
+        "spark.executorEnv.PYTHONPATH": sysconfig.get_paths()["platlib"],  # packages that the cluster has
         "spark.executor.memory": "512m",
         "spark.executor.extraJavaOptions": QUICK_START,
         "spark.driver.extraJavaOptions": QUICK_START,
@@ -95,7 +94,7 @@ def run(cluster: StandaloneCluster, command: list[str]) -> str:
 
 
 def test_packed_environment_holds_what_executors_need(environment: Path) -> None:
-    """It is a virtual environment with our packages and their requirements, without Spark and what was left out."""
+    """It is a virtual environment with our packages and their requirements, without Spark and the omitted packages."""
     with tarfile.open(environment) as archive:
         names = archive.getnames()
         assert archive.getmember("bin/python").linkname == os.path.realpath(sys.executable)
@@ -103,7 +102,7 @@ def test_packed_environment_holds_what_executors_need(environment: Path) -> None
     assert {"purgatory", "purgatory_client", "purgatory_pipeline", "typer"} <= inside
     assert not {"pyspark", "py4j", "pytest", *INSTALLED_THERE} & inside
     assert any(name.endswith("/site-packages/purgatory/engine/engine.py") for name in names)
-    if COMPILED:  # what is packed is what is installed, also when a copy of the sources runs uncompiled
+    if COMPILED:
         assert any("/purgatory_engine__mypyc." in name for name in names)
     assert not [name for name in names if "__pycache__" in name or name.startswith("/")]
 
@@ -111,10 +110,10 @@ def test_packed_environment_holds_what_executors_need(environment: Path) -> None
 def test_replay_runs_unchanged_on_the_cluster(
     cluster: StandaloneCluster, settings: list[str], history: Path, tmp_path: Path
 ) -> None:
-    """By spark-submit, which runs the console script's file: executors replay the history on their packed engine."""
-    submit = str(HOME / "bin" / "spark-submit")
+    """With the console script and the options of spark-submit, executors replay the history on their packed engine."""
+    script = Path(sys.executable).with_name("purgatory-pipeline")
     words = ["replay", str(history), "--set", "timeout_ms=*2", "--out", str(tmp_path / "out")]
-    printed = run(cluster, [submit, *settings, str(SCRIPT), *words])
+    printed = run(cluster, [str(script), *words, *settings])
     assert ALL_USED.search(printed)
     assert "unchanged policy: 100 % of" in printed
     assert "timeout_ms=*2" in printed
@@ -124,9 +123,7 @@ def test_replay_runs_unchanged_on_the_cluster(
 def test_stream_runs_unchanged_on_the_cluster(
     cluster: StandaloneCluster, settings: list[str], history: Path, tmp_path: Path
 ) -> None:
-    """By spark-submit, with the environment beside the driver too: two shards on two workers give each outcome once
-    and the same as a single shard that is called here.
-    """
+    """With spark-submit, two shards on two workers give each outcome once, equal to that of a single shard here."""
     submit = str(HOME / "bin" / "spark-submit")
     sides = {OPERATION: history / "registrations", EVENT: history / "events"}
     places = ["--registrations", str(sides[OPERATION]), "--events", str(sides[EVENT]), "--results", str(tmp_path)]
@@ -145,27 +142,13 @@ def test_stream_runs_unchanged_on_the_cluster(
 
 
 def as_words(outcomes: pa.Table) -> list[str]:
-    """Each outcome as text, sorted: they are compared whole."""
+    """All columns of the outcomes as sorted texts."""
     return sorted(map(repr, outcomes.to_pylist()))
 
 
 def test_the_drivers_python_must_be_there() -> None:
-    """Spark's planner would fail in the middle of the first batch; the error says what to do."""
+    """Otherwise Spark's planner would fail in the middle of the first batch. The error names the remedy."""
     with pytest.raises(StreamUnusable, match="ln -s"):
         require_python("./environment/bin/python")
     require_python(sys.executable)
     require_python("python3")
-
-
-def test_report_runs_unchanged_on_the_cluster(
-    cluster: StandaloneCluster, settings: list[str], history: Path, tmp_path: Path
-) -> None:
-    """By the console script, with the same settings: both workers compute, all tables and the page are there."""
-    script = Path(sys.executable).with_name("purgatory-pipeline")
-    out = tmp_path / "out"
-    printed = run(cluster, [str(script), "report", str(history), "--out", str(out), *settings])
-    assert ALL_USED.search(printed)
-    assert f"the page: {out / 'report.html'}" in printed
-    assert (out / "report.html").is_file()
-    assert {path.parent.name for path in out.glob("tables/*/*.parquet")} == set(TABLES)
-    assert {path.parent.name for path in cluster.folder.glob("work/*/app-*")} == {"worker-0", "worker-1"}
