@@ -1,4 +1,4 @@
-"""Progress on stderr: what Spark's tracker reports, and lines that stay out of the way."""
+"""Progress on stderr, from Spark's status tracker."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def test_reached_adds_up_stages_and_tasks() -> None:
-    """Stages count as done with their last task; of later ones only the number is known."""
+    """A stage is done with its last task; of later stages only the number is known."""
     at = progress.job_progress(context([[(4, 4), (8, 3), (0, 0)], [(2, 0)]], active=[1, 3]))
     assert at == progress.JobProgress(stages=4, stages_done=1, tasks=14, tasks_done=7)
     assert at.line("report", 12.4) == "report: stage 2 of 4, 7 of 14 tasks, 12 s"
@@ -76,7 +76,7 @@ def lines() -> Iterator[list[progress.ProgressLine]]:
 
 @pytest.mark.slow  # lines come twice a second
 def test_terminal_has_one_line_that_goes_away(lines: list[progress.ProgressLine]) -> None:
-    """On a terminal one line is redrawn in place, and wiped at the end."""
+    """On a terminal one line is redrawn in place, and erased at the end."""
     stream = Terminal()
     lines.append(progress.ProgressLine(context([[(4, 1)]], [0]), "replay", stream, quiet_s=0))
     wait_until(lambda: stream.getvalue().count("\r") >= 2)
@@ -89,7 +89,7 @@ def test_terminal_has_one_line_that_goes_away(lines: list[progress.ProgressLine]
 
 @pytest.mark.slow  # see above
 def test_log_gets_a_line_now_and_then(lines: list[progress.ProgressLine]) -> None:
-    """In a log there is one line at once, and none for a while."""
+    """A log has one line immediately, and the next one later."""
     stream = io.StringIO()
     lines.append(progress.ProgressLine(context([[(4, 1)]], [0]), "replay", stream, quiet_s=0))
     wait_until(lambda: "\n" in stream.getvalue())
@@ -109,17 +109,17 @@ def test_log_gets_a_line_now_and_then(lines: list[progress.ProgressLine]) -> Non
         (io.StringIO(), 99, 15.0, True),
     ],
 )
-def test_short_work_says_nothing(
+def test_short_work_prints_nothing(
     lines: list[progress.ProgressLine], stream: io.StringIO, elapsed_s: float, said_s: float, due: bool
 ) -> None:
-    """Nothing in the first four seconds; then always on a terminal, and every 15 s in a log."""
+    """There is no line in the first four seconds; then always one on a terminal, and one every 15 s in a log."""
     lines.append(progress.ProgressLine(context([]), "replay", stream))
     assert lines[0].is_due(elapsed_s, said_s) == due
 
 
 @pytest.mark.slow  # see above
-def test_context_that_is_gone_ends_it(lines: list[progress.ProgressLine]) -> None:
-    """A context that was stopped meanwhile raises no error anywhere."""
+def test_a_stopped_context_ends_it(lines: list[progress.ProgressLine]) -> None:
+    """A context that was stopped in between is not an error."""
     broken = cast("SparkContext", SimpleNamespace())
     stream = Terminal()
     lines.append(progress.ProgressLine(broken, "replay", stream, quiet_s=0))

@@ -78,8 +78,8 @@ class Opened:
         dialog.dismiss()
 
     def check(self) -> None:
-        """Assert that the console is empty, only the file was requested, nothing is wider than the window, and each plot
-        has visible marks.
+        """Assert that the console is empty, that only the file was requested, and that the plots are visible and within
+        the window.
         """
         assert self.complaints == []
         assert self.requests == [self.page.url]
