@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import sysconfig
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from purgatory_pipeline.streaming.stream.stream_inputs import StreamUnusable
 from purgatory_pipeline.streaming.stream.stream_query import require_python
 from purgatory_pipeline.streaming.stream.wire_records import EVENT, OPERATION
 
-from purgatory.engine import COMPILED
 from tests.pipeline.conftest import worker_environment
 from tests.pipeline.history.make import make_history
 from tests.pipeline.history.plan import Plan
@@ -91,20 +89,6 @@ def run(cluster: StandaloneCluster, command: list[str]) -> str:
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{cluster.logs()}"
     return done.stdout
-
-
-def test_packed_environment_holds_what_executors_need(environment: Path) -> None:
-    """It is a virtual environment with our packages and their requirements, without Spark and the omitted packages."""
-    with tarfile.open(environment) as archive:
-        names = archive.getnames()
-        assert archive.getmember("bin/python").linkname == os.path.realpath(sys.executable)
-    inside = {name.split("/")[3] for name in names if name.startswith("lib/") and name.count("/") > 3}
-    assert {"purgatory", "purgatory_client", "purgatory_pipeline", "typer"} <= inside
-    assert not {"pyspark", "py4j", "pytest", *INSTALLED_THERE} & inside
-    assert any(name.endswith("/site-packages/purgatory/engine/engine.py") for name in names)
-    if COMPILED:
-        assert any("/purgatory_engine__mypyc." in name for name in names)
-    assert not [name for name in names if "__pycache__" in name or name.startswith("/")]
 
 
 def test_replay_runs_unchanged_on_the_cluster(

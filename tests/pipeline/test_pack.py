@@ -36,6 +36,8 @@ def test_unpacked_anywhere_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture
     assert f"--conf spark.archives={out}#environment" in shown
     assert not [name for name in LARGE if f" {name}," in shown]
     with tarfile.open(out) as archive:
+        names = archive.getnames()
+        assert not [name for name in names if "__pycache__" in name or "/pyspark/" in name or name.startswith("/")]
         archive.extractall(tmp_path / "there", filter="fully_trusted")
     program = (
         "import sys, purgatory, purgatory.engine, purgatory_pipeline.cli, typer;"

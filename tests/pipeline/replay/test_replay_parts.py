@@ -5,11 +5,11 @@ from itertools import chain
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from purgatory_pipeline.analytics.archive.integers import hash_operations, stable_order
+from purgatory_pipeline.analytics.archive.integers import stable_order
 from purgatory_pipeline.analytics.replay.divide.connections import ALL_KEYS, Connections
 from purgatory_pipeline.analytics.replay.divide.placement import balanced, place
 from purgatory_pipeline.analytics.replay.load.call_windows import windows
-from purgatory_pipeline.analytics.replay.load.row_chunk import RowChunk, join
+from purgatory_pipeline.analytics.replay.load.row_chunk import RowChunk
 from purgatory_pipeline.analytics.replay.load.row_packing import pack, unpack
 from purgatory_pipeline.analytics.replay.play import replay_sums
 from purgatory_pipeline.analytics.replay.play.open_operations import find
@@ -26,9 +26,6 @@ def column(values: list[int]) -> np.ndarray:
     return np.array(values, np.int64)
 
 
-# Matching.
-
-
 @given(keys=st.lists(st.one_of(st.integers(-3, 3), INTEGERS), max_size=40))
 def test_numbers_are_put_in_order_and_equal_ones_stay_as_they_were(keys: list[int]) -> None:
     """The order equals that of a stable sort, for any range of numbers."""
@@ -43,9 +40,6 @@ def test_operations_are_found_by_session_and_id(wanted: list[tuple[int, int]], a
         assert (among[at] == key) if at >= 0 else (key not in among)
 
 
-# Packing.
-
-
 @given(st.lists(st.one_of(INTEGERS, st.integers(0, 300)), min_size=1, max_size=30), st.booleans())
 def test_a_packed_chunk_comes_back(values: list[int], rising: bool) -> None:
     """Constant, rising, close and widely spread numbers are unpacked unchanged."""
@@ -58,15 +52,6 @@ def test_a_packed_chunk_comes_back(values: list[int], rising: bool) -> None:
     }
     assert (back.table, back.names, back.detail_rows.tolist()) == (EVENTS, chunk.names, [0])
     assert back.details == chunk.details
-
-
-def test_rising_calls_take_a_byte_each() -> None:
-    """Slowly rising numbers are stored as differences."""
-    calls = np.cumsum(np.arange(10_000) % 7) + 2**40
-    assert len(pack(RowChunk(OUTCOMES, {"call": calls}))) < 11_000
-
-
-# Windows.
 
 
 def rows(table: str, calls: list[int], times: list[int] | None = None) -> RowChunk:
@@ -111,20 +96,6 @@ def test_rows_that_are_there_twice_count_once() -> None:
     assert window.repeated == 1
 
 
-def test_names_of_joined_chunks_keep_their_rows() -> None:
-    """After joining and slicing, each row has its name, and unused names are dropped."""
-    chunks = [
-        RowChunk(EVENTS, {"call": column([1, 2]), "name": column([1, 0])}, [("a", 0), ("b", 1)]),
-        RowChunk(EVENTS, {"call": column([3]), "name": column([0])}, [("c", 2)]),
-    ]
-    part = join(chunks).slice(1, 3).with_names_used(few=0)
-    assert part.names == [("a", 0), ("c", 2)]
-    assert [part.names[name] for name in part.columns["name"]] == [("a", 0), ("c", 2)]
-
-
-# Operations of several rows.
-
-
 def test_operations_that_are_not_all_there_are_left_out() -> None:
     """Rows before the first item 0, and operations with missing rows, are counted and dropped."""
     columns = {
@@ -138,9 +109,6 @@ def test_operations_that_are_not_all_there_are_left_out() -> None:
     assert whole.incomplete == 2
 
 
-# Sums.
-
-
 @given(st.lists(st.integers(0, 2**50), min_size=1))
 def test_waits_fall_into_buckets_of_less_than_a_percent(waits: list[int]) -> None:
     """The middle of a bucket is the wait itself up to a second, and within 0.5 % beyond; buckets are ordered."""
@@ -149,9 +117,6 @@ def test_waits_fall_into_buckets_of_less_than_a_percent(waits: list[int]) -> Non
     assert np.all(np.diff(buckets) >= 0)
     for wait, middle in zip(sorted(waits), middles.tolist(), strict=True):
         assert middle == wait if wait < replay_sums.EXACT_MS else abs(middle - wait) <= 0.005 * wait
-
-
-# Connections and places.
 
 
 def registrations(operations: list[list[int]], partition: int | None = None) -> RowChunk:
@@ -246,9 +211,3 @@ def test_a_group_that_is_too_large_is_divided() -> None:
     counts = np.bincount(placing.bins_of_operations(chunk))
     assert len(placing.all_bins) == 4
     assert counts[counts > 0].min() > 2_300
-
-
-def test_operations_are_spread_evenly() -> None:
-    """Consecutive ids of a few sessions are spread over all parts."""
-    spread = hash_operations(np.repeat(np.arange(5), 2_000), np.tile(np.arange(2_000), 5)) % np.uint64(7)
-    assert np.bincount(spread.astype(np.int64)).min() > 1_300
