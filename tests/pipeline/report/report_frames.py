@@ -3,6 +3,7 @@
 A few formulas give figures like those of a real archive. Rows are tuples in the order of their table's columns.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -27,8 +28,9 @@ SHARES = (0.5, 0.9, 0.99, 0.999)
 Row = tuple[Any, ...]
 
 
-def report_frames(topics: Sequence[str] = TOPICS, windows: int = 48) -> dict[str, pd.DataFrame]:
-    """One frame for each table of a report, with its columns."""
+@functools.cache
+def report_frames(topics: tuple[str, ...] = TOPICS, windows: int = 48) -> dict[str, pd.DataFrame]:
+    """One frame for each table of a report, with its columns. Callers must not change them."""
     scaled = [(topic, SCALES[place % 3]) for place, topic in enumerate(topics)]
     curves = [(topic, kind, scale) for (topic, scale), kind in product([(None, 1.0), *scaled], KINDS)]
     rows: dict[str, list[Row]] = {
@@ -116,6 +118,7 @@ def waits(kind: str, scale: float = 1) -> Row:
     return (1_000_000 * need_ms(kind, 0.6, scale), *percentiles, timeout_ms + 9, *lateness)
 
 
+@functools.cache
 def window(number: int, kind: str) -> dict[str, Any]:
     """One hour: the load follows the day, and in hours 33 to 35 waits are long."""
     busy = 1 + 0.7 * math.sin((number % 24 - 8) / 24 * 2 * math.pi)
