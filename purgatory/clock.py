@@ -64,3 +64,32 @@ class SystemClock:
 
     def ceiling_ms(self) -> int:
         return -(-time.monotonic_ns() // NS_PER_MS) + self._offset_ms
+
+
+class EngineTime:
+    """The source of every `now_ms` that is passed to one engine: it never goes back, and no wait expires early.
+
+    A wait is registered as of the end of the current millisecond and expires as of the beginning of one, so its whole
+    timeout has passed on a clock of any resolution. From a registration to the end of its millisecond the engine is
+    ahead of the clock, and nothing expires. The service uses this time for everything: a time read from the clock
+    itself may be a millisecond behind the engine, which rejects it.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock: Final = clock
+        self._latest_ms = clock.now_ms()
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the engine was given a millisecond that is not over yet."""
+        return self._latest_ms > self._clock.now_ms()
+
+    def now_ms(self) -> int:
+        """The time for everything but registrations."""
+        self._latest_ms = max(self._latest_ms, self._clock.now_ms())
+        return self._latest_ms
+
+    def registration_ms(self) -> int:
+        """The time for registrations: rounded up."""
+        self._latest_ms = max(self._latest_ms, self._clock.ceiling_ms())
+        return self._latest_ms

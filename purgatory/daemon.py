@@ -9,7 +9,6 @@ step fails, the later ones still run.
 import asyncio
 import logging
 import os
-import socket
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -19,28 +18,25 @@ import grpc
 from grpc_health.v1 import health, health_pb2
 
 from purgatory.clock import Clock, ContinuedClock, SystemClock
-from purgatory.engine.engine import Engine
-from purgatory.engine.limits import EngineLimits
 from purgatory.extension import Core, Extension, HttpParts, StartupError
 from purgatory.service.access.access import Access
 from purgatory.service.budget import garbage
 from purgatory.service.budget.memory_watch import MemoryWatch
 from purgatory.service.draining import drain
 from purgatory.service.errors import unauthenticated
-from purgatory.service.host import Host
+from purgatory.service.host import make_host
 from purgatory.service.http.connect_application import ConnectCalls
 from purgatory.service.http.http_calls import HttpMethods
 from purgatory.service.http.metrics_page import MetricsPage
 from purgatory.service.http.probes import probe_routes
 from purgatory.service.http.server_sent_events import ServerSentEvents
 from purgatory.service.http.site import HttpSite
-from purgatory.service.listeners.refusal_log import RefusalLog
 from purgatory.service.metrics.exposition import make_registry
 from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.recovery import OpenJournal
 from purgatory.service.rpc.call import Context, Identify
 from purgatory.service.rpc.call_gate import CallGate
-from purgatory.service.rpc.grpc_options import largest_message_bytes, server_options
+from purgatory.service.rpc.grpc_options import largest_message_bytes, server_options, why_not_bindable
 from purgatory.service.rpc.handlers import (
     SERVICE,
     Method,
@@ -52,7 +48,7 @@ from purgatory.service.rpc.handlers import (
 )
 from purgatory.service.rpc.reflection import V1, V1ALPHA, reflection_servicer
 from purgatory.service.rpc.servicer import PurgatoryServicer
-from purgatory.service.settings import EngineLimitsSettings, HostSettings, Settings, is_loopback, split_address
+from purgatory.service.settings import Settings, is_loopback, split_address
 from purgatory.service.transport.peer import PeerCertificate
 from purgatory.service.transport.tls import Tls
 
@@ -83,8 +79,8 @@ class Daemon:
         if settings.journal.dir is not None:
             self._journal = OpenJournal(settings.journal.dir, is_sync=settings.journal.mode == "sync")
             clock = ContinuedClock(clock, self._journal.start_ms)
-        self._engine_started_ms: Final = clock.now_ms()
-        self._host: Final = make_host(settings, self._metrics, clock, self._engine_started_ms)
+        started_ms = clock.now_ms()
+        self._host: Final = make_host(settings, self._metrics, clock, started_ms)
         self._memory_trimmer: Final = garbage.MemoryTrimmer(
             settings.gc.tidy_interval_ms, lambda: self._host.engine.pending
         )
@@ -92,7 +88,7 @@ class Daemon:
             self._host.fair_queue,
             settings.limits,
             self._host.listeners,
-            next_expiry_ms=self._host.retry_advice.next_expiry_ms,
+            next_expiry_ms=self._host.gate.next_expiry_ms,
             memory_bytes_max=self._host.shares.budget.bytes_max,
         )
         self._memory_watch: Final = MemoryWatch(
@@ -107,7 +103,7 @@ class Daemon:
         self._grace_until_s = 0.0
         """End of the grace period on the monotonic clock, once shutdown has begun."""
         self._access: Final = Access(settings.access, self._host.sessions.accounts, self._principal_of_peer)
-        core = Core(settings, self._host, self._metrics, self._access, self._journal, self._engine_started_ms)
+        core = Core(settings, self._host, self._metrics, self._access, self._journal, started_ms)
         self._extensions: Final = [extension(core) for extension in extensions]
         self._servers: Final = [self._server, *(server for one in self._extensions for server in one.servers())]
 
@@ -284,18 +280,17 @@ class Daemon:
         reason = why_not_bindable(address)
         if reason is None:
             try:
-                return f"{address.rpartition(':')[0]}:{self._add_port(address)}"
+                if self._tls is None:
+                    port = self._server.add_insecure_port(address)
+                else:
+                    port = self._server.add_secure_port(address, self._tls.grpc_credentials())
+                return f"{address.rpartition(':')[0]}:{port}"
             except RuntimeError as error:
                 reason = str(error)
         raise StartupError(f"cannot listen on {address} (grpc.address): {reason}")
 
     def _readiness(self) -> list[str]:
         return [line for extension in self._extensions for line in extension.readiness()]
-
-    def _add_port(self, address: str) -> int:
-        if self._tls is None:
-            return self._server.add_insecure_port(address)
-        return self._server.add_secure_port(address, self._tls.grpc_credentials())
 
     async def _bind_http(self, site: HttpSite) -> str:
         address = self.settings.http.address
@@ -305,25 +300,3 @@ class Daemon:
         except OSError as error:
             raise StartupError(f"cannot listen on {address} (http.address): {error.strerror or error}") from None
         return f"{address.rpartition(':')[0]}:{bound}"
-
-
-def why_not_bindable(address: str) -> str | None:
-    """Return why an address cannot be bound; None if it can. Tries a plain socket, as gRPC only logs the reason."""
-    host, port = split_address(address)
-    try:
-        family, kind, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(resolved)
-            probe.listen()
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
-
-
-def make_host(settings: Settings, metrics: Metrics, clock: Clock, started_ms: int) -> Host:
-    """Create the engine, whose time starts at `started_ms`, and its host, each with its limits."""
-    limits = settings.limits.model_dump(include=set(EngineLimitsSettings.model_fields))
-    engine = Engine(EngineLimits(**limits), started_ms, **settings.engine.model_dump())
-    settings_of_host = HostSettings(settings.limits, settings.session, settings.shares)
-    return Host(engine, clock, settings_of_host, metrics, RefusalLog(clock))

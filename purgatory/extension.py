@@ -17,9 +17,10 @@ The daemon takes a list of extension classes and imports none of them. For each 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import grpc
+from pydantic import BaseModel
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
@@ -32,6 +33,8 @@ from purgatory.service.recovery import OpenJournal
 from purgatory.service.rpc.call import Identify
 from purgatory.service.rpc.handlers import Method
 from purgatory.service.settings import Settings
+
+Own = TypeVar("Own", bound=BaseModel)
 
 
 class StartupError(Exception):
@@ -64,6 +67,8 @@ class Extension:
     """Hooks that do nothing: override the ones you need."""
 
     name: ClassVar[str]
+    settings: ClassVar[type[BaseModel]] = BaseModel
+    """Its settings: a model whose fields are added to those of the daemon. `own_settings` returns them."""
     needed_for: ClassVar[str] = ""
     """The setting that has no effect without this extension, such as "archive.uri"."""
 
@@ -115,6 +120,18 @@ class Extension:
 
     async def close(self, _grace_s: float) -> None:
         """End within `grace_s` seconds."""
+
+
+def settings_class(extensions: Sequence[type[Extension]]) -> type[Settings]:
+    """Return the settings of the core and of these extensions as one class."""
+    added = [extension.settings for extension in reversed(extensions) if extension.settings is not BaseModel]
+    return type(Settings.__name__, (*added, Settings), {"__doc__": Settings.__doc__, "__module__": __name__})
+
+
+def own_settings(settings: Settings, model: type[Own]) -> Own:
+    """Return the settings that an extension has added."""
+    assert isinstance(settings, model), f"the settings were loaded without {model.__name__}: see `settings_class`"
+    return settings
 
 
 def chosen(extensions: Sequence[type[Extension]], settings: Settings) -> list[type[Extension]]:

@@ -16,10 +16,11 @@ from purgatory.service.setting_sources import (
     environment_name,
     flag_name,
     load_settings,
+    setting_extra,
     setting_groups,
     source_of,
 )
-from purgatory.service.settings import SHORT_FLAGS, Settings
+from purgatory.service.settings import Settings
 
 DESCRIPTION: Final = "Purgatory: waits as a service. Serves gRPC until SIGTERM or SIGINT."
 EPILOG: Final = (
@@ -36,12 +37,12 @@ class CommandLine(NamedTuple):
     print_config: bool
 
 
-def read_command_line(arguments: Sequence[str] | None, program: str) -> CommandLine:
-    """Read the settings from flags (None: those of the process), environment and file.
+def read_command_line(arguments: Sequence[str] | None, program: str, known: type[Settings] = Settings) -> CommandLine:
+    """Read the `known` settings from flags (None: those of the process), environment and file.
 
     Raises `SettingsError` for an unusable value, SystemExit for --help, --version and unknown flags.
     """
-    given = vars(_parser(program).parse_args(arguments))
+    given = vars(_parser(program, known).parse_args(arguments))
     print_config = bool(given.pop("print_config"))
     flags: Values = {}
     for name, value in given.items():
@@ -50,15 +51,16 @@ def read_command_line(arguments: Sequence[str] | None, program: str) -> CommandL
             flags.setdefault(part, {})[field] = value
         else:
             flags[name] = value
-    return CommandLine(load_settings(flags), flags, print_config)
+    return CommandLine(load_settings(flags, known), flags, print_config)
 
 
 def config_lines(command_line: CommandLine) -> list[str]:
     """Return the settings in force as a TOML file, each with a comment that names its source."""
     settings, flags, _ = command_line
     lines: list[str] = []
-    groups = setting_groups()
-    for name in Settings.model_fields:
+    known = type(settings)
+    groups = setting_groups(known)
+    for name in known.model_fields:
         value = getattr(settings, name)
         if name not in groups and name != "config" and value is not None:
             lines.append(f"{name} = {json.dumps(value, default=str)}  # {source_of(name, flags, settings)}")
@@ -75,12 +77,12 @@ def config_lines(command_line: CommandLine) -> list[str]:
     return lines[:-1]
 
 
-def _parser(program: str) -> argparse.ArgumentParser:
+def _parser(program: str, known: type[Settings]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(program, description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"purgatory {__version__}")
     parser.add_argument("--print-config", action="store_true", help="Print each setting with its source, and exit.")
-    models = setting_groups()
-    for name, field in Settings.model_fields.items():
+    models = setting_groups(known)
+    for name, field in known.model_fields.items():
         if name not in models:
             _add_flag(parser, name, field)
     for part, model in models.items():
@@ -101,5 +103,5 @@ def _add_flag(parser: argparse._ActionsContainer, name: str, field: FieldInfo) -
         details["metavar"] = name.rpartition(".")[2].rpartition("_")[2].upper()
     if isinstance(field.default, tuple):
         details |= {"action": "append", "metavar": "URI"}
-    names = [SHORT_FLAGS[name]] if name in SHORT_FLAGS else []
-    parser.add_argument(*names, flag_name(name), **details)
+    short_flag = setting_extra(field)["short_flag"]
+    parser.add_argument(*[short_flag] * bool(short_flag), flag_name(name), **details)

@@ -1,11 +1,9 @@
-"""The daemon's log: one line of text or one JSON object for each entry, on stderr."""
+"""The log of the daemon and of connectors: one line of text or one JSON object for each entry, on stderr."""
 
 import datetime as dt
 import json
 import logging
 import sys
-
-from purgatory.service.settings import LogSettings
 
 
 class TextFormatter(logging.Formatter):
@@ -31,11 +29,13 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, ensure_ascii=False)
 
 
-def start_logging(settings: LogSettings) -> None:
-    """Send the log of the whole process to stderr, replacing any handlers."""
+def start_logging(form: str, level: str, *filters: logging.Filter) -> None:
+    """Send the log of the whole process to stderr, replacing any handlers. `form`: "text" or "json"."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if settings.format == "json" else TextFormatter())
-    logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    for one in filters:
+        handler.addFilter(one)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
 def _instant(record: logging.LogRecord) -> str:

@@ -18,7 +18,8 @@ import uvloop
 from purgatory import __version__
 from purgatory.daemon import Daemon
 from purgatory.engine import COMPILED
-from purgatory.extension import Extension, StartupError, chosen
+from purgatory.event_loop import DaemonLoop
+from purgatory.extension import Extension, StartupError, chosen, settings_class
 from purgatory.flags import config_lines, read_command_line
 from purgatory.journal.errors import JournalError
 from purgatory.log import start_logging
@@ -59,7 +60,7 @@ def main(
     Returns the exit code.
     """
     try:
-        command_line = read_command_line(arguments, program)
+        command_line = read_command_line(arguments, program, settings_class(extensions))
     except SettingsError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -68,11 +69,11 @@ def main(
         return 0
     garbage.use_one_arena()
     settings = command_line.settings
-    start_logging(settings.log)
-    for name in unknown_variables():
+    start_logging(settings.log.format, settings.log.level)
+    for name in unknown_variables(type(settings)):
         LOGGER.warning("%s is set, but there is no such setting; see --help", name)
     try:
-        uvloop.run(serve(settings, chosen(extensions, settings)))
+        uvloop.run(serve(settings, chosen(extensions, settings)), loop_factory=DaemonLoop)
     except (StartupError, CannotUseCertificates, JournalError, AccessError) as error:
         LOGGER.critical("%s", error)
         return EXIT_FAILED

@@ -30,16 +30,6 @@ settings.register_profile("house", deadline=None)  # a test never asserts an abs
 settings.load_profile("house")
 
 
-COMPILED_ONLY = (
-    "abuse", "access", "archive", "bench", "client", "conformance", "crash", "deploy", "examples", "http",
-    "kafka", "metrics", "onlookers", "page", "pipeline", "postgres", "sources", "strangers", "tracing",
-    "transport", "webhooks", "test_docs_site.py", "test_supply.py", "test_tidy.py",
-)  # fmt: skip
-"""Tests of the daemon's surroundings, which run only on the compiled build. They reach the engine through the same
-calls as tests/service, tests/journal and tests/embedded, which run on both builds.
-"""
-collect_ignore = list(COMPILED_ONLY) if os.environ.get("PURGATORY_BUILD") == "pure" else []
-
 UNFIT = ("Spark needs Java", "no Chromium found", "this client needs", "this scan needs")
 """Texts in the reason of a skip which show that the machine lacks something that a full run needs."""
 

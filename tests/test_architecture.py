@@ -5,6 +5,7 @@ import re
 import runpy
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,8 +92,8 @@ STEPS = st.one_of(
 def test_model_behaves_like_the_engine(steps: list[tuple[str, object, object]]) -> None:
     """After the same steps, the same operations have ended in the same way."""
     model = runpy.run_path(str(MODEL))["Purgatory"]()
-    engine = EngineUnderTest(0)
-    owner, now_ms, operation_id = engine.add_owner(), 0, 0
+    engine = EngineUnderTest()
+    owner, operation_id = engine.add_owner(), 0
     ended: dict[int, str] = {}
     for step, first, second in steps:
         if step == "register":
@@ -100,25 +101,59 @@ def test_model_behaves_like_the_engine(steps: list[tuple[str, object, object]]) 
             assert isinstance(second, int)
             operation_id += 1
             items = tuple(plain.Item((mark, 0), value) for mark, value in first.items())
-            engine.register(owner, [plain.Operation(plain.PRODUCE, operation_id, second, items)], now_ms)
-            model.register("app", operation_id, first, now_ms + second)
+            engine.register(owner, [plain.Operation(plain.PRODUCE, operation_id, second, items)])
+            model.register("app", operation_id, first, engine.now_ms + second)
         elif step == "advance":
             assert isinstance(second, int)
             value = model.marks.get(first, -1) + second
-            engine.apply([plain.Event(plain.HIGH_WATERMARK, (str(first), 0), value)], now_ms, 100)
+            engine.apply([plain.Event(plain.HIGH_WATERMARK, (str(first), 0), value)])
             model.advance(first, value)
         elif step == "cancel":
             assert isinstance(first, int)
-            engine.cancel(owner, [first], now_ms)
+            engine.cancel(owner, [first])
             model.cancel("app", first)
         else:
             assert isinstance(first, int)
-            now_ms += first
-            engine.engine.advance_clock(now_ms, 100)
-            model.expire(now_ms)
+            engine.advance(first)
+            model.expire(engine.now_ms)
         ended |= {row.operation_id: plain.OUTCOME_WORDS[row.outcome] for row in engine.take_ended()}
     results = model.results("app", 0).values() if "app" in model.sessions else ()
     assert dict(results) == ended
+
+
+def uses(pattern: str, *globs: str) -> Counter[str]:
+    """The number of matches in the files of the product, by file name."""
+    paths = [path for glob in globs for path in ROOT.glob(glob)]
+    return Counter(path.name for path in paths for _ in re.finditer(pattern, path.read_text("utf-8"), re.MULTILINE))
+
+
+def test_there_is_no_lock_to_take_in_the_wrong_order() -> None:
+    """Engine and service create no lock and no thread, except for a pool of threads in one module for large JSON texts,
+    which share nothing; `purgatory.threads` runs calls that may hang, which share nothing either.
+
+    The only locks belong to the embedded purgatory and the timer, one each.
+    """
+    locks = r"\b(?:R?Lock|Condition|(?:Bounded)?Semaphore|Barrier)\("
+    threads = r"^ *(?:import|from) (?:threading|multiprocessing|concurrent\.futures|_thread)\b"
+    core = ("purgatory/engine/**/*.py", "purgatory/service/**/*.py")
+    assert uses(locks, *core) == {}
+    assert uses(threads, *core) == {"connect_codecs.py": 1}
+    around = ("purgatory/*.py", "purgatory/embedded/*.py", "purgatory/timer/*.py")
+    assert uses(locks, *around) == {"threaded.py": 1, "tasks.py": 2}
+
+
+def test_the_wall_clock_is_read_where_it_is_shown_and_nowhere_else() -> None:
+    """Thirteen modules of daemon and client read the wall clock: four to display it, the archive to record it, the
+    journal and the outbox because they outlive the machine's monotonic clock, three for tokens and certificates,
+    which expire by it, two for webhooks, which are signed with it and answered with dates, and one for the start of
+    spans.
+    """
+    wall_clock = r"\btime\.time(?:_ns)?\b|\bdatetime\.(?:utc)?now\b|\bdate\.today\b"
+    assert uses(wall_clock, "purgatory/**/*.py", "client/purgatory_client/**/*.py").keys() == {
+        "continued_time.py", "host.py", "inspection_calls.py", "outbox_gate.py", "run_details.py",
+        "certificate_files.py", "commands.py", "tokens.py", "result_tail.py", "daemon_views.py", "signing.py",
+        "wait_spans.py", "webhook_poster.py",
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

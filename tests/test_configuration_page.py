@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
+from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.service.setting_sources import setting_groups
-from purgatory.service.settings import Settings
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 
@@ -30,9 +30,9 @@ def setting_row(name: str, description: str | None, default: object) -> str:
 
 def configuration_page() -> str:
     """The page: a table for the settings without a group, and one for each group."""
-    groups = setting_groups()
+    groups = setting_groups(ALL_SETTINGS)
     lines = [HEAD, "| setting | default | what it does |", "|---|---|---|"]
-    for name, field in Settings.model_fields.items():
+    for name, field in ALL_SETTINGS.model_fields.items():
         if name not in groups:
             lines.append(setting_row(name, field.description, field.default))
     for group, model in groups.items():

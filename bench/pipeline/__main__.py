@@ -1,11 +1,9 @@
-"""Measures the pipeline: the report beside DuckDB and as it grows, and the replay on one core and on two.
+"""Measures the pipeline: the report compared with DuckDB, and the replay on one core and on two.
 
     make bench-pipeline                                       # 10 million operations, which are made first
-    make bench-pipeline ARGS="--operations 10M 30M 100M"      # and how the report's time grows
-    python -m bench.pipeline --only replay --operations 1M 10M
+    python -m bench.pipeline --only replay --operations 1M
 
-Histories are stored in `.build/histories` and made if missing: a multiple of the first one by repeating it on further
-days (`multiplied`), others by `tests.pipeline.history`. Rows of the same name are replaced in
+Histories are stored in `.build/histories` and made if missing. Rows of the same name are replaced in
 `bench/results/pipeline.json`, and the table in docs/pipeline.md is written again.
 """
 
@@ -19,8 +17,7 @@ from typing import Final
 from bench.measure.lab import Lab
 from bench.measure.processes import ROOT
 from bench.measure.result_rows import Row, read_rows, table, write_rows
-from bench.pipeline.multiplied import multiply
-from bench.pipeline.timings import operations_in, replay, report
+from bench.pipeline.timings import replay, report
 from bench.render.page import write_table
 from bench.scale import FULL
 from tests.pipeline.history.make import TRUTH, make_history
@@ -33,19 +30,17 @@ PAGE: Final = ROOT / "docs" / "pipeline.md"
 BEGINS: Final = "<!-- the table of bench/results/pipeline.json, written by make bench-pipeline -->"
 HISTORIES: Final = ROOT / ".build" / "histories"
 RUNS: Final = 3
-MEASURED: Final[dict[str, Callable[[Lab, Sequence[Path]], None]]] = {"report": report, "replay": replay}
+MEASURED: Final[dict[str, Callable[[Lab, Path], None]]] = {"report": report, "replay": replay}
 
 
 def main() -> None:
     """Measures what was asked for."""
     given = parsed()
-    histories: list[Path] = []
-    for size in given.operations:
-        histories.append(history(given.histories, size, histories[0] if histories else None))
+    measured = history(given.histories, given.operations)
     with_lab = Lab(dataclasses.replace(FULL, runs=given.runs), [])
     for name, measure in MEASURED.items():
         if given.only in ("", name):
-            measure(with_lab, histories)
+            measure(with_lab, measured)
     print(table(with_lab.rows))
     if not given.dry:
         write_rows(merged(read_rows(RESULTS) if RESULTS.exists() else [], with_lab.rows), RESULTS)
@@ -55,24 +50,19 @@ def main() -> None:
 def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="bench.pipeline", description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--operations", nargs="+", default=["10M"], help="sizes of histories; the first is compared")
-    parser.add_argument("--histories", type=Path, default=HISTORIES, help="where they lie")
+    parser.add_argument("--operations", default="10M", help="size of the history")
+    parser.add_argument("--histories", type=Path, default=HISTORIES, help="folder of generated histories")
     parser.add_argument("--only", choices=["", *MEASURED], default="", help="one of the two")
     parser.add_argument("--runs", type=int, default=RUNS, help="pairs of each")
     parser.add_argument("--dry", action="store_true", help="nothing is written")
     return parser.parse_args()
 
 
-def history(folder: Path, size: str, first: Path | None) -> Path:
-    """The history of this size; if missing, it is made from the first one or generated."""
+def history(folder: Path, size: str) -> Path:
+    """The history of this size, which is generated if it is missing."""
     path = folder / size.lower()
-    if (path / TRUTH).exists():
-        return path
-    operations = int(size.lower().replace("k", "000").replace("m", "000000"))
-    times, rest = divmod(operations, operations_in(first)) if first is not None else (0, 0)
-    if first is not None and times and not rest:
-        multiply(first, path, times)
-    else:
+    if not (path / TRUTH).exists():
+        operations = int(size.lower().replace("k", "000").replace("m", "000000"))
         make_history(Plan(operations, runs=max(24, operations // 1_000_000)), path, os.cpu_count() or 1)
     return path
 

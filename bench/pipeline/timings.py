@@ -1,5 +1,4 @@
-"""Compares the report with the same aggregates hand-written in DuckDB, and the replay on two cores with one. Also
-measures how both grow with the history.
+"""Compares the report with the same aggregates hand-written in DuckDB, and the replay on two cores with one.
 
     python -m bench.pipeline.timings ARCHIVE DIR    # one replay: its seconds, with Java already running
 
@@ -15,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,47 +22,28 @@ from bench.measure.pairing import Figure, Measure
 from bench.measure.processes import ROOT, environment
 from bench.measure.worker import Numbers
 
-__all__ = ["main", "operations_in", "replay", "report"]
+__all__ = ["main", "replay", "report"]
 
 TIMEOUT_S: Final = 3_600
 
 
-def report(lab: Lab, histories: Sequence[Path]) -> None:
+def report(lab: Lab, history: Path) -> None:
     """The report compared with DuckDB."""
-
-    def reported(history: Path) -> Measure:
-        return timed(history, "-m", "purgatory_pipeline.cli", "report", str(history), "--window", "1h", "--out")
-
-    by_hand = timed(histories[0], "-m", "bench.pipeline.report_sql", str(histories[0]))
-    compare(lab, histories, Figure("report", "s", "seconds"), ("report", reported), {"duckdb": by_hand})
+    reported = timed(history, "-m", "purgatory_pipeline.cli", "report", str(history), "--window", "1h", "--out")
+    by_hand = timed(history, "-m", "bench.pipeline.report_sql", str(history))
+    figure = Figure(f"report/operations={operations_in(history)}", "s", "seconds")
+    lab.measure([figure], ("report", reported), {"duckdb": by_hand}, warm_up=False)
 
 
-def replay(lab: Lab, histories: Sequence[Path]) -> None:
+def replay(lab: Lab, history: Path) -> None:
     """The replay on two cores compared with one. Each replay is a process that prints its own duration."""
 
-    def on_cores(history: Path, cores: int = 2) -> Measure:
+    def on_cores(cores: int) -> Measure:
         arguments = ("-m", "bench.pipeline.timings", str(history))
         return timed(history, *arguments, PYSPARK_SUBMIT_ARGS=f"--master local[{cores}] pyspark-shell")
 
-    one_core = on_cores(histories[0], cores=1)
-    compare(lab, histories, Figure("replay", "ops/s"), ("two cores", on_cores), {"one core": one_core})
-
-
-def compare(
-    lab: Lab,
-    histories: Sequence[Path],
-    figure: Figure,
-    measured: tuple[str, Callable[[Path], Measure]],
-    peers: dict[str, Measure],
-) -> None:
-    """Compare the first history with the peers, and each further history with the first, as time per operation."""
-    name, measure = measured
-    first = histories[0]
-    whole = Figure(f"{figure.name}/operations={operations_in(first)}", figure.unit, figure.metric)
-    lab.measure([whole], (name, measure(first)), peers, warm_up=False)
-    for other in histories[1:]:
-        each = Figure(f"{figure.name}/growth/operations={operations_in(other)}", "us/op", "us_each")
-        lab.measure([each], (name, measure(other)), {"self": measure(first)}, runs=1, warm_up=False)
+    figure = Figure(f"replay/operations={operations_in(history)}", "ops/s")
+    lab.measure([figure], ("two cores", on_cores(2)), {"one core": on_cores(1)}, warm_up=False)
 
 
 def operations_in(history: Path) -> int:
@@ -90,8 +69,7 @@ def timed(history: Path, *command: str, **variables: str) -> Measure:
             seconds = time.monotonic() - started
         if said.startswith('{"seconds"'):
             seconds = float(json.loads(said)["seconds"])
-        operations = float(operations_in(history))
-        return {"seconds": seconds, "operations": operations, "us_each": seconds / operations * 1e6}
+        return {"seconds": seconds, "operations": float(operations_in(history))}
 
     return measure
 

@@ -3,7 +3,7 @@
     make bench-stream                               # all, about ten minutes
     make bench-stream ARGS="--only rates pending"
 
-rates: operations per second in micro-batches of 50,000, in four shards and on the driver. pending: a micro-batch with a
+rates: operations per second in micro-batches of 50,000, in one shard and in four. pending: a micro-batch with a
 million pending operations compared with 0.3 million. workers: two workers of a cluster compared with one, each with its
 own processor. latency: answers between topics of Kafka, compared with a query that copies. results: the results of a
 session, read and acknowledged. The first micro-batch of a run is ignored. No file is written: docs/spark.md contains
@@ -32,7 +32,7 @@ FEW_PENDING: Final = 300_000
 MANY_PENDING: Final = 1_000_000
 FILES_EACH: Final = 4
 """Files per micro-batch in the part `workers`, so that both workers have files to read."""
-MODES: Final = {"four shards": (), "on the driver": ("--on-driver",)}
+MODES: Final = {"one shard": ("--shards", "1"), "four shards": ()}
 
 
 def rates(folder: Path) -> None:
@@ -57,7 +57,6 @@ def pending(folder: Path) -> None:
         load.answered(PER_BATCH)
     for mode, options in MODES.items():
         seconds = batches(load.folder, folder / mode, *options)
-        # The mean: on the driver snapshots are rare, and a median would not see them.
         few, many = (statistics.mean(seconds[from_:][:BATCHES]) for from_ in (2, 3 + BATCHES))
         print(f"pending, {mode}: {few:.2f} s beside 0.3 million, {many:.2f} s beside 1 million: {many / few:.2f} times")
 

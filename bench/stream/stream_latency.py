@@ -53,7 +53,7 @@ class Topics:
 
 
 def main() -> None:
-    """Measure the copy, the stateful stream, and the stream on the driver."""
+    """Measure the copy, and the stream in one and in two shards."""
     parser = argparse.ArgumentParser(prog="bench.stream.stream_latency")
     parser.add_argument("--rate", type=int, default=1_000)
     parser.add_argument("--seconds", type=float, default=40)
@@ -97,7 +97,7 @@ def copying(session: SparkSession, bootstrap: str, topics: Topics, folder: Path)
     return writer.option("topic", topics.answers).option("checkpointLocation", str(folder)).start()
 
 
-def waiting(*, on_driver: bool) -> Callable[[SparkSession, str, Topics, Path], StreamingQuery]:
+def waiting(shards: int) -> Callable[[SparkSession, str, Topics, Path], StreamingQuery]:
     """The purgatory as a stream."""
 
     def start(session: SparkSession, bootstrap: str, topics: Topics, folder: Path) -> StreamingQuery:
@@ -105,14 +105,14 @@ def waiting(*, on_driver: bool) -> Callable[[SparkSession, str, Topics, Path], S
             StreamInput(side, f"kafka://{bootstrap}/{topic}", "", 1, 500_000)
             for side, topic in ((OPERATION, topics.registrations), (EVENT, topics.marks))
         ]
-        options = StreamOptions(checkpoint=str(folder / "ck"), shards=2, delay_ms=DELAY_MS, on_driver=on_driver)
-        output = StreamOutput(f"kafka://{bootstrap}/{topics.answers}", str(folder / "aside"))
+        options = StreamOptions(checkpoint=str(folder / "ck"), shards=shards, delay_ms=DELAY_MS)
+        output = StreamOutput(f"kafka://{bootstrap}/{topics.answers}", str(folder / "quarantine"))
         return start_stream(session, inputs, output, options, quiet=True)
 
     return start
 
 
-RUNS: Final = {"copy": copying, "stateful": waiting(on_driver=False), "on-driver": waiting(on_driver=True)}
+RUNS: Final = {"copy": copying, "one-shard": waiting(1), "two-shards": waiting(2)}
 
 
 def send(bootstrap: str, topics: Topics, rate: int, seconds: float) -> dict[str, float]:

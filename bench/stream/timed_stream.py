@@ -1,6 +1,6 @@
 """Runs the stream over two folders, one file of each per micro-batch, and prints the duration of each micro-batch.
 
-    python -m bench.stream.timed_stream FOLDER OUT [--on-driver] [--shards 4] [--files 1] [--master URL] [--conf N=V]
+    python -m bench.stream.timed_stream FOLDER OUT [--shards 4] [--files 1] [--master URL] [--conf N=V]
 
 Prints one line of JSON: the seconds of each micro-batch, in order, including starting and planning. FOLDER contains
 `registrations` and `events`; OUT must not exist.
@@ -24,7 +24,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.stream.timed_stream")
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--on-driver", action="store_true")
     parser.add_argument("--shards", type=int, default=4)
     parser.add_argument("--files", type=int, default=1, help="of each folder, in a micro-batch")
     parser.add_argument("--master", default="local[2]")
@@ -37,9 +36,7 @@ def main() -> None:
         StreamInput(side, str(given.folder / name), "", given.files, 1)
         for side, name in ((OPERATION, "registrations"), (EVENT, "events"))
     ]
-    options = StreamOptions(
-        checkpoint=str(given.out / "_checkpoint"), shards=given.shards, delay_ms=0, on_driver=given.on_driver, once=True
-    )
+    options = StreamOptions(checkpoint=str(given.out / "_checkpoint"), shards=given.shards, delay_ms=0, once=True)
     query = start_stream(session, inputs, StreamOutput(str(given.out), str(given.out)), options, quiet=True)
     query.awaitTermination()
     batches = [progress for progress in query.recentProgress if progress["numInputRows"]]

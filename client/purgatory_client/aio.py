@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
@@ -15,7 +16,6 @@ from purgatory_client.batches import Entry, WaitBatch
 from purgatory_client.errors import InvalidRequest, Unavailable
 from purgatory_client.events import AdvanceReceipt, Event, signalled
 from purgatory_client.marks import Marks, events_of
-from purgatory_client.method_docs import described
 from purgatory_client.outbox.outbox_file import OutboxFile
 from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.results import Result, ResultColumns, already_satisfied
@@ -36,6 +36,23 @@ DEFAULT_ADDRESS: Final = "127.0.0.1:7440"
 WAIT_GRACE: Final = 10.0
 """Seconds past its own timeout that `wait_once` may take to answer."""
 
+_WAITS: Final = """
+Cancelling the task (in a blocking client: an interrupt) cancels the wait at the daemon.
+
+Returns:
+    How the wait ended; running out of time is an outcome, not an error. For many: the results in the order of the
+    operations, once all have ended. One that the daemon refuses is REFUSED there, with its error in `refusals`.
+
+Raises:
+    InvalidRequest: The daemon refused it, or it cannot be sent; `field` names the invalid part.
+    LimitExceeded: A limit of the daemon or of this client is reached.
+    Unavailable: No connection for `give_up_after` seconds, or the daemon accepts no new work.
+    SessionTakenOver: Another client has opened the session.
+    ClientClosed: The client was closed before or during the call.
+    OutboxError: The outbox cannot be read or written.
+"""
+"""The end of the docstring of every method that waits."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -44,7 +61,7 @@ def _waiting(
     build: Callable[P, Entry], answer: type[T]
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[object, None, T]]:
     """Build a method that creates a wait or a batch with a function of `waits` or `batches` and awaits it. The method
-    takes the same arguments.
+    has the same arguments, and they are described only there.
 
     Not typed `Coroutine[Any, Any, ...]`: mypy then fails to infer `a, b = await gather(..., return_exceptions=True)`.
     """
@@ -54,7 +71,15 @@ def _waiting(
         assert isinstance(result, answer), f"{answer.__name__} was due, not {result!r}"
         return result
 
-    return described(wait, build, answer)
+    signature = inspect.signature(build)
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    parameters = [own, *signature.parameters.values()]
+    wait.__name__ = build.__name__ if answer is Result else f"{build.__name__}_many"
+    wait.__qualname__ = f"AsyncClient.{wait.__name__}"
+    wait.__doc__ = f"{inspect.getdoc(build)}\n{_WAITS}"
+    signature = signature.replace(parameters=parameters, return_annotation=answer.__name__)
+    wait.__signature__ = signature  # type: ignore[attr-defined]
+    return wait
 
 
 class AsyncClient(SingleCalls):

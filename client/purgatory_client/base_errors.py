@@ -1,7 +1,6 @@
 """Errors without a result or receipt, and the translation of gRPC statuses and refusals into them.
 
-`errors` exports them, together with those of `results` and `events`. They are in a module of their own because
-`results` and `events` need them, and `errors` imports both.
+`errors` exports them, together with those of `results` and `events`, which import this module.
 """
 
 from typing import Final
@@ -13,6 +12,9 @@ from grpc_status import rpc_status
 
 class PurgatoryClientError(Exception):
     """Base of all errors of this package."""
+
+    def __init_subclass__(cls) -> None:
+        cls.__module__ = "purgatory_client.errors"  # tracebacks name the module that users import from
 
 
 class Unavailable(PurgatoryClientError):

@@ -185,12 +185,6 @@ def produce(
             result.
         stale_timeouts_ms: For each operation: milliseconds for which a mark that it still waits for may be stale before
             the operation fails. -1: it keeps waiting.
-
-    Returns:
-        The batch, for `submit_many` or `register`.
-
-    Raises:
-        InvalidRequest: The lengths of the columns disagree, the batch is empty, or a value does not fit the wire.
     """
     batch = partition_columns(OperationKind.PRODUCE, partitions, indexes, offsets, timeouts_ms, item_counts)
     batch.set_columns(
@@ -238,12 +232,6 @@ def fetch(
         last_fetched_epochs: For each item: the epoch of the reader's last record; -1: unknown.
         throttled: For each item: whether it is over the follower's replication quota.
         stale_timeouts_ms: As for `produce`.
-
-    Returns:
-        The batch, for `submit_many` or `register`.
-
-    Raises:
-        InvalidRequest: As for `produce`.
     """
     batch = partition_columns(OperationKind.FETCH, partitions, indexes, offsets, timeouts_ms, item_counts)
     columns = {
@@ -281,12 +269,6 @@ def delete_records(
         item_counts: As for `produce`.
         local_error_codes: As for `produce`.
         stale_timeouts_ms: As for `produce`.
-
-    Returns:
-        The batch, for `submit_many` or `register`.
-
-    Raises:
-        InvalidRequest: As for `produce`.
     """
     batch = partition_columns(OperationKind.DELETE_RECORDS, partitions, indexes, offsets, timeouts_ms, item_counts)
     batch.set_columns({"local_error_code": local_error_codes, "stale_timeout_ms": stale_timeouts_ms})
@@ -314,12 +296,6 @@ def signal(
         item_counts: As for `produce`.
         any: For each operation: whether one of its keys is enough.
         from_now: For each operation: whether only signals after the registration count.
-
-    Returns:
-        The batch, for `submit_many` or `register`.
-
-    Raises:
-        InvalidRequest: As for `produce`.
     """
     places = range(len(keys)) if indexes is None and item_counts is None else indexes
     batch = WaitBatch(

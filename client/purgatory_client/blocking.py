@@ -20,10 +20,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from purgatory_client.aio import DEFAULT_ADDRESS, AsyncClient
+from purgatory_client.aio import AsyncClient
 from purgatory_client.errors import ClientClosed
-from purgatory_client.session.channel import Pem, Token
-from purgatory_client.session.session_driver import OPEN_TIMEOUT
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -63,6 +61,13 @@ def shared_loop() -> BackgroundLoop:
         return _shared[-1]
 
 
+def _made_like(
+    constructor: Callable[Concatenate[AsyncClient, P], None],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Client, P], None]]:
+    """Give a constructor the signature of another one."""
+    return functools.wraps(constructor)
+
+
 def _blocking(
     method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Client, P], T]:
@@ -92,36 +97,11 @@ class Client:
     survive a fork: in the child its calls raise ClientClosed (docs/client.md, "Closing").
     """
 
-    def __init__(
-        self,
-        address: str = DEFAULT_ADDRESS,
-        *,
-        name: str = "",
-        pending_max: int = 1_000_000,
-        give_up_after: float | None = 30.0,
-        open_timeout: float = OPEN_TIMEOUT,
-        outbox: str | os.PathLike[str] | None = None,
-        tls: bool = False,
-        tls_ca: Pem | None = None,
-        tls_certificate: Pem | None = None,
-        tls_key: Pem | None = None,
-        token: Token | None = None,
-    ) -> None:
+    @_made_like(AsyncClient.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - those of AsyncClient
         self._pid = os.getpid()
         self._loop: BackgroundLoop = shared_loop()
-        self._client = AsyncClient(
-            address,
-            name=name,
-            pending_max=pending_max,
-            give_up_after=give_up_after,
-            open_timeout=open_timeout,
-            outbox=outbox,
-            tls=tls,
-            tls_ca=tls_ca,
-            tls_certificate=tls_certificate,
-            tls_key=tls_key,
-            token=token,
-        )
+        self._client = AsyncClient(*args, **kwargs)
         _open_clients.add(self)
 
     def __enter__(self) -> Self:

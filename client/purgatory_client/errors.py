@@ -32,61 +32,33 @@
 A wait that expires, fails or is cancelled is an outcome, not an error: only `raise_for_outcome()` raises it.
 """
 
-from purgatory_client.base_errors import (
-    ClientClosed,
-    DaemonError,
-    InvalidRequest,
-    LimitExceeded,
-    NoAnswer,
-    NotFound,
-    OperationIdInUse,
-    OutboxCopied,
-    OutboxDamaged,
-    OutboxError,
-    OutboxInUse,
-    OutboxTooNew,
-    OutboxUnwritable,
-    PermissionDenied,
-    ProtocolError,
-    PurgatoryClientError,
-    SessionClosed,
-    SessionTakenOver,
-    Unauthenticated,
-    Unavailable,
-)
-from purgatory_client.events import EventRefused, StaleEpoch
-from purgatory_client.results import WaitCancelled, WaitError, WaitExpired, WaitFailed, WaitShutDown, WaitStale
+# ruff: noqa: PLC0414 - exported by these aliases
 
-__all__ = [
-    "ClientClosed",
-    "DaemonError",
-    "EventRefused",
-    "InvalidRequest",
-    "LimitExceeded",
-    "NoAnswer",
-    "NotFound",
-    "OperationIdInUse",
-    "OutboxCopied",
-    "OutboxDamaged",
-    "OutboxError",
-    "OutboxInUse",
-    "OutboxTooNew",
-    "OutboxUnwritable",
-    "PermissionDenied",
-    "ProtocolError",
-    "PurgatoryClientError",
-    "SessionClosed",
-    "SessionTakenOver",
-    "StaleEpoch",
-    "Unauthenticated",
-    "Unavailable",
-    "WaitCancelled",
-    "WaitError",
-    "WaitExpired",
-    "WaitFailed",
-    "WaitShutDown",
-    "WaitStale",
-]
-
-for _name in __all__:
-    globals()[_name].__module__ = __name__  # tracebacks name the module that users import from
+from purgatory_client.base_errors import ClientClosed as ClientClosed
+from purgatory_client.base_errors import DaemonError as DaemonError
+from purgatory_client.base_errors import InvalidRequest as InvalidRequest
+from purgatory_client.base_errors import LimitExceeded as LimitExceeded
+from purgatory_client.base_errors import NoAnswer as NoAnswer
+from purgatory_client.base_errors import NotFound as NotFound
+from purgatory_client.base_errors import OperationIdInUse as OperationIdInUse
+from purgatory_client.base_errors import OutboxCopied as OutboxCopied
+from purgatory_client.base_errors import OutboxDamaged as OutboxDamaged
+from purgatory_client.base_errors import OutboxError as OutboxError
+from purgatory_client.base_errors import OutboxInUse as OutboxInUse
+from purgatory_client.base_errors import OutboxTooNew as OutboxTooNew
+from purgatory_client.base_errors import OutboxUnwritable as OutboxUnwritable
+from purgatory_client.base_errors import PermissionDenied as PermissionDenied
+from purgatory_client.base_errors import ProtocolError as ProtocolError
+from purgatory_client.base_errors import PurgatoryClientError as PurgatoryClientError
+from purgatory_client.base_errors import SessionClosed as SessionClosed
+from purgatory_client.base_errors import SessionTakenOver as SessionTakenOver
+from purgatory_client.base_errors import Unauthenticated as Unauthenticated
+from purgatory_client.base_errors import Unavailable as Unavailable
+from purgatory_client.events import EventRefused as EventRefused
+from purgatory_client.events import StaleEpoch as StaleEpoch
+from purgatory_client.results import WaitCancelled as WaitCancelled
+from purgatory_client.results import WaitError as WaitError
+from purgatory_client.results import WaitExpired as WaitExpired
+from purgatory_client.results import WaitFailed as WaitFailed
+from purgatory_client.results import WaitShutDown as WaitShutDown
+from purgatory_client.results import WaitStale as WaitStale

@@ -114,23 +114,17 @@ def log_end_offset(
     segment_base_offset: int | None = None,
     leader_epoch: int | None = None,
 ) -> Event:
-    """The leader's log has grown.
+    """The leader's log has grown to `offset`: last appended offset + 1.
 
     Args:
         name: The partition.
-        offset: The new log end offset: last appended offset + 1.
+        offset: The new log end offset.
         byte_position: The position of `offset` in the log, in bytes. Needed for fetches that wait for bytes.
         segment_base_offset: The first offset of the segment that contains `offset`.
         leader_epoch: The leader epoch of the reporter.
     """
-    return _event(
-        wire.EVENT_TYPE_LEADER_APPEND,
-        name,
-        offset=offset,
-        byte_position=byte_position,
-        segment_base_offset=segment_base_offset,
-        leader_epoch=leader_epoch,
-    )
+    values = {"offset": offset, "byte_position": byte_position, "segment_base_offset": segment_base_offset}
+    return _event(wire.EVENT_TYPE_LEADER_APPEND, name, leader_epoch, **values)
 
 
 def follower_progress(
@@ -141,53 +135,39 @@ def follower_progress(
     log_start_offset: int | None = None,
     leader_epoch: int | None = None,
 ) -> Event:
-    """A follower has fetched.
-
-    Args:
-        name: The partition.
-        replica_id: The follower.
-        log_end_offset: The follower's log end offset: it has stored every record below.
-        log_start_offset: The follower's log start offset. None: unchanged.
-        leader_epoch: The leader epoch of the reporter.
-    """
-    return _event(
-        wire.EVENT_TYPE_FOLLOWER_PROGRESS,
-        name,
-        offset=log_end_offset,
-        replica_id=replica_id,
-        log_start_offset=log_start_offset,
-        leader_epoch=leader_epoch,
-    )
+    """A follower has fetched: it has stored every record below `log_end_offset`. No log start offset: unchanged."""
+    values = {"offset": log_end_offset, "replica_id": replica_id, "log_start_offset": log_start_offset}
+    return _event(wire.EVENT_TYPE_FOLLOWER_PROGRESS, name, leader_epoch, **values)
 
 
 def high_watermark(name: Name, offset: int, *, leader_epoch: int | None = None) -> Event:
     """The high watermark has moved to `offset`: all in-sync replicas have every record below."""
-    return _event(wire.EVENT_TYPE_HIGH_WATERMARK, name, offset=offset, leader_epoch=leader_epoch)
+    return _event(wire.EVENT_TYPE_HIGH_WATERMARK, name, leader_epoch, offset=offset)
 
 
 def last_stable_offset(name: Name, offset: int | None, *, leader_epoch: int | None = None) -> Event:
     """The last stable offset: `offset` is the start of the oldest open transaction. None: no transaction is open."""
-    return _event(wire.EVENT_TYPE_LAST_STABLE_OFFSET, name, offset=offset, leader_epoch=leader_epoch)
+    return _event(wire.EVENT_TYPE_LAST_STABLE_OFFSET, name, leader_epoch, offset=offset)
 
 
 def log_start_offset(name: Name, offset: int, *, leader_epoch: int | None = None) -> Event:
     """The first readable offset has moved up to `offset`."""
-    return _event(wire.EVENT_TYPE_LOG_START_OFFSET, name, offset=offset, leader_epoch=leader_epoch)
+    return _event(wire.EVENT_TYPE_LOG_START_OFFSET, name, leader_epoch, offset=offset)
 
 
 def truncation(name: Name, offset: int, *, leader_epoch: int | None = None) -> Event:
     """The log was truncated: `offset` is the new log end offset."""
-    return _event(wire.EVENT_TYPE_TRUNCATION, name, offset=offset, leader_epoch=leader_epoch)
+    return _event(wire.EVENT_TYPE_TRUNCATION, name, leader_epoch, offset=offset)
 
 
 def storage_failed(name: Name, *, leader_epoch: int | None = None) -> Event:
     """The partition's log directory failed. All operations that wait on the partition end with error 56."""
-    return _event(wire.EVENT_TYPE_STORAGE_FAILED, name, leader_epoch=leader_epoch)
+    return _event(wire.EVENT_TYPE_STORAGE_FAILED, name, leader_epoch)
 
 
 def storage_online(name: Name, *, leader_epoch: int | None = None) -> Event:
     """The partition's log directory is available again."""
-    return _event(wire.EVENT_TYPE_STORAGE_ONLINE, name, leader_epoch=leader_epoch)
+    return _event(wire.EVENT_TYPE_STORAGE_ONLINE, name, leader_epoch)
 
 
 def signalled(key: str, count: int = 1) -> Event:
@@ -197,8 +177,10 @@ def signalled(key: str, count: int = 1) -> Event:
 
 def removed(name: Name, *, moved: bool = False, leader_epoch: int | None = None) -> Event:
     """The partition was deleted (waits end with error 3), or moved to another broker (error 6)."""
-    row = wire.Event(partition_removed=wire.PartitionRemoved(moved=True)) if moved else None
-    return _event(wire.EVENT_TYPE_PARTITION_REMOVED, name, leader_epoch=leader_epoch, row=row)
+    if moved:
+        row = wire.Event(partition_removed=wire.PartitionRemoved(moved=True))
+        return _row(wire.EVENT_TYPE_PARTITION_REMOVED, name, leader_epoch, row)
+    return _event(wire.EVENT_TYPE_PARTITION_REMOVED, name, leader_epoch)
 
 
 def in_sync_replicas(
@@ -210,26 +192,23 @@ def in_sync_replicas(
     min_in_sync_replicas: int | None = None,
     leader_epoch: int | None = None,
 ) -> Event:
-    """The in-sync set has changed, or a change is proposed.
+    """The in-sync set has changed, or a change is proposed. What is None is unchanged.
 
     Args:
         name: The partition.
         replica_ids: The in-sync set, including the leader.
         proposed: A larger set that is not confirmed yet. Its members already hold back the high watermark.
-        leader_id: The leader's replica id. None: unchanged.
-        min_in_sync_replicas: The minimum size of the set for acknowledging a write. None: unchanged.
+        leader_id: The leader's replica id.
+        min_in_sync_replicas: The minimum size of the set for acknowledging a write.
         leader_epoch: The leader epoch of the reporter.
     """
     change = wire.InSyncReplicas(
         replica_ids=_ids(replica_ids, "in_sync_replicas"),
         proposed_replica_ids=_ids(proposed, "proposed"),
-        leader_id=None if leader_id is None else int32(leader_id, "leader_id"),
-        min_in_sync_replicas=(
-            None if min_in_sync_replicas is None else int32(min_in_sync_replicas, "min_in_sync_replicas")
-        ),
+        leader_id=_id(leader_id, "leader_id"),
+        min_in_sync_replicas=_id(min_in_sync_replicas, "min_in_sync_replicas"),
     )
-    row = wire.Event(in_sync_replicas=change)
-    return _event(wire.EVENT_TYPE_IN_SYNC_REPLICAS, name, leader_epoch=leader_epoch, row=row)
+    return _row(wire.EVENT_TYPE_IN_SYNC_REPLICAS, name, leader_epoch, wire.Event(in_sync_replicas=change))
 
 
 def leadership(
@@ -253,42 +232,47 @@ def leadership(
     """
     change = wire.Leadership(
         is_leader=is_leader,
-        leader_id=None if leader_id is None else int32(leader_id, "leader_id"),
+        leader_id=_id(leader_id, "leader_id"),
         replica_ids=_ids(replica_ids, "replica_ids"),
         epoch_start_offset=None if epoch_start_offset is None else int64(epoch_start_offset, "epoch_start_offset"),
     )
-    row = wire.Event(leadership=change)
-    return _event(wire.EVENT_TYPE_LEADERSHIP, name, leader_epoch=leader_epoch, row=row)
+    return _row(wire.EVENT_TYPE_LEADERSHIP, name, leader_epoch, wire.Event(leadership=change))
 
 
 def replica_state(
     name: Name, replica_id: int, *, dead: bool = False, fenced: bool = False, leader_epoch: int | None = None
 ) -> Event:
-    """The state of a replica has changed.
-
-    Args:
-        name: The partition.
-        replica_id: The replica.
-        dead: Whether its broker is dead.
-        fenced: Whether it may not join the in-sync set.
-        leader_epoch: The leader epoch of the reporter.
+    """The state of a replica has changed: its broker is `dead`, it may not join the in-sync set (`fenced`), or
+    neither.
     """
     change = wire.ReplicaState(replica_id=int32(replica_id, "replica_id"), dead=dead, fenced=fenced)
-    row = wire.Event(replica_state=change)
-    return _event(wire.EVENT_TYPE_REPLICA_STATE, name, leader_epoch=leader_epoch, row=row)
+    return _row(wire.EVENT_TYPE_REPLICA_STATE, name, leader_epoch, wire.Event(replica_state=change))
 
 
-def _event(
-    event_type: int, name: Name, *, leader_epoch: int | None, row: wire.Event | None = None, **values: int | None
-) -> Event:
-    """An event on a partition. `values` are its attributes; those that are None are not set."""
-    event = Event(event_type, partition_name(name), row=row)
+def _event(event_type: int, name: Name, leader_epoch: int | None, **values: int | None) -> Event:
+    """An event on a partition in column form. `values` are its attributes; those that are None are not set."""
+    event = Event(event_type, partition_name(name))
     if leader_epoch is not None:
         event.leader_epoch = int32(leader_epoch, "leader_epoch")
     for field, value in values.items():
         if value is not None:
             setattr(event, field, int32(value, field) if field == "replica_id" else int64(value, field))
     return event
+
+
+def _row(event_type: int, name: Name, leader_epoch: int | None, row: wire.Event) -> Event:
+    """An event on a partition that has no column form."""
+    event = _event(event_type, name, leader_epoch)
+    event.row = row
+    assert event.name is not None, "an event on no partition"
+    row.topic_partition.topic, row.topic_partition.partition = event.name
+    if leader_epoch is not None:
+        row.leader_epoch = leader_epoch
+    return event
+
+
+def _id(value: int | None, field: str) -> int | None:
+    return None if value is None else int32(value, field)
 
 
 def _ids(values: Iterable[int], field: str) -> Sequence[int]:

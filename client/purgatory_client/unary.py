@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Collection, Iterable
-from typing import Final, TypeVar
+from typing import Any, Final, TypedDict, TypeVar, Unpack
 
 import grpc.aio
 
@@ -13,7 +13,6 @@ from purgatory.v1 import operation_pb2, purgatory_service_pb2, source_pb2, webho
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client import views
 from purgatory_client.base_errors import from_rpc_error
-from purgatory_client.dead_letter_views import DeadLetter, ResentLetters, dead_letter
 from purgatory_client.errors import ClientClosed, NotFound, Unavailable
 from purgatory_client.partition_names import partition_name
 from purgatory_client.results import OperationKind, Outcome
@@ -25,6 +24,15 @@ from purgatory_client.sources.source_link import SourceLink
 from purgatory_client.waits import ByPartition, Name
 
 T = TypeVar("T")
+
+
+class Filters(TypedDict, total=False):
+    """Filters of pending operations: by session, kind, and a partition or key that they wait on."""
+
+    session_id: str
+    kind: OperationKind | None
+    partition: Name | None
+    key: str
 
 
 class SingleCalls:
@@ -103,40 +111,15 @@ class SingleCalls:
         return views.pending_operation(response.operation)
 
     async def operations(
-        self,
-        *,
-        session_id: str = "",
-        kind: OperationKind | None = None,
-        partition: Name | None = None,
-        key: str = "",
-        page_size: int = 1_000,
+        self, *, page_size: int = 1_000, **filters: Unpack[Filters]
     ) -> AsyncIterator[views.PendingOperation]:
         """Iterate over the pending operations that match all filters, fetching `page_size` at a time."""
-        request = purgatory_service_pb2.ListOperationsRequest(
-            session_id=session_id,
-            kind=None if kind is None else kind.value,
-            topic_partition=None if partition is None else topic_partition(partition),
-            key=key,
-            page_size=page_size,
-        )
-        while True:
-            response = await self._answer(self._stub().ListOperations(request, timeout=CALL_TIMEOUT))
-            for operation in response.operations:
+        async for page in self._pages("ListOperations", _listing(filters, page_size=page_size)):
+            for operation in page.operations:
                 yield views.pending_operation(operation)
-            request.page_token = response.next_page_token
-            if not request.page_token:
-                return
 
     async def ranked_operations(
-        self,
-        order: views.OperationOrder,
-        *,
-        limit: int = 100,
-        search: str = "",
-        session_id: str = "",
-        kind: OperationKind | None = None,
-        partition: Name | None = None,
-        key: str = "",
+        self, order: views.OperationOrder, *, limit: int = 100, search: str = "", **filters: Unpack[Filters]
     ) -> views.RankedOperations:
         """The first pending operations in an order, among all that match the filters. The daemon ranks every one of
         them.
@@ -146,20 +129,9 @@ class SingleCalls:
             limit: Maximum number of operations, 1 to 1,000.
             search: Only operations that wait on a partition ("orders-3") or key whose name contains this text, ignoring
                 case.
-            session_id: Only operations of this session.
-            kind: Only this kind.
-            partition: Only operations that wait on this partition.
-            key: Only operations that wait on this key.
+            **filters: As for `operations`.
         """
-        request = purgatory_service_pb2.ListOperationsRequest(
-            session_id=session_id,
-            kind=None if kind is None else kind.value,
-            topic_partition=None if partition is None else topic_partition(partition),
-            key=key,
-            page_size=limit,
-            order=order.value,
-            search=search,
-        )
+        request = _listing(filters, page_size=limit, order=order.value, search=search)
         response = await self._answer(self._stub().ListOperations(request, timeout=CALL_TIMEOUT))
         return views.RankedOperations(list(map(views.pending_operation, response.operations)), response.matching)
 
@@ -172,13 +144,9 @@ class SingleCalls:
     async def partitions(self, *, prefix: str = "", page_size: int = 1_000) -> AsyncIterator[views.Partition]:
         """Iterate over the known partitions whose topic begins with `prefix`, fetching `page_size` at a time."""
         request = purgatory_service_pb2.ListPartitionsRequest(topic_prefix=prefix, page_size=page_size)
-        while True:
-            response = await self._answer(self._stub().ListPartitions(request, timeout=CALL_TIMEOUT))
-            for partition in response.partitions:
+        async for page in self._pages("ListPartitions", request):
+            for partition in page.partitions:
                 yield views.partition(partition)
-            request.page_token = response.next_page_token
-            if not request.page_token:
-                return
 
     async def status(self, *, remaining_time: bool = False) -> views.Status:
         """The daemon's version and counts.
@@ -229,31 +197,35 @@ class SingleCalls:
             finally:
                 call.cancel()
 
-    async def dead_letters(self, *, page_size: int = 100) -> AsyncIterator[DeadLetter]:
+    async def dead_letters(self, *, page_size: int = 100) -> AsyncIterator[views.DeadLetter]:
         """Iterate over results that could not be delivered to their callbacks, oldest first, fetching `page_size` at
         a time.
         """
         request = webhook_pb2.ListDeadLettersRequest(page_size=page_size)
-        while True:
-            response = await self._answer(self._stub().ListDeadLetters(request, timeout=CALL_TIMEOUT))
-            for letter in response.dead_letters:
-                yield dead_letter(letter)
-            request.page_token = response.next_page_token
-            if not request.page_token:
-                return
+        async for page in self._pages("ListDeadLetters", request):
+            for letter in page.dead_letters:
+                yield views.dead_letter(letter)
 
-    async def resend_dead_letters(self, webhook_ids: Collection[str] | None = None) -> ResentLetters:
+    async def resend_dead_letters(self, webhook_ids: Collection[str] | None = None) -> views.ResentLetters:
         """Send dead letters to their callbacks again, now.
 
         Args:
             webhook_ids: The ids of the dead letters; None: all.
         """
         if webhook_ids is not None and not webhook_ids:
-            return ResentLetters(0)
+            return views.ResentLetters(0)
         request = webhook_pb2.ResendDeadLettersRequest(webhook_ids=webhook_ids)
-        call = self._stub().ResendDeadLetters(request, timeout=CALL_TIMEOUT)
-        response: webhook_pb2.ResendDeadLettersResponse = await self._answer(call)
-        return ResentLetters(response.resent, tuple(response.unknown_webhook_ids))
+        response = await self._answer(self._stub().ResendDeadLetters(request, timeout=CALL_TIMEOUT))
+        return views.ResentLetters(response.resent, tuple(response.unknown_webhook_ids))
+
+    async def _pages(self, method: str, request: Any) -> AsyncIterator[Any]:  # noqa: ANN401 - messages of three kinds
+        """The answers of a listing, page by page."""
+        while True:
+            page = await self._answer(getattr(self._stub(), method)(request, timeout=CALL_TIMEOUT))
+            yield page
+            request.page_token = page.next_page_token
+            if not request.page_token:
+                return
 
     async def _answer(self, call: Awaitable[T]) -> T:
         """The answer of a unary call. Raises this package's errors instead of gRPC's."""
@@ -280,3 +252,14 @@ class SingleCalls:
 def topic_partition(name: Name) -> operation_pb2.TopicPartition:
     topic, partition = partition_name(name)
     return operation_pb2.TopicPartition(topic=topic, partition=partition)
+
+
+def _listing(filters: Filters, **others: Any) -> purgatory_service_pb2.ListOperationsRequest:  # noqa: ANN401 - fields
+    kind, partition = filters.get("kind"), filters.get("partition")
+    return purgatory_service_pb2.ListOperationsRequest(
+        session_id=filters.get("session_id", ""),
+        kind=None if kind is None else kind.value,
+        topic_partition=None if partition is None else topic_partition(partition),
+        key=filters.get("key", ""),
+        **others,
+    )

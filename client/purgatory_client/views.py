@@ -6,15 +6,16 @@ Offsets are -1 if unknown, durations are in seconds, times are aware datetimes i
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
-from google.protobuf.timestamp_pb2 import Timestamp
 
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1 import result_pb2, source_pb2
+from purgatory.v1 import result_pb2, source_pb2, webhook_pb2
 from purgatory_client.partition_names import format_partition
 from purgatory_client.results import OperationKind, Outcome
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +231,29 @@ class EndedTogether:
     left_out: int
 
 
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A result that could not be delivered to its callback (docs/webhooks.md). `attempts` and `last_error` describe the
+    last series of attempts.
+    """
+
+    webhook_id: str
+    callback_url: str
+    session_id: str
+    operation_id: int
+    outcome: Outcome
+    attempts: int
+    last_error: str
+    given_up_time: datetime
+
+
+class ResentLetters(NamedTuple):
+    """The number of dead letters being sent again, and the given ids that are not (or no longer) dead letters."""
+
+    resent: int
+    unknown_ids: tuple[str, ...] = ()
+
+
 def hot_name(message: wire.HotName) -> HotName:
     """Decode the message."""
     return HotName(_name(message), bool(message.key), message.watched)
@@ -241,84 +265,40 @@ def ended(message: wire.TailResultsResponse) -> EndedTogether:
 
 
 def _ended_operation(message: wire.EndedOperation) -> EndedOperation:
-    return EndedOperation(
-        session_id=message.session_id,
-        operation_id=message.operation_id,
-        principal=message.principal,
-        kind=OperationKind(message.kind),
-        outcome=Outcome(message.outcome),
-        ended_time=_datetime(message.ended_time),
-        waited=message.waited_ms / 1_000,
-        lateness=message.lateness_ms / 1_000,
-        items=[_pending_item(item) for item in message.partitions],
-        items_left_out=message.partitions_left_out,
-    )
+    items = [_pending_item(item) for item in message.partitions]
+    return _view(EndedOperation, message, items=items, items_left_out=message.partitions_left_out)
 
 
 def pending_operation(message: wire.PendingOperation) -> PendingOperation:
     """Decode the message."""
-    return PendingOperation(
-        session_id=message.session_id,
-        operation_id=message.operation_id,
-        kind=OperationKind(message.kind),
-        registered_time=_datetime(message.registered_time),
-        deadline_time=_datetime(message.deadline_time),
-        waited=message.waited_ms / 1_000,
-        remaining=message.remaining_ms / 1_000,
-        items=[_pending_item(item) for item in message.partitions],
-        min_bytes=message.min_bytes if message.HasField("min_bytes") else None,
-    )
+    return _view(PendingOperation, message, items=[_pending_item(item) for item in message.partitions])
 
 
 def partition(message: wire.Partition) -> Partition:
     """Decode the message."""
-    name = message.topic_partition
-    return Partition(
-        name=format_partition(name.topic, name.partition),
-        topic=name.topic,
-        partition=name.partition,
-        in_sync_replica_ids=list(message.in_sync_replica_ids),
-        replicas=[Replica(**_same(Replica, one)) for one in message.replicas],
-        stale_for=message.stale_ms / 1_000 if message.HasField("stale_ms") else None,
-        **_same(Partition, message, "name", "topic", "partition", "in_sync_replica_ids", "replicas", "stale_for"),
-    )
+    topic, number = message.topic_partition.topic, message.topic_partition.partition
+    replicas = [_view(Replica, one) for one in message.replicas]
+    name = format_partition(topic, number)
+    return _view(Partition, message, name=name, topic=topic, partition=number, replicas=replicas)
 
 
 def status(message: wire.GetStatusResponse) -> Status:
     """Decode the message."""
-    return Status(
-        started_time=_datetime(message.started_time),
-        kinds=[KindStatus(kind=OperationKind(one.kind), **_same(KindStatus, one, "kind")) for one in message.kinds],
-        remaining_time=_remaining_time(message.remaining_time) if message.HasField("remaining_time") else None,
-        sources=[_source(one) for one in message.sources],
-        **_same(Status, message, "started_time", "kinds", "remaining_time", "sources"),
-    )
+    left = message.remaining_time if message.HasField("remaining_time") else None
+    remaining_time = left and _view(RemainingTime, left, bounds=[bound_ms / 1_000 for bound_ms in left.bound_ms])
+    kinds, sources = [_view(KindStatus, one) for one in message.kinds], [_source(one) for one in message.sources]
+    return _view(Status, message, kinds=kinds, sources=sources, remaining_time=remaining_time)
+
+
+def dead_letter(message: webhook_pb2.DeadLetter) -> DeadLetter:
+    """Decode the message."""
+    operation_id, outcome = message.result.operation_id, Outcome(message.result.outcome)
+    return _view(DeadLetter, message, operation_id=operation_id, outcome=outcome)
 
 
 def _source(message: source_pb2.SourceStatus) -> SourceStatus:
-    return SourceStatus(
-        topic_prefixes=list(message.topic_prefixes),
-        state=source_pb2.SourceState.Name(message.state).removeprefix("SOURCE_STATE_").lower(),
-        state_for=message.state_ms / 1_000,
-        stale_for=message.stale_ms / 1_000 if message.HasField("stale_ms") else None,
-        lag=message.lag_ms / 1_000,
-        restarts=message.restarts if message.HasField("restarts") else None,
-        **_same(SourceStatus, message, "topic_prefixes", "state", "state_for", "stale_for", "lag", "restarts"),
-    )
-
-
-def _same(view: type[Any], message: Message, *without: str) -> dict[str, Any]:
-    """The fields that view and message have in common, except those in `without`."""
-    return {one.name: getattr(message, one.name) for one in fields(view) if one.name not in without}
-
-
-def _remaining_time(message: wire.RemainingTime) -> RemainingTime:
-    return RemainingTime(
-        soonest=message.soonest_ms / 1_000 if message.HasField("soonest_ms") else None,
-        latest=message.latest_ms / 1_000 if message.HasField("latest_ms") else None,
-        bounds=[bound_ms / 1_000 for bound_ms in message.bound_ms],
-        operations=list(message.operations),
-    )
+    state = source_pb2.SourceState.Name(message.state).removeprefix("SOURCE_STATE_").lower()
+    return _view(SourceStatus, message, state=state)
 
 
 def _pending_item(item: result_pb2.PartitionResult) -> PendingItem:
@@ -329,5 +309,29 @@ def _name(named: result_pb2.PartitionResult | wire.HotName) -> str:
     return named.key or format_partition(named.topic_partition.topic, named.topic_partition.partition)
 
 
-def _datetime(stamp: Timestamp) -> datetime:
-    return stamp.ToDatetime(tzinfo=UTC)
+def _view(view: type[T], message: Message, **given: object) -> T:
+    """A view of a message: the `given` fields, and the message's for the others.
+
+    The duration `waited` is the message's `waited_ms`, and `stale_for` is its `stale_ms`, in seconds.
+    """
+    message_fields = message.DESCRIPTOR.fields_by_name
+    for name in [one.name for one in fields(view) if one.name not in given]:  # type: ignore[arg-type]
+        in_ms = name not in message_fields
+        given[name] = _value(message, message_fields[f"{name.removesuffix('_for')}_ms" if in_ms else name], in_ms)
+    return view(**given)
+
+
+def _value(message: Message, source: Any, in_ms: bool) -> object:  # noqa: ANN401 - a field descriptor
+    value: Any = getattr(message, source.name)
+    if source.message_type is not None and source.message_type.name == "Timestamp":
+        return value.ToDatetime(tzinfo=UTC)
+    if source.has_presence and not message.HasField(source.name):
+        return None
+    if source.is_repeated:
+        return list(value)
+    if source.name in _ENUMS:
+        return _ENUMS[source.name](value)
+    return value / 1_000 if in_ms else value
+
+
+_ENUMS: Final[dict[str, type[IntEnum]]] = {"kind": OperationKind, "outcome": Outcome}

@@ -78,19 +78,11 @@ def produce(
 
     Args:
         offsets: The offset that each partition must reach: last appended offset + 1.
-        timeout: Seconds, 0 to 2,147,483.647; 0: an answer at once, satisfied or expired. None: the daemon's default.
+        timeout: Seconds, at most 2,147,483.647; 0: an answer at once. None: the daemon's default.
         leader_epochs: The leader epoch of the append, by partition or one for all. If the partition has a newer or
             older epoch, its wait ends with error 74 or 75. Absent: not checked.
-        local_error_codes: Kafka error codes of the local append, by partition or one for all. A code other than 0
-            becomes the partition's result.
-        fail_when_stale: Fail with error 1001 once one of the marks still waited for has been stale for this many
-            seconds, or was never reported in that time. None: keep waiting.
-
-    Returns:
-        The wait, for `submit` or `wait_once`.
-
-    Raises:
-        InvalidRequest: An argument cannot be sent: no partition, a malformed name, a number that is too large.
+        local_error_codes: Kafka's error codes of the local append; a code other than 0 becomes the result.
+        fail_when_stale: Fail (error 1001) once a mark has been stale or unreported for this many seconds. None: never.
     """
     names, required = _items(offsets, "produce.partitions", "required_offset")
     columns = _item_columns(
@@ -116,16 +108,9 @@ def processed(
     Args:
         group: The consumers' `group.id`.
         records: By partition of the topic ("orders-3"): the offset of the last record to wait for.
-        timeout: Seconds, 0 to 2,147,483.647; 0: an answer at once, satisfied or expired. None: the daemon's default.
+        timeout: Seconds, at most 2,147,483.647; 0: an answer at once. None: the daemon's default.
         label: The cluster's label, if its source was configured with another one than kafka.
-        fail_when_stale: Fail with error 1001 once one of the marks still waited for has been stale for this many
-            seconds, or was never reported in that time. None: keep waiting.
-
-    Returns:
-        The wait, for `submit` or `wait_once`. Its partitions have the source's names: "kafka/billing/orders-3".
-
-    Raises:
-        InvalidRequest: An argument cannot be sent.
+        fail_when_stale: Fail (error 1001) once a mark has been stale or unreported for this many seconds. None: never.
     """
     names = [partition_name(name) for name in records]
     marks = [(kafka_group(group, topic, label), partition) for topic, partition in names]
@@ -152,7 +137,7 @@ def fetch(
     Args:
         offsets: The offset to read from, by partition.
         min_bytes: Bytes to wait for, in total over all partitions. A fetch that times out returns the bytes available.
-        timeout: Seconds, 0 to 2,147,483.647; 0: an answer at once, satisfied or expired. None: the daemon's default.
+        timeout: Seconds, at most 2,147,483.647; 0: an answer at once. None: the daemon's default.
         replica_id: The follower that fetches, up to the log end. None: a consumer.
         isolation: How far a consumer reads: to the high watermark, or with "read_committed" to the last stable offset.
         follower_reads: Whether a follower may serve a consumer.
@@ -162,14 +147,7 @@ def fetch(
         last_fetched_epochs: The epoch of the reader's last record, by partition or one for all. If the logs diverge,
             the result contains the offset from which they do.
         throttled: Partitions over the follower's replication quota: they add no bytes while it is out of sync.
-        fail_when_stale: Fail with error 1001 once one of the marks still waited for has been stale for this many
-            seconds, or was never reported in that time. None: keep waiting.
-
-    Returns:
-        The wait, for `submit` or `wait_once`.
-
-    Raises:
-        InvalidRequest: An argument cannot be sent.
+        fail_when_stale: Fail (error 1001) once a mark has been stale or unreported for this many seconds. None: never.
     """
     names, fetch_offsets = _items(offsets, "fetch.partitions", "fetch_offset")
     if isolation not in ISOLATION_LEVELS:
@@ -205,17 +183,9 @@ def delete_records(
 
     Args:
         offsets: The offset by partition; -1: the high watermark at registration.
-        timeout: Seconds, 0 to 2,147,483.647; 0: an answer at once, satisfied or expired. None: the daemon's default.
-        local_error_codes: Kafka error codes of the local deletion, by partition or one for all. A code other than 0
-            becomes the partition's result.
-        fail_when_stale: Fail with error 1001 once one of the marks still waited for has been stale for this many
-            seconds, or was never reported in that time. None: keep waiting.
-
-    Returns:
-        The wait, for `submit` or `wait_once`.
-
-    Raises:
-        InvalidRequest: An argument cannot be sent.
+        timeout: Seconds, at most 2,147,483.647; 0: an answer at once. None: the daemon's default.
+        local_error_codes: Kafka's error codes of the local deletion; a code other than 0 becomes the result.
+        fail_when_stale: Fail (error 1001) once a mark has been stale or unreported for this many seconds. None: never.
     """
     names, required = _items(offsets, "delete_records.partitions", "offset")
     columns = _item_columns(names, local_error_code=("local_error_codes", local_error_codes))
@@ -235,15 +205,9 @@ def signal(
 
     Args:
         keys: The keys, each needing one signal; or a mapping of key to the number of signals it needs.
-        timeout: Seconds, 0 to 2,147,483.647; 0: an answer at once, satisfied or expired. None: the daemon's default.
+        timeout: Seconds, at most 2,147,483.647; 0: an answer at once. None: the daemon's default.
         any: One key is enough.
         from_now: Count only signals after the registration; otherwise all since the key was first used at the daemon.
-
-    Returns:
-        The wait, for `submit` or `wait_once`.
-
-    Raises:
-        InvalidRequest: An argument cannot be sent: no key, a bare string, a key given twice.
     """
     if isinstance(keys, str):
         raise InvalidRequest("signal.keys", f"one string, {keys!r}; give a list of keys or a mapping of key to count")

@@ -16,8 +16,7 @@ from purgatory_client.errors import InvalidRequest
 
 from purgatory_connectors.errors import ExtraMissing, SourceRefused, SourceUriInvalid
 from purgatory_connectors.publisher.lineage_store import LineageStore
-from purgatory_connectors.publisher.publisher import Publisher
-from purgatory_connectors.publisher.source import Source
+from purgatory_connectors.publisher.publisher import Publisher, Source
 from purgatory_connectors.source_program import Supervisor, start_logging, until_stopped
 from purgatory_connectors.uri import SourceUri
 
@@ -125,17 +124,12 @@ _add_command(
 )
 
 
-def open_source(uri: SourceUri, state_dir: Path | None) -> Source:
-    """Create the connector for an address. It may store state in `state_dir`.
-
-    Raises:
-        SourceRefused: The address or a setting is invalid.
-        ExtraMissing: The client library of this system is not installed.
-    """
+def open_source(uri: SourceUri) -> Source:
+    """Create the connector for an address. Raises SourceRefused."""
     for package in _EXTRAS[uri.scheme]:
         if find_spec(package) is None:
             raise ExtraMissing(f"{uri.scheme} sources need {package}: pip install 'purgatory-waits[{uri.scheme}]'")
-    opened: Source = import_module(f"purgatory_connectors.{uri.scheme}").open_source(uri, state_dir)
+    opened: Source = import_module(f"purgatory_connectors.{uri.scheme}").open_source(uri)
     return opened
 
 
@@ -150,7 +144,7 @@ async def _run_publisher(
     supervisor: Supervisor | None,
     state_dir: Path | None,
 ) -> None:
-    source = open_source(uri, state_dir)
+    source = open_source(uri)
     if supervisor is not None:
         supervisor.announce(source.name)
     publisher = Publisher(source, clients, LineageStore(state_dir))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 import json
 import logging
 import os
@@ -14,32 +13,10 @@ import threading
 from collections.abc import Coroutine
 from typing import Final
 
+from purgatory import log
 from purgatory_connectors.errors import SourceRefused
 
 LEVELS: Final = ("debug", "info", "warning", "error")
-
-
-class _Text(logging.Formatter):
-    """2026-01-31T12:00:00.123Z INFO purgatory_connectors: feeding the daemon at 127.0.0.1:7440."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = f"{_instant(record)} {record.levelname} {record.name}: {record.getMessage()}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
-
-
-class _Json(logging.Formatter):
-    """One JSON object per line, in the daemon's format: time, level, logger, message and, if present, exception."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        entry = {
-            "time": _instant(record),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
 
 
 class NoRepetitions(logging.Filter):
@@ -69,10 +46,7 @@ def start_logging(form: str, level: str) -> None:
         raise SourceRefused(f"--log-format {form}: text or json")
     if level not in LEVELS:
         raise SourceRefused(f"--log-level {level}: one of {', '.join(LEVELS)}")
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json() if form == "json" else _Text())
-    handler.addFilter(NoRepetitions())
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    log.start_logging(form, level, NoRepetitions())
 
 
 async def until_stopped(work: Coroutine[object, object, None]) -> None:
@@ -119,8 +93,3 @@ def _exit_with_stdin() -> None:
     while sys.stdin.readline():
         pass
     os._exit(0)
-
-
-def _instant(record: logging.LogRecord) -> str:
-    instant = dt.datetime.fromtimestamp(record.created, dt.UTC)
-    return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")

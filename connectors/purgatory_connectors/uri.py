@@ -11,12 +11,13 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from purgatory_connectors.errors import SourceUriInvalid
 
 SCHEMES: Final = ("kafka", "postgres")
+_Default = TypeVar("_Default", int, None)
 _SECRET: Final = ("password", "secret", "token", "passwd", "sasl.username", "key.pem")
 
 
@@ -66,6 +67,22 @@ class SourceUri:
     def listed(self, option: str) -> tuple[str, ...]:
         """The values of an option that accepts several, separated by commas."""
         return tuple(one.strip() for one in self.options.get(option, "").split(",") if one.strip())
+
+    def number(self, option: str, default: _Default, least: int = 1, most: int = 2**64 - 1) -> int | _Default:
+        """The value of a numeric option. Raises SourceUriInvalid."""
+        text = self.options.get(option)
+        if text is None:
+            return default
+        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+            raise SourceUriInvalid(f"source {self.text!r}: {option}={text!r} must be a whole number, {least} to {most}")
+        return int(text)
+
+    def choice(self, option: str, *allowed: str) -> str:
+        """The value of an option that has one of these values; the first is the default. Raises SourceUriInvalid."""
+        value = self.options.get(option, allowed[0])
+        if value not in allowed:
+            raise SourceUriInvalid(f"source {self.text!r}: {option}={value!r} must be {' or '.join(allowed)}")
+        return value
 
     def check_options(self, known: tuple[str, ...]) -> None:
         """Raise SourceUriInvalid for an option that is not among these."""

@@ -4,7 +4,7 @@ from typing import Annotated, NoReturn
 
 import typer
 from purgatory_client.aio import AsyncClient
-from purgatory_client.dead_letter_views import DeadLetter
+from purgatory_client.views import DeadLetter
 
 from purgatory.cli import render
 from purgatory.cli.connection_options import DEFAULT_ADDRESS, Address, AsJson, run

@@ -1,4 +1,9 @@
-"""The engine's output: ended operations as packed columns, one set per owner."""
+"""The engine's output: ended operations as packed columns, one set per owner, and the table of these columns.
+
+The table is read by everything that passes results on: the wire, packed and refused results, snapshots, the archive's
+schema, `tail` and the tables of the pipeline. The two classes are written out by hand, because compiled
+code fills them.
+"""
 
 from typing import Final
 
@@ -6,6 +11,84 @@ from librt.vecs import extend, vec
 from mypy_extensions import i64
 
 from purgatory.engine.batches import AsGiven, PartitionName
+from purgatory.engine.kinds.operation_columns import INT32, INT64, ITEM, OPERATION
+
+__all__ = [
+    "FETCHED",
+    "FETCHED_COLUMNS",
+    "FLOAT64",
+    "NOTHING_STALE",
+    "OPTIONAL_COLUMNS",
+    "RESULT_COLUMNS",
+    "RESULT_ITEM_COLUMNS",
+    "Completions",
+    "FetchedPartition",
+    "ResultColumn",
+]
+
+FETCHED: Final = "fetched"
+"""Level: one value per item of a fetch, in a `FetchedPartition`. The other levels are those of operation columns."""
+FLOAT64: Final = "float64"
+
+
+class ResultColumn:
+    """One column.
+
+    `name`: on the wire, in the archive and in tables. `attribute`: of `Completions`, or of `FetchedPartition`.
+    `default`: the value that the wire leaves out. `form`: the letter of its 64-bit values in `struct` and `array`.
+    `is_optional`: negative values mean that there is none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        attribute: str,
+        level: str,
+        type_name: str = INT64,
+        default: float = 0,
+        *,
+        form: str = "q",
+        is_optional: bool = False,
+    ) -> None:
+        self.name: Final = name
+        self.attribute: Final = attribute
+        self.level: Final = level
+        self.type_name: Final = type_name
+        self.default: Final = default
+        self.is_optional: Final = is_optional
+        self.form: Final = form
+
+
+RESULT_COLUMNS: Final = (
+    ResultColumn("operation_id", "operation_ids", OPERATION, form="Q"),
+    ResultColumn("kind", "kinds", OPERATION, INT32),
+    ResultColumn("outcome", "outcomes", OPERATION, INT32),
+    ResultColumn("waited_ms", "waited_ms", OPERATION),
+    ResultColumn("lateness_ms", "lateness_ms", OPERATION),
+    ResultColumn("item_count", "item_counts", OPERATION, INT32, 1),
+)
+"""One value for each operation."""
+
+RESULT_ITEM_COLUMNS: Final = (
+    ResultColumn("error_code", "error_codes", ITEM, INT32),
+    ResultColumn("required_offset", "required_offsets", ITEM),
+    ResultColumn("reached_offset", "reached_offsets", ITEM),
+    ResultColumn("log_start_offset", "log_start_offsets", ITEM),
+    ResultColumn("estimated_remaining_ms", "estimated_remaining_ms", ITEM, INT64, -1, is_optional=True),
+    ResultColumn("pace_per_second", "paces_per_second", ITEM, FLOAT64, -1.0, form="d", is_optional=True),
+)
+"""One value for each partition or key of an operation."""
+
+FETCHED_COLUMNS: Final = (
+    ResultColumn("available_bytes", "available_bytes", FETCHED),
+    ResultColumn("high_watermark", "high_watermark", FETCHED),
+    ResultColumn("last_stable_offset", "last_stable_offset", FETCHED),
+    ResultColumn("diverging_epoch", "diverging_epoch", FETCHED, INT32, -1),
+    ResultColumn("diverging_end_offset", "diverging_end_offset", FETCHED, INT64, -1),
+)
+"""One value for each item of a fetch."""
+
+OPTIONAL_COLUMNS: Final = frozenset([column.name for column in RESULT_ITEM_COLUMNS if column.is_optional])
 
 ROOM: Final[i64] = 16
 """Initial length of each column; a full column is doubled."""
@@ -112,6 +195,7 @@ class Completions:
         self.items = place + 1
 
     def _double_operations(self) -> None:
+        # A column is doubled by appending it to itself: only the length matters, later rows overwrite the values.
         self.operation_ids = extend(self.operation_ids, self.operation_ids)
         self.kinds = extend(self.kinds, self.kinds)
         self.outcomes = extend(self.outcomes, self.outcomes)
@@ -127,6 +211,12 @@ class Completions:
         self.log_start_offsets = extend(self.log_start_offsets, self.log_start_offsets)
         self.estimated_remaining_ms = extend(self.estimated_remaining_ms, self.estimated_remaining_ms)
         self.paces_per_second = extend(self.paces_per_second, self.paces_per_second)
+
+    def restore(self, names: list[AsGiven], operations: i64) -> None:
+        """Set the lengths, after all columns were replaced by complete ones."""
+        self._operations = operations
+        self.items = i64(len(names))
+        self.item_partitions[:] = names
 
     def finish(self) -> None:
         """Trim the columns to their contents. Nothing may be added afterwards."""

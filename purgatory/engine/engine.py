@@ -8,10 +8,10 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, RegisterReceipt
 from purgatory.engine.codes import CANCELLED, EXPIRED, FETCH, SHUTTING_DOWN
 from purgatory.engine.completions import Completions
-from purgatory.engine.holdings import Holdings
 from purgatory.engine.inspection import EngineInspection
 from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.engine.limits import EngineLimits
@@ -30,7 +30,7 @@ from purgatory.engine.snapshot.saved_operations import SavedOperations
 from purgatory.engine.snapshot.snapshots import Snapshots
 from purgatory.engine.tape import Played, Tape, TapePlayer
 from purgatory.engine.views import KindCounts, PartitionView, PendingView, RemainingTimes
-from purgatory.engine.waiting.admission import Registration
+from purgatory.engine.waiting.admission import Admission
 from purgatory.engine.waiting.pending import PendingOperations
 from purgatory.engine.waiting.stale_waits import StaleWaits
 from purgatory.engine.waiting.tables import FREE, Owner
@@ -67,7 +67,7 @@ class Engine:
         self._keys: Final = SignalKeys(limits.signal_keys_max)
         self._pending: Final = PendingOperations(self._partitions, self._keys, tick_ms, wheel_size, now_ms)
         self._wakeups: Final = Wakeups(self._pending)
-        self._registration: Final = Registration(self._pending, limits)
+        self._admission: Final = Admission(self._pending, limits)
         self._events: Final = Events(
             self._partitions, self._keys, self._wakeups, limits, strict_partitions, replica_lag_time_max_ms
         )
@@ -79,25 +79,26 @@ class Engine:
 
     # Owners.
 
-    def add_owner(self, holdings: Holdings | None = None) -> Owner:
+    def add_owner(self, usage: AccountUsage | None = None) -> Owner:
         """Create an owner to register operations for. Operation ids are unique and ascending within one owner.
 
-        `holdings` are those of its account. By default, the owner uses the shared holdings without an account, which
+        `usage` are those of its account. By default, the owner uses the shared usage without an account, which
         have no limits.
         """
         owners = self._pending.owners
-        if holdings is None:
-            holdings = self._partitions.unowned
+        if usage is None:
+            usage = self._partitions.unowned
         if self._free_owners:
-            owner = Owner(self._free_owners.pop(), holdings)
+            owner = Owner(self._free_owners.pop(), usage)
             owners[owner.owner_id] = owner
         else:
-            owner = Owner(len(owners), holdings)
+            owner = Owner(len(owners), usage)
             owners.append(owner)
         return owner
 
     def remove_owner(self, owner: Owner, now_ms: int) -> None:
         """Cancel all pending operations of an owner, without completions. The owner must not be used afterwards."""
+        # Closed before its operations end, so that `completions_of` discards their results.
         owner.closed = True
         owner.completions = None
         owner.ended_last = 0
@@ -121,7 +122,7 @@ class Engine:
         """
         assert not owner.closed, f"owner {owner.owner_id} was removed"
         self._pass_time(now_ms)
-        return self._registration.register(owner, kind, batch, now_ms, known_up_to)
+        return self._admission.admit(owner, kind, batch, now_ms, known_up_to)
 
     def apply(
         self,
@@ -130,22 +131,22 @@ class Engine:
         start: int = 0,
         limit: int = 100_000,
         *,
-        maker: Holdings | None = None,
+        account: AccountUsage | None = None,
         is_full: bool = False,
     ) -> EventsReceipt:
         """Apply events from `start` on until events and units of work together reach `limit`; see
         `EventsReceipt.next_index`.
 
-        The effects of one event are never split. Partitions that become known are counted in `maker`. With `is_full`,
+        The effects of one event are never split. Partitions that become known are counted in `account`. With `is_full`,
         events that would create a partition, key, replica or epoch are refused.
 
         Raises:
             InvalidBatch: The columns do not fit together. Nothing has been changed.
         """
         self._pass_time(now_ms)
-        if maker is None:
-            maker = self._partitions.unowned
-        return self._events.apply(batch, now_ms, start, limit, maker, is_full)
+        if account is None:
+            account = self._partitions.unowned
+        return self._events.apply(batch, now_ms, start, limit, account, is_full)
 
     def cancel(self, owner: Owner, operation_ids: list[int], now_ms: int, work_max: int = UNLIMITED) -> list[bool]:
         """Cancel operations by id. For each: True if it was pending, False if it had ended or was never registered.
@@ -233,6 +234,8 @@ class Engine:
         stop: i64 = self._pending.work_total + work_max
         while ended < limit and self._pending.count > 0 and self._pending.work_total < stop:
             slot = self._next_to_shut_down
+            # The walk continues where the last slice stopped. It wraps, because slots behind it may have been taken
+            # again.
             self._next_to_shut_down = slot + 1 if slot + 1 < operations.size else 0
             if slot < operations.size and operations.kind[slot] != FREE:
                 self._pending.end(slot, SHUTTING_DOWN, now_ms)
@@ -257,7 +260,8 @@ class Engine:
             InvalidBatch: As for `register` and `apply`. Nothing has been changed.
         """
         assert not owner.closed, f"owner {owner.owner_id} was removed"
-        player = TapePlayer(self._registration, self._events, self._inspection, owner, self._now_ms, prompt)
+        # The player advances time by itself. The engine takes over its clock at the end of the tape.
+        player = TapePlayer(self._admission, self._events, self._inspection, owner, self._now_ms, prompt)
         played = player.play(tape)
         self._pass_time(player.now_ms)
         return played
@@ -287,6 +291,7 @@ class Engine:
             for slot in fired:
                 self._pending.end(slot, EXPIRED, now_ms)
             expired += len(fired)
+            # Nothing more is due, or the wheel has used up its moves; `next_expiration_ms` tells which.
             if len(fired) < asked:
                 break
         return expired

@@ -21,7 +21,7 @@ from purgatory.engine.kinds.batch_columns import BatchColumns
 from purgatory.engine.marks.event_checks import check_columns
 from purgatory.engine.marks.events import Events
 from purgatory.engine.marks.registry import NamedPartitions
-from purgatory.engine.waiting.admission import Registration
+from purgatory.engine.waiting.admission import Admission
 from purgatory.engine.waiting.stale_waits import StaleWaits
 from purgatory.engine.waiting.tables import Owner
 from purgatory.engine.waiting.wakeups import UNLIMITED
@@ -109,7 +109,7 @@ class TapePlayer:
 
     def __init__(
         self,
-        registration: Registration,
+        admission: Admission,
         events: Events,
         inspection: EngineInspection,
         owner: Owner,
@@ -117,12 +117,12 @@ class TapePlayer:
         prompt: bool,
     ) -> None:
         self.now_ms: i64 = now_ms
-        self._registration: Final = registration
-        self._pending: Final = registration.pending
+        self._admission: Final = admission
+        self._pending: Final = admission.pending
         self._wakeups: Final = events.wakeups
         self._events: Final = events
         self._inspection: Final = inspection
-        self._stale_waits: Final = StaleWaits(registration.pending)
+        self._stale_waits: Final = StaleWaits(admission.pending)
         self._owner: Final = owner
         self._prompt: Final = prompt
         self._next_event = 0
@@ -165,13 +165,13 @@ class TapePlayer:
 
     def _kind_columns(self, tape: Tape, kind: int) -> KindColumns | None:
         batch = tape.operations[kind] if kind < len(tape.operations) else None
-        return None if batch is None else KindColumns(kind, batch, self._registration)
+        return None if batch is None else KindColumns(kind, batch, self._admission)
 
     def _register(self, kind: KindColumns, count: int, now_ms: i64, played: Played) -> None:
         owner = self._owner
         columns = kind.columns
-        registration = self._registration
-        registration.open_for(owner.holdings)
+        admission = self._admission
+        admission.open_for(owner.usage)
         stop = kind.next_row + count
         while kind.next_row < stop:
             row = kind.next_row
@@ -181,9 +181,9 @@ class TapePlayer:
             item = kind.next_item
             item_count = columns.item_counts.at(row)
             kind.next_item = item + item_count
-            if columns.is_plain and registration.take_plain(kind.kind, owner, columns, row, item, item_count, now_ms):
+            if columns.is_plain and admission.admit_plain(kind.kind, owner, columns, row, item, item_count, now_ms):
                 continue
-            fault = registration.take(kind.kind, owner, columns, row, item, now_ms)
+            fault = admission.admit_row(kind.kind, owner, columns, row, item, now_ms)
             if fault is not None:
                 played.refused_ids.append(operation_id)
                 played.refusals.append(Refusal(row, fault.code, fault.field, fault.message))
@@ -199,6 +199,7 @@ class TapePlayer:
             due_ms: i64 = self._pending.wheel.next_expiration_ms()
             if due_ms < 0 or due_ms > until_ms:
                 return
+            # A due time in the past is left from an earlier step; the clock must not go back to it.
             if due_ms > self.now_ms:
                 self.now_ms = due_ms
             self._advance(ALL)
@@ -254,9 +255,10 @@ class TapePlayer:
 class KindColumns:
     """The operations of one kind on a tape, and the position of the next one."""
 
-    def __init__(self, kind: int, batch: OperationBatch, registration: Registration) -> None:
-        named = NamedPartitions(registration.pending.partitions)
-        self.kind: Final = registration.pending.kinds[kind]
-        self.columns: Final = BatchColumns(kind, batch, registration.limits, named)
+    def __init__(self, kind: int, batch: OperationBatch, admission: Admission) -> None:
+        # One for each kind: steps of several kinds alternate, and a shared one would discard its names at each change.
+        named = NamedPartitions(admission.pending.partitions)
+        self.kind: Final = admission.pending.kinds[kind]
+        self.columns: Final = BatchColumns(kind, batch, admission.limits, named)
         self.next_row = 0
         self.next_item = 0

@@ -5,7 +5,7 @@
 
 from typing import Final
 
-from purgatory.extension import Extension
+from purgatory.extension import Extension, settings_class
 from purgatory.extensions.archive.extension import ArchiveExtension
 from purgatory.extensions.connectors.extension import ConnectorsExtension
 from purgatory.extensions.page.extension import PageExtension
@@ -23,3 +23,6 @@ ALL: Final[tuple[type[Extension], ...]] = (
 be restarted during a slow shutdown; webhooks deliver the last results; the archive writes its last files; the tracing
 spans of both are sent.
 """
+
+ALL_SETTINGS: Final = settings_class(ALL)
+"""The settings of a daemon that may load all of them."""

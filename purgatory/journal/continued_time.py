@@ -54,6 +54,7 @@ def journal_now_ms(last: Moment | None, now: ClockReading) -> int:
     """The journal's current time, given the last moment that it recorded; milliseconds."""
     if last is None:
         return now.wall_ms
+    # Two unknown boots are not the same boot.
     if now.boot_id and now.boot_id == last.boot_id:
         passed_ms = now.boot_ms - last.boot_ms
     else:

@@ -68,6 +68,7 @@ def _export(directory: Directory, file: Path) -> int:
     found, _ = faults(directory)
     if found:
         raise damaged(directory.path, found[0])
+    # Not a copy of the file, because the last commits may be in the write-ahead log only.
     with closing(sqlite3.connect(directory.database)) as database:
         database.execute("VACUUM INTO ?", (str(file),))
     print(f"written: {file}, {file.stat().st_size} bytes")

@@ -29,6 +29,7 @@ def checksum(*values: Value) -> int:
     crc = 0
     for value in values:
         if isinstance(value, int):
+            # Nine bytes hold any 64-bit number, signed or unsigned.
             octets = b"i" + value.to_bytes(9, "little", signed=True)
         elif isinstance(value, str):
             text = value.encode()
@@ -42,6 +43,7 @@ def checksum(*values: Value) -> int:
 
 def is_intact(table: str, row: tuple[Any, ...]) -> bool:
     """Whether the checksum of a row, read with all its columns, is correct."""
+    # A damaged row may hold values of any type, so the checksum itself may raise.
     values = row[1:-1] if table in SURROGATE_KEYED else row[:-1]
     try:
         return bool(checksum(*values) == row[-1])

@@ -76,6 +76,7 @@ class SessionRows:
             else:
                 place = row.live.remove(ids, place)
             changed[row.registration] = row
+        # An estimate that decides when to clean up; rows of moved operations are counted too.
         self._empty += sum(row.live.left == 0 for row in changed.values())
         if self._empty > len(self._rows) // 2 + EMPTY_ROWS_MIN:
             self._drop_empty()

@@ -129,5 +129,7 @@ def migrate(database: sqlite3.Connection, name: str, migrations: tuple[str, ...]
             "that wrote it, or a newer one"
         )
     for number, script in enumerate(migrations[version:], version + 1):
+        # Both pragmas write to the file's header and are part of the transaction, so version and tables change
+        # together.
         pragmas = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {number};"
         database.executescript(f"BEGIN IMMEDIATE; {script}; {pragmas} COMMIT;")

@@ -23,6 +23,8 @@ UPSERT: Final = {
 } | {
     "partitions": "INSERT INTO partitions (topic, number, content, crc32) VALUES (?, ?, ?, ?) "
     "ON CONFLICT (topic, number) DO UPDATE SET content = excluded.content, crc32 = excluded.crc32",
+    # A replaced row gets a new `place` behind all others, so reading by place returns the keys in the order of their
+    # last change, in which they have to be restored.
     "keys": "INSERT OR REPLACE INTO keys (key, count, crc32) VALUES (?, ?, ?)",
     "moment": "INSERT OR REPLACE INTO moment VALUES (1, ?, ?, ?, ?, ?, ?, ?)",
 }  # fmt: skip
@@ -126,6 +128,7 @@ class StatementBuilder:
                 _put(out, "partitions", topic, number, content)
             else:
                 out[DELETE["partitions"]].append((topic, number))
+        # The merged rows contain the newest content of each partition, so older rows of changes are all superseded.
         out[DELETE["changes"]].extend((change,) for change in self._change_rows)
         self._change_rows.clear()
         self._unmerged.clear()

@@ -75,6 +75,8 @@ class Store:
             missing = missing_groups(self._directory)  # before SQLite writes to the file, which would hide it
             if missing is not None:
                 raise damaged(self._directory.path, missing)
+            # Without an isolation level the module begins no transactions of its own. The connection is opened on the
+            # event loop's thread and used by the journal's.
             database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
             try:
                 _prepare(database, str(path))
@@ -109,6 +111,8 @@ class Store:
         self._database.execute("VACUUM INTO ?", (str(new_file),))
         with new_file.open("rb") as written:
             os.fsync(written.fileno())
+        # Under an intermediate name: `_finish_rewrite` has to remove the old log before the file becomes the journal,
+        # and it can repeat that after a crash.
         new_file.replace(self._sibling(REWRITTEN))
         self._directory.sync()
         self._database.close()
@@ -144,6 +148,7 @@ class Store:
             self._crash.reached(BEFORE_COMMIT)
             database.execute("COMMIT")
         except BaseException:
+            # After some errors, such as a full disk, SQLite has rolled back by itself.
             if database.in_transaction:
                 database.execute("ROLLBACK")
             raise
@@ -248,6 +253,8 @@ class Store:
 def _prepare(database: sqlite3.Connection, name: str) -> None:
     """Configure the connection and migrate the tables to the newest version."""
     pragmas = (
+        # The page size and auto_vacuum take effect only in a file without tables, and the page size only before WAL
+        # mode. FULL syncs the log at each commit, which NORMAL does not.
         f"page_size = {PAGE_BYTES}",
         "auto_vacuum = INCREMENTAL",
         "journal_mode = WAL",

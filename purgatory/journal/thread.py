@@ -92,6 +92,7 @@ class JournalThread:
             return True
         if group is None:
             return False
+        # Translated once, outside the retries, because translating changes the builder's record of the rows.
         if not self._commit(self._builder.statements(group)):
             return False
         self._report(group)
@@ -109,6 +110,7 @@ class JournalThread:
                 self._store.commit(statements)
             except (sqlite3.Error, JournalError, OSError) as error:
                 self._on_failure(error)
+                # While the daemon ends, each group gets one attempt and no retries.
                 if self._closing.wait(self._retry_s):
                     LOGGER.error("the daemon ends, and its last changes could not be written to the journal")  # noqa: TRY400
                     return False

@@ -5,8 +5,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from purgatory.service.admission import SHUTTING_DOWN_MESSAGE
 from purgatory.service.errors import unavailable
+from purgatory.service.gate import SHUTTING_DOWN_MESSAGE
 from purgatory.service.host import Host
 from purgatory.service.loop_stalls import WORK_PER_SLICE
 from purgatory.service.reaper import EXPIRED_PER_SLICE
@@ -20,7 +20,7 @@ UNACKNOWLEDGED_MS_MAX: Final = 1_000
 
 async def drain(host: Host, grace_s: float) -> None:
     """Refuse new work, end all pending operations as SHUTTING_DOWN, and deliver the results for at most `grace_s`."""
-    host.admission.draining = True
+    host.gate.draining = True
     host.fair_queue.refuse_waiting(lambda: unavailable(SHUTTING_DOWN_MESSAGE))
     deadline_s = asyncio.get_running_loop().time() + grace_s
     await _end_pending(host)

@@ -3,8 +3,8 @@
 Each unit of work (a call, a stream message, or a slice of either) acquires a turn before it runs. When the loop is
 idle, the turn is granted immediately. Otherwise the next turn goes to the caller that has used the least time
 (start-time fair queueing; `CallerQueue.start_us` is the virtual start time of its next turn). Within one caller, events
-run before registrations, and registrations before inspections. Turns are charged by measured time: the duration of a
-loop iteration is split among the callers that ran in it.
+run before registrations, and registrations before inspections. Turns are charged by measured time: from the moment the
+work resumes until the next turn begins or the loop iteration ends.
 """
 
 import asyncio
@@ -83,9 +83,10 @@ class FairQueue:
         self._arrivals: Final = itertools.count()
         self._virtual_us = 0
         """Virtual start time of the latest turn. An idle caller resumes here, so idle time earns no credit."""
-        self._ran: Final[list[CallerQueue]] = []
-        """Callers that had a turn in this loop iteration."""
-        self._began_us = 0
+        self._running: CallerQueue | None = None
+        """The caller whose turn began last in this loop iteration. The time since then is charged to it."""
+        self._running_since_us = 0
+        self._first_turn_us: int | None = None
         """Time of the first turn in this loop iteration."""
         self._is_scheduled = False
         self._granted_us = 0
@@ -142,18 +143,22 @@ class FairQueue:
             work: EVENTS, REGISTRATIONS or INSPECTIONS.
             is_call: This is the first turn of a call, which `refuse_waiting` may refuse.
         """
-        if self._may_run_now(caller):
-            self._take(caller)
+        now_us = self._now_us()
+        if self._may_run_now(caller, now_us):
+            self._take(caller, now_us)
+            self._begin(caller, now_us)
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        now_us = self._now_us()
         if not self._order:
+            # The time in which nobody waited is not an interval between two grants.
             self._granted_us = now_us
         if not caller.waiting:
             self._enqueue(caller)
         caller.waiters[work].append(Waiter(future, now_us, is_call))
         self._schedule()
         await future
+        # Not when it was granted: turns of other callers may have run since.
+        self._begin(caller, self._now_us())
 
     def refuse_waiting(self, make_error: Callable[[], Exception]) -> None:
         """End the wait of every call with an error; slices and stream messages keep waiting."""
@@ -164,21 +169,35 @@ class FairQueue:
 
     # Inside.
 
-    def _may_run_now(self, caller: CallerQueue) -> bool:
+    def _may_run_now(self, caller: CallerQueue, now_us: int) -> bool:
+        # At equal times the caller that waits already is first, and no caller overtakes its own waiting work.
         if self._order and (caller.waiting or max(caller.start_us, self._virtual_us) >= self._order[0][0]):
             return False
-        return not self._ran or self._now_us() - self._began_us < LOOP_TURN_US_MAX
+        return self._first_turn_us is None or now_us - self._first_turn_us < LOOP_TURN_US_MAX
 
-    def _take(self, caller: CallerQueue) -> None:
+    def _take(self, caller: CallerQueue, now_us: int) -> None:
+        """Give the caller a turn: its next one comes after those of callers that have used less time."""
         self._virtual_us = max(caller.start_us, self._virtual_us)
+        # The minimum is charged in advance, so several turns within one iteration do not all start at the same time.
         caller.start_us = self._virtual_us + TURN_US_MIN
-        if not self._ran:
-            self._began_us = self._now_us()
-        self._ran.append(caller)
+        if self._first_turn_us is None:
+            self._first_turn_us = now_us
         self._schedule()
+
+    def _begin(self, caller: CallerQueue, now_us: int) -> None:
+        """Measure the work of this turn from now on."""
+        self._charge(now_us)
+        self._running, self._running_since_us = caller, now_us
+
+    def _charge(self, now_us: int) -> None:
+        """Add the time of the latest turn to what its caller has used; `_take` has added the minimum."""
+        if self._running is not None:
+            self._running.start_us += max(0, now_us - self._running_since_us - TURN_US_MIN)
+            self._running = None
 
     def _enqueue(self, caller: CallerQueue) -> None:
         caller.start_us = max(caller.start_us, self._virtual_us)
+        # Arrivals are unique, so the heap never compares callers.
         heapq.heappush(self._order, (caller.start_us, next(self._arrivals), caller))
 
     def _schedule(self) -> None:
@@ -189,17 +208,11 @@ class FairQueue:
     def _on_next_iteration(self) -> None:
         self._is_scheduled = False
         now_us = self._now_us()
+        # Before the grant, which chooses by the time that callers have used.
         self._charge(now_us)
+        self._first_turn_us = None
         if self._grant(now_us):
             self._schedule()
-
-    def _charge(self, now_us: int) -> None:
-        """Split the time since the first turn of the last iteration among the callers that ran in it."""
-        if self._ran:
-            each_us = (now_us - self._began_us) // len(self._ran)
-            for caller in self._ran:
-                caller.start_us += max(0, each_us - TURN_US_MIN)
-            self._ran.clear()
 
     def _grant(self, now_us: int) -> bool:
         """Grant one turn. Only one, because its cost is unknown until the next iteration charges it.
@@ -213,7 +226,7 @@ class FairQueue:
         waiter = caller.waiters[work].popleft()
         # The task wakes up before the `_on_next_iteration` that `_take` schedules, so that call charges its work.
         waiter.future.set_result(None)
-        self._take(caller)
+        self._take(caller, now_us)
         if caller.waiting:
             self._enqueue(caller)
         self._on_waited(work, now_us - waiter.since_us)

@@ -13,54 +13,43 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from purgatory.clock import Clock
-from purgatory.engine.batches import PartitionName, Refusal, RegisterReceipt
+from purgatory.clock import Clock, EngineTime
+from purgatory.engine.batches import PartitionName, Refusal
 from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
-from purgatory.engine.waiting.tables import Owner
+from purgatory.engine.limits import EngineLimits
 from purgatory.service.access.account import Account
-from purgatory.service.access.audit import NAME
-from purgatory.service.access.roles import WAIT
-from purgatory.service.access.withholding import explain, withhold_operations
-from purgatory.service.admission import Admission
-from purgatory.service.budget.retry_advice import RetryAdvice
+from purgatory.service.access.authorization_filter import replace_reasons
 from purgatory.service.budget.shares import Shares
-from purgatory.service.engine_time import EngineTime
-from purgatory.service.errors import BatchRejected, from_refusal, unreadable_batch
+from purgatory.service.errors import unreadable_batch
 from purgatory.service.fair_queue import FairQueue, Turn, next_loop_turn
+from purgatory.service.gate import Gate
 from purgatory.service.listeners.events import (
     Applied,
     Cancelled,
-    CancelledKey,
-    CancelledPartition,
     CancelledSession,
+    CancelledWaits,
     Completed,
     FailedStale,
-    Registered,
 )
 from purgatory.service.listeners.listener import Journal, Listener
+from purgatory.service.listeners.refusal_log import RefusalLog
 from purgatory.service.listeners.result_tail import ResultTail
 from purgatory.service.loop_stalls import WORK_PER_SLICE, LoopStalls
 from purgatory.service.reaper import EXPIRED_PER_SLICE, Reaper
-from purgatory.service.registrations import OpenBatch, Registrations, count_refused
-from purgatory.service.sessions.callbacks import Callbacks, NoCallbacks
-from purgatory.service.sessions.refused import (
-    located,
-)
+from purgatory.service.sessions.callbacks import Callbacks
 from purgatory.service.sessions.session import Session
 from purgatory.service.sessions.session_table import Sessions
 from purgatory.service.sessions.unary_waits import OpenWait, UnaryWaits
 from purgatory.service.sessions.waiting_callers import WaitingCallers
-from purgatory.service.settings import HostSettings
+from purgatory.service.settings import EngineLimitsSettings, HostSettings, Settings
 from purgatory.service.sources.source_links import SourceLinks
 from purgatory.service.sources.source_table import SourceTable
 from purgatory.service.sources.stale_reaper import StaleReaper
 from purgatory.service.sources.stale_results import note_stale_marks
 from purgatory.service.translate.events import IncomingEvents
-from purgatory.service.translate.operations import OperationRun
-from purgatory.service.translate.receipts import BatchReceipt
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -78,7 +67,7 @@ class Host:
         self.tail: Final = ResultTail(self.listeners)
         self.journal = Journal()
         """The journal; a no-op journal unless `use_journal` is called."""
-        self.callbacks: Callbacks = NoCallbacks()
+        self.callbacks = Callbacks()
         """Refuses callbacks, unless an extension replaces it."""
         self.shares: Final = Shares(settings, engine)
         self.holds: Final = LoopStalls()
@@ -90,9 +79,7 @@ class Host:
         self.sessions: Final = Sessions(engine, settings, self.listeners, self.holds, self._end_dropped, self.shares)
         self.unary_waits: Final = UnaryWaits(engine, self.time.now_ms, self._cancel_unary_waits)
         self.waiting_callers: Final = WaitingCallers()
-        self.retry_advice: Final = RetryAdvice(engine, self.time)
-        self.admission: Final = Admission(settings.limits, self.listeners, self.shares, self.retry_advice)
-        self._registrations: Final = Registrations(self.time, self.listeners, self.admission, self._register_in_session)
+        self.gate: Final = Gate(settings.limits, self.listeners, self.shares, engine, self.time)
         self.fair_queue: Final = FairQueue(self._on_waited_for_turn)
         self.sources: Final = SourceTable()
         """Connector state; `stale(name, now_ms)` returns why a mark is stale."""
@@ -112,12 +99,12 @@ class Host:
 
     def use_journal(self, journal: Journal) -> None:
         """Journal every change from now on. Call before the first change."""
-        self.journal = self.admission.journal = journal
+        self.journal = self.gate.journal = journal
         self.listeners.append(journal)
 
     @property
     def draining(self) -> bool:
-        return self.admission.draining
+        return self.gate.draining
 
     def start(self) -> None:
         """Start the background tasks (expiry, session maintenance) on the running loop."""
@@ -133,51 +120,6 @@ class Host:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
 
-    # Registrations.
-
-    def begin_batch(self, session: Session) -> OpenBatch:
-        """Begin a batch of registrations; see `Registrations.begin`."""
-        return self._registrations.begin(session)
-
-    def register_part(
-        self, batch: OpenBatch, runs: Sequence[OperationRun], refused: Sequence[tuple[Refusal, int]]
-    ) -> BatchReceipt:
-        """Register the next part of a batch; see `Registrations.register`."""
-        return self._registrations.register(batch, runs, refused)
-
-    def register(
-        self, session: Session, runs: Sequence[OperationRun], refused: Sequence[tuple[Refusal, int]]
-    ) -> BatchReceipt:
-        """Register a batch that has one part."""
-        return self.register_part(self.begin_batch(session), runs, refused)
-
-    def _register_in_session(self, session: Session, run: OperationRun, known: int) -> RegisterReceipt:
-        return self._register(session.owner, session, session.account, run, known)
-
-    def _register(
-        self, owner: Owner, session: Session | None, account: Account, run: OperationRun, known: int
-    ) -> RegisterReceipt:
-        now_ms = self._registration_ms()
-        readable, withheld = withhold_operations(account, run.kind, run.batch)
-        self.shares.set_in_engine(account)
-        receipt = self.engine.register(owner, run.kind, readable, now_ms, known)
-        explain(receipt.refusals, withheld)
-        if withheld:
-            first = next(iter(withheld.values())).message
-            self.sessions.accounts.audit.refused(NAME, account.principal, role=WAIT, name=first, count=len(withheld))
-        if session is not None and session.refused_ids:
-            session.refused_ids.correct(receipt, run.batch, known)
-        event = Registered(session, account.principal, run.kind, run.batch, receipt, now_ms)
-        for listener in self.listeners:
-            listener.registered(event)
-        self.deliver()
-        self.reaper.deadline_may_be_earlier()
-        if self.source_links.demand.is_wanted:
-            self.source_links.demand.registered(run.batch.partitions)
-        if run.batch.stale_timeouts_ms:
-            self.stale_reaper.may_have_come()
-        return receipt
-
     def acknowledge(self, session: Session, sequence: int) -> None:
         """Drop a session's results up to `sequence`. Raises `RpcError` if no result has had that number yet."""
         session.acknowledge(sequence)
@@ -192,17 +134,8 @@ class Host:
         It yields the operation id and the future of the result, and cancels the operation if it is still pending when
         the block ends. Raises `RpcError` if no registrations are accepted at the moment.
         """
-        self.admission.check_unary_wait(account, len(self.unary_waits))
+        self.gate.check_unary_wait(account, len(self.unary_waits))
         return OpenWait(self.unary_waits, account)
-
-    def register_unary_wait(self, run: OperationRun, account: Account) -> None:
-        """Register the operation of a unary wait. Raises `RpcError` if the operation is refused."""
-        self.admission.check_unary_items(account, len(run.batch.item_indexes))
-        receipt = self._register(self.unary_waits.owner_of(account), None, account, run, 0)
-        count_refused(self.listeners, receipt.refusals)
-        if receipt.refusals:
-            retry_after_ms = self.retry_advice.for_operation(account, run)
-            raise from_refusal(located(run, receipt.refusals[0]), "operation", retry_after_ms)
 
     def _cancel_unary_waits(self, operation_ids: list[int], account: Account) -> None:
         now_ms = self.time.now_ms()
@@ -214,13 +147,6 @@ class Host:
         self.deliver()
 
     # Events.
-
-    def check_events(self) -> None:
-        """Raise `BatchRejected` if no events are accepted at the moment. Call once per batch, before its first part."""
-        reason = self.admission.listeners_reason()
-        if reason is not None:
-            raise BatchRejected(reason)
-        self.admission.check_journal_writable()
 
     async def apply(
         self,
@@ -258,14 +184,14 @@ class Host:
         start, is_full = done.next_index, self.shares.budget.is_full
         self.shares.set_in_engine(account)
         try:
-            part = self.engine.apply(batch, now_ms, start, WORK_PER_SLICE, maker=account.holdings, is_full=is_full)
+            part = self.engine.apply(batch, now_ms, start, WORK_PER_SLICE, account=account.usage, is_full=is_full)
         except InvalidBatch as error:
             raise unreadable_batch(f"columns.{error.field}", error.message) from None
-        explain(part.refusals, events.refusals)
+        replace_reasons(part.refusals, events.refusals)
         event = Applied(account.principal, batch, start, part, now_ms)
         for listener in self.listeners:
             listener.applied(event)
-        count_refused(self.listeners, part.refusals)
+        self.count_refused(part.refusals)
         self.deliver()
         self.reaper.deadline_may_be_earlier()
         done.next_index = part.next_index
@@ -313,29 +239,22 @@ class Host:
         self.deliver()
         return closed
 
-    async def cancel_partition(self, name: PartitionName) -> int:
-        """Cancel operations that wait on a partition until none is left, and return their number."""
+    async def cancel_waits(self, name: PartitionName) -> int:
+        """Cancel operations that wait on a partition, or on a key as `(key, -1)`, until none is left. Return their
+        number.
+        """
 
         def cancel(now_ms: int) -> tuple[int, bool]:
-            return self.engine.cancel_partition(name, now_ms, WORK_PER_SLICE), self.engine.has_waits(name)
+            if name[1] < 0:
+                cancelled = self.engine.cancel_key(name[0], now_ms, WORK_PER_SLICE)
+            else:
+                cancelled = self.engine.cancel_partition(name, now_ms, WORK_PER_SLICE)
+            return cancelled, self.engine.has_waits(name)
 
         def notify(cancelled: int, now_ms: int) -> None:
-            event = CancelledPartition(name, cancelled, now_ms)
+            event = CancelledWaits(name, cancelled, now_ms)
             for listener in self.listeners:
-                listener.cancelled_partition(event)
-
-        return await self._cancel_in_slices(cancel, notify)
-
-    async def cancel_key(self, key: str) -> int:
-        """Cancel operations that wait on a key until none is left, and return their number."""
-
-        def cancel(now_ms: int) -> tuple[int, bool]:
-            return self.engine.cancel_key(key, now_ms, WORK_PER_SLICE), self.engine.has_waits((key, -1))
-
-        def notify(cancelled: int, now_ms: int) -> None:
-            event = CancelledKey(key, cancelled, now_ms)
-            for listener in self.listeners:
-                listener.cancelled_key(event)
+                listener.cancelled_waits(event)
 
         return await self._cancel_in_slices(cancel, notify)
 
@@ -364,6 +283,12 @@ class Host:
             await asyncio.sleep(0)
 
     # Inside.
+
+    def count_refused(self, refusals: Sequence[Refusal]) -> None:
+        """Notify listeners of refused registrations or events."""
+        if refusals:
+            for listener in self.listeners:
+                listener.refused(refusals)
 
     def _on_waited_for_turn(self, work: int, us: int) -> None:
         for listener in self.listeners:
@@ -410,7 +335,7 @@ class Host:
             for listener in self.listeners:
                 listener.cancelled(event)
 
-    def _registration_ms(self) -> int:
+    def registration_ms(self) -> int:
         """Return the time to register at, which may be ahead of the clock.
 
         Nothing expires while it is ahead, so due operations must expire first: otherwise a steady stream of
@@ -494,3 +419,11 @@ class Host:
                     listener.tick()
             except Exception:
                 LOGGER.exception("session maintenance failed; it continues")
+
+
+def make_host(settings: Settings, metrics: Listener, clock: Clock, started_ms: int) -> Host:
+    """Create the engine, whose time starts at `started_ms`, and its host, each with its limits."""
+    limits = settings.limits.model_dump(include=set(EngineLimitsSettings.model_fields))
+    engine = Engine(EngineLimits(**limits), started_ms, **settings.engine.model_dump())
+    settings_of_host = HostSettings(settings.limits, settings.session, settings.shares)
+    return Host(engine, clock, settings_of_host, metrics, RefusalLog(clock))

@@ -80,6 +80,7 @@ class OpenJournal:
             is_sync=self._is_sync,
             number=number,
         )
+        # Before anything is restored: overdue operations end during the restore, and their results must be recorded.
         host.use_journal(journal)
         try:
             self._restore_marks(host)
@@ -104,6 +105,7 @@ class OpenJournal:
     def _restore_marks(self, host: Host) -> None:
         snapshots = host.engine.snapshots
         partitions = {(topic, number): content for _, topic, number, content in self._store.rows("partitions")}
+        # Rows of changes are newer than those of `partitions`, and a later one overrides an earlier one.
         for row, content in self._store.rows("changes"):
             changes = unpack_changes(content)
             partitions.update(changes)
@@ -121,6 +123,7 @@ class OpenJournal:
         for number, ranges in self._store.rows("refused_ids"):
             self._sessions[number].refused_ids = RefusedIds(ranges)
             self._builder.add_existing_refused_ids(number, ranges)
+        # Before the operations: one that ends while it is restored gets a sequence number above all stored results.
         with_results = self._restore_results()
         for state in states:
             session = self._sessions[state.session]

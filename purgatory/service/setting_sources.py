@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from purgatory.service.settings import ENVIRONMENT_PREFIX, Settings, SettingsGroup
 from purgatory.service.transport.watched_file import read_regular_file
@@ -24,20 +25,26 @@ class SettingsError(Exception):
     """A setting is unusable. The message is one line and names the setting, the value and its source."""
 
 
-def setting_groups() -> dict[str, type[SettingsGroup]]:
-    """Return the groups by name, in the order of `Settings`."""
+def setting_groups(known: type[Settings]) -> dict[str, type[SettingsGroup]]:
+    """Return the groups by name, in the order of their declaration."""
     found: dict[str, type[SettingsGroup]] = {}
-    for name, field in Settings.model_fields.items():
+    for name, field in known.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, SettingsGroup):
             found[name] = field.annotation
     return found
 
 
-def setting_names() -> list[str]:
+def setting_names(known: type[Settings]) -> list[str]:
     """Return every setting by its name in the file: 'config', 'ready_file', 'grpc.address', ..."""
-    known = setting_groups()
-    names = [name for name in Settings.model_fields if name not in known]
-    return names + [f"{group}.{field}" for group, model in known.items() for field in model.model_fields]
+    groups = setting_groups(known)
+    names = [name for name in known.model_fields if name not in groups]
+    return names + [f"{group}.{field}" for group, model in groups.items() for field in model.model_fields]
+
+
+def setting_extra(field: FieldInfo) -> Values:
+    """Return what `setting` stored with a field."""
+    assert isinstance(field.json_schema_extra, dict), f"not declared with `setting`: {field}"
+    return field.json_schema_extra
 
 
 def environment_name(name: str) -> str:
@@ -50,15 +57,15 @@ def flag_name(name: str) -> str:
     return "--" + name.replace(".", "-").replace("_", "-")
 
 
-def load_settings(flags: Values) -> Settings:
-    """Load the settings from flags, environment and file. Raises `SettingsError` if one is unusable."""
+def load_settings(flags: Values, known: type[Settings] = Settings) -> Settings:
+    """Load the `known` settings from flags, environment and file. Raises `SettingsError` if one is unusable."""
     path = flags.get("config") or os.environ.get(environment_name("config"))
     if path:
-        _check_file(Path(path))
+        _check_file(Path(path), known)
     try:
-        return Settings(**flags)
+        return known(**flags)
     except ValidationError as error:
-        raise SettingsError("; ".join(_explained(dict(fault), flags) for fault in error.errors())) from None
+        raise SettingsError("; ".join(_explained(dict(fault), flags, known) for fault in error.errors())) from None
 
 
 def source_of(name: str, flags: Values, settings: Settings) -> str:
@@ -73,24 +80,24 @@ def _flag_or_variable(name: str, flags: Values) -> str | None:
     return f"environment {environment_name(name)}" if os.environ.get(environment_name(name)) else None
 
 
-def unknown_variables() -> list[str]:
+def unknown_variables(known: type[Settings]) -> list[str]:
     """Return environment variables with the prefix of one of our groups that match no setting: most likely misspelt."""
-    known = {environment_name(name) for name in setting_names()} | CLIENT_VARIABLES
-    prefixes = tuple(f"{ENVIRONMENT_PREFIX}{group.upper()}_" for group in setting_groups())
-    return sorted(name for name in os.environ if name.startswith(prefixes) and name not in known)
+    variables = {environment_name(name) for name in setting_names(known)} | CLIENT_VARIABLES
+    prefixes = tuple(f"{ENVIRONMENT_PREFIX}{group.upper()}_" for group in setting_groups(known))
+    return sorted(name for name in os.environ if name.startswith(prefixes) and name not in variables)
 
 
-def _check_file(path: Path) -> None:
+def _check_file(path: Path, known: type[Settings]) -> None:
     """Raise `SettingsError` unless the file can be read and contains only settings."""
     try:
         tables = tomllib.loads(read_regular_file(path).decode())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"config: cannot read {path}: {error}") from None
-    known = set(setting_names()) - {"config"}
+    names = set(setting_names(known)) - {"config"}
     for table, content in tables.items():
         keys = [f"{table}.{key}" for key in content] if isinstance(content, dict) else [table]
         for key in keys:
-            if key not in known:
+            if key not in names:
                 raise SettingsError(f"{key}: there is no such setting (in {path})")
 
 
@@ -100,12 +107,13 @@ def _contains(values: Values, name: str) -> bool:
     return group in values if not field else isinstance(inner, dict) and field in inner
 
 
-def _explained(fault: Values, flags: Values) -> str:
+def _explained(fault: Values, flags: Values, known: type[Settings]) -> str:
     """Format an error of pydantic as 'engine.tick_ms: should be ..., not 0 (environment PURGATORY_ENGINE_TICK_MS)'."""
     name = ".".join(str(step) for step in fault["loc"])
     message = str(fault["msg"]).removeprefix("Value error, ").removeprefix("Input ")
-    if name not in setting_names():
+    if name not in setting_names(known):
         return f"{name}: {message}" if name else message
-    # The value of a whole source may contain the very password that is refused here.
-    given = "" if name == "source" else f", not {fault['input']!r}"
+    field = known.model_fields.get(name)
+    is_secret = field is not None and setting_extra(field)["is_secret"]
+    given = "" if is_secret else f", not {fault['input']!r}"
     return f"{name}: {message}{given} ({_flag_or_variable(name, flags) or 'file'})"

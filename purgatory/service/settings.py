@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic.config import JsonDict
 from pydantic_settings import (
     BaseSettings,
-    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
@@ -25,9 +25,6 @@ DURATION_MS_MAX: Final = 2**31 - 1
 PORT_MAX: Final = 65_535
 MEMORY_BYTES_MIN: Final = 128 * 1024 * 1024
 """More than half of this is used by the program itself."""
-
-SHORT_FLAGS: Final = {"archive.uri": "--archive", "journal.dir": "--data-dir"}
-"""Shorter names of flags."""
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -83,42 +80,32 @@ def _checked_hosts(hosts: str) -> str:
     return hosts
 
 
-SOURCE_SCHEMES: Final = ("kafka", "postgres", "postgresql")
-
-
-def _source_uris(given: object) -> object:
-    """Normalize all forms: a line with several URIs, a list, or tables with one URI each."""
-    if isinstance(given, str):
-        return given.split()
-    if isinstance(given, list | tuple):
-        return [one.get("uri", one) if isinstance(one, dict) else one for one in given]
-    return given
-
-
-def _checked_sources(uris: tuple[str, ...]) -> tuple[str, ...]:
-    for number, uri in enumerate(uris, 1):
-        scheme, _, rest = uri.partition("://")
-        if scheme not in SOURCE_SCHEMES or not rest:
-            raise ValueError(f"source {number} should begin with kafka:// or postgres:// and a host")
-        if "@" in rest.partition("?")[0] or "password" in rest.partition("?")[2].lower():
-            raise ValueError(
-                f"source {number} holds a user or a password, and everybody can read it there; put them into a file "
-                "and name that by ?config=FILE"
-            )
-    return uris
-
-
 FilePath = Annotated[Path, BeforeValidator(_checked_path)]
 """An empty path would mean the working directory."""
+
+HostNames = Annotated[str, BeforeValidator(_as_words), AfterValidator(_checked_hosts)]
+"""Names of hosts, separated by spaces; a list in the file."""
 
 Address = Annotated[str, AfterValidator(_checked_address)]
 Count = Annotated[int, Field(ge=1)]
 DurationMs = Annotated[int, Field(ge=1, le=DURATION_MS_MAX)]
 
 
-def setting(default: Any, description: str, **limits: Any) -> Any:  # noqa: ANN401 - as in pydantic
-    """Declare a setting. `limits` are `ge`, `le` and `min_length`, as in pydantic."""
-    return Field(default, description=description, **limits)
+def setting(
+    default: Any,  # noqa: ANN401 - as in pydantic
+    description: str,
+    *,
+    short_flag: str = "",
+    is_secret: bool = False,
+    **limits: Any,  # noqa: ANN401
+) -> Any:  # noqa: ANN401
+    """Declare a setting.
+
+    `short_flag` is a shorter name of its flag; errors do not show the value if `is_secret`. `limits` are `ge`, `le` and
+    `min_length`, as in pydantic.
+    """
+    extra: JsonDict = {"short_flag": short_flag, "is_secret": is_secret}
+    return Field(default, description=description, json_schema_extra=extra, **limits)
 
 
 class SettingsGroup(BaseModel):
@@ -164,7 +151,7 @@ class HttpSettings(SettingsGroup):
     """HTTP site: metrics and probes."""
 
     address: Address = setting("127.0.0.1:7441", "Where to serve HTTP, host:port. Port 0: any free one.")
-    allowed_hosts: Annotated[str, BeforeValidator(_as_words), AfterValidator(_checked_hosts)] = setting(
+    allowed_hosts: HostNames = setting(
         "",
         "Names of this daemon that requests without TLS may have in the Host header, separated by spaces: host, "
         "host:port, *.example.org for all names below. localhost and addresses are always allowed.",
@@ -323,71 +310,14 @@ class SessionSettings(SettingsGroup):
     )
 
 
-class ArchiveSettings(SettingsGroup):
-    """Archive: the history of all calls and outcomes, as Parquet (docs/archive.md)."""
-
-    uri: str | None = setting(
-        None, "Keep history here: a folder, or a URI (file, s3, gs, hdfs). Short flag: --archive.", min_length=1
-    )
-    strict: bool = setting(
-        False, "When history cannot be written fast enough, refuse registrations and events; do not drop history."
-    )
-    roll_ms: DurationMs = setting(60_000, "Finish files this often: at most this much is missing after a crash.")
-    roll_bytes: Count = setting(64 * 1024 * 1024, "Finish a file that has grown to this many bytes.")
-    queue_rows_max: Count = setting(4_000_000, "Rows that may wait in memory for the disk (some 50 to 150 bytes each).")
-
-
 class JournalSettings(SettingsGroup):
     """Journal: what is pending or unacknowledged survives a restart (docs/durability.md)."""
 
-    dir: FilePath | None = setting(None, "Keep everything that was receipted in this folder. Short flag: --data-dir.")
+    dir: FilePath | None = setting(
+        None, "Keep everything that was receipted in this folder. Short flag: --data-dir.", short_flag="--data-dir"
+    )
     mode: Literal["sync", "async"] = setting(
         "sync", "sync: answer once it is on disk. async: answer before; faster, but a crash loses the latest."
-    )
-
-
-class WebhooksSettings(SettingsGroup):
-    """Webhooks: results that are POSTed to a callback (docs/webhooks.md)."""
-
-    allowed_hosts: Annotated[str, BeforeValidator(_as_words), AfterValidator(_checked_hosts)] = setting(
-        "",
-        "Hosts that callers may name in callback URLs, separated by spaces: host, host:port, host:* for any port, "
-        "*.example.org for all names below. None: no callbacks.",
-    )
-    allow_http: bool = setting(False, "Take URLs that begin with http:// too; signed, but not encrypted.")
-    allow_private: bool = setting(
-        False, "Connect to private, loopback and link-local addresses too, if an allowed host has such a one."
-    )
-    secret_file: FilePath | None = setting(
-        None, "Secrets that webhooks are signed with, whsec_..., one a line. Read again when it changes."
-    )
-    ca_file: FilePath | None = setting(
-        None, "Authorities whose certificates receivers may present (PEM). Without: those of the system."
-    )
-    timeout_ms: DurationMs = setting(10_000, "A receiver that has not answered for this long has failed.")
-    retry_first_ms: DurationMs = setting(
-        5_000, "Pause after the first failed attempt; it doubles with each further one, less a random part of a half."
-    )
-    retry_longest_ms: DurationMs = setting(3_600_000, "Longest pause between two attempts.")
-    give_up_ms: DurationMs = setting(
-        86_400_000, "A result that was not delivered for this long becomes a dead letter. A restart begins it anew."
-    )
-    posts_max: Count = setting(64, "POSTs in flight at one time; at most half to new, slow or silent hosts.")
-    posts_per_host_max: Count = setting(4, "The same to one host; one that is new or does not answer gets 1.")
-    dead_letters_max: Count = setting(1_000, "Dead letters kept. At the limit whoever has the most loses the oldest.")
-
-    @model_validator(mode="after")
-    def _signed(self) -> Self:
-        if self.allowed_hosts and self.secret_file is None:
-            raise ValueError("webhooks are signed: allowed_hosts needs secret_file")
-        return self
-
-
-class TracingSettings(SettingsGroup):
-    """Tracing: a span for each wait whose caller is traced (docs/tracing.md)."""
-
-    enabled: bool = setting(
-        False, "Send spans by OTLP over HTTP, as OpenTelemetry's own variables (OTEL_...) say. Needs the extra otel."
     )
 
 
@@ -428,7 +358,7 @@ class HostSettings(NamedTuple):
 
 
 class Settings(BaseSettings):
-    """All settings of the daemon."""
+    """The settings of the core. Those of extensions are added by `purgatory.extension.settings_class`."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENVIRONMENT_PREFIX,
@@ -446,14 +376,6 @@ class Settings(BaseSettings):
     insecure: bool = setting(
         False, "Serve without TLS on addresses that other machines can reach. Whoever reaches them is trusted."
     )
-    source: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_source_uris), AfterValidator(_checked_sources)] = (
-        setting(
-            (),
-            "Run this source of marks too: kafka://HOST:PORT or postgres://HOST:PORT (docs/sources.md). "
-            "May be repeated; in the file a table [[source]] with `uri` for each, in the environment separated by "
-            "spaces.",
-        )
-    )
     extensions: str = setting("all", "Extensions to load, separated by spaces. all: every one; none: only the core.")
     grpc: GrpcSettings = GrpcSettings()
     http: HttpSettings = HttpSettings()
@@ -463,10 +385,7 @@ class Settings(BaseSettings):
     limits: LimitsSettings = LimitsSettings()
     shares: SharesSettings = SharesSettings()
     session: SessionSettings = SessionSettings()
-    archive: ArchiveSettings = ArchiveSettings()
     journal: JournalSettings = JournalSettings()
-    webhooks: WebhooksSettings = WebhooksSettings()
-    tracing: TracingSettings = TracingSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
     log: LogSettings = LogSettings()
     gc: GcSettings = GcSettings()

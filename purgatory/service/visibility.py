@@ -36,7 +36,7 @@ def may_see(account: Account, owner: Account | None, view: PendingView) -> bool:
     if account is owner:
         return True
     grants = account.grants
-    if grants.is_everywhere(ADMIN):
+    if ADMIN in grants.everywhere:
         return True
     names = grants.on_keys(ADMIN) if view.kind == codes.SIGNAL else grants.on_topics(ADMIN)
     return all(item.name[0] in names for item in view.items)
@@ -47,7 +47,7 @@ def rankable_owner_ids(host: Host, account: Account) -> set[int] | None:
 
     A role on some names does not count, because every operation would have to be read to find the names it waits for.
     """
-    if account.grants.is_everywhere(ADMIN):
+    if ADMIN in account.grants.everywhere:
         return None
     owner_ids = {session.owner.owner_id for session in host.sessions if session.account is account}
     if account.unary_waits:

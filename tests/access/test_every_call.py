@@ -17,6 +17,7 @@ from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch
 from purgatory.service.access.roles import CALLS
 from purgatory.service.host import Host
+from purgatory.service.registration import Registration
 from purgatory.service.rpc.handlers import SERVICE
 from purgatory.service.translate.operations import OperationRun
 from purgatory.v1 import event_pb2, operation_pb2, source_pb2, webhook_pb2
@@ -52,7 +53,7 @@ def populate(host: Host) -> None:
                 offsets=[9, 9, 9],
                 timeouts_ms=[600_000, 600_000, 0],
             )
-            host.register(session, [OperationRun(codes.PRODUCE, batch)], [])
+            Registration(host, session).register([OperationRun(codes.PRODUCE, batch)], [])
 
 
 Act = Callable[[Caller], Awaitable[str]]
@@ -337,7 +338,7 @@ async def _tail_results(caller: Caller) -> str:
     assert not (await asyncio.wait_for(stream.read(), PATIENCE_S)).operations
     assert caller.host is not None
     for name in ("mine-1", "yours-1"):
-        await caller.host.cancel_partition((name, 0))
+        await caller.host.cancel_waits((name, 0))
     told = (await asyncio.wait_for(stream.read(), PATIENCE_S)).operations
     found = {(one.principal, one.session_id, one.operation_id) for one in told}
     if len(found) == 2:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from purgatory.extensions.webhooks.settings import WebhooksSettings
 from purgatory.extensions.webhooks.signing import CannotSendWebhooks, WebhookSigner
 from purgatory.extensions.webhooks.webhooks import _ssl_context
 from purgatory.service.access.access_policy import read_policy
@@ -16,7 +17,7 @@ from purgatory.service.access.errors import AccessError
 from purgatory.service.access.json_web_tokens import JsonWebTokens
 from purgatory.service.access.tokens import read_tokens
 from purgatory.service.setting_sources import SettingsError, load_settings
-from purgatory.service.settings import TlsSettings, WebhooksSettings
+from purgatory.service.settings import TlsSettings
 from purgatory.service.transport.certificate_files import CannotUseCertificates, read_tls_material
 from purgatory.service.transport.watched_file import read_regular_file
 

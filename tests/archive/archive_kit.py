@@ -18,14 +18,15 @@ from purgatory.extensions.archive.archive_listener import ArchiveListener
 from purgatory.extensions.archive.files import ArchiveWriter
 from purgatory.extensions.archive.run_details import RunDetails
 from purgatory.extensions.archive.runs import RunFile, RunState
+from purgatory.extensions.archive.settings import ArchiveSettings
 from purgatory.extensions.archive.writer_link import WriterLink
 from purgatory.extensions.archive.writer_process import HistoryWriter, LineOutput, keep_all, serve
 from purgatory.extensions.archive.writer_protocol import WriterConfig, WriterStatistics, read_frame
 from purgatory.service.host import Host
+from purgatory.service.registration import BatchReceipt, Registration
 from purgatory.service.sessions.session import Session
-from purgatory.service.settings import ArchiveSettings, HostSettings, SessionSettings
+from purgatory.service.settings import HostSettings, SessionSettings
 from purgatory.service.translate.operations import OperationRun
-from purgatory.service.translate.receipts import BatchReceipt
 from purgatory.testing import ManualClock
 from tests.archive.archive_replay import rows_of
 
@@ -148,7 +149,7 @@ class ArchivedHost:
         return self.host.sessions.open("s", self.clock.now_ms())[0]
 
     def register(self, *runs: OperationRun) -> BatchReceipt:
-        return self.host.register(self.session, list(runs), [])
+        return Registration(self.host, self.session).register(list(runs), [])
 
     def fill(self, *, calls: int = 1, each: int) -> None:
         """Make `calls` calls with `each` registrations."""

@@ -19,11 +19,13 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.kinds.operation_columns import OPERATION, OperationColumn, columns_of
 from purgatory.engine.limits import EngineLimits
 from purgatory.extensions.archive.archive_listener import ArchiveListener, writer_config
+from purgatory.extensions.archive.settings import ArchiveSettings
 from purgatory.service.draining import drain
 from purgatory.service.errors import BatchRejected, RpcError
 from purgatory.service.host import Host
+from purgatory.service.registration import Registration, register_unary_wait
 from purgatory.service.sessions.session import Session
-from purgatory.service.settings import ArchiveSettings, EngineSettings, HostSettings, LimitsSettings, SessionSettings
+from purgatory.service.settings import EngineSettings, HostSettings, LimitsSettings, SessionSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from tests.archive.archive_kit import ThreadLink
@@ -126,8 +128,8 @@ class Life:
         self._register_some(self._session())
 
     def _register_some(self, session: Session) -> None:
-        self.host.register(
-            session, [self._run(self._random.randint(1, 5)) for _ in range(self._random.choice((1, 2)))], []
+        Registration(self.host, session).register(
+            [self._run(self._random.randint(1, 5)) for _ in range(self._random.choice((1, 2)))], []
         )
 
     def _run(self, operations: int) -> OperationRun:
@@ -219,9 +221,9 @@ class Life:
         elif how == 1:
             await self.host.cancel_session(session)
         elif how == 2:
-            await self.host.cancel_partition(self._random.choice(PARTITIONS))
+            await self.host.cancel_waits(self._random.choice(PARTITIONS))
         else:
-            await self.host.cancel_key(self._random.choice(KEYS))
+            await self.host.cancel_waits((self._random.choice(KEYS), -1))
 
     async def _fail_stale(self) -> None:
         """Some marks have been stale for some time, but only at this moment."""
@@ -241,7 +243,7 @@ class Life:
         with self.host.unary_wait(self.host.sessions.accounts.nobody) as (operation_id, _future):
             run = self._run(1)
             run.batch.operation_ids[0] = operation_id
-            self.host.register_unary_wait(run, self.host.sessions.accounts.nobody)
+            register_unary_wait(self.host, run, self.host.sessions.accounts.nobody)
             await asyncio.sleep(0)
 
     async def _drop_sessions(self) -> None:

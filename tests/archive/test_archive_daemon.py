@@ -12,8 +12,11 @@ import grpc
 import pyarrow.parquet as pq
 import pytest
 
+from purgatory.extension import own_settings
 from purgatory.extensions.archive import layout, schema
 from purgatory.extensions.archive.run_details import RunDetails
+from purgatory.extensions.archive.settings import WithArchive
+from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.flags import read_command_line
 from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -234,7 +237,7 @@ def test_without_arrow_one_line_names_the_image_that_has_it(tmp_path: Path, monk
 
 
 def test_a_daemon_does_not_load_arrow(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """The code that builds rows and files is loaded in the writer process only, and gRPC only in the daemon."""
+    """The code that builds rows and files is loaded in the writer process only, without the rest of the daemon."""
     daemon = start_daemon("--archive", str(tmp_path / "archive"))
     own, writers = (Path(f"/proc/{who}/maps").read_text("utf-8") for who in (daemon.process.pid, writer_of(daemon)))
     assert ("libarrow" in own, "libarrow" in writers) == (False, True)
@@ -244,5 +247,6 @@ def test_a_daemon_does_not_load_arrow(start_daemon: StartDaemon, tmp_path: Path)
 def test_archive_is_short_for_archive_uri() -> None:
     """Both flags are the same setting."""
     for flag in ("--archive", "--archive-uri"):
-        archive = read_command_line([flag, "s3://bucket/history", "--archive-strict"], "server.py").settings.archive
+        line = read_command_line([flag, "s3://bucket/history", "--archive-strict"], "server.py", ALL_SETTINGS)
+        archive = own_settings(line.settings, WithArchive).archive
         assert (archive.uri, archive.strict) == ("s3://bucket/history", True)

@@ -12,6 +12,7 @@ from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.extensions.archive import schema
 from purgatory.service.reaper import EXPIRED_PER_SLICE
+from purgatory.service.registration import Registration
 from purgatory.service.translate.operations import OperationRun
 from tests.archive.archive_life import Life
 from tests.archive.archive_replay import Replay, rows_of, without
@@ -50,7 +51,7 @@ async def test_herds_in_slices_end_in_the_same_order(tmp_path: Path) -> None:
         places = [number % 3 for number in ids]
         partitions = [(topic, place) for place in range(3)]
         batch = OperationBatch(ids, partitions=partitions, item_indexes=places, offsets=[5], timeouts_ms=[1_000])
-        life.host.register(session, [OperationRun(codes.PRODUCE, batch)], [])
+        Registration(life.host, session).register([OperationRun(codes.PRODUCE, batch)], [])
 
     for number, topic in enumerate(("expire", "satisfy", "remain")):
         register(number * herd + 1, topic)

@@ -16,6 +16,7 @@ from purgatory.service.host import Host
 from purgatory.service.listeners.events import Applied, Registered
 from purgatory.service.metrics.exposition import HostCollector
 from purgatory.service.metrics.metrics import Metrics
+from purgatory.service.registration import register_unary_wait
 from purgatory.service.settings import HostSettings
 from tests.archive.archive_kit import AT_MS, ArchivedHost, marks, produces
 from tests.archive.failing_disk import FailingDisk
@@ -91,7 +92,7 @@ async def test_unary_waits_are_session_number_0(tmp_path: Path) -> None:
     kept = ArchivedHost(tmp_path)
     for ends in (True, False):
         with kept.host.unary_wait(kept.host.sessions.accounts.nobody) as (operation_id, _future):
-            kept.host.register_unary_wait(produces(operation_id), kept.host.sessions.accounts.nobody)
+            register_unary_wait(kept.host, produces(operation_id), kept.host.sessions.accounts.nobody)
             if ends:
                 await apply_events(kept.host, marks(10))
                 await apply_events(kept.host, EventBatch([codes.PARTITION_REMOVED], partitions=[("orders", 0)]))
@@ -108,7 +109,7 @@ async def test_what_is_refused_before_the_engine_is_history_too(tmp_path: Path) 
     """While draining, each new operation has a row with the code; operations that were already known have none."""
     kept = ArchivedHost(tmp_path)
     kept.register(produces(1, 2))
-    kept.host.admission.draining = True
+    kept.host.gate.draining = True
     kept.register(produces(2, 2))
     await kept.start_and_close()
     refusals = [(row["operation_id"], row["refusal_code"]) for row in kept.rows(schema.REGISTRATIONS)]

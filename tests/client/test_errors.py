@@ -1,7 +1,5 @@
 """The error tree: one module, and every status and refusal maps to one of its errors."""
 
-import inspect
-
 import grpc
 import pytest
 from purgatory_client import errors
@@ -32,25 +30,6 @@ def test_codes_become_errors(code: grpc.StatusCode, kind: type[errors.PurgatoryC
     error = from_code(code.value[0], "timeout_ms", "is wrong")
     assert type(error) is kind
     assert str(error) == "timeout_ms: is wrong"
-
-
-def test_the_drawn_tree_is_the_real_one() -> None:
-    """Every class of the module is drawn in the tree of its docstring, below its parent."""
-    assert errors.__doc__ is not None
-    drawn = [line for line in errors.__doc__.splitlines() if "─" in line or line.strip() == "PurgatoryClientError"]
-    found: dict[str, str] = {}
-    path: list[str] = []
-    for line in drawn:
-        word = line.replace("│", " ").replace("├── ", "    ").replace("└── ", "    ")
-        name, depth = word.split()[0], (len(word) - len(word.lstrip())) // 4 - 1
-        path[depth:] = [name]
-        found[name] = path[depth - 1] if depth else "Exception"
-    real = {
-        name: kind.__mro__[1].__name__
-        for name, kind in inspect.getmembers(errors, inspect.isclass)
-        if issubclass(kind, errors.PurgatoryClientError)
-    }
-    assert found == real
 
 
 def test_every_error_has_an_exit_code() -> None:

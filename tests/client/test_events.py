@@ -7,9 +7,11 @@ from purgatory_client import events
 from purgatory_client.errors import InvalidRequest
 from purgatory_client.events import Event
 from purgatory_client.marks import Marks, events_of
+from purgatory_client.session.event_sender import EventSender
 from purgatory_client.wire.encode_events import advance_request
 
 from purgatory.v1 import event_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 
 COLUMN_FORM: list[Callable[[], Event]] = [
     lambda: events.log_end_offset("p-1", 5, byte_position=500, segment_base_offset=0, leader_epoch=3),
@@ -43,32 +45,39 @@ def test_columns_that_say_nothing_are_left_out() -> None:
     assert [field.name for field, _ in columns.ListFields()] == ["partitions", "type", "offset"]
 
 
-def test_rows_when_one_event_needs_them() -> None:
-    """One event without a column form turns the whole message into rows, without losing values."""
-    rows = advance_request([*(make() for make in COLUMN_FORM), events.removed("p-1", moved=True)]).rows.events
-    assert [row.WhichOneof("event") for row in rows] == [
-        "leader_append",
-        "follower_progress",
-        "high_watermark",
-        "last_stable_offset",
-        "last_stable_offset",
-        "log_start_offset",
-        "truncation",
-        "partition_removed",
-        "storage_failed",
-        "storage_online",
-        "key_signalled",
-        "partition_removed",
+def test_types_without_a_column_form_are_rows() -> None:
+    """A row contains the partition, the epoch and the values of its event."""
+    made = [
+        events.removed("p-1", moved=True, leader_epoch=3),
+        events.replica_state("p-2", 4, dead=True),
+        events.leadership("p-1", is_leader=False, leader_epoch=8),
+        events.in_sync_replicas("p-1", [1, 2], leader_id=1),
     ]
-    assert rows[0].leader_append.byte_position == 500
-    assert rows[0].leader_append.segment_base_offset == 0
-    assert rows[0].leader_epoch == 3
-    assert rows[1].follower_progress == event_pb2.FollowerProgress(replica_id=2, log_end_offset=4, log_start_offset=1)
-    assert not rows[3].last_stable_offset.HasField("offset")
-    assert rows[4].last_stable_offset.offset == 3
-    assert rows[10].key_signalled == event_pb2.KeySignalled(key="key", count=3)
-    assert not rows[10].HasField("topic_partition")
-    assert [row.partition_removed.moved for row in rows if row.HasField("partition_removed")] == [False, True]
+    rows = advance_request(made).rows.events
+    assert [row.WhichOneof("event") for row in rows] == [
+        "partition_removed", "replica_state", "leadership", "in_sync_replicas",
+    ]  # fmt: skip
+    assert [row.topic_partition.partition for row in rows] == [1, 2, 1, 1]
+    assert [row.leader_epoch if row.HasField("leader_epoch") else None for row in rows] == [3, None, 8, None]
+    assert rows[0].partition_removed.moved
+    assert rows[1].replica_state == event_pb2.ReplicaState(replica_id=4, dead=True)
+
+
+async def test_columns_and_rows_travel_in_messages_of_their_own() -> None:
+    """The events of a call are cut where the form changes, in their order, and have one receipt."""
+    sent: list[wire.AdvanceStreamRequest] = []
+
+    async def exchange(request: wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
+        sent.append(request)
+        count = len(request.rows.events) or len(request.columns.type)
+        refusals = [event_pb2.EventRefusal(index=count - 1)]
+        return wire.AdvanceReceipt(ended=range(count), unchanged=1, refusals=refusals)
+
+    marks: Marks = {"is_leader": True, "leader_epoch": 7, "log_end_offset": 9, "high_watermark": 9, "removed": "moved"}
+    receipt = await EventSender(exchange).send(events_of("p-1", marks))
+    assert [len(request.rows.events) or -len(request.columns.type) for request in sent] == [1, -2, 1]
+    assert (receipt.ended, receipt.unchanged) == ([0, 0, 1, 0], 3)
+    assert [refusal.index for refusal in receipt.refusals] == [0, 2, 3]
 
 
 def test_marks_become_events_in_a_safe_order() -> None:

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import grpc
 import grpc.aio
 import pytest
 

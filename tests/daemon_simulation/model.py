@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from purgatory.engine.batches import EventBatch, OperationBatch
-from tests.daemon_simulation import engine_tap as tap
+from tests.daemon_simulation.engine_tap import EngineCall
 from tests.engine import plain
 from tests.engine.oracle.purgatory import Oracle
 
@@ -50,48 +50,49 @@ class Run:
     """Number of signals by key and count."""
 
 
-def run_of(entries: Sequence[tap.Entry], session_ids: dict[int, str]) -> Run:
+def run_of(calls: Sequence[EngineCall], session_ids: dict[int, str]) -> Run:
     """Replay a daemon's life. `session_ids` contains the sessions of its owners; the owner of unary waits has none."""
     oracle, run = Oracle(), Run()
-    for entry in entries:
-        if isinstance(entry, tap.OwnerAdded):
-            oracle.add_owner(entry.owner)
+    for call in calls:
+        if call.method == "add_owner":
+            oracle.add_owner(call.owner)
             continue
-        replay(oracle, entry)
-        told = not isinstance(entry, tap.OwnerRemoved)
+        replay(oracle, call, run)
+        told = call.method != "remove_owner"
         run.ends += [
-            ExpectedEnd(session_ids.get(ended.owner_id), ended, entry.now_ms, told) for ended in oracle.take_ended()
+            ExpectedEnd(session_ids.get(ended.owner_id), ended, call.now_ms, told) for ended in oracle.take_ended()
         ]
-        if isinstance(entry, tap.OwnerRemoved):
-            oracle.remove_owner(entry.owner, entry.now_ms)
-        elif isinstance(entry, tap.Applied):
-            for event in events_of(entry):
-                if event.type == plain.KEY_SIGNALLED:
-                    run.signals.setdefault(event.name[0], Counter())[event.offset] += 1
+        if not told:
+            oracle.remove_owner(call.owner, call.now_ms)
     run.counts = {kind: oracle.counts(kind) for kind in plain.KINDS}
     return run
 
 
-def replay(oracle: Oracle, entry: tap.EngineCall) -> None:
-    """Make one of the engine's calls on the oracle."""
-    if isinstance(entry, tap.BatchRegistered):
-        oracle.register(entry.owner, operations_of(entry.kind, entry.batch), entry.now_ms)
-    elif isinstance(entry, tap.Applied):
-        for event in events_of(entry):
-            oracle.apply(event, entry.now_ms)
-    elif isinstance(entry, tap.ClockAdvanced):
-        due = list(oracle.due(entry.now_ms))
-        assert len(due) <= entry.limit, "more due than one slice: nothing here cuts slices"
-        oracle.finish(due, plain.EXPIRED, entry.now_ms)
-    elif isinstance(entry, tap.EngineShutDown):
-        assert len(oracle.pending) <= entry.limit, "more pending than one slice: nothing here cuts slices"
-        oracle.finish(list(oracle.pending), plain.SHUTTING_DOWN, entry.now_ms)
-    elif isinstance(entry, tap.IdsCancelled):
-        oracle.cancel(entry.owner, list(entry.operation_ids), entry.now_ms)
-    elif isinstance(entry, tap.NameCancelled):
-        oracle.cancel_name(entry.name, entry.now_ms)
-    elif isinstance(entry, tap.OwnerCancelled | tap.OwnerRemoved):
-        oracle.cancel_all(entry.owner, entry.now_ms)
+def replay(oracle: Oracle, call: EngineCall, run: Run) -> None:
+    """Make one of the engine's calls on the oracle, and count signals."""
+    match call:
+        case EngineCall("register", owner, now_ms, (kind, batch)):
+            oracle.register(owner, operations_of(kind, batch), now_ms)
+        case EngineCall("apply", _, now_ms, (batch, start, stop)):
+            for event in events_of(batch, start, stop):
+                oracle.apply(event, now_ms)
+                if event.type == plain.KEY_SIGNALLED:
+                    run.signals.setdefault(event.name[0], Counter())[event.offset] += 1
+        case EngineCall("advance_clock", _, now_ms, (limit,)):
+            due = list(oracle.due(now_ms))
+            assert len(due) <= limit, "more due than one slice: nothing here cuts slices"
+            oracle.finish(due, plain.EXPIRED, now_ms)
+        case EngineCall("shut_down", _, now_ms, (limit,)):
+            assert len(oracle.pending) <= limit, "more pending than one slice: nothing here cuts slices"
+            oracle.finish(list(oracle.pending), plain.SHUTTING_DOWN, now_ms)
+        case EngineCall("cancel", owner, now_ms, (ids,)):
+            oracle.cancel(owner, ids, now_ms)
+        case EngineCall("cancel_name", _, now_ms, (name,)):
+            oracle.cancel_name(name, now_ms)
+        case EngineCall("cancel_all" | "remove_owner", owner, now_ms):
+            oracle.cancel_all(owner, now_ms)
+        case _:
+            raise AssertionError(f"unknown call {call}")
 
 
 def value_at(column: Sequence[int], place: int, default: int) -> int:
@@ -126,11 +127,10 @@ def operations_of(kind: int, batch: OperationBatch) -> list[plain.Operation]:
     return operations
 
 
-def events_of(applied: tap.Applied) -> list[plain.Event]:
+def events_of(batch: EventBatch, start: int, stop: int) -> list[plain.Event]:
     """Convert the events of a slice to rows, with the fields that plans use."""
-    batch: EventBatch = applied.batch
     events = []
-    for place in range(applied.start, applied.stop):
+    for place in range(start, stop):
         event_type, index = batch.types[place], value_at(batch.item_indexes, place, 0)
         name = (batch.keys[index], -1) if event_type == plain.KEY_SIGNALLED else batch.partitions[index]
         offset = value_at(batch.offsets, place, 1)

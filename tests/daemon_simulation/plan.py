@@ -6,6 +6,7 @@ sockets are real. Sizes and the mix differ between seeds (swarm testing), so tha
 
 import random
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from purgatory.engine import codes
 
@@ -29,8 +30,7 @@ NEVER = 10**9
 FAULTS = ("drop", "cut", "hold", "swallow", "refuse", "half_close_up", "half_close_down")
 
 
-@dataclass(frozen=True)
-class PlannedWait:
+class PlannedWait(NamedTuple):
     """One wait to request. `items`: names with offsets (fetch offsets, counts)."""
 
     kind: int
@@ -46,29 +46,25 @@ class PlannedWait:
     valid: bool = True
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """Many waits of one kind in one call. All have a timeout."""
 
     operations: tuple[PlannedWait, ...]
     cancel_after_ms: int | None = None
 
 
-@dataclass(frozen=True)
-class Close:
+class Close(NamedTuple):
     """Close the client and replace it with a new one."""
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """An action of an actor, at a time in milliseconds since the start of the day."""
 
     at_ms: int
     what: PlannedWait | Batch | Close
 
 
-@dataclass(frozen=True)
-class EventPlan:
+class EventPlan(NamedTuple):
     """One event. `flag`: is leader (leadership), moved (removal)."""
 
     type: int
@@ -78,8 +74,7 @@ class EventPlan:
     flag: bool = False
 
 
-@dataclass(frozen=True)
-class Push:
+class Push(NamedTuple):
     """A batch of events. The advancer also signals the batch's number on its own key, to identify it."""
 
     at_ms: int
@@ -87,8 +82,7 @@ class Push:
     events: tuple[EventPlan, ...]
 
 
-@dataclass(frozen=True)
-class PlannedFault:
+class PlannedFault(NamedTuple):
     """A fault of an actor's connection. `amount`: its duration in milliseconds, or the bytes still forwarded."""
 
     at_ms: int
@@ -97,16 +91,14 @@ class PlannedFault:
     amount: int
 
 
-@dataclass(frozen=True)
-class OperatorCancel:
+class OperatorCancel(NamedTuple):
     """An operator cancels all operations on a partition, on a key, or in a client's session."""
 
     at_ms: int
     target: tuple[str, int] | str | int
 
 
-@dataclass(frozen=True)
-class Restart:
+class Restart(NamedTuple):
     """The daemon ends (drained, or as if killed) and is replaced by a new one."""
 
     at_ms: int
@@ -114,8 +106,7 @@ class Restart:
     away_ms: int
 
 
-@dataclass(frozen=True)
-class Passer:
+class Passer(NamedTuple):
     """A client opens a session with a new id, and leaves without registering anything."""
 
     at_ms: int

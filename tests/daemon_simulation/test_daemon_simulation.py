@@ -1,17 +1,15 @@
 """A few days of the whole-daemon simulation, and faults that its checker must report."""
 
-from collections import Counter
-
 import pytest
 from purgatory_client import Result, ResultColumns, waits
 
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
-from tests.daemon_simulation import engine_tap as tap
 from tests.daemon_simulation.call_log import CallLog, SimulatedCall
 from tests.daemon_simulation.checker import Checker
+from tests.daemon_simulation.engine_tap import EngineCall
 from tests.daemon_simulation.model import Run, run_of
-from tests.daemon_simulation.plan import FAULTS, Batch, Plan, PlannedWait, draw_plan
+from tests.daemon_simulation.plan import Plan, PlannedWait
 from tests.daemon_simulation.simulated_day import simulate_seed
 
 SEEDS = (3, 7, 20, 25)
@@ -30,40 +28,20 @@ def test_a_simulated_day(seed: int) -> None:
     )
 
 
-def test_the_seeds_of_the_suite_try_everything() -> None:
-    """Together, the seeds of `make test` cover everything listed at `SEEDS`."""
-    plans = [draw_plan(seed) for seed in SEEDS]
-    operations = [
-        one
-        for plan in plans
-        for steps in plan.steps
-        for step in steps
-        for one in (step.what.operations if isinstance(step.what, Batch) else [step.what])
-        if isinstance(one, PlannedWait)
-    ]
-    assert {one.kind for one in operations} == set(codes.KINDS)
-    assert {fault.kind for plan in plans for fault in plan.faults} == set(FAULTS)
-    assert any(one.once for one in operations)
-    assert {plan.uvloop for plan in plans} == {True, False}
-    assert {plan.ends_with_drain for plan in plans} == {True, False}
-    assert any(plan.restarts for plan in plans)
-    assert any(plan.session_ttl_ms < 1_000 for plan in plans)
-    assert any(plan.finished_ttl_ms < 100 for plan in plans)
-    assert any(plan.passers for plan in plans)
-
-
 # The checker reports faults.
 
 ITEM = (("log", 0), 5)
 PRODUCE = OperationBatch([1], partitions=[("log", 0)], offsets=[5], timeouts_ms=[100])
 
 
-def mark(offset: int) -> EventBatch:
-    return EventBatch([codes.HIGH_WATERMARK], partitions=[("log", 0)], offsets=[offset])
+def mark(offset: int) -> EngineCall:
+    batch = EventBatch([codes.HIGH_WATERMARK], partitions=[("log", 0)], offsets=[offset])
+    return EngineCall("apply", -1, 1_020, (batch, 0, 1))
 
 
-def run_with(*entries: tap.Entry) -> Run:
-    return run_of([tap.OwnerAdded(1), tap.BatchRegistered(1, codes.PRODUCE, PRODUCE, 1_000), *entries], {1: "s"})
+def run_with(call: EngineCall, batch: OperationBatch = PRODUCE) -> Run:
+    added = EngineCall("add_owner", 1, 0)
+    return run_of([added, EngineCall("register", 1, 1_000, (codes.PRODUCE, batch)), call], {1: "s"})
 
 
 def judged(run: Run, seen: dict[str, int], *, submitted_ms: float = 999.2, ended_ms: float = 1_020.5) -> list[str]:
@@ -91,44 +69,19 @@ SATISFIED = {"outcome": codes.SATISFIED, "waited_ms": 20, "code": 0}
 
 
 @pytest.mark.parametrize(
-    ("entries", "seen", "ended_ms"),
+    ("call", "seen", "ended_ms"),
     [
-        ([tap.Applied(mark(4), 0, 1, 1_020)], SATISFIED, 1_020.5),
-        ([tap.Applied(mark(5), 0, 1, 1_020)], SATISFIED | {"outcome": codes.EXPIRED, "code": 7}, 1_020.5),
-        ([tap.Applied(mark(5), 0, 1, 1_020)], SATISFIED | {"code": 7}, 1_020.5),
-        ([tap.Applied(mark(5), 0, 1, 1_020)], SATISFIED | {"waited_ms": 19}, 1_020.5),
-        ([tap.Applied(mark(5), 0, 1, 1_020)], SATISFIED, 1_010.0),
-        ([tap.OwnerRemoved(1, 1_020)], SATISFIED | {"outcome": codes.CANCELLED, "code": 7}, 1_020.5),
-        ([tap.Applied(mark(5), 0, 1, 1_020)], {}, 0.0),
+        (mark(4), SATISFIED, 1_020.5),
+        (mark(5), SATISFIED | {"outcome": codes.EXPIRED, "code": 7}, 1_020.5),
+        (mark(5), SATISFIED | {"code": 7}, 1_020.5),
+        (mark(5), SATISFIED | {"waited_ms": 19}, 1_020.5),
+        (mark(5), SATISFIED, 1_010.0),
+        (EngineCall("remove_owner", 1, 1_020), SATISFIED | {"outcome": codes.CANCELLED, "code": 7}, 1_020.5),
+        (mark(5), {}, 0.0),
     ],
     ids=["no mark", "not expired", "code", "time", "before it was", "result of a dropped session", "lost"],
 )
-def test_the_checker_finds_what_must_not_be(entries: list[tap.Entry], seen: dict[str, int], ended_ms: float) -> None:
+def test_the_checker_finds_what_must_not_be(call: EngineCall, seen: dict[str, int], ended_ms: float) -> None:
     """Each planted fault causes one complaint; the correct result causes none."""
-    assert judged(run_with(tap.Applied(mark(5), 0, 1, 1_020)), SATISFIED) == []
-    assert len(judged(run_with(*entries), seen, ended_ms=ended_ms)) == 1
-
-
-def test_the_checker_finds_an_early_expiry() -> None:
-    """A client that sends too short a timeout makes a wait expire early, although the daemon obeys its request."""
-    run = run_with(tap.ClockAdvanced(1_100, 10))
-    expired = {"outcome": codes.EXPIRED, "waited_ms": 100, "code": 7}
-    assert judged(run, expired, submitted_ms=999.2, ended_ms=1_100.5) == []
-    assert len(judged(run, expired, submitted_ms=1_000.2, ended_ms=1_100.5)) == 1
-    short = OperationBatch([1], partitions=[("log", 0)], offsets=[5], timeouts_ms=[60])
-    registered = tap.BatchRegistered(1, codes.PRODUCE, short, 1_000)
-    run = run_of([tap.OwnerAdded(1), registered, tap.ClockAdvanced(1_060, 10)], {1: "s"})
-    expired["waited_ms"] = 60
-    assert len(judged(run, expired, submitted_ms=999.2, ended_ms=1_060.5)) == 1
-
-
-def test_the_checker_counts_pushes() -> None:
-    """An acknowledged push that was not applied, and one applied twice, are found; an unanswered one may be lost."""
-    ledger = CallLog(attempted_pushes={0: [1, 2, 3, 4]}, acknowledged_pushes={0: [1, 2]})
-    run = Run(signals={"tally-0": Counter([1, 3, 3])})
-    checker = Checker(Plan(1), ledger, [run])
-    checker.check()
-    assert checker.complaints == [
-        "push 2 of advancer 0 was applied 0 times",
-        "push 3 of advancer 0 was applied 2 times",
-    ]
+    assert judged(run_with(mark(5)), SATISFIED) == []
+    assert len(judged(run_with(call), seen, ended_ms=ended_ms)) == 1

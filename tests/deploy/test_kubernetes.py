@@ -8,6 +8,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.service.setting_sources import setting_groups
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
@@ -91,7 +92,7 @@ def test_the_container_is_confined() -> None:
 
 def test_variables_are_settings_and_probes_are_pages() -> None:
     """Each environment variable is a setting of the daemon; probes use TLS, as the daemon does."""
-    groups = setting_groups()
+    groups = setting_groups(ALL_SETTINGS)
     known = {f"PURGATORY_{group}_{name}".upper() for group, model in groups.items() for name in model.model_fields}
     assert {variable["name"] for variable in CONTAINER["env"]} <= known
     probes = [CONTAINER[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")]

@@ -6,9 +6,7 @@ import pytest
 
 from purgatory.clock import OFFSET_MS_MAX, SystemClock
 from purgatory.testing import ManualClock
-from tests.engine.generic.recording_operation import (
-    DEADLINE_S,
-)
+from tests.engine.generic.recording_operation import DEADLINE_S
 
 
 def test_manual_clock_moves_only_forward() -> None:

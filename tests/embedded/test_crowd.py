@@ -19,15 +19,8 @@ from purgatory.embedded import EmbeddedPurgatory
 from purgatory.engine import COMPILED
 from purgatory.engine.codes import CANCELLED, EXPIRED, PENDING, SATISFIED, SHUTTING_DOWN
 from purgatory.engine.errors import OperationEnded
-from tests.embedded import crowd as crowd_module
 from tests.embedded.crowd import KEYS, LONG_TIMEOUT_MS, Crowd, watch
-from tests.engine.generic.recording_operation import (
-    RecordingOperation,
-    assert_empty,
-    never_called,
-    run_all,
-    wait_until,
-)
+from tests.engine.generic.recording_operation import RecordingOperation, assert_empty, never_called, run_all, wait_until
 
 THREADS = 16
 OPERATIONS_EACH = int(os.environ.get("CROWD_OPERATIONS", "700"))
@@ -43,10 +36,11 @@ def eager() -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_case_23_a_crowd_that_finishes(seed: int) -> None:
-    """Under 16 threads that register, check, cancel, force and expire, no satisfiable wait is left."""
-    crowd = Crowd(seed, THREADS, OPERATIONS_EACH)
+def test_case_23_30_44_a_crowd_that_finishes() -> None:
+    """Cases 23, 30 and 44: under 16 threads that register, check, cancel, force and expire on few keys, no satisfiable
+    wait is left, and each operation ends once.
+    """
+    crowd = Crowd(1, THREADS, OPERATIONS_EACH)
     crowd.start()
     crowd.join()
     wait_until(lambda: not any(o.outcome == PENDING and o.timeout_ms != LONG_TIMEOUT_MS for o in crowd.operations))
@@ -70,10 +64,9 @@ def test_case_23_a_crowd_that_finishes(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [4, 5])
-def test_a_crowd_that_is_closed_on(seed: int) -> None:
+def test_a_crowd_that_is_closed_on() -> None:
     """Closed twice concurrently under load: accepted operations are answered once, later ones are refused."""
-    crowd = Crowd(seed, THREADS, OPERATIONS_EACH)
+    crowd = Crowd(1, THREADS, OPERATIONS_EACH)
     crowd.start()
     wait_until(lambda: crowd.done > THREADS * OPERATIONS_EACH // 2)
     shut_down: list[int] = []
@@ -135,15 +128,3 @@ def run_with_intruder(call: Callable[[], object], step: int, intrude: Callable[[
     finally:
         sys.settrace(before)
     return bool(reached)
-
-
-def test_the_watchdog_says_who_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads that make no progress are reported with their stacks instead of waited for."""
-    monkeypatch.setattr(crowd_module, "STUCK_AFTER_S", 0.05)
-    release = threading.Event()
-    stuck = threading.Thread(target=lambda: release.wait(60), daemon=True)
-    stuck.start()
-    with pytest.raises(AssertionError, match=r"nothing moves any more after 7 steps:\n(.|\n)*in wait"):
-        watch([stuck], lambda: 7)
-    release.set()
-    stuck.join()

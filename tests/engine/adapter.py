@@ -121,18 +121,10 @@ def ended_of(completions: Completions) -> list[plain.Ended]:
                     read.diverging_epoch,
                     read.diverging_end_offset,
                 )
-            items.append(plain.made(plain.EndedItem, (*values, *found)))
+            items.append(plain.EndedItem(*values, *found))
             item += 1
-        ended = (
-            completions.owner_id,
-            operation_id,
-            completions.kinds[i],
-            completions.outcomes[i],
-            completions.waited_ms[i],
-            completions.lateness_ms[i],
-            tuple(items),
-        )
-        rows.append(plain.made(plain.Ended, ended))
+        end = (completions.kinds[i], completions.outcomes[i], completions.waited_ms[i], completions.lateness_ms[i])
+        rows.append(plain.Ended(completions.owner_id, operation_id, *end, tuple(items)))
     assert item == len(completions.error_codes), f"{item} items said, {len(completions.error_codes)} given"
     assert fetched == len(completions.fetched), f"{fetched} fetched said, {len(completions.fetched)} given"
     return rows
@@ -167,25 +159,17 @@ def pending_of(view: PendingView) -> plain.Pending:
 
 
 class EngineUnderTest:
-    """An engine with an interface of plain data."""
+    """An engine with an interface of plain data, and its clock."""
 
-    def __init__(
-        self,
-        now_ms: int = 0,
-        *,
-        tick_ms: int = 1,
-        wheel_size: int = 20,
-        strict: bool = False,
-        lag_max_ms: int = 30_000,
-        timeout_ms_max: int = 2**31 - 1,
-    ) -> None:
+    def __init__(self, settings: plain.Settings = plain.DEFAULTS) -> None:
+        self.now_ms = settings.now_ms
         self.engine = Engine(
-            EngineLimits(timeout_ms_max=timeout_ms_max),
-            now_ms,
-            tick_ms=tick_ms,
-            wheel_size=wheel_size,
-            strict_partitions=strict,
-            replica_lag_time_max_ms=lag_max_ms,
+            EngineLimits(timeout_ms_max=settings.timeout_ms_max),
+            settings.now_ms,
+            tick_ms=settings.tick_ms,
+            wheel_size=settings.wheel_size,
+            strict_partitions=settings.strict,
+            replica_lag_time_max_ms=settings.lag_max_ms,
         )
         self.owners: dict[int, Owner] = {}
 
@@ -194,61 +178,69 @@ class EngineUnderTest:
         self.owners[owner.owner_id] = owner
         return owner.owner_id
 
-    def remove_owner(self, owner_id: int, now_ms: int) -> None:
-        self.engine.remove_owner(self.owners.pop(owner_id), now_ms)
+    def remove_owner(self, owner_id: int) -> None:
+        self.engine.remove_owner(self.owners.pop(owner_id), self.now_ms)
 
-    def register(self, owner_id: int, operations: list[plain.Operation], now_ms: int) -> RegisterReceipt:
+    def register(self, owner_id: int, operations: list[plain.Operation]) -> RegisterReceipt:
         """Register a batch of one kind."""
-        return self.engine.register(self.owners[owner_id], operations[0].kind, operation_batch(operations), now_ms)
+        return self.engine.register(self.owners[owner_id], operations[0].kind, operation_batch(operations), self.now_ms)
 
-    def apply(self, events: list[plain.Event], now_ms: int, limit: int = 100_000) -> list[plain.EventAnswer]:
+    def apply(self, events: list[plain.Event], limit: int = 100_000) -> list[plain.EventAnswer]:
         """Apply a batch, slice by slice."""
         batch = event_batch(events)
         answers: list[plain.EventAnswer] = []
         while len(answers) < len(events):
-            answers += answers_of(self.engine.apply(batch, now_ms, len(answers), limit), len(answers))
+            answers += answers_of(self.engine.apply(batch, self.now_ms, len(answers), limit), len(answers))
         return answers
 
-    def cancel(self, owner_id: int, operation_ids: list[int], now_ms: int) -> list[bool]:
-        return self.engine.cancel(self.owners[owner_id], operation_ids, now_ms)
+    def cancel(self, owner_id: int, operation_ids: list[int]) -> list[bool]:
+        return self.engine.cancel(self.owners[owner_id], operation_ids, self.now_ms)
 
-    def fail_stale(self, stale_ms: dict[plain.Name, int], now_ms: int) -> int:
+    def fail_stale(self, stale_ms: dict[plain.Name, int]) -> int:
         """End the operations that have waited out their stale timeout for a mark that was stale as long."""
         waits, engine = self.engine.stale_waits, self.engine
         slots = waits.slots()
         assert engine.has_stale_waits == bool(slots)
         known = {name: ms for name, ms in stale_ms.items() if name in waits.names(slots)}
-        due = waits.due(slots, known, now_ms)
+        due = waits.due(slots, known, self.now_ms)
         whose = [(waits.owner_id(slot), waits.operation_id(slot)) for slot in due]
         for owner_id, operation_id in whose:
-            assert engine.fail_stale(self.owners[owner_id], [operation_id], set(stale_ms), now_ms) == [True]
+            assert engine.fail_stale(self.owners[owner_id], [operation_id], set(stale_ms), self.now_ms) == [True]
         return len(due)
 
-    def cancel_all(self, owner_id: int, now_ms: int) -> int:
-        return self.engine.cancel_all(self.owners[owner_id], now_ms)
+    def cancel_all(self, owner_id: int) -> int:
+        return self.engine.cancel_all(self.owners[owner_id], self.now_ms)
 
-    def cancel_name(self, name: plain.Name, now_ms: int) -> int:
+    def cancel_name(self, name: plain.Name) -> int:
         if name[1] == -1:
-            return self.engine.cancel_key(name[0], now_ms)
-        return self.engine.cancel_partition(name, now_ms)
+            return self.engine.cancel_key(name[0], self.now_ms)
+        return self.engine.cancel_partition(name, self.now_ms)
+
+    def advance(self, ms: int, limit: int = 100_000) -> int:
+        """Advance the time, with one call of `advance_clock`."""
+        self.now_ms += ms
+        return self.engine.advance_clock(self.now_ms, limit)
+
+    def shut_down(self, limit: int) -> int:
+        return self.engine.shut_down(self.now_ms, limit)
 
     def take_ended(self) -> list[plain.Ended]:
         return [row for completions in self.engine.take_completions() for row in ended_of(completions)]
 
-    def marks(self, name: plain.Name, now_ms: int) -> plain.PartitionMarks | None:
-        view = self.engine.partition_view(name, now_ms)
+    def marks(self, name: plain.Name) -> plain.PartitionMarks | None:
+        view = self.engine.partition_view(name, self.now_ms)
         return None if view is None else marks_of(view)
 
     def counts(self, kind: int) -> plain.Counts:
         counts = self.engine.counts(kind)
-        return plain.made(plain.Counts, tuple([getattr(counts, field) for field in plain.Counts._fields]))
+        return plain.Counts(*[getattr(counts, field) for field in plain.Counts._fields])
 
-    def all_pending(self, now_ms: int) -> list[PendingView]:
+    def all_pending(self) -> list[PendingView]:
         """Every pending operation, page by page."""
         found: list[PendingView] = []
         start = 0
         while start >= 0:
-            page, start = self.engine.list_pending(start, 100, now_ms)
+            page, start = self.engine.list_pending(start, 100, self.now_ms)
             found += page
         return found
 

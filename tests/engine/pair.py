@@ -38,27 +38,18 @@ def compare_ends(rows: list[plain.Ended], expected: list[plain.Ended]) -> None:
 class Pair:
     """An engine and its oracle."""
 
-    def __init__(
-        self,
-        now_ms: int = 0,
-        *,
-        tick_ms: int = 1,
-        wheel_size: int = 20,
-        strict: bool = False,
-        lag_max_ms: int = 30_000,
-        timeout_ms_max: int = 2**31 - 1,
-    ) -> None:
-        self.now_ms = now_ms
-        self.engine = EngineUnderTest(
-            now_ms,
-            tick_ms=tick_ms,
-            wheel_size=wheel_size,
-            strict=strict,
-            lag_max_ms=lag_max_ms,
-            timeout_ms_max=timeout_ms_max,
-        )
-        self.oracle = Oracle(tick_ms=tick_ms, strict=strict, lag_max_ms=lag_max_ms, timeout_ms_max=timeout_ms_max)
+    def __init__(self, settings: plain.Settings = plain.DEFAULTS) -> None:
+        self.engine = EngineUnderTest(settings)
+        self.oracle = Oracle(settings)
         self.last_ended: list[plain.Ended] = []
+
+    @property
+    def now_ms(self) -> int:
+        return self.engine.now_ms
+
+    @now_ms.setter
+    def now_ms(self, now_ms: int) -> None:
+        self.engine.now_ms = now_ms
 
     def add_owner(self) -> int:
         owner_id = self.engine.add_owner()
@@ -66,13 +57,13 @@ class Pair:
         return owner_id
 
     def remove_owner(self, owner_id: int) -> None:
-        self.engine.remove_owner(owner_id, self.now_ms)
+        self.engine.remove_owner(owner_id)
         self.oracle.remove_owner(owner_id, self.now_ms)
         self.compare_ended()
 
     def register(self, owner_id: int, operations: list[plain.Operation]) -> RegisterReceipt:
         """Register a batch of one kind."""
-        receipt = self.engine.register(owner_id, operations, self.now_ms)
+        receipt = self.engine.register(owner_id, operations)
         answers = self.oracle.register(owner_id, operations, self.now_ms)
         refused = {i: answer.refused for i, answer in enumerate(answers) if answer.refused}
         if refused or receipt.refusals:
@@ -88,7 +79,7 @@ class Pair:
         return receipt
 
     def apply(self, events: list[plain.Event], limit: int = 100_000) -> list[plain.EventAnswer]:
-        answers = self.engine.apply(events, self.now_ms, limit)
+        answers = self.engine.apply(events, limit)
         for event, answer in zip(events, answers, strict=True):
             wanted = self.oracle.apply(event, self.now_ms)
             if len(events) > 1:  # the receipt of a batch only has their sum
@@ -100,24 +91,24 @@ class Pair:
         return answers
 
     def cancel(self, owner_id: int, operation_ids: list[int]) -> list[bool]:
-        answers = self.engine.cancel(owner_id, operation_ids, self.now_ms)
+        answers = self.engine.cancel(owner_id, operation_ids)
         demand("cancelled", answers, self.oracle.cancel(owner_id, operation_ids, self.now_ms))
         self.compare_ended()
         return answers
 
     def fail_stale(self, stale_ms: dict[plain.Name, int]) -> int:
-        failed = self.engine.fail_stale(stale_ms, self.now_ms)
+        failed = self.engine.fail_stale(stale_ms)
         demand("failed as stale", failed, self.oracle.fail_stale(stale_ms, self.now_ms))
         self.compare_ended()
         return failed
 
     def cancel_all(self, owner_id: int) -> None:
-        cancelled = self.engine.cancel_all(owner_id, self.now_ms)
+        cancelled = self.engine.cancel_all(owner_id)
         demand("cancelled of owner", cancelled, self.oracle.cancel_all(owner_id, self.now_ms))
         self.compare_ended()
 
     def cancel_name(self, name: plain.Name) -> int:
-        cancelled = self.engine.cancel_name(name, self.now_ms)
+        cancelled = self.engine.cancel_name(name)
         demand("cancelled on a name", cancelled, self.oracle.cancel_name(name, self.now_ms))
         self.compare_ended()
         self.compare_marks({name})
@@ -125,8 +116,7 @@ class Pair:
 
     def advance(self, ms: int, limit: int = 100_000) -> int:
         """Advance the time, with one call of `advance_clock`, which may leave due operations if `limit` is small."""
-        self.now_ms += ms
-        expired = self.engine.engine.advance_clock(self.now_ms, limit)
+        expired = self.engine.advance(ms, limit)
         due = self.oracle.due(self.now_ms)
         demand("how many expired", expired, min(limit, len(due)))
         rows = self.engine.take_ended()
@@ -144,7 +134,7 @@ class Pair:
 
     def shut_down(self, limit: int) -> int:
         """End some operations as shutting down; the engine chooses which."""
-        count = self.engine.engine.shut_down(self.now_ms, limit)
+        count = self.engine.shut_down(limit)
         demand("how many shut down", count, min(limit, len(self.oracle.pending)))
         rows = self.engine.take_ended()
         self.oracle.finish([(row.owner_id, row.operation_id) for row in rows], plain.SHUTTING_DOWN, self.now_ms)
@@ -178,7 +168,7 @@ class Pair:
         if name[1] < 0:
             return
         partition = self.oracle.world.partitions.get(name)
-        marks = self.engine.marks(name, self.now_ms)
+        marks = self.engine.marks(name)
         if marks is not None or partition is not None:
             demand(f"marks of {name}", marks, None if partition is None else partition.marks())
 
@@ -195,7 +185,7 @@ class Pair:
         for kind in plain.KINDS:
             demand("counts of a kind", self.engine.counts(kind), self.oracle.counts(kind))
             demand("watched of a kind", self.engine.engine.counts(kind).watched, watched[kind])
-        seen = {(view.owner_id, view.operation_id): pending_of(view) for view in self.engine.all_pending(self.now_ms)}
+        seen = {(view.owner_id, view.operation_id): pending_of(view) for view in self.engine.all_pending()}
         demand("who is pending", sorted(seen), sorted(self.oracle.pending))
         for key, waiting in self.oracle.pending.items():
             view = self.oracle.view(waiting)

@@ -39,13 +39,22 @@ INVALID_ARGUMENT: Final = 3
 NOT_FOUND: Final = 5
 FAILED_PRECONDITION: Final = 9
 
-made: Final = tuple.__new__
-"""`made(Event, (...))` equals `Event(...)` but is much faster, for hot loops. All fields are required, in order: there
-are no defaults and no checks.
-"""
-
 Name = tuple[str, int]
 """(topic, partition), or (key, -1) for a signal's key."""
+
+
+class Settings(NamedTuple):
+    """Settings of an engine and its oracle."""
+
+    now_ms: int = 0
+    tick_ms: int = 1
+    wheel_size: int = 20
+    strict: bool = False
+    lag_max_ms: int = 30_000
+    timeout_ms_max: int = 2**31 - 1
+
+
+DEFAULTS: Final = Settings()
 
 
 class Item(NamedTuple):

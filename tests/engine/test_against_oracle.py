@@ -146,11 +146,11 @@ def take(pair: Pair, owner_id: int, next_id: int, step: Drawn) -> int:
     return owner_id
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(STEP, max_size=30), st.sampled_from([1, 1, 4]), st.sampled_from([5, 30_000]), st.booleans())
 def test_engine_equals_oracle(drawn: list[Drawn], tick_ms: int, lag_max_ms: int, strict: bool) -> None:
     """For any calls in any order, engine and oracle agree, and in the end nothing is left."""
-    pair = Pair(tick_ms=tick_ms, wheel_size=4, lag_max_ms=lag_max_ms, strict=strict)
+    pair = Pair(plain.Settings(tick_ms=tick_ms, wheel_size=4, lag_max_ms=lag_max_ms, strict=strict))
     owner_id = pair.add_owner()
     for next_id, step in enumerate(drawn, 1):
         owner_id = take(pair, owner_id, next_id, step)

@@ -12,7 +12,7 @@ from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.tape import Tape
 from tests.engine import plain
-from tests.engine.adapter import ended_of, event_batch, operation_batch
+from tests.engine.adapter import EngineUnderTest, ended_of, event_batch, operation_batch
 from tests.simulator import steps
 from tests.simulator.generator import Generator
 
@@ -29,19 +29,9 @@ class Calls:
         self.generator = Generator(seed)
         self.prompt = prompt
         swarm = self.generator.swarm
-        self.engines = [
-            Engine(
-                EngineLimits(),
-                swarm.start_ms,
-                tick_ms=swarm.tick_ms,
-                wheel_size=swarm.wheel_size,
-                strict_partitions=swarm.strict,
-                replica_lag_time_max_ms=swarm.lag_max_ms,
-            )
-            for _ in range(2)
-        ]
+        self.engines = [EngineUnderTest(swarm.settings).engine for _ in range(2)]
         self.owners = [engine.add_owner() for engine in self.engines]
-        self.now_ms = self.expired_ms = swarm.start_ms
+        self.now_ms = self.expired_ms = swarm.settings.now_ms
         self.next_id = 1
         self.refused: list[int] = []
         self.begin_tape()

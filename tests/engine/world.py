@@ -4,6 +4,8 @@ The oracle gets the same calls, so a hand-computed expectation holds for both, a
 immediately. So does an operation that ends twice.
 """
 
+from typing import Any
+
 from purgatory.engine.batches import RegisterReceipt
 from purgatory.engine.waiting.tables import Owner
 from tests.engine import plain
@@ -21,24 +23,8 @@ def parse(name: str) -> plain.Name:
 class World:
     """An engine and its oracle, one owner, a clock, and all ended operations. Handles are operation ids."""
 
-    def __init__(
-        self,
-        *,
-        now_ms: int = 0,
-        tick_ms: int = 1,
-        wheel_size: int = 20,
-        strict: bool = False,
-        lag_max_ms: int = 30_000,
-        timeout_ms_max: int = 2**31 - 1,
-    ) -> None:
-        self.pair = Pair(
-            now_ms,
-            tick_ms=tick_ms,
-            wheel_size=wheel_size,
-            strict=strict,
-            lag_max_ms=lag_max_ms,
-            timeout_ms_max=timeout_ms_max,
-        )
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - those of plain.Settings
+        self.pair = Pair(plain.Settings(**settings))
         self.engine = self.pair.engine.engine
         self.owner_id = self.pair.add_owner()
         self.last_id = 0
@@ -85,12 +71,7 @@ class World:
         return self.event(plain.Event(5, parse(name), offset))
 
     def in_sync(
-        self,
-        name: str,
-        *members: int,
-        proposed: tuple[int, ...] = (),
-        leader_id: int = 1,
-        min_in_sync: int = -1,
+        self, name: str, *members: int, proposed: tuple[int, ...] = (), leader_id: int = 1, min_in_sync: int = -1
     ) -> plain.EventAnswer:
         """The in-sync set is `members`, led by replica 1 unless another leader is given."""
         event = plain.Event(
@@ -99,13 +80,7 @@ class World:
         return self.event(event)
 
     def lead(
-        self,
-        name: str,
-        epoch: int,
-        *,
-        leader_id: int = 1,
-        replicas: tuple[int, ...] = (),
-        start: int = -1,
+        self, name: str, epoch: int, *, leader_id: int = 1, replicas: tuple[int, ...] = (), start: int = -1
     ) -> plain.EventAnswer:
         """We lead the partition from `epoch` on."""
         return self.event(plain.Event(7, parse(name), start, epoch, flag=1, leader_id=leader_id, replicas=replicas))
@@ -296,7 +271,7 @@ class World:
 
     def marks(self, name: str) -> plain.PartitionMarks:
         """The visible state of a partition."""
-        marks = self.pair.engine.marks(parse(name), self.now_ms)
+        marks = self.pair.engine.marks(parse(name))
         assert marks is not None, f"{name} is not known"
         return marks
 

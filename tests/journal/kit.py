@@ -17,6 +17,7 @@ from purgatory.journal.crash_points import AFTER_COMMIT, CrashPoints
 from purgatory.journal.errors import JournalError
 from purgatory.service.host import Host
 from purgatory.service.recovery import OpenJournal
+from purgatory.service.registration import Registration
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
@@ -87,7 +88,7 @@ def register(host: Host, session: Session, offsets: dict[int, int], timeout_ms: 
     batch = OperationBatch(
         list(offsets), partitions=[("t", 0)], offsets=list(offsets.values()), timeouts_ms=[timeout_ms]
     )
-    host.register(session, [OperationRun(codes.PRODUCE, batch)], [])
+    Registration(host, session).register([OperationRun(codes.PRODUCE, batch)], [])
 
 
 def high_watermark(offset: int) -> EventBatch:

@@ -71,17 +71,7 @@ def test_a_folder_without_its_lock_file_is_still_locked(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_daemon_whose_folder_is_removed_is_not_ready(tmp_path: Path, start_daemon: StartDaemon) -> None:
-    """The daemon logs an error and answers 503 to /readyz, but 200 to /healthz."""
-    daemon = start_daemon("--data-dir", str(tmp_path / "data"))
-    assert fetch_page(daemon, "/readyz")[0] == 200
-    shutil.rmtree(tmp_path / "data")
-    wait_until(lambda: fetch_page(daemon, "/readyz")[0] == 503, "the loss is found")
-    assert fetch_page(daemon, "/healthz")[0] == 200
-    assert f"ERROR purgatory.service.listeners.durable_journal: {tmp_path / 'data'}" in daemon.log
-
-
-@pytest.mark.slow
+@pytest.mark.sockets
 async def test_a_daemon_on_a_full_disk_is_not_ready(tmp_path: Path, start_daemon: StartDaemon) -> None:
     """/readyz answers 503 while the journal cannot be written, and 200 once it can again."""
     daemon = start_daemon("--data-dir", str(tmp_path / "data"))

@@ -16,7 +16,7 @@ from purgatory.testing import ManualClock
 from tests.archive.archive_life import Life
 from tests.journal.kit import ITEM_COLUMNS, PATIENCE_S, PowerCut, copy_files, keep, picture
 
-SEEDS = 5
+SEEDS = 3
 STEPS = 60
 GROUP_MAX = 20
 

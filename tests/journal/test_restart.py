@@ -77,13 +77,12 @@ async def live(folder: Path, end: Callable[[DaemonProcess], object]) -> None:
 
 
 @pytest.mark.slow  # starts the daemon twice
-async def test_waits_and_results_survive_a_kill(tmp_path: Path) -> None:
-    """After a kill -9, each wait ends once with the right outcome, and marks are kept."""
-    await live(tmp_path, DaemonProcess.kill)
-
-
-@pytest.mark.slow  # starts the daemon twice
-async def test_waits_survive_a_clean_restart(tmp_path: Path) -> None:
-    """With a journal, SIGTERM does not end the waits of sessions."""
-    await live(tmp_path, DaemonProcess.stop)
-    assert "the last daemon shut down cleanly" in (tmp_path / "daemon.log").read_text("utf-8")
+@pytest.mark.sockets
+@pytest.mark.parametrize("end", [DaemonProcess.kill, DaemonProcess.stop])
+async def test_waits_and_results_survive_a_restart(tmp_path: Path, end: Callable[[DaemonProcess], object]) -> None:
+    """After a kill -9, each wait ends once with the right outcome, and marks are kept. With a journal, SIGTERM does not
+    end the waits of sessions either.
+    """
+    await live(tmp_path, end)
+    is_clean = "the last daemon shut down cleanly" in (tmp_path / "daemon.log").read_text("utf-8")
+    assert is_clean == (end is DaemonProcess.stop)

@@ -1,12 +1,14 @@
 """Brokers for tests of the Kafka source: one cluster of each size for the whole run, in one worker."""
 
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from examples.kafka_cluster import ClusterUnavailable, KafkaCluster, kafka_jars
+from tests.kafka.clients import ClusterClients
 
 HERE = Path(__file__).parent
 ONE_BUILD = "a source has nothing of the engine in it: its brokers run with the compiled engine only"
@@ -43,3 +45,16 @@ def three_brokers(kafka_brokers: Path, tmp_path_factory: pytest.TempPathFactory)
     settings |= {"unclean.leader.election.enable": "false", "transaction.state.log.num.partitions": 4}
     with KafkaCluster(tmp_path_factory.mktemp("kafka"), 3, settings) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def clients(three_brokers: KafkaCluster) -> ClusterClients:
+    return ClusterClients(three_brokers.bootstrap)
+
+
+@pytest.fixture
+def topic(clients: ClusterClients) -> str:
+    """A topic with two partitions and three replicas, used by one test only."""
+    name = f"orders-{uuid.uuid4().hex[:8]}"
+    clients.create(name, 2, 3)
+    return name

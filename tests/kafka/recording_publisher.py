@@ -7,9 +7,15 @@ from contextlib import asynccontextmanager
 
 from purgatory_connectors.kafka import open_source
 from purgatory_connectors.kafka.kafka_source import KafkaSource
-from purgatory_connectors.publisher.observation import MarkName, Observation, SeenReplicas
+from purgatory_connectors.publisher.observation import (
+    MarkName,
+    Observation,
+    PublishedMark,
+    SeenReplicas,
+    SourceState,
+    StaleMarks,
+)
 from purgatory_connectors.publisher.publisher import Publisher
-from purgatory_connectors.publisher.reports import PublishedMark, SourceState, StaleMarks
 from purgatory_connectors.uri import SourceUri
 
 PATIENCE_S = 60.0
@@ -27,7 +33,7 @@ class RecordingPublisher(Publisher):
         self.reports: list[tuple[float, SourceState, str, Sequence[StaleMarks]]] = []
         self._told = dict(told or {})
         self._wanted: frozenset[MarkName] = frozenset()
-        self._listeners: list[Callable[[frozenset[MarkName]], None]] = []
+        self._demand_changed = asyncio.Event()
         self._changed = asyncio.Event()
 
     @property
@@ -37,11 +43,8 @@ class RecordingPublisher(Publisher):
     def want(self, *names: MarkName) -> None:
         """Set the demand."""
         self._wanted = frozenset(names)
-        for listener in self._listeners:
-            listener(self._wanted)
-
-    def on_demand(self, callback: Callable[[frozenset[MarkName]], None]) -> None:
-        self._listeners.append(callback)
+        self._demand_changed.set()
+        self._demand_changed = asyncio.Event()
 
     def observe(self, observations: Iterable[Observation]) -> None:
         for seen in observations:
@@ -104,8 +107,7 @@ async def running_source(
     bootstrap: str, options: str = "", told: Mapping[MarkName, int] | None = None, *, is_live: bool = True
 ) -> AsyncIterator[tuple[KafkaSource, RecordingPublisher]]:
     """A running source of this cluster with its publisher, by default once it is live."""
-    source = open_source(SourceUri.parse(f"kafka://{bootstrap}{'?' if options else ''}{options}"), None)
-    assert isinstance(source, KafkaSource)
+    source = open_source(SourceUri.parse(f"kafka://{bootstrap}{'?' if options else ''}{options}"))
     publisher = RecordingPublisher(told)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(source.run(publisher))

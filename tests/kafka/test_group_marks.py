@@ -57,7 +57,7 @@ def test_doubts(is_drained: bool) -> None:
     marks = GroupMarks(1)
     marks.remember_published({NAME: 9})
     assert marks.loaded(0, {NAME: 5}, 10, 0) == ([], [UncertainOffset(NAME, 5, 9)])
-    settled = marks.settled(UncertainOffset(NAME, 5, 9), is_drained=is_drained, now_ms=1)
+    settled = marks.settled(UncertainOffset(NAME, 5, 9), is_drained=is_drained, now=1)
     assert settled == ([] if is_drained else [MarkMove(NAME, 5, is_set_back=True)])
     assert marks.committed(0, {NAME: 7}, 2) == ([] if is_drained else [MarkMove(NAME, 7)])
 
@@ -67,7 +67,7 @@ def test_commits_settle_a_doubt() -> None:
     marks = loaded({NAME: 5}, told={NAME: 9})
     assert marks.committed(0, {NAME: 7}, 1) == []
     assert marks.committed(0, {NAME: 10}, 2) == [MarkMove(NAME, 10)]
-    assert marks.settled(UncertainOffset(NAME, 5, 9), is_drained=False, now_ms=3) == []
+    assert marks.settled(UncertainOffset(NAME, 5, 9), is_drained=False, now=3) == []
 
 
 def test_what_daemons_have_and_the_topic_has_not_is_gone() -> None:
@@ -145,7 +145,7 @@ def test_a_group_that_goes_on_below_its_old_mark_was_set_back() -> None:
     """Commits during the check of a group that was reset while no source ran do not leave it uncertain."""
     marks = loaded({NAME: 50}, {NAME: 90})
     assert marks.committed(0, {NAME: 60}, 1) == []
-    assert marks.settled(UncertainOffset(NAME, 50, 90), is_drained=False, now_ms=2) == [
+    assert marks.settled(UncertainOffset(NAME, 50, 90), is_drained=False, now=2) == [
         MarkMove(NAME, 60, is_set_back=True)
     ]
     assert marks.committed(0, {NAME: 70}, 3) == [MarkMove(NAME, 70)]
@@ -155,5 +155,5 @@ def test_a_raised_mark_stays_though_the_group_goes_on_below_it() -> None:
     """A proof from the first committed offset also holds for later commits."""
     marks = loaded({NAME: 50}, {NAME: 90})
     assert marks.committed(0, {NAME: 60}, 1) == []
-    assert marks.settled(UncertainOffset(NAME, 50, 90), is_drained=True, now_ms=2) == []
+    assert marks.settled(UncertainOffset(NAME, 50, 90), is_drained=True, now=2) == []
     assert marks.get(NAME) == (60, 90, 1)

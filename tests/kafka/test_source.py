@@ -2,31 +2,16 @@
 
 import asyncio
 import random
-import uuid
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from purgatory_connectors.errors import SourceStale
-from purgatory_connectors.publisher.reports import SourceState
+from purgatory_connectors.publisher.observation import SourceState
 
-from examples.kafka_cluster import KafkaCluster
 from tests.kafka.clients import ClusterClients
 from tests.kafka.recording_publisher import running_source
 
 METHODS = ["commits=read", "commits=poll"]
-
-
-@pytest.fixture
-def clients(three_brokers: KafkaCluster) -> ClusterClients:
-    return ClusterClients(three_brokers.bootstrap)
-
-
-@pytest.fixture
-def topic(clients: ClusterClients) -> str:
-    """A topic with two partitions, used by one test only."""
-    name = f"orders-{uuid.uuid4().hex[:8]}"
-    clients.create(name, 2, 3)
-    return name
 
 
 def options(topic: str, more: str = "") -> str:
@@ -34,50 +19,29 @@ def options(topic: str, more: str = "") -> str:
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_commits_are_seen_and_set_backs_told_as_such(clients: ClusterClients, topic: str, method: str) -> None:
-    """Both methods see a commit, a reset, and a further commit."""
-    name = f"kafka/billing/{topic}", 1
+async def test_commits_resets_and_deletions(clients: ClusterClients, topic: str, method: str) -> None:
+    """Both methods see commits, resets (also of a group that had waits and has none now), and deletions. A deleted
+    group has no marks until it commits again.
+    """
+    name = f"kafka/group-{topic}/{topic}", 1
+    group, place = f"group-{topic}", (topic, 1)
     await asyncio.to_thread(clients.produce, topic, 10, 1)
-    await asyncio.to_thread(clients.commit, "billing", {(topic, 1): 4})
+    await asyncio.to_thread(clients.commit, group, {place: 4})
     async with running_source(clients.bootstrap, options(topic, method)) as (_, feed):
         feed.want(name)
         await feed.until(lambda: feed.marks.get(name) == 4, "the first commit")
-        await asyncio.to_thread(clients.commit, "billing", {(topic, 1): 9})
+        await asyncio.to_thread(clients.commit, group, {place: 9})
         await feed.until(lambda: feed.marks.get(name) == 9, "a commit")
-        await asyncio.to_thread(clients.reset, "billing", {(topic, 1): 2})
-        await feed.until(lambda: feed.marks.get(name) == 2, "the set-back")
+        feed.want()
+        await asyncio.to_thread(clients.reset, group, {place: 2})
+        await feed.until(lambda: feed.marks.get(name) == 2, "the reset")
         seen = feed.seen_of(*name)
         assert [(one.offset, one.is_set_back_to) for one in seen] == [(4, False), (9, False), (2, True)]
-
-
-async def test_a_group_that_nobody_waits_on_is_polled_now_and_then(clients: ClusterClients, topic: str) -> None:
-    """Without reading the topic, a group that had waits is polled in rotation, so a reset is detected."""
-    name = f"kafka/billing/{topic}", 1
-    await asyncio.to_thread(clients.produce, topic, 10, 1)
-    await asyncio.to_thread(clients.commit, "billing", {(topic, 1): 9})
-    async with running_source(clients.bootstrap, options(topic, "commits=poll")) as (_, feed):
         feed.want(name)
-        await feed.until(lambda: feed.marks.get(name) == 9)
-        feed.want()
-        await asyncio.to_thread(clients.reset, "billing", {(topic, 1): 2})
-        await feed.until(lambda: feed.marks.get(name) == 2, "the set-back")
-        assert [one.offset for one in feed.seen_of(*name) if one.is_set_back_to] == [2]
-
-
-@pytest.mark.parametrize("method", METHODS)
-async def test_a_group_that_is_deleted_is_gone(clients: ClusterClients, topic: str, method: str) -> None:
-    """The marks of a deleted group are removed, and return when it commits again."""
-    group = f"g-{uuid.uuid4().hex[:6]}"
-    name = f"kafka/{group}/{topic}", 0
-    await asyncio.to_thread(clients.produce, topic, 10)
-    await asyncio.to_thread(clients.commit, group, {(topic, 0): 4})
-    async with running_source(clients.bootstrap, options(topic, method)) as (_, feed):
-        feed.want(name)
-        await feed.until(lambda: feed.marks.get(name) == 4)
         await asyncio.to_thread(clients.delete_group, group)
         await feed.until(lambda: name not in feed.marks, "the end of the group")
-        await asyncio.to_thread(clients.commit, group, {(topic, 0): 2})
-        await feed.until(lambda: feed.marks.get(name) == 2, "the group that came back")
+        await asyncio.to_thread(clients.commit, group, {place: 3})
+        await feed.until(lambda: feed.marks.get(name) == 3, "the group that came back")
 
 
 async def test_ends_are_seen_and_new_partitions_found(clients: ClusterClients, topic: str) -> None:
@@ -93,17 +57,14 @@ async def test_ends_are_seen_and_new_partitions_found(clients: ClusterClients, t
 
 
 async def test_records_of_low_latency_topics_are_fetched(clients: ClusterClients, topic: str) -> None:
-    """Each of 20 records is seen at once; with polls every ten seconds this test would time out."""
-    more = f"low-latency={topic}&poll-ms=10000"
-    async with running_source(clients.bootstrap, options(topic, more)) as (_, feed):
+    """Records are seen although ends are polled only every ten seconds."""
+    async with running_source(clients.bootstrap, options(topic, f"low-latency={topic}&poll-ms=10000")) as (_, feed):
         name = f"kafka/{topic}", 0
-        await feed.until(lambda: feed.marks.get(name) == 0)
         feed.want(name)
-        await asyncio.to_thread(clients.produce, topic)
-        await feed.until(lambda: feed.marks.get(name) == 1)
-        for end in range(2, 21):
+        await feed.until(lambda: feed.marks.get(name) == 0)
+        for end in range(1, 11):
             await asyncio.to_thread(clients.produce, topic)
-            assert await feed.until(lambda end=end: feed.marks[name] == end) < 5  # type: ignore[misc]
+            assert await feed.until(lambda end=end: feed.marks[name] >= end) < 9  # type: ignore[misc]
 
 
 async def test_a_topic_made_anew_is_another_lineage(clients: ClusterClients, topic: str) -> None:
@@ -153,12 +114,12 @@ async def test_a_group_that_stops_before_a_marker_has_caught_up(
 
 
 async def test_ends_begin_after_the_question(clients: ClusterClients, topic: str) -> None:
-    """Ends cover every record acknowledged before the request, in many repetitions; deleted ranges are left out."""
+    """Ends cover every record acknowledged before the request; deleted ranges are left out."""
     async with running_source(clients.bootstrap, options(topic, "poll-ms=10000")) as (source, _):
-        for end in range(1, 30):
+        for end in range(1, 11):
             await asyncio.to_thread(clients.produce, topic)
             assert [one.offset for one in await source.ends([f"kafka/{topic}"])] == [end]
-        await asyncio.to_thread(clients.delete_records, topic, 29)
+        await asyncio.to_thread(clients.delete_records, topic, 10)
         assert await source.ends([f"kafka/billing/{topic}"]) == []
         with pytest.raises(SourceStale, match="not among"):
             await source.ends(["kafka/another"])
@@ -183,10 +144,10 @@ async def test_a_restart_does_not_lower_a_raised_mark(clients: ClusterClients, t
 
 
 async def test_both_methods_agree(clients: ClusterClients, topic: str) -> None:
-    """After random commits, resets and deletions of 12 groups, reading and polling end with the same marks, which are
+    """After random commits, resets and deletions of 6 groups, reading and polling end with the same marks, which are
     the last commits.
     """
-    chance, groups = random.Random(7), [f"agree-{number}-{topic}" for number in range(12)]
+    chance, groups = random.Random(7), [f"agree-{number}-{topic}" for number in range(6)]
     truth: dict[tuple[str, int], int] = {}
     # Produce first: in an empty partition, a group with waits has nothing left to read, and its mark is 0.
     await asyncio.to_thread(clients.produce, topic, 50, 0)
@@ -197,7 +158,7 @@ async def test_both_methods_agree(clients: ClusterClients, topic: str) -> None:
     ):
         for feed in (reading, polling):
             feed.want(*((f"kafka/{group}/{topic}", number) for group in groups for number in range(2)))
-        for _ in range(60):
+        for _ in range(40):
             group, number = chance.choice(groups), chance.randrange(2)
             if chance.random() < 0.1 and any((f"kafka/{group}/{topic}", one) in truth for one in range(2)):
                 await asyncio.to_thread(clients.delete_group, group)
@@ -247,16 +208,10 @@ async def test_a_last_stable_offset_waits_for_the_transaction(
         assert stable not in feed.marks, "nobody has waited on it yet"
         feed.want(ends, stable)
         await feed.until(lambda: (feed.marks.get(ends), feed.marks.get(stable)) == (3, 3), "the same without one")
-        with clients.transaction(topic, 4, name=topic) as producer:
-            await asyncio.to_thread(clients.produce, topic, 2)
+        with clients.transaction(topic, 6, name=topic) as producer:
             await feed.until(lambda: feed.marks[ends] == 9, "the end")
             assert [(one.topic, one.offset) for one in await source.ends([stable[0]])] == [(stable[0], 9)]
-            polls = len(feed.seen_of(*ends))
-            await asyncio.to_thread(clients.produce, topic, 1)
-            await feed.until(lambda: len(feed.seen_of(*ends)) > polls)
             assert feed.marks[stable] == 3
             await asyncio.to_thread(producer.commit_transaction if is_committed else producer.abort_transaction, 30)
-            await feed.until(lambda: feed.marks[stable] == 11, "the last stable offset behind the marker")
+            await feed.until(lambda: feed.marks[stable] == 10, "the last stable offset behind the marker")
         assert not [one for one in feed.seen_of(*stable) if one.is_set_back_to]
-        await asyncio.to_thread(clients.delete, topic)
-        await feed.until(lambda: stable not in feed.marks and ends not in feed.marks, "the end of both")

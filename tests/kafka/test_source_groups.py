@@ -5,21 +5,14 @@ import random
 import time
 import uuid
 
-import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.commit import OffsetCommitRequest
 from confluent_kafka import Consumer, KafkaException
 
-from examples.kafka_cluster import KafkaCluster
 from tests.kafka.clients import QUIET, ClusterClients
 from tests.kafka.recording_publisher import running_source
 
 PARTITIONS = 4
-
-
-@pytest.fixture
-def clients(three_brokers: KafkaCluster) -> ClusterClients:
-    return ClusterClients(three_brokers.bootstrap)
 
 
 class LiveGroup:
@@ -138,3 +131,28 @@ async def test_both_methods_see_offsets_expire(clients: ClusterClients) -> None:
         await asyncio.to_thread(clients.commit, short, {(topic, 0): 4})
         for feed in (reading, polling):
             await feed.until(lambda feed=feed: [feed.marks.get(name) for name in names] == [4, 7], "its return")  # type: ignore[misc]
+
+
+async def test_hundreds_of_partitions_and_many_groups(clients: ClusterClients) -> None:
+    """Each end and each committed offset has its mark, both those from before the start and those written later."""
+    partitions, groups, each = 400, 40, 50
+    topic = f"many-{uuid.uuid4().hex[:6]}"
+    await asyncio.to_thread(clients.create, topic, partitions)
+    truth = {(f"kafka/{topic}", number): 0 for number in range(partitions)}
+
+    def commit(chosen: range) -> None:
+        for group in chosen:
+            offsets = {(topic, (group * 7 + number) % partitions): group + number for number in range(each)}
+            clients.commit(f"many-{group}", offsets)
+            truth.update({(f"kafka/many-{group}/{topic}", number): offset for (_, number), offset in offsets.items()})
+
+    await asyncio.to_thread(commit, range(groups // 2))
+    async with running_source(clients.bootstrap, f"topics={topic}") as (_, feed):
+        await feed.until(lambda: feed.marks == truth, "what was there")
+        await asyncio.to_thread(commit, range(groups // 2, groups))
+        await feed.until(lambda: feed.marks == truth, "what has come")
+        feed.want(*truth)
+        await asyncio.to_thread(clients.produce, topic, 3, partitions - 1)
+        await feed.until(lambda: feed.marks[f"kafka/{topic}", partitions - 1] == 3)
+        assert not [seen for seen in feed.observed if seen.is_set_back_to or seen.offset is None]
+    await asyncio.to_thread(clients.delete, topic)

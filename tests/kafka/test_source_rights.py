@@ -2,14 +2,16 @@
 reason, until the right is granted.
 """
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[attr-defined]
-from purgatory_connectors.kafka.commit_reader import OFFSETS_TOPIC
-from purgatory_connectors.publisher.reports import SourceState
+from purgatory_connectors.errors import SourceStale
+from purgatory_connectors.kafka.offset_records import OFFSETS_TOPIC
+from purgatory_connectors.publisher.observation import SourceState
 
 from examples.kafka_cluster import KafkaCluster
 from examples.secure_demo.authority import Authority
@@ -26,6 +28,7 @@ class GuardedBroker:
     """One broker that requires TLS and a password, and grants rights only to its admin."""
 
     def __init__(self, cluster: KafkaCluster, folder: Path) -> None:
+        self.cluster = cluster
         self.bootstrap = cluster.bootstrap
         self._folder = folder
         self.connection = {
@@ -159,3 +162,27 @@ async def test_a_connection_that_is_refused(guarded: GuardedBroker, monkeypatch:
             assert setting in feed.reported[1]
             assert feed.stale_reason("kafka/orders")
             assert "guessed" not in feed.reported[1]
+
+
+async def test_a_cluster_that_is_gone_and_comes_back(guarded: GuardedBroker) -> None:
+    """Without any broker everything is stale with the reason. No marks are published until they are seen again, and
+    earlier commits are neither lost nor reset.
+    """
+    guarded.clients.allow("watcher", (TOPIC, "*", DESCRIBE), (TOPIC, OFFSETS_TOPIC, READ), (GROUP, "*", DESCRIBE))
+    names = ("kafka/orders", 0), ("kafka/billing/orders", 0)
+    async with running_source(guarded.bootstrap, guarded.config("outage")) as (source, feed):
+        feed.want(*names)
+        await feed.until(lambda: has(feed, orders=5, billing__orders=3))
+        before = len(feed.observed)
+        await asyncio.to_thread(guarded.cluster.kill, 1)
+        await feed.until(lambda: all(feed.stale_reason(name) for name, _ in names), "stale")
+        assert feed.reported[0] == SourceState.STALE
+        with pytest.raises(SourceStale, match=r"broker|seen"):
+            await source.ends(["kafka/orders"])
+        assert len(feed.observed) == before
+        await asyncio.to_thread(guarded.cluster.start, 1)
+        await feed.until_live()
+        await asyncio.to_thread(guarded.clients.produce, "orders")
+        await asyncio.to_thread(guarded.clients.commit, "billing", {("orders", 0): 5})
+        await feed.until(lambda: has(feed, orders=6, billing__orders=5))
+        assert not [seen for seen in feed.observed if seen.is_set_back_to or seen.offset is None]

@@ -2,27 +2,12 @@
 
 import asyncio
 import uuid
-from pathlib import Path
 
-import pytest
-from purgatory_connectors.publisher.reports import SourceState
+from purgatory_connectors.publisher.observation import SourceState
 
 from examples.kafka_cluster import KafkaCluster
 from tests.kafka.clients import ClusterClients
-from tests.kafka.recording_publisher import RecordingPublisher, running_source
-
-
-@pytest.fixture
-def clients(three_brokers: KafkaCluster) -> ClusterClients:
-    return ClusterClients(three_brokers.bootstrap)
-
-
-def is_stale(feed: RecordingPublisher, topic: str) -> bool:
-    """Whether the last report calls this topic stale, with a reason and an age."""
-    return any(
-        topic.startswith(entry.topic_prefix) and (not entry.exact or topic == entry.topic_prefix) and entry.reason
-        for entry in feed.reported[2]
-    )
+from tests.kafka.recording_publisher import running_source
 
 
 async def test_a_leader_that_is_killed_and_comes_back(three_brokers: KafkaCluster, clients: ClusterClients) -> None:
@@ -53,11 +38,11 @@ async def test_a_leader_that_is_killed_and_comes_back(three_brokers: KafkaCluste
             await feed.until(lambda: feed.replicas[names[0]][1:] == (everybody, others), "the smaller set")
             assert feed.replicas[names[0]].leader_id in others
             if lost:
-                await feed.until(lambda: is_stale(feed, f"kafka/{alone}"), "stale marks")
+                await feed.until(lambda: feed.stale_reason(f"kafka/{alone}", lost[0]), "stale marks")
                 assert feed.reported[0] == SourceState.STALE
                 stale = next(entry for entry in feed.reported[2] if entry.topic_prefix == f"kafka/{alone}")
                 assert list(stale.partitions) == lost
-            await feed.until(lambda: not is_stale(feed, f"kafka/{many}"))
+            await feed.until(lambda: not feed.stale_reason(f"kafka/{many}"))
         finally:
             await asyncio.to_thread(three_brokers.start, victim)
         await feed.until_live()
@@ -81,7 +66,9 @@ async def test_a_broker_that_hangs(three_brokers: KafkaCluster, clients: Cluster
         hung = leaders[0]
         three_brokers.hang(hung)
         try:
-            await feed.until(lambda: is_stale(feed, f"kafka/{topic}") or feed.reported[0] == SourceState.STALE, "stale")
+            await feed.until(
+                lambda: feed.stale_reason(f"kafka/{topic}") or feed.reported[0] == SourceState.STALE, "stale"
+            )
             for number in range(6):
                 await asyncio.to_thread(clients.produce, topic, 3, number)
             await feed.until(lambda: all(feed.marks[f"kafka/{topic}", number] == 3 for number in range(6)), "ends")
@@ -89,34 +76,6 @@ async def test_a_broker_that_hangs(three_brokers: KafkaCluster, clients: Cluster
             three_brokers.wake(hung)
         await feed.until_live()
         assert not [seen for seen in feed.observed if seen.is_set_back_to]
-
-
-async def test_a_cluster_that_is_gone_and_comes_back(kafka_brokers: Path, tmp_path: Path) -> None:
-    """Without any broker everything is stale with the reason. No marks are published until they are seen again, and
-    earlier commits are neither lost nor reset.
-    """
-    with KafkaCluster(tmp_path, 1, {"offsets.topic.num.partitions": 4}) as cluster:
-        clients = ClusterClients(cluster.bootstrap)
-        await asyncio.to_thread(clients.create, "orders")
-        await asyncio.to_thread(clients.produce, "orders", 5)
-        await asyncio.to_thread(clients.commit, "billing", {("orders", 0): 3})
-        async with running_source(cluster.bootstrap) as (source, feed):
-            name = "kafka/billing/orders", 0
-            feed.want(name, ("kafka/orders", 0))
-            await feed.until(lambda: feed.marks.get(name) == 3)
-            before = len(feed.observed)
-            await asyncio.to_thread(cluster.kill, 1)
-            await feed.until(lambda: is_stale(feed, "kafka/billing/orders") and is_stale(feed, "kafka/orders"), "stale")
-            assert feed.reported[0] == SourceState.STALE
-            with pytest.raises(Exception, match=r"broker|seen"):
-                await source.ends(["kafka/orders"])
-            assert len(feed.observed) == before
-            await asyncio.to_thread(cluster.start, 1)
-            await feed.until_live()
-            await asyncio.to_thread(clients.produce, "orders")
-            await asyncio.to_thread(clients.commit, "billing", {("orders", 0): 5})
-            await feed.until(lambda: (feed.marks.get(name), feed.marks.get(("kafka/orders", 0))) == (5, 6))
-            assert not [seen for seen in feed.observed if seen.is_set_back_to or seen.offset is None]
 
 
 async def test_an_unclean_election_cuts_topic_and_group(three_brokers: KafkaCluster, clients: ClusterClients) -> None:

@@ -7,8 +7,6 @@ rejects, and those that no test can kill.
 
 import argparse
 import fnmatch
-import hashlib
-import json
 import random
 import re
 import shutil
@@ -22,14 +20,8 @@ from tests.mutants.equivalent import EQUIVALENT
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 WORK: Final = ROOT / ".build" / "mutants"
-STATISTICS: Final = WORK / "mutants" / "mutmut-stats.json"
-ENGINE: Final = Path("purgatory", "engine")
-COPIED: Final = ("purgatory", "tests", "pyproject.toml")
-ABOVE: Final = (ENGINE, Path("purgatory", "__init__.py"), Path("pyproject.toml"))
-"""mutmut mutates the files in the folder, and runs the tests in `mutants` below it, with the rest of the tree."""
-
-SURVIVED: Final = {None, 0, 5, 33}
-"""Exit codes if no test failed, or no test reaches the function."""
+ALIVE: Final = {"survived", "no tests", "skipped"}
+"""mutmut's statuses of mutants that no test kills."""
 KILLED_MIN: Final = 0.95
 
 
@@ -42,38 +34,25 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
     given = parser.parse_args()
-    prepare()
-    if not STATISTICS.exists():
-        # Generates all mutants and records which tests reach each; then it stops, because no mutant is named `none`.
-        failed = mutmut("run", "none", check=False)
-        if not STATISTICS.exists():
-            raise SystemExit(f"mutmut could not begin:\n{failed}")
-    names = sorted(fnmatch.filter(results(), given.only))
+    copy_tree()
+    mutmut("run", "none", check=False)  # generates all mutants, and stops because no mutant is named `none`
+    names = sorted(fnmatch.filter(statuses(), given.only))
     sample = sorted(random.Random(given.seed).sample(names, min(given.sample, len(names))))
-    left = [name for name in sample if results()[name] is None]
-    print(f"{len(sample)} of {len(names)} mutants, seed {given.seed}; {len(left)} to run", flush=True)
-    if left:
-        mutmut("run", "--max-children", str(given.jobs), *left)
-    return report({name: results()[name] for name in sample})
+    print(f"{len(sample)} of {len(names)} mutants, seed {given.seed}", flush=True)
+    mutmut("run", "--max-children", str(given.jobs), *sample)
+    found = statuses()
+    return report({name: found[name] for name in sample})
 
 
-def prepare() -> None:
-    """Copy the tree without compiled modules. Results of an earlier run are kept if no file has changed since."""
-    files = [path for part in COPIED for path in [ROOT / part, *(ROOT / part).rglob("*")] if path.is_file()]
-    files = sorted(path for path in files if path.suffix not in {".so", ".pyc"})
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
-    stamp = WORK / "digest"
-    if stamp.exists() and stamp.read_text() == digest:
-        return
+def copy_tree() -> None:
+    """Copy the sources without compiled modules. mutmut runs the tests in the folder `mutants` of the copy, to which it
+    copies the tests and pyproject.toml itself.
+    """
     shutil.rmtree(WORK, ignore_errors=True)
-    for path in files:
-        relative = path.relative_to(ROOT)
-        copies = [WORK / "mutants" / relative]
-        copies += [WORK / relative for part in ABOVE if relative.is_relative_to(part)]
-        for copy in copies if ENGINE not in relative.parents else copies[1:]:
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, copy)
-    stamp.write_text(digest)
+    for folder in ("purgatory", "tests", "mutants/purgatory"):
+        source = ROOT / Path(folder).name
+        shutil.copytree(source, WORK / folder, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    shutil.copy2(ROOT / "pyproject.toml", WORK)
 
 
 def mutmut(*arguments: str, check: bool = True) -> str:
@@ -82,30 +61,29 @@ def mutmut(*arguments: str, check: bool = True) -> str:
     done = subprocess.run(command, cwd=WORK, capture_output=True, text=True, check=False)
     if check and done.returncode:
         raise SystemExit(f"mutmut {arguments[0]} failed:\n{done.stdout[-4_000:]}{done.stderr}")
-    return done.stdout[-4_000:] + done.stderr if done.returncode else done.stdout
+    return done.stdout
 
 
-def results() -> dict[str, int | None]:
-    """Exit code of the tests by mutant; None if they have not run."""
-    metas = sorted((WORK / "mutants" / ENGINE).rglob("*.meta"))
-    return {name: code for meta in metas for name, code in json.loads(meta.read_text())["exit_code_by_key"].items()}
+def statuses() -> dict[str, str]:
+    """Mutmut's status of each mutant."""
+    return dict(re.findall(r"^    (\S+): (.+)$", mutmut("results", "--all", "true"), re.MULTILINE))
 
 
-def report(codes: dict[str, int | None]) -> int:
+def report(sample: dict[str, str]) -> int:
     """Print the survivors with their diffs, and the killed mutants by module. Returns the exit code."""
     verdicts: Counter[str] = Counter()
-    alive: Counter[str] = Counter()
-    for name in [name for name, code in codes.items() if code in SURVIVED]:
+    survivors: Counter[str] = Counter()
+    for name in [name for name, status in sample.items() if status in ALIVE]:
         shown = mutmut("show", name).strip()
         reason = reason_of(name, shown)
         verdict = "equivalent" if reason else "rejected by mypy" if is_rejected_by_mypy(name) else "SURVIVED"
         verdicts[verdict] += 1
-        alive[name.rpartition(".")[0]] += verdict == "SURVIVED"
+        survivors[name.rpartition(".")[0]] += verdict == "SURVIVED"
         print(f"\n{shown}\n{verdict}{': ' if reason else ''}{reason}", flush=True)
     print()
-    for module, count in sorted(Counter(name.rpartition(".")[0] for name in codes).items()):
-        print(f"{module:50} {count - alive[module]:4} of {count:4}")
-    counted = len(codes) - verdicts["equivalent"]
+    for module, count in sorted(Counter(name.rpartition(".")[0] for name in sample).items()):
+        print(f"{module:50} {count - survivors[module]:4} of {count:4}")
+    counted = len(sample) - verdicts["equivalent"]
     share = 1 - verdicts["SURVIVED"] / max(1, counted)
     print(
         f"{counted - verdicts['SURVIVED']} of {counted} killed, {share:.1%} ({verdicts['rejected by mypy']} of them by "
@@ -125,20 +103,15 @@ def reason_of(name: str, shown: str) -> str:
 
 def is_rejected_by_mypy(name: str) -> bool:
     """Whether the mutant has a type error: `make lint` would report it, and mypyc would not build it."""
-    unchanged = WORK / "unchanged"
-    if not unchanged.exists():
-        assert not has_type_errors(), "mypy rejects the engine as it is"
-        shutil.copytree(WORK / ENGINE, unchanged)
+    engine, unchanged = WORK / "purgatory" / "engine", WORK / "unchanged"
+    shutil.copytree(engine, unchanged)
     try:
         mutmut("apply", name)
-        return has_type_errors()
+        command = [sys.executable, "-m", "mypy", "--cache-dir", "mypy_cache", "purgatory/engine"]
+        return bool(subprocess.run(command, cwd=WORK, capture_output=True, check=False).returncode)
     finally:
-        shutil.copytree(unchanged, WORK / ENGINE, dirs_exist_ok=True)
-
-
-def has_type_errors() -> bool:
-    command = [sys.executable, "-m", "mypy", "--cache-dir", "mypy_cache", str(ENGINE)]
-    return bool(subprocess.run(command, cwd=WORK, capture_output=True, check=False).returncode)
+        shutil.rmtree(engine)
+        unchanged.rename(engine)
 
 
 if __name__ == "__main__":

@@ -22,11 +22,7 @@ EQUIVALENT: Final[tuple[tuple[str, str, str], ...]] = (
     ("*EngineInspection*count_remaining", r"^\+.*left <= 0", "zero becomes itself"),
     ("*ColumnWriter*add", r"^\+.*value <= lowest", "an equal value becomes itself"),
     ("*Wakeups*__init__", r"^\+.*Kind\(1,", "no operation has the kind at 0"),
-    (
-        "*completions_of",
-        r"^\+.*Completions\(owner\.owner_id, owner\.",
-        "room to begin with changes no answer",
-    ),
+    ("*completions_of", r"^\+.*Completions\(owner\.owner_id, owner\.", "room to begin with changes no answer"),
     ("*WatchList*", r"^\+.*>= .*SLACK", "when to compact changes no answer"),
     ("*WatchList*wants_compaction", r"^\+.*\+ self\._head", "nor does this"),
     (

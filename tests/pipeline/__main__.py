@@ -1,6 +1,6 @@
 """The expensive checks of streams, in full; the test suite runs each of them in a small form.
 
-    python -m tests.pipeline stream-kills --count 20 [--on-driver | --executors]
+    python -m tests.pipeline stream-kills --count 20 [--executors]
     python -m tests.pipeline result-kills --count 10
     python -m tests.pipeline stream-histories --count 200 --steps 10000 --processes 2
 
@@ -26,9 +26,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the first history, or of the kills")
     parser.add_argument("--steps", type=int, default=10_000, help="steps of a history")
     parser.add_argument("--processes", type=int, default=1, help="histories that run at the same time")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--on-driver", action="store_true", help="kill a stream whose shard is on the driver")
-    where.add_argument("--executors", action="store_true", help="kill executors of a cluster, not the whole stream")
+    parser.add_argument("--executors", action="store_true", help="kill executors of a cluster, not the whole stream")
     options = parser.parse_args()
     if options.check == "stream-histories":
         return stream_histories.run(options.count, options.steps, options.seed, options.processes)
@@ -36,9 +34,7 @@ def main() -> int:
         folder = Path(name)
         if options.check == "result-kills":
             return result_kills.run(folder, options.count, options.seed)
-        return stream_kills.run(
-            folder, options.count, options.seed, on_driver=options.on_driver, executors=options.executors
-        )
+        return stream_kills.run(folder, options.count, options.seed, executors=options.executors)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,7 @@ import pytest
 from purgatory_pipeline import pack
 from purgatory_pipeline.streaming.stream.file_rows import file_packer
 from purgatory_pipeline.streaming.stream.shard.shard import Shard
-from purgatory_pipeline.streaming.stream.shard_step import OUTCOMES, play_payloads
-from purgatory_pipeline.streaming.stream.stream_inputs import StreamUnusable
-from purgatory_pipeline.streaming.stream.stream_query import require_python
+from purgatory_pipeline.streaming.stream.shard_task import OUTCOMES, play_payloads
 from purgatory_pipeline.streaming.stream.wire_records import EVENT, OPERATION
 
 from tests.pipeline.conftest import worker_environment
@@ -111,7 +109,6 @@ def test_stream_runs_unchanged_on_the_cluster(
     submit = str(HOME / "bin" / "spark-submit")
     sides = {OPERATION: history / "registrations", EVENT: history / "events"}
     places = ["--registrations", str(sides[OPERATION]), "--events", str(sides[EVENT]), "--results", str(tmp_path)]
-    (cluster.folder / "environment").symlink_to(sys.prefix)
     run(cluster, [submit, *settings, str(SCRIPT), "stream", *places, "--shards", "2", "--once"])
     files = {path.name: pq.read_table(path) for path in (tmp_path / "outcomes").rglob("shard-*.parquet")}
     assert sorted(files) == ["shard-00000.parquet", "shard-00001.parquet"]
@@ -120,7 +117,7 @@ def test_stream_runs_unchanged_on_the_cluster(
     for side, folder in sides.items():
         recorded = listed(folder, *sorted(folder.rglob("*.parquet")))
         packed.append(pa.Table.from_batches(file_packer(1, side, is_json=False)([recorded])))
-    played = play_payloads(Shard(DELAY_MS), pa.concat_tables(packed)).tables[OUTCOMES]
+    played = play_payloads(Shard(DELAY_MS), pa.concat_tables(packed))[OUTCOMES]
     assert played.num_rows > 900
     assert as_words(pa.concat_tables(files.values())) == as_words(played)
 
@@ -128,11 +125,3 @@ def test_stream_runs_unchanged_on_the_cluster(
 def as_words(outcomes: pa.Table) -> list[str]:
     """All columns of the outcomes as sorted texts."""
     return sorted(map(repr, outcomes.to_pylist()))
-
-
-def test_the_drivers_python_must_be_there() -> None:
-    """Otherwise Spark's planner would fail in the middle of the first batch. The error names the remedy."""
-    with pytest.raises(StreamUnusable, match="ln -s"):
-        require_python("./environment/bin/python")
-    require_python(sys.executable)
-    require_python("python3")

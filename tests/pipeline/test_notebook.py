@@ -7,7 +7,6 @@ import altair as alt
 import pytest
 from purgatory_pipeline.errors import ArchiveUnusable, PolicyInvalid
 from purgatory_pipeline.notebook import TABLES, read, replay, report
-from purgatory_pipeline.spark import progress
 from pyspark.sql import SparkSession
 
 from purgatory.extensions.archive import schema
@@ -61,7 +60,6 @@ def test_unusable_tables_are_refused(spark: SparkSession, tmp_path: Path) -> Non
 @pytest.mark.slow  # asks Spark
 def test_the_example_runs(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every cell of the example runs after the previous ones, and shows what the text around it says."""
-    monkeypatch.setattr(progress, "show", lambda context, name: None)
     monkeypatch.setattr(type(spark), "stop", lambda self: None)  # other tests use it too
     notebook = json.loads(EXAMPLE.read_text(encoding="utf-8"))
     ran = list(run_cells(notebook, {"__name__": "__main__"}))

@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=ONE_BUILD))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def postgres() -> Iterator[LocalPostgres]:
     """A primary "p" with the replicas "r1" and "r2". Without PostgreSQL the test is skipped, or fails if required."""
     try:
@@ -43,9 +43,9 @@ def postgres() -> Iterator[LocalPostgres]:
         yield servers
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def followed(postgres: LocalPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedServers]:
-    """The three servers with a daemon and a source, one set per module."""
+    """The three servers with a daemon and a source."""
     with WatchedServers(postgres, tmp_path_factory.mktemp("watched")) as watched:
         yield watched
 

@@ -32,11 +32,13 @@ def until(condition: Callable[[], object], what: str) -> None:
 class WatchedServers:
     """`p`, `r1` and `r2` are the servers; `client` is connected to the daemon of the source."""
 
-    def __init__(self, postgres: LocalPostgres, folder: Path, listed: Sequence[str] = ("p", "r1", "r2")) -> None:
+    def __init__(
+        self, postgres: LocalPostgres, folder: Path, listed: Sequence[str] = ("p", "r1", "r2"), options: str = ""
+    ) -> None:
         self.postgres: Final = postgres
         self._folder: Final = folder
         hosts = ",".join(postgres.servers[name].address for name in listed)
-        self._address: Final = f"postgres://{hosts}/postgres?servers={','.join(listed)}&user={ROLE}"
+        self._address: Final = f"postgres://{hosts}/postgres?servers={','.join(listed)}&user={ROLE}{options}"
         self._source: subprocess.Popen[bytes] | None = None
         self.daemon: Final = DaemonProcess(folder)
         self.client: Final = Client(self.daemon.address, name="test")

@@ -17,6 +17,7 @@ from purgatory.engine.batches import EventBatch, EventsReceipt, Refusal
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.extension import Core
+from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.extensions.webhooks.extension import WebhooksExtension
 from purgatory.service.access.access import Access
 from purgatory.service.access.account import Account
@@ -28,7 +29,7 @@ from purgatory.service.rpc.call import Identify
 from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.rpc.handlers import Method, add_to_server, service_methods
 from purgatory.service.rpc.servicer import PurgatoryServicer
-from purgatory.service.settings import AccessSettings, HostSettings, Settings
+from purgatory.service.settings import AccessSettings, HostSettings
 from purgatory.service.translate.events import IncomingEvents
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -152,7 +153,7 @@ async def serving(
 def all_methods(host: Host) -> dict[str, Method]:
     """The methods of a daemon that has the extension `webhooks`."""
     access = Access(AccessSettings(), host.sessions.accounts, lambda _context: "")
-    webhooks = WebhooksExtension(Core(Settings(), host, Metrics(), access, None, 0))
+    webhooks = WebhooksExtension(Core(ALL_SETTINGS(), host, Metrics(), access, None, 0))
     return service_methods(PurgatoryServicer(host), webhooks.calls())
 
 
@@ -167,7 +168,7 @@ async def start_server(
     `now_s` is the clock for the rate of calls.
     """
     server = grpc.aio.server(options=options)
-    advice = host.retry_advice.next_expiry_ms
+    advice = host.gate.next_expiry_ms
     gate = CallGate(host.fair_queue, host.settings.limits, host.listeners, now_s, advice)
     ask = identify or (lambda _method: lambda _context: host.sessions.accounts.nobody)
     add_to_server(all_methods(host), server, gate, ask)
@@ -285,7 +286,7 @@ def produce(
 
 async def apply_events(host: Host, batch: EventBatch, account: Account | None = None) -> EventsReceipt:
     """Apply a batch of one part, as `Advance` does."""
-    host.check_events()
+    host.gate.check_events()
     return (await host.apply(lambda: IncomingEvents(batch, {}), account)).done
 
 

@@ -28,6 +28,7 @@ from purgatory.daemon import Daemon
 from purgatory.engine import COMPILED
 from purgatory.extensions.archive.archive_listener import ArchiveListener
 from purgatory.extensions.archive.extension import ArchiveExtension
+from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import Directory
 from purgatory.journal.store import Store
@@ -391,7 +392,7 @@ async def test_the_journal_is_closed_where_the_archive_fails(tmp_path: Path, mon
         "journal": {"dir": tmp_path / "data"},
         "gc": {**dict(zip(names, gc.get_threshold(), strict=True)), "freeze": False},
     }
-    daemon = Daemon(load_settings(flags), [ArchiveExtension])
+    daemon = Daemon(load_settings(flags, ALL_SETTINGS), [ArchiveExtension])
     await daemon.start()
     with pytest.raises(OSError, match="the archive's disk is gone"):
         await daemon.stop()

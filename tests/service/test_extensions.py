@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from purgatory.extension import StartupError, chosen
-from purgatory.extensions.installed import ALL
-from purgatory.service.settings import ArchiveSettings, Settings
+from purgatory.extensions.installed import ALL, ALL_SETTINGS
+from purgatory.service.setting_sources import load_settings
 from tests.conftest import StartDaemon
 
 NAMES = [extension.name for extension in ALL]
@@ -53,12 +53,12 @@ def test_daemon_with_these_extensions(start_daemon: StartDaemon, loaded: str) ->
 def test_unknown_extension() -> None:
     """An unknown extension is refused, with the known names."""
     with pytest.raises(StartupError, match="unknown extension 'webhook'; known: all, none, tracing, archive"):
-        chosen(ALL, Settings(extensions="page webhook"))
+        chosen(ALL, ALL_SETTINGS(extensions="page webhook"))
 
 
 def test_setting_of_an_extension_that_is_not_loaded(tmp_path: Path) -> None:
     """The setting is refused, because it would have no effect."""
-    settings = Settings(extensions="page", archive=ArchiveSettings(uri=str(tmp_path)))
+    settings = load_settings({"extensions": "page", "archive": {"uri": str(tmp_path)}}, ALL_SETTINGS)
     with pytest.raises(StartupError, match=r"archive.uri is set, but the extension archive is not loaded"):
         chosen(ALL, settings)
-    assert [extension.name for extension in chosen(ALL, Settings(extensions="page"))] == ["page"]
+    assert [extension.name for extension in chosen(ALL, ALL_SETTINGS(extensions="page"))] == ["page"]

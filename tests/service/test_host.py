@@ -15,6 +15,7 @@ from purgatory.service import host as host_module
 from purgatory.service import reaper as reaper_module
 from purgatory.service.draining import drain
 from purgatory.service.host import Host
+from purgatory.service.registration import Registration
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
@@ -51,7 +52,7 @@ async def test_a_batch_of_events_goes_in_slices_with_the_loop_free_in_between(mo
     clock = ManualClock(1)
     host = Host(Engine(EngineLimits(), 1), clock, HostSettings(), listener)
     session, _ = host.sessions.open("s", 1)
-    host.register(session, [produces(100, "orders")], [])
+    Registration(host, session).register([produces(100, "orders")], [])
     offsets = list(range(1, 101))
     batch = EventBatch([codes.HIGH_WATERMARK] * 101, partitions=[("orders", 0)], offsets=[*offsets, -7])
     turns = 0
@@ -74,7 +75,7 @@ async def test_an_earlier_deadline_wakes_the_reaper(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(reaper_module, "SLEEP_MS_MAX", 3_600_000)
     async with serving() as served:
         session, _ = served.host.sessions.open("s", served.host.time.now_ms())
-        served.host.register(session, [produces(1, "a", 3_600_000)], [])
+        Registration(served.host, session).register([produces(1, "a", 3_600_000)], [])
         await asyncio.sleep(0)
         answer = await served.stub.Wait(wire.WaitRequest(operation=produce(1, "b", 1, 20)), timeout=PATIENCE_S)
         assert answer.result.outcome == result_pb2.OUTCOME_EXPIRED
@@ -106,7 +107,7 @@ def test_nothing_expires_before_its_timeout_by_the_finest_clock(part_us: int) ->
     clock = MicrosecondClock(10_000 + part_us)
     host = host_of(clock)
     session, _ = host.sessions.open("s", clock.now_ms())
-    host.register(session, [produces(1, "a", 30)], [])
+    Registration(host, session).register([produces(1, "a", 30)], [])
     due_us = clock.now_us + 30_000
     while host.engine.pending:
         clock.now_us += 1
@@ -119,10 +120,10 @@ def test_registrations_do_not_hold_back_those_that_are_due() -> None:
     clock = MicrosecondClock(10_000)
     host = host_of(clock)
     session, _ = host.sessions.open("s", clock.now_ms())
-    host.register(session, [produces(1, "a", 30)], [])
+    Registration(host, session).register([produces(1, "a", 30)], [])
     for number in range(2, 200):
         clock.now_us += 300
-        host.register(session, [produces(1, "b", 600_000, first_id=number)], [])
+        Registration(host, session).register([produces(1, "b", 600_000, first_id=number)], [])
         host.reaper.turn()
         assert host.engine.counts(codes.PRODUCE).expired == (clock.now_us >= 40_000)
     assert session.outbox.last_sequence == 1
@@ -149,7 +150,7 @@ async def test_the_reaper_survives_whatever_is_raised(monkeypatch: pytest.Monkey
     engine = Engine(EngineLimits(), clock.now_ms())
     host = Host(engine, clock, HostSettings(), listener)
     session, _ = host.sessions.open("s", clock.now_ms())
-    host.register(session, [produces(1, "a", 30)], [])
+    Registration(host, session).register([produces(1, "a", 30)], [])
     clock.failures = 2
     host.start()
     await eventually(lambda: listener.reaper_failures == 2, "two failures counted")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.flags import CommandLine, config_lines, read_command_line
 from purgatory.service.setting_sources import (
     SettingsError,
@@ -28,12 +29,12 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(*arguments: str) -> CommandLine:
-    return read_command_line(arguments, "server.py")
+    return read_command_line(arguments, "server.py", ALL_SETTINGS)
 
 
 def test_defaults_are_those_of_the_documentation() -> None:
     """By default, gRPC is on 127.0.0.1:7440 and HTTP on 127.0.0.1:7441."""
-    settings = load_settings({})
+    settings = load_settings({}, ALL_SETTINGS)
     assert settings.grpc.address == "127.0.0.1:7440"
     assert settings.http.address == "127.0.0.1:7441"
     assert (settings.engine.tick_ms, settings.engine.wheel_size) == (1, 20)
@@ -63,13 +64,13 @@ def test_config_file_may_be_named_by_the_environment(tmp_path: Path, monkeypatch
 def test_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compose files pass empty variables, which mean the default."""
     monkeypatch.setenv("PURGATORY_ENGINE_TICK_MS", "")
-    assert load_settings({}).engine.tick_ms == 1
+    assert load_settings({}, ALL_SETTINGS).engine.tick_ms == 1
 
 
 def test_every_setting_can_be_given_as_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Setting each variable in --help to its default is accepted and recognized."""
-    defaults = load_settings({})
-    for part in setting_groups():
+    defaults = load_settings({}, ALL_SETTINGS)
+    for part in setting_groups(ALL_SETTINGS):
         for field, value in getattr(defaults, part):
             monkeypatch.setenv(environment_name(f"{part}.{field}"), str(value))
     # The default conflicts with the certificate files, which are now set.
@@ -84,7 +85,7 @@ def test_every_setting_can_be_given_as_a_variable(monkeypatch: pytest.MonkeyPatc
     sources = [line.rpartition("# ")[2] for line in config_lines(command_line) if "=" in line]
     assert sources
     assert [source for source in sources if not source.startswith("environment PURGATORY_")] == []
-    assert unknown_variables() == []
+    assert unknown_variables(ALL_SETTINGS) == []
 
 
 def test_print_config_is_a_file_that_loads_to_the_same(tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the variable to correct."""
     monkeypatch.setenv("PURGATORY_SESSION_TTL_MS", "-1")
     with pytest.raises(SettingsError, match=r"session\.ttl_ms: .* PURGATORY_SESSION_TTL_MS"):
-        load_settings({})
+        load_settings({}, ALL_SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -163,8 +164,8 @@ def test_misspelt_variables_are_found_but_foreign_ones_left_alone(monkeypatch: p
     monkeypatch.setenv("PURGATORY_ENGINE_TIK_MS", "1")
     monkeypatch.setenv("PURGATORY_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("PURGATORY_PORT", "tcp://10.0.0.1:7440")
-    assert unknown_variables() == ["PURGATORY_ENGINE_TIK_MS"]
-    assert load_settings({}).engine.tick_ms == 1
+    assert unknown_variables(ALL_SETTINGS) == ["PURGATORY_ENGINE_TIK_MS"]
+    assert load_settings({}, ALL_SETTINGS).engine.tick_ms == 1
 
 
 def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,13 +174,17 @@ def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None
         read("--help")
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    missing = [name for name in setting_names() if flag_name(name) not in text or environment_name(name) not in text]
+    missing = [
+        name
+        for name in setting_names(ALL_SETTINGS)
+        if flag_name(name) not in text or environment_name(name) not in text
+    ]
     assert missing == []
 
 
 def test_names_are_unique_in_each_spelling() -> None:
     """No two settings share a flag or a variable."""
-    names = setting_names()
+    names = setting_names(ALL_SETTINGS)
     assert len({environment_name(name) for name in names}) == len(names)
     assert len({flag_name(name) for name in names}) == len(names)
 

@@ -8,13 +8,13 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from types import FrameType
 
 from tests.simulator import lives
 from tests.simulator.lives import SeedResult
 
-EXAMPLE = "python -m tests.simulator --seed 7 --steps 20000 [--seeds 100 --processes 2] [--engine-only]"
+EXAMPLE = "python -m tests.simulator --seed 7 --steps 20000 [--seeds 100 --processes 2]"
 SHRINK_SECONDS = 10.0
 
 
@@ -71,7 +71,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=20_000, help="steps for each seed (default 20000)")
     parser.add_argument("--processes", type=int, default=1, help="how many at a time (default 1)")
     parser.add_argument("--progress", type=int, default=0, help="print a line after this many seeds (default: never)")
-    parser.add_argument("--engine-only", action="store_true", help="no oracle: how fast the engine goes")
     parser.add_argument("--shrink-seconds", type=float, default=SHRINK_SECONDS, help="time to cut a failure down")
     return parser.parse_args(arguments)
 
@@ -84,11 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     first = secrets.randbelow(1_000_000) if given.seed is None else given.seed
     print(f"seed {first}", flush=True)
     seeds = range(first, first + given.seeds)
-    live: Callable[[int], SeedResult]
-    if given.engine_only:
-        live = functools.partial(lives.live_without_oracle, steps_max=given.steps)
-    else:
-        live = functools.partial(lives.live, steps_max=given.steps, shrink_seconds=given.shrink_seconds)
+    live = functools.partial(lives.live, steps_max=given.steps, shrink_seconds=given.shrink_seconds)
     if given.processes == 1:
         summary = live_all(map(live, seeds), first, given.progress)
     else:

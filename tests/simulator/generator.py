@@ -54,11 +54,11 @@ class Generator:
         count = 1 + self.below(self.swarm.batch_max)
         if self.rng.random() < 0.02:
             self.next_ids[owner] = max(1, self.next_ids[owner] - self.below(20))
-        return plain.made(steps.Register, (owner, tuple([self.operation(owner, kind) for _ in range(count)])))
+        return steps.Register(owner, tuple([self.operation(owner, kind) for _ in range(count)]))
 
     def apply(self) -> steps.Step:
         count = 1 if self.rng.random() < 0.7 else 1 + self.below(self.swarm.batch_max)
-        return plain.made(steps.Apply, (tuple([self.event() for _ in range(count)]), self.swarm.slice_limit))
+        return steps.Apply(tuple([self.event() for _ in range(count)]), self.swarm.slice_limit)
 
     def advance(self) -> steps.Step:
         return steps.Advance(self.below(self.swarm.leap_max_ms + 1), self.swarm.reaper_limit)
@@ -129,66 +129,54 @@ class Generator:
         if kind == plain.FETCH:
             return self.fetch_operation(operation_id, timeout_ms, chosen)
         items = tuple([self.plain_item(kind, sketch) for sketch in chosen])
-        return self.made_operation(kind, operation_id, timeout_ms, items)
+        return plain.Operation(kind, operation_id, timeout_ms, items, stale_timeout_ms=self.stale_timeout_ms())
 
     def plain_item(self, kind: int, sketch: Sketch) -> plain.Item:
         local_error = 10 if self.rng.random() < 0.02 else 0
         if kind == plain.PRODUCE:
-            return self.item(sketch.name, self.near(sketch.log_end, -2, 6), self.epoch_of(sketch), local_error)
+            return plain.Item(sketch.name, self.near(sketch.log_end, -2, 6), self.epoch_of(sketch), local_error)
         offset = -1 if self.rng.random() < 0.2 else self.near(sketch.log_end, -6, 0)
-        return self.item(sketch.name, -2 if self.is_nonsense() else offset, -1, local_error)
+        return plain.Item(sketch.name, -2 if self.is_nonsense() else offset, -1, local_error)
 
     def signal_operation(self, operation_id: int, timeout_ms: int, count: int) -> plain.Operation:
         chosen = [self.keys[i] for i in self.different(count, len(self.keys))]
         most = 5 if self.rng.random() < 0.5 else 50
-        items = tuple([self.item(key, 1 + self.below(most), -1, 0) for key in chosen])
-        from_now = self.rng.random() < 0.5
-        any_key = self.rng.random() < 0.4
-        return self.made_operation(
-            plain.SIGNAL, operation_id, timeout_ms, items, 1, -1, plain.READ_UNCOMMITTED, False, any_key, from_now
+        items = tuple([plain.Item(key, 1 + self.below(most)) for key in chosen])
+        return plain.Operation(
+            plain.SIGNAL,
+            operation_id,
+            timeout_ms,
+            items,
+            from_now=self.rng.random() < 0.5,
+            any_key=self.rng.random() < 0.4,
+            stale_timeout_ms=self.stale_timeout_ms(),
         )
 
     def fetch_operation(self, operation_id: int, timeout_ms: int, chosen: list[Sketch]) -> plain.Operation:
         replica_id = 1 + self.below(self.swarm.replica_ids) if self.rng.random() < 0.4 else -1
         items = tuple([self.fetch_item(sketch) for sketch in chosen])
-        min_bytes = 1 + self.below((1, 10, 100)[self.below(3)] * self.swarm.bytes_per_offset)
-        isolation = 1 + self.below(2)
-        follower_reads = self.rng.random() < 0.3
-        return self.made_operation(
-            plain.FETCH, operation_id, timeout_ms, items, min_bytes, replica_id, isolation, follower_reads
+        return plain.Operation(
+            plain.FETCH,
+            operation_id,
+            timeout_ms,
+            items,
+            min_bytes=1 + self.below((1, 10, 100)[self.below(3)] * self.swarm.bytes_per_offset),
+            replica_id=replica_id,
+            isolation=1 + self.below(2),
+            follower_reads=self.rng.random() < 0.3,
+            stale_timeout_ms=self.stale_timeout_ms(),
         )
 
-    def made_operation(
-        self,
-        kind: int,
-        operation_id: int,
-        timeout_ms: int,
-        items: tuple[plain.Item, ...],
-        min_bytes: int = 1,
-        replica_id: int = -1,
-        isolation: int = plain.READ_UNCOMMITTED,
-        follower_reads: bool = False,
-        any_key: bool = False,
-        from_now: bool = False,
-    ) -> plain.Operation:
-        """An operation. Omitted arguments do not apply to its kind."""
-        of_fetch = (min_bytes, replica_id, isolation, follower_reads)
+    def stale_timeout_ms(self) -> int:
         is_stale = self.swarm.stale > 0 and self.rng.random() < self.swarm.stale
-        stale_timeout_ms = self.below(self.swarm.timeout_max_ms) if is_stale else -1
-        values = (kind, operation_id, timeout_ms, items, *of_fetch, any_key, from_now, stale_timeout_ms)
-        return plain.made(plain.Operation, values)
+        return self.below(self.swarm.timeout_max_ms) if is_stale else -1
 
     def fetch_item(self, sketch: Sketch) -> plain.Item:
         offset = sketch.log_end if self.rng.random() < 0.6 else self.near(sketch.log_end, -5, 1)
         max_bytes = 1_048_576 if self.rng.random() < 0.67 else 1 + self.below(10 * self.swarm.bytes_per_offset)
         last_epoch = self.near_epoch(sketch) if self.rng.random() < self.swarm.epochs / 4 else -1
         throttled = self.rng.random() < 0.1
-        return plain.made(plain.Item, (sketch.name, offset, self.epoch_of(sketch), 0, max_bytes, last_epoch, throttled))
-
-    @staticmethod
-    def item(name: plain.Name, offset: int, epoch: int, local_error: int) -> plain.Item:
-        """One partition or key of any kind except a fetch."""
-        return plain.made(plain.Item, (name, offset, epoch, local_error, 1_048_576, -1, False))
+        return plain.Item(sketch.name, offset, self.epoch_of(sketch), 0, max_bytes, last_epoch, throttled)
 
     def near_epoch(self, sketch: Sketch) -> int:
         return max(0, sketch.epoch + (self.below(3) - 1 if self.rng.random() < 0.2 else 0))
@@ -203,7 +191,7 @@ class Generator:
         event_type = self.event_table[self.rng.getrandbits(10)]
         if event_type == plain.KEY_SIGNALLED:
             count = self.below(4) if self.is_nonsense() else 1 + self.below(2)
-            return self.made_event(event_type, self.keys[self.below(len(self.keys))], count, -1)
+            return plain.Event(event_type, self.keys[self.below(len(self.keys))], count)
         sketch = self.sketch()
         epoch = self.epoch_of(sketch)
         if event_type == plain.LEADER_APPEND:
@@ -224,23 +212,7 @@ class Generator:
         replica_id = 1 + self.below(self.swarm.replica_ids)
         log_start = self.near(sketch.log_end, -8, 0) if self.rng.random() < 0.5 else -1
         flag = self.below(4) if event_type == plain.REPLICA_STATE else self.below(2)
-        return self.made_event(event_type, sketch.name, offset, epoch, replica_id, -1, -1, log_start, flag)
-
-    @staticmethod
-    def made_event(
-        event_type: int,
-        name: plain.Name,
-        offset: int,
-        epoch: int,
-        replica_id: int = -1,
-        position: int = -1,
-        segment: int = -1,
-        log_start: int = -1,
-        flag: int = 0,
-    ) -> plain.Event:
-        """An event without lists."""
-        marks = (offset, epoch, replica_id, position, segment, log_start, flag)
-        return plain.made(plain.Event, (event_type, name, *marks, (), (), (), -1, -1))
+        return plain.Event(event_type, sketch.name, offset, epoch, replica_id, log_start=log_start, flag=flag)
 
     @staticmethod
     def cut(sketch: Sketch, offset: int) -> None:
@@ -253,7 +225,7 @@ class Generator:
         """The log grows or rolls, or an outdated append arrives."""
         draw = self.rng.random()
         if draw < 0.05:
-            return self.made_event(plain.LEADER_APPEND, sketch.name, self.near(sketch.log_end, -3, 0), epoch)
+            return plain.Event(plain.LEADER_APPEND, sketch.name, self.near(sketch.log_end, -3, 0), epoch)
         if draw < 0.1 and sketch.says_positions:
             sketch.segment = sketch.log_end
             sketch.position = 0
@@ -262,9 +234,9 @@ class Generator:
             sketch.log_end += grown
             sketch.position += grown * (1 + self.below(self.swarm.bytes_per_offset))
         if not sketch.says_positions or draw > 0.9:
-            return self.made_event(plain.LEADER_APPEND, sketch.name, sketch.log_end, epoch)
-        position, segment = sketch.position, sketch.segment
-        return self.made_event(plain.LEADER_APPEND, sketch.name, sketch.log_end, epoch, -1, position, segment)
+            return plain.Event(plain.LEADER_APPEND, sketch.name, sketch.log_end, epoch)
+        places = (sketch.position, sketch.segment)
+        return plain.Event(plain.LEADER_APPEND, sketch.name, sketch.log_end, epoch, -1, *places)
 
     def set_event(self, event_type: int, sketch: Sketch, epoch: int) -> plain.Event:
         """An event about the in-sync set or the leader."""

@@ -1,13 +1,13 @@
 """Runs one seed, and reports its failure. Each run gives a `SeedResult`, which can be sent between processes."""
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from tests.engine import plain
 from tests.simulator import steps
 from tests.simulator.generator import Generator
-from tests.simulator.shrink import shrink
-from tests.simulator.simulation import EngineRun, Failure, Simulation
+from tests.simulator.simulation import Failure, Simulation
 from tests.simulator.swarm import Swarm
 
 PRINTED_STEPS_MAX = 15
@@ -44,15 +44,8 @@ def live(seed: int, steps_max: int, shrink_seconds: float) -> SeedResult:
     return SeedResult(seed, simulation.weight_done, simulation.ended, simulation.trace, report)
 
 
-def live_without_oracle(seed: int, steps_max: int) -> SeedResult:
-    generator = Generator(seed)
-    run = EngineRun(generator.swarm)
-    run.run(steps_of(generator, steps_max))
-    return SeedResult(seed, run.weight_done, run.ended, run.trace, "")
-
-
 def shortest(seed: int, steps_max: int, failure: Failure, seconds: float) -> str:
-    """Shrink a failed run and describe the rest."""
+    """Cut a failed run down and describe the rest."""
     generator = Generator(seed)
     swarm = generator.swarm
     taken = list(steps_of(generator, steps_max))[: failure.step_index + 1]
@@ -65,13 +58,29 @@ def shortest(seed: int, steps_max: int, failure: Failure, seconds: float) -> str
             return type(other.cause) is type(failure.cause)
         return False
 
-    prefix = shrink(taken, fails, seconds)
+    prefix = without_chunks(taken, fails, seconds)
     return f"{describe(swarm, prefix)}\nreplay with: python -m tests.simulator --seed {seed} --steps {steps_max}"
+
+
+def without_chunks(
+    sequence: list[steps.Step], fails: Callable[[Sequence[steps.Step]], bool], seconds: float
+) -> list[steps.Step]:
+    """Remove chunks of steps, of decreasing size and from the end, while the rest still fails, within `seconds`."""
+    kept = sequence
+    deadline = time.monotonic() + seconds
+    size = max(1, len(kept) // 2)
+    while size:
+        for start in range(len(kept) - size, -size, -size):
+            candidate = kept[: max(start, 0)] + kept[max(start, 0) + size :]
+            if time.monotonic() < deadline and candidate and fails(candidate):
+                kept = candidate
+        size //= 2
+    return kept
 
 
 def describe(swarm: Swarm, prefix: Sequence[steps.Step]) -> str:
     """The shortest failing steps found, and how they fail."""
-    lines = [f"settings: {swarm.settings()}"]
+    lines = [f"settings: {plain.brief(swarm.settings)}, owners={swarm.owners}"]
     number = sum(steps.weight(step) for step in prefix)
     lines.append(f"{number} steps are enough" + (", the last of them:" if len(prefix) > PRINTED_STEPS_MAX else ":"))
     lines += [f"  {plain.brief(step)}" for step in prefix[-PRINTED_STEPS_MAX:]]

@@ -24,11 +24,11 @@ class Swarm:
     """Options of a run. Weights are the frequencies of steps, relative to the others of their table."""
 
     def __init__(self, rng: random.Random) -> None:
-        self.tick_ms = rng.choice((1, 1, 1, 1, 2, 7, 20))
-        self.wheel_size = rng.choice((20, 20, 20, 3, 5, 64))
-        self.start_ms = rng.choice((0, 0, 7, 1_000, 86_400_000 * 30))
-        self.lag_max_ms = rng.choice((1, 10, 100, 30_000))
-        self.strict = rng.random() < 0.08
+        tick_ms = rng.choice((1, 1, 1, 1, 2, 7, 20))
+        wheel_size = rng.choice((20, 20, 20, 3, 5, 64))
+        start_ms = rng.choice((0, 0, 7, 1_000, 86_400_000 * 30))
+        lag_max_ms = rng.choice((1, 10, 100, 30_000))
+        self.settings = plain.Settings(start_ms, tick_ms, wheel_size, rng.random() < 0.08, lag_max_ms)
         self.partitions = rng.choice((1, 1, 2, 3, 5, 9))
         self.keys = rng.choice((1, 2, 4))
         self.owners = rng.choice((1, 1, 2, 4))
@@ -63,11 +63,6 @@ class Swarm:
             rng.choice(rare),
             rng.choice((0.02, 0.1)) if self.stale else 0.0,
         ]
-
-    def settings(self) -> str:
-        """The settings, to replay a run by hand."""
-        names = ("tick_ms", "wheel_size", "start_ms", "lag_max_ms", "strict", "owners")
-        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
     @staticmethod
     def event_weight(rng: random.Random, event_type: int) -> float:

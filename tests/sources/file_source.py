@@ -18,10 +18,8 @@ from pathlib import Path
 from purgatory_client import AsyncClient
 from purgatory_connectors.errors import SourceStale
 from purgatory_connectors.publisher.lineage_store import LineageStore
-from purgatory_connectors.publisher.observation import Observation
-from purgatory_connectors.publisher.publisher import Publisher
-from purgatory_connectors.publisher.reports import End, SourceState, StaleMarks
-from purgatory_connectors.publisher.source import Source
+from purgatory_connectors.publisher.observation import End, Observation, SourceState, StaleMarks
+from purgatory_connectors.publisher.publisher import Publisher, Source
 from purgatory_connectors.source_program import start_logging, until_stopped
 
 PREFIX = "t/"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from purgatory_connectors.publisher.mark_replicator import SETTLE_S
-from purgatory_connectors.publisher.reports import StaleMarks
+from purgatory_connectors.publisher.observation import StaleMarks
 
 from tests.sources.lineage_world import LineageWorld, ModelSource
 

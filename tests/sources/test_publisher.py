@@ -2,24 +2,23 @@
 
 import asyncio
 import random
-import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 from purgatory_client import AsyncClient, Outcome
 from purgatory_client.errors import NotFound, PurgatoryClientError
-from purgatory_connectors.publisher.observation import Observation, SeenReplicas
-from purgatory_connectors.publisher.publisher import Publisher
-from purgatory_connectors.publisher.reports import End, SourceState
-from purgatory_connectors.publisher.source import Source
+from purgatory_connectors.publisher.observation import End, Observation, SeenReplicas, SourceState
+from purgatory_connectors.publisher.publisher import Publisher, Source
 
+from examples.kafka_cluster import free_ports
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
 from tests.sources.file_source import FileSourceProcess, Positions, write_positions
 
+LATE_S = 10.0
 StartSource = Callable[..., FileSourceProcess]
 
 
@@ -46,23 +45,26 @@ def start_source(tmp_path: Path, positions: Path) -> Iterator[StartSource]:
         source.kill()
 
 
+async def mark_of(client: AsyncClient, topic: str) -> tuple[int, int] | None:
+    """Epoch and offset of a mark; None if the daemon does not have it."""
+    try:
+        partition = await client.partition((topic, 0))
+    except NotFound:
+        return None
+    return partition.leader_epoch, partition.high_watermark
+
+
+async def until(condition: Callable[[], Awaitable[object]]) -> None:
+    async with asyncio.timeout(60):
+        while not await condition():  # noqa: ASYNC110 - a daemon's state
+            await asyncio.sleep(0.01)
+
+
 async def until_mark(client: AsyncClient, topic: str, epoch: int, offset: int) -> None:
-    """Return once the daemon has the mark."""
-    found = None
-    async with asyncio.timeout(60):
-        while found != (epoch, offset):
-            try:
-                partition = await client.partition((topic, 0))
-                found = partition.leader_epoch, partition.high_watermark
-            except NotFound:
-                found = None
-            await asyncio.sleep(0.01)
+    async def is_there() -> bool:
+        return await mark_of(client, topic) == (epoch, offset)
 
-
-async def until_watched(client: AsyncClient, topic: str, count: int) -> None:
-    async with asyncio.timeout(60):
-        while (await client.partition((topic, 0))).watched != count:  # noqa: ASYNC110 - a daemon's state
-            await asyncio.sleep(0.01)
+    await until(is_there)
 
 
 @asynccontextmanager
@@ -88,7 +90,8 @@ async def test_marks_arrive_and_breaks_end_waits_with_an_epoch(
         assert done.outcome is Outcome.SATISFIED
         bound = asyncio.create_task(first.produce({name: 30}, leader_epochs=0, timeout=20))
         loose = asyncio.create_task(first.produce({name: 20}, timeout=20))
-        await until_watched(first, "t/orders", 2)
+        while (await first.partition(name)).watched != 2:  # noqa: ASYNC110 - a daemon's state
+            await asyncio.sleep(0.01)
         write_positions(positions, {"t/orders": (15, "b")})
         failed = await bound
         assert failed.outcome is Outcome.FAILED
@@ -97,15 +100,8 @@ async def test_marks_arrive_and_breaks_end_waits_with_an_epoch(
         assert (await loose).outcome is Outcome.SATISFIED
         await until_mark(second, "t/orders", 1, 20)
         write_positions(positions, {})
-        async with asyncio.timeout(60):
-            while [one async for one in second.partitions(prefix="t/")]:  # noqa: ASYNC110 - a daemon's state
-                await asyncio.sleep(0.01)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        while await mark_of(second, "t/orders") is not None:  # noqa: ASYNC110 - a daemon's state
+            await asyncio.sleep(0.01)
 
 
 class FileWorld:
@@ -129,7 +125,7 @@ class FileWorld:
         while True:
             topic = self.random.choice(list(self.positions))
             offset, identity = self.positions[topic]
-            if self.random.random() < 0.02:
+            if self.random.random() < 0.003:  # rare, because answers within LATE_S of a reset prove nothing
                 self.positions[topic] = (offset // 2, str(int(identity) + 1))
             else:
                 self.positions[topic] = (offset + self.random.randint(1, 5), identity)
@@ -150,72 +146,62 @@ class FileWorld:
             if result.outcome is not Outcome.SATISFIED:
                 continue
             self.answered += 1
-            # The file is polled every 10 ms, and a break reaches the daemon shortly afterwards.
+            # A break reaches a daemon that was restarted only once a source has connected to it again.
             facts = self.facts[topic]
             current = [
                 fact
                 for fact, after in zip(facts, [*facts[1:], None], strict=True)
-                if after is None or after[0] > begun - 2
+                if after is None or after[0] > begun - LATE_S
             ]
             if not any(offset >= required for _, offset in current):
                 self.too_early.append((topic, required, begun, current[-5:]))
 
 
-async def high_watermark(client: AsyncClient, topic: str) -> int | None:
-    """The mark; None if a restarted daemon has not received the partition yet."""
-    try:
-        return (await client.partition((topic, 0))).high_watermark
-    except NotFound:
-        return None
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("sources", [1, 2])
-async def test_nothing_is_lost_nor_early_while_source_and_daemons_are_killed(
-    start_daemon: StartDaemon, tmp_path: Path, positions: Path, start_source: StartSource, sources: int
+async def test_nothing_is_lost_nor_early_while_sources_and_daemons_are_killed(
+    start_daemon: StartDaemon, tmp_path: Path, positions: Path, start_source: StartSource
 ) -> None:
-    """Under load with occasional resets, source and daemons (one with a journal) are killed and restarted. No wait is
-    answered too early, and both daemons end with the current values.
+    """Under load with occasional resets, one of two sources and two daemons (one with a journal) are killed and
+    restarted. No wait is answered too early, and both daemons end with the current values.
     """
-    ports = [free_port(), free_port()]
+    ports = free_ports(2)
     flags = [
         ["--grpc-address", f"127.0.0.1:{ports[0]}", "--data-dir", str(tmp_path / "data")],
         ["--grpc-address", f"127.0.0.1:{ports[1]}"],
     ]
     daemons = [start_daemon(*each) for each in flags]
-    world = FileWorld(positions, seed=sources)
-    running = [start_source(*daemons, state=f"state {number}") for number in range(sources)]
-    async with clients(*daemons) as (first, second), asyncio.TaskGroup() as tasks:
-        busy = [tasks.create_task(world.wait(client)) for client in (first, second) for _ in range(20)]
+    world = FileWorld(positions, seed=2)
+    killed, _ = [start_source(*daemons, state=f"state {number}") for number in range(2)]
+
+    async def until_answered(count: int) -> None:
+        count += world.answered
+        async with asyncio.timeout(60):
+            while world.answered < count:  # noqa: ASYNC110 - a daemon's state
+                await asyncio.sleep(0.02)
+
+    async with clients(*daemons) as each, asyncio.TaskGroup() as tasks:
+        busy = [tasks.create_task(world.wait(client)) for client in each for _ in range(20)]
         busy.append(tasks.create_task(world.move()))
-        for kill in range(3):
-            seen = world.answered
-            async with asyncio.timeout(60):
-                while world.answered < seen + 150:  # noqa: ASYNC110 - a daemon's state
-                    await asyncio.sleep(0.02)
-            if kill % 3 == 2:
-                daemons[0].kill()
-                daemons[0] = start_daemon(*flags[0])
-            elif kill % 3 == 1:
-                daemons[1].kill()
-                daemons[1] = start_daemon(*flags[1])
-            else:
-                which = kill % sources
-                running[which].kill()
-                running[which] = start_source(*daemons, state=f"state {which}")
+        await until_answered(100)
+        killed.kill()
+        start_source(*daemons, state="state 0")
+        for index in (1, 0):
+            await until_answered(100)
+            daemons[index].kill()
+            daemons[index] = start_daemon(*flags[index])
+        await until_answered(100)
         for task in busy:
             task.cancel()
     world.write()
-    async with clients(*daemons) as (first, second):
+    async with clients(*daemons) as each:
         for topic, (offset, _) in world.positions.items():
-            async with asyncio.timeout(60):
-                for client in (first, second):
-                    while await high_watermark(client, topic) != offset:  # noqa: ASYNC110 - a daemon's state
+            for client in each:
+                async with asyncio.timeout(60):
+                    while (await mark_of(client, topic) or (0, -1))[1] != offset:  # noqa: ASYNC110 - a daemon's state
                         await asyncio.sleep(0.02)
-        epochs = [[one.leader_epoch async for one in client.partitions(prefix="t/")] for client in (first, second)]
+        epochs = [[one.leader_epoch async for one in client.partitions(prefix="t/")] for client in each]
     assert world.too_early == []
     assert epochs[0] == epochs[1]
-    assert world.answered >= 450
 
 
 class QuietSource(Source):
@@ -236,21 +222,19 @@ async def test_who_keeps_a_partition_reaches_the_daemon(start_daemon: StartDaemo
     """Replicas and in-sync sets reach the daemon. They move no mark and end no wait, not even one that names the epoch.
     They are not published for a mark that was never observed.
     """
-    daemon, name = start_daemon(), ("t/orders", 3)
+    daemon, name = start_daemon(), ("t/orders", 0)
     publisher = Publisher(QuietSource(), {daemon.address: lambda: AsyncClient(daemon.address)})
     running = asyncio.create_task(publisher.run())
 
     async def until_kept(client: AsyncClient, in_sync: list[int], others: dict[int, bool]) -> None:
-        found: object = None
-        async with asyncio.timeout(60):
-            while found != (in_sync, others, 10, 0):
-                await asyncio.sleep(0.01)
-                try:
-                    one = await client.partition(name)
-                except NotFound:
-                    continue
-                replicas = {each.replica_id: each.in_sync for each in one.replicas}
-                found = one.in_sync_replica_ids, replicas, one.high_watermark, one.leader_epoch
+        async def is_kept() -> bool:
+            if await mark_of(client, "t/orders") is None:
+                return False
+            one = await client.partition(name)
+            replicas = {each.replica_id: each.in_sync for each in one.replicas}
+            return (one.in_sync_replica_ids, replicas, one.high_watermark) == (in_sync, others, 10)
+
+        await until(is_kept)
 
     async with clients(daemon) as (client,):
         publisher.observe_replicas({name: SeenReplicas(1, (1, 2, 3), (1, 2, 3))})

@@ -11,7 +11,7 @@ from purgatory.embedded import EmbeddedPurgatory
 from purgatory.testing import ManualClock
 from purgatory.timer import SystemTimer
 from tests.embedded.crowd import all_stacks
-from tests.engine.generic.recording_operation import DEADLINE_S, RecordingOperation, run_all, threads_of, wait_until
+from tests.engine.generic.recording_operation import DEADLINE_S, RecordingOperation, threads_of, wait_until
 from tests.timer.clock_threads import Owner, Signal, add, both_owners, cancel, thread_of
 
 
@@ -55,19 +55,6 @@ def test_wake_ups_are_not_lost(kind: type[Owner]) -> None:
             else:
                 left_alone.append(one)
         assert all(one.answered.wait(DEADLINE_S) for one in left_alone)
-
-
-@both_owners
-@pytest.mark.parametrize("threads", [1, 2])
-def test_no_addition_is_missed(kind: type[Owner], threads: int) -> None:
-    """Threads that add only after their last one has ended: without other calls, the reaper notices each."""
-    with kind("quiet") as owner:
-
-        def add_one_after_the_other() -> None:
-            for _ in range(500):
-                assert add(owner, 0).answered.wait(DEADLINE_S), f"it sleeps:\n{all_stacks()}"
-
-        run_all(*[add_one_after_the_other] * threads)
 
 
 @both_owners

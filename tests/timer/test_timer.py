@@ -81,23 +81,6 @@ def test_never_early_by_a_fraction_of_a_millisecond() -> None:
         assert clock.now_ms() == first_ms
 
 
-def test_a_task_has_one_place() -> None:
-    """A task added again, to the same timer or another, is moved: it runs once, at its last deadline."""
-    world = Timers(timers=2)
-    first, second = world.timers
-    task = world.task("task", 10)
-    first.add(task)
-    world.pass_ms(5)
-    first.add(task)
-    assert (first.size, world.pass_ms(5)) == (1, [])
-    second.add(task)
-    assert (first.size, second.size) == (0, 1)
-    assert world.pass_ms(5) == []
-    assert not first.cancel(task), "it is in the other timer"
-    assert world.pass_ms(5) == ["task"]
-    assert (first.size, second.size, world.pass_ms(100)) == (0, 0, [])
-
-
 def test_tasks_add_tasks() -> None:
     """A task may add others, including ones that are due immediately, and itself again, which makes it periodic."""
     world = Timers()
@@ -208,9 +191,9 @@ def test_a_slice_is_bounded() -> None:
 
 
 @pytest.mark.slow
-def test_a_million_tasks() -> None:
-    """Of a million tasks half are cancelled, the others run once each and none early; nothing is left."""
-    many = 1_000_000 if COMPILED else 100_000
+def test_many_tasks() -> None:
+    """Of 200,000 tasks half are cancelled, the others run once each and none early; nothing is left."""
+    many = 200_000 if COMPILED else 40_000
     clock, rng = ManualClock(), random.Random(7)
     timer, ran, early = Timer(clock), 0, 0
 

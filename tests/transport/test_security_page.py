@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.service.setting_sources import setting_names
 from tests.conftest import StartDaemon
 from tests.daemon_process import daemon_environment
@@ -48,16 +49,20 @@ def test_ten_minutes(start_daemon: StartDaemon, tmp_path: Path) -> None:
 
 def test_settings_on_the_page_exist() -> None:
     """Every setting named on the page exists, so a renamed limit must be renamed there too."""
-    groups = {name.partition(".")[0] for name in setting_names() if "." in name}
+    groups = {name.partition(".")[0] for name in setting_names(ALL_SETTINGS) if "." in name}
     named = set(re.findall(r"`([a-z]+\.[a-z_]+)", PAGE.read_text("utf-8")))
     settings = {name for name in named if name.partition(".")[0] in groups and not name.endswith((".crt", ".key"))}
     assert len(settings) > 20
-    assert settings <= set(setting_names())
+    assert settings <= set(setting_names(ALL_SETTINGS))
 
 
 def test_every_limit_is_on_the_page() -> None:
     """Every setting that limits the use of a caller is in the table of limits."""
-    bounds = {name for name in setting_names() if name.startswith(("limits.", "shares.")) or name.endswith("s_max")}
+    bounds = {
+        name
+        for name in setting_names(ALL_SETTINGS)
+        if name.startswith(("limits.", "shares.")) or name.endswith("s_max")
+    }
     page = PAGE.read_text("utf-8")
     assert len(bounds) > 15
     assert {name for name in bounds if f"`{name}`" not in page} == set()

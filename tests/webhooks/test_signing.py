@@ -13,13 +13,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from standardwebhooks import Webhook, WebhookVerificationError
 
+from purgatory.extensions.webhooks.settings import WebhooksSettings
 from purgatory.extensions.webhooks.signing import CannotSendWebhooks, WebhookSigner, body_of
 from purgatory.extensions.webhooks.webhook_calls import list_dead_letters, resend_dead_letters
 from purgatory.extensions.webhooks.webhooks import Webhooks
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ALL, WAIT, Grants, Names
 from purgatory.service.rpc.call import Call
-from purgatory.service.settings import WebhooksSettings
 from purgatory.v1 import result_pb2, webhook_pb2
 from tests.service.serving import serving
 

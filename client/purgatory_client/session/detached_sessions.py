@@ -119,6 +119,7 @@ class Collector:
                 async with asyncio.timeout(SILENCE_MAX):
                     call = self._call or await self._open(stub)
                 return await self._read(call)
+            # Repeating loses nothing: the stream is opened with `_used`, after which the daemon sends again.
             except (grpc.aio.AioRpcError, TimeoutError, Unavailable) as error:
                 self._leave()
                 await retry.pause(error)

@@ -7,8 +7,9 @@ contained.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Final, NamedTuple
 
 from purgatory.v1 import purgatory_service_pb2 as service
@@ -22,10 +23,14 @@ Exchange = Callable[[service.AdvanceStreamRequest], Awaitable[service.AdvanceRec
 
 
 class _Batch(NamedTuple):
-    """Events of one call (at most as many as fit in a message) and the future of their receipt."""
+    """Events of one call that fit in a message, and the future of their receipt."""
 
     events: Sequence[Event]
     future: asyncio.Future[AdvanceReceipt]
+
+    @property
+    def in_rows(self) -> bool:
+        return self.events[0].row is not None
 
 
 class EventSender:
@@ -49,10 +54,7 @@ class EventSender:
                 f"{self._queued} events wait to be sent, and the limit of this client is {self._events_max}"
             )
         loop = asyncio.get_running_loop()
-        parts = [
-            _Batch(events[start : start + EVENTS_PER_MESSAGE_MAX], loop.create_future())
-            for start in range(0, len(events), EVENTS_PER_MESSAGE_MAX)
-        ]
+        parts = [_Batch(part, loop.create_future()) for part in _parts(events)]
         self._queue.extend(parts)
         self._queued += len(events)
         if self._task is None or self._task.done():
@@ -89,10 +91,13 @@ class EventSender:
                 self._settle(batches, receipt_of(receipt))
 
     def _take(self) -> list[_Batch]:
-        """The batches of the next message: as many as fit, at least one."""
+        """The batches of the next message: as many of the same form as fit."""
         taken: list[_Batch] = []
         count = 0
-        while self._queue and (not taken or count + len(self._queue[0].events) <= EVENTS_PER_MESSAGE_MAX):
+        # A batch never exceeds the limit (`_parts`), so at least one is taken.
+        while self._queue and count + len(self._queue[0].events) <= EVENTS_PER_MESSAGE_MAX:
+            if taken and self._queue[0].in_rows != taken[0].in_rows:
+                break
             batch = self._queue.popleft()
             count += len(batch.events)
             taken.append(batch)
@@ -109,6 +114,7 @@ class EventSender:
         for batch in batches:
             end = start + len(batch.events)
             refusals = [_moved(one, -start) for one in receipt.refusals if start <= one.index < end]
+            # The caller may have been cancelled; its events were sent all the same.
             if not batch.future.done():
                 # The daemon counts per message, so only a count of 0 can be attributed to each call.
                 unchanged = None if receipt.unchanged else 0
@@ -120,6 +126,14 @@ class EventSender:
         for batch in batches:
             if not batch.future.done():
                 batch.future.set_exception(error)
+
+
+def _parts(events: Sequence[Event]) -> Iterator[Sequence[Event]]:
+    """Cut the events of a call where they no longer fit in a message, and where columns and rows meet."""
+    for _, run in groupby(events, key=lambda event: event.row is None):
+        part = list(run)
+        for start in range(0, len(part), EVENTS_PER_MESSAGE_MAX):
+            yield part[start : start + EVENTS_PER_MESSAGE_MAX]
 
 
 def _joined(lengths: Sequence[int], receipts: Sequence[AdvanceReceipt]) -> AdvanceReceipt:

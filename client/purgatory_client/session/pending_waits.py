@@ -160,6 +160,7 @@ class PendingWaits:
     def chunks_above(self, operation_id: int, chunk_max: int) -> list[WaitChunk]:
         """All pending waits with a higher id, as chunks in the order of ids."""
         above: list[Entry] = []
+        # The dictionary is in the order of ids, so only the waits that are returned are visited.
         for entry in reversed(self._entries.values()):
             if entry.operation_id + entry.count - 1 <= operation_id:
                 break
@@ -225,6 +226,7 @@ def take_waits(waits: Iterator[Wait], chunk_max: int) -> list[Wait]:
     for wait in islice(waits, chunk_max):
         taken.append(wait)
         weight += wait.weight
+        # The wait that passes the limit stays in this chunk, because the iterator has given it away.
         if weight > BYTES_PER_CHUNK_MAX:
             break
     return taken

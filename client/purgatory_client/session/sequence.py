@@ -53,6 +53,7 @@ class ResultSequence:
             raise ProtocolError(f"results {self.last + 1} to {first - 1} never came; next was {first}")
         repeats = min(count, self.last + 1 - first)
         self.last = max(self.last, first + count - 1)
+        # Counted from the first unacknowledged result, so a steady flow of results cannot postpone it.
         if self._due_at is None and self.last > self._acknowledged:
             self._due_at = now + DELAY
         return repeats

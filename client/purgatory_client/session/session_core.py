@@ -366,6 +366,7 @@ class SessionCore:
         # in the order of ids: the daemon would treat a batch with lower ids as already known, and drop it.
         self._table.start_after(highest)
         self._plan = deque(self._table.chunks_above(highest, self._chunk_max))
+        # Operations above `highest` never reached the daemon and are not sent again.
         self._cancelling = {operation_id: None for operation_id in self._cancelling if operation_id <= highest}
         self._cancels = list(self._cancelling)
         return ended
@@ -432,6 +433,7 @@ class SessionCore:
                 fill_with_many(message.register.columns, chunk.batch, chunk.positions, self._lost_at, now)
             chunk.size_bytes = message.ByteSize()
             if chunk.size_bytes > self._batch_bytes_max and (halves := chunk.halves()) is not None:
+                # Back to the front and in order: the daemon drops ids below those it knows.
                 self._plan.extendleft(reversed(halves))
                 continue
             if chunk.size_bytes > self._message_bytes_max:
@@ -464,6 +466,7 @@ class SessionCore:
                 del queue[entry]
                 self._table.add(entry)
                 self._unsent_count -= entry.count
+            # At the end again, so that no kind of waits starves the others.
             if queue:
                 self._unsent[key] = queue
             if planned:

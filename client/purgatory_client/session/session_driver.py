@@ -164,6 +164,8 @@ class SessionDriver:
             if self._outbox is None:
                 self._core.cancel(wait)
             settle(wait, ClientClosed("the client was closed while this wait was pending"))
+        # Operations of an outbox stay pending at the daemon. They are forgotten here, because `SessionCore.ended` waits
+        # for them.
         if self._outbox is not None:
             self._core.drain()
         self._core.end()
@@ -195,6 +197,7 @@ class SessionDriver:
             self._task = asyncio.get_running_loop().create_task(run, name=f"purgatory session {self.session_id}")
 
     def _notify(self) -> None:
+        # `_connect_once` clears the event, so each connection is counted once.
         if self._core.opened and not self._opened.is_set():
             self.connections += 1
             self._opened.set()
@@ -206,6 +209,8 @@ class SessionDriver:
         loop = asyncio.get_running_loop()
         lost_at = loop.time()
         self._backoff.reset()
+        # The deadline for giving up includes the time until the session is opened: a daemon that accepts connections
+        # but never answers counts as absent.
         while True:
             before = self.connections
             open_timeout = self._open_timeout
@@ -221,6 +226,8 @@ class SessionDriver:
                 raise
             if self._closed is not None:
                 return
+            # The daemon has opened the session, so the time without a connection starts now, and not with the first
+            # attempt.
             if self.connections > before:
                 self._backoff.reset()
                 lost_at = loop.time()
@@ -267,6 +274,7 @@ class SessionDriver:
             tasks.append(asyncio.create_task(_outcome(self._outbox.connecting())))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            # In the order of `tasks`: if several have ended, the reader knows the cause best.
             return await self._why(call, [task for task in tasks if task in done])
         finally:
             if (outbox := self._outbox) is not None:
@@ -294,6 +302,7 @@ class SessionDriver:
                 if error.code() not in _RETRIED_CODES and not self._was_too_large(error):
                     raise from_rpc_error(error)
                 return f"{error.code().name}: {error.details()}"
+            # grpc.aio raises this for a write to a stream that has ended; the status of the call has the reason.
             if isinstance(error, asyncio.InvalidStateError):
                 return f"the stream ended: {(await call.code()).name}"
             raise error

@@ -1,9 +1,7 @@
-"""Encodes events: as columns when every event of the message has a column form, as rows otherwise."""
+"""Encodes events as columns, or as rows those types that have no column form, in messages of their own."""
 
 from collections.abc import Sequence
 from typing import Final
-
-from google.protobuf.message import Message
 
 from purgatory.v1 import event_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2 as service
@@ -16,12 +14,13 @@ _NOT_GIVEN: Final = [-1]
 
 
 def advance_request(events: Sequence[Event]) -> service.AdvanceStreamRequest:
+    """A message with these events. All of them have a column form, or none of them has."""
     request = service.AdvanceStreamRequest()
-    if any(event.row is not None for event in events):
-        for event in events:
-            _fill_row(request.rows.events.add(), event)
-    else:
+    if events[0].row is None:
         _fill_columns(request.columns, events)
+    else:
+        request.rows.events.extend([event.row for event in events if event.row is not None])
+        assert len(request.rows.events) == len(events), "events with a column form in a message of rows"
     return request
 
 
@@ -51,46 +50,3 @@ def _fill_columns(columns: wire.EventColumns, events: Sequence[Event]) -> None:
         values = squeeze([getattr(event, field) for event in events])
         if values != _NOT_GIVEN:
             getattr(columns, field).extend(values)
-
-
-def _fill_row(row: wire.Event, event: Event) -> None:
-    if event.row is not None:
-        row.CopyFrom(event.row)
-    elif event.name is None:
-        row.key_signalled.key, row.key_signalled.count = event.key, event.offset
-    else:
-        part_name, fields = _ROWS[event.type]
-        part: Message = getattr(row, part_name)
-        part.SetInParent()
-        for attribute, field in fields.items():
-            value = getattr(event, attribute)
-            if value >= 0 or not part.DESCRIPTOR.fields_by_name[field].has_presence:
-                setattr(part, field, value)
-    if event.name is not None:
-        row.topic_partition.topic, row.topic_partition.partition = event.name
-    if event.leader_epoch >= 0:
-        row.leader_epoch = event.leader_epoch
-
-
-_ROWS: Final[dict[int, tuple[str, dict[str, str]]]] = {
-    wire.EVENT_TYPE_LEADER_APPEND: (
-        "leader_append",
-        {
-            "offset": "log_end_offset",
-            "byte_position": "byte_position",
-            "segment_base_offset": "segment_base_offset",
-        },
-    ),
-    wire.EVENT_TYPE_FOLLOWER_PROGRESS: (
-        "follower_progress",
-        {"replica_id": "replica_id", "offset": "log_end_offset", "log_start_offset": "log_start_offset"},
-    ),
-    wire.EVENT_TYPE_HIGH_WATERMARK: ("high_watermark", {"offset": "offset"}),
-    wire.EVENT_TYPE_LAST_STABLE_OFFSET: ("last_stable_offset", {"offset": "offset"}),
-    wire.EVENT_TYPE_LOG_START_OFFSET: ("log_start_offset", {"offset": "offset"}),
-    wire.EVENT_TYPE_TRUNCATION: ("truncation", {"offset": "offset"}),
-    wire.EVENT_TYPE_PARTITION_REMOVED: ("partition_removed", {}),
-    wire.EVENT_TYPE_STORAGE_FAILED: ("storage_failed", {}),
-    wire.EVENT_TYPE_STORAGE_ONLINE: ("storage_online", {}),
-}
-"""For each type of event on a partition: its message in a row, and where the event's attributes go in that."""

@@ -22,7 +22,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from purgatory_connectors.errors import SourceStale
+from purgatory_connectors.kafka.kafka_events import EventQueue
 from purgatory_connectors.kafka.kafka_settings import KafkaSettings
+from purgatory_connectors.kafka.offset_records import Partition
 from purgatory_connectors.publisher.observation import SeenReplicas
 
 ANSWER_S: Final = 1.5
@@ -34,7 +36,6 @@ THREADS: Final = 8
 LATEST: Final = -1
 EARLIEST: Final = -2
 
-Partition = tuple[str, int]
 _T = TypeVar("_T")
 
 
@@ -48,12 +49,14 @@ class EndSeen(NamedTuple):
 
 
 class ClusterView:
-    """Topics and partitions of a cluster. librdkafka's threads call `on_error` with connection errors."""
+    """Topics and partitions of a cluster. Connection errors are put into `events`."""
 
-    def __init__(self, settings: KafkaSettings, on_error: Callable[[KafkaError], None]) -> None:
+    def __init__(self, settings: KafkaSettings, events: EventQueue) -> None:
         self._settings = settings
         # read_uncommitted returns the high watermark; read_committed would return the last stable offset.
-        self._consumer = Consumer(settings.librdkafka(isolation_level="read_uncommitted", error_cb=on_error))
+        self._consumer = Consumer(
+            settings.librdkafka(isolation_level="read_uncommitted", error_cb=events.connection_failed)
+        )
         self._committed_reader: Consumer | None = None
         self._threads = ThreadPoolExecutor(THREADS, "kafka-view")
         self._listing = asyncio.Lock()
@@ -100,7 +103,7 @@ class ClusterView:
             try:
                 return await self._run(self._consumer.list_topics, *topic, timeout=METADATA_S)
             except KafkaException as error:
-                await self._run(self._consumer.poll, 0)  # on_error receives the cause only during a poll
+                await self._run(self._consumer.poll, 0)  # the cause is reported only during a poll
                 raise SourceStale(f"no broker answers: {error.args[0].str()}") from error
 
     def _some(self, names: set[str]) -> list[str]:
@@ -119,6 +122,14 @@ class ClusterView:
             return True
         self.refused.pop(topic, None)
         return False
+
+    async def refused_among(self, topics: set[str]) -> set[str]:
+        """Which of these topics may not be seen: all of them while no broker answers."""
+        refused = topics & self.refused.keys()
+        try:
+            return refused | {topic for topic in topics - refused if await self.is_refused(topic)}
+        except SourceStale:
+            return topics
 
     async def ends(
         self, partitions: Iterable[Partition], at: int = LATEST, *, is_stable: bool = False

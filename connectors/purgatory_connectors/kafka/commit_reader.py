@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from purgatory_connectors.kafka.kafka_events import (
+    CommitBatch,
+    CommitsRead,
+    EventQueue,
+    OffsetsTopicFound,
+    ReadingRefused,
+)
 from purgatory_connectors.kafka.kafka_settings import KafkaSettings
-from purgatory_connectors.kafka.offset_records import CommitName, MalformedRecord, decode_offset
+from purgatory_connectors.kafka.offset_records import OFFSETS_TOPIC, CommitName, MalformedRecord, decode_offset
 
 LOG: Final = logging.getLogger(__name__)
 
-OFFSETS_TOPIC: Final = "__consumer_offsets"
 FETCH_WAIT_MS: Final = 4_000
 """How long a broker waits before it answers an empty fetch: the cost of an idle reader. Records are sent at once."""
 LOADING_WAIT_MS: Final = 50
@@ -25,44 +30,15 @@ DRAIN_MAX: Final = 10_000
 REFUSALS: Final = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
 
 
-class CommitBatch(NamedTuple):
-    """Records of one partition of `__consumer_offsets`, in order, below `position`.
-
-    `values` contains the last offset of each name; None for a tombstone. `is_load`: the batch is the whole content of
-    the partition.
-    """
-
-    partition: int
-    values: dict[CommitName, int | None]
-    position: int
-    is_load: bool
-
-
 class CommitReader:
-    """Delivers batches to `on_batches`, and the reason for each refusal to `on_refused`. Both are called from the
-    reader's thread. It retries until `stop` or `give_up`.
+    """Puts batches and refusals into `events`, and retries until `stop` or `give_up`."""
 
-    `skipped` counts records of unknown kinds and versions.
-    """
-
-    def __init__(
-        self,
-        settings: KafkaSettings,
-        on_count: Callable[[int], None],
-        on_batches: Callable[[Sequence[CommitBatch]], None],
-        on_refused: Callable[[str], None],
-        on_error: Callable[[KafkaError], None],
-    ) -> None:
-        self._settings = settings
-        self._on_count = on_count
-        self._on_batches = on_batches
-        self._on_refused = on_refused
-        self._on_error = on_error
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="commit-reader", daemon=True)
+    def __init__(self, settings: KafkaSettings, events: EventQueue) -> None:
+        self._settings: Final = settings
+        self._events: Final = events
+        self._stopping: Final = threading.Event()
+        self._thread: Final = threading.Thread(target=self._run, name="commit-reader", daemon=True)
         self._logs: dict[int, _UnreadLog] = {}
-        self.skipped = 0
-        self.records = 0
 
     def start(self) -> None:
         self._thread.start()
@@ -91,10 +67,10 @@ class CommitReader:
             self._read_with(self._open(fetch_wait_max_ms=LOADING_WAIT_MS), until_loaded=True)
             self._read_with(self._open(fetch_wait_max_ms=FETCH_WAIT_MS, socket_timeout_ms=2 * FETCH_WAIT_MS))
         except PermissionError as refused:
-            self._on_refused(str(refused))
+            self._events.put(ReadingRefused(str(refused)))
         except Exception:
             LOG.exception("reading %s failed", OFFSETS_TOPIC)
-            self._on_refused(f"reading {OFFSETS_TOPIC} failed; the log has the traceback")
+            self._events.put(ReadingRefused(f"reading {OFFSETS_TOPIC} failed; the log has the traceback"))
 
     def _open(self, **own: int) -> Consumer:
         return Consumer(
@@ -102,7 +78,7 @@ class CommitReader:
                 isolation_level="read_committed",
                 enable_partition_eof=True,
                 auto_offset_reset="earliest",
-                error_cb=self._on_error,
+                error_cb=self._events.connection_failed,
                 **own,
             )
         )
@@ -111,7 +87,7 @@ class CommitReader:
         try:
             if not self._logs and (count := self._wait_for_topic(consumer)):
                 self._logs = {number: _UnreadLog() for number in range(count)}
-                self._on_count(count)
+                self._events.put(OffsetsTopicFound(count))
             consumer.assign(
                 [
                     TopicPartition(OFFSETS_TOPIC, number, OFFSET_BEGINNING if log.is_loading else log.position)
@@ -151,7 +127,7 @@ class CommitReader:
         for number in sorted(touched):
             self._logs[number].flush(number, batches)
         if batches:
-            self._on_batches(batches)
+            self._events.put(CommitsRead(batches))
 
     def _take(self, message: Message, batches: list[CommitBatch], touched: set[int]) -> None:
         error = message.error()
@@ -166,13 +142,12 @@ class CommitReader:
                 self._logs[number].reach_end(offset)
                 touched.add(number)
             elif code != KafkaError.GROUP_AUTHORIZATION_FAILED:  # its own group, which it does not need
-                self._on_error(error)
+                self._events.connection_failed(error)
             return
         assert number is not None
         assert offset is not None
         log = self._logs[number]
         touched.add(number)
-        self.records += 1
         log.pass_by(offset)
         key = message.key()
         if key is None:
@@ -180,13 +155,10 @@ class CommitReader:
         try:
             decoded = decode_offset(key, message.value())
         except MalformedRecord as bad:
-            self.skipped += 1
             LOG.warning("%s-%d at %d: %s", OFFSETS_TOPIC, number, offset, bad)
             return
-        if decoded is None:
-            self.skipped += 1
-            return
-        log.put(number, decoded[0], decoded[1], batches)
+        if decoded is not None:
+            log.put(number, *decoded, batches)
 
 
 class _UnreadLog:

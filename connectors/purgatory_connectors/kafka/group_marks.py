@@ -15,6 +15,7 @@ commit at or above the last committed offset is then not a reset.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from purgatory_connectors.kafka.offset_records import CommitName
@@ -39,19 +40,18 @@ class UncertainOffset(NamedTuple):
     published: int
 
 
+@dataclass(slots=True)
 class _Mark:
-    """State of one mark. `committed` counts; `streamed` is the last offset in the records, held back by `fence`."""
-
-    __slots__ = ("committed", "fence", "ignored", "moved_ms", "proved", "published_above", "streamed")
-
-    def __init__(self, committed: int, moved_ms: int) -> None:
-        self.committed = committed
-        self.proved = committed
-        self.moved_ms = moved_ms
-        self.fence = 0
-        self.streamed: int | None = None
-        self.ignored = -1
-        self.published_above: int | None = None  # uncertain: the mark that a daemon has, above the committed offset
+    committed: int
+    """The offset that counts."""
+    moved_at: float
+    proved: int
+    streamed: int | None = None
+    """The last offset in the records. It is held back until they have been read up to `fence`."""
+    fence: int = 0
+    ignored: int = -1
+    published_above: int | None = None
+    """Uncertain: the mark that a daemon has, above the committed offset."""
 
 
 class GroupMarks:
@@ -72,7 +72,7 @@ class GroupMarks:
         self._published.update(published)
 
     def loaded(
-        self, partition: int, values: Mapping[CommitName, int], position: int, now_ms: int
+        self, partition: int, values: Mapping[CommitName, int], position: int, now: float
     ) -> tuple[list[MarkMove], list[UncertainOffset]]:
         """A partition of `__consumer_offsets` was read from its beginning to `position`; `values` is its whole content.
 
@@ -82,22 +82,22 @@ class GroupMarks:
         changes, doubts = [], []
         known = [name for name, mark in self._marks.items() if mark.committed != NO_COMMIT]
         for name in {name for name in known if self.partition_of(name[0]) == partition} - values.keys():
-            changes += self._move(name, None, now_ms)
+            changes += self._move(name, None, now)
         for name in [name for name in self._published if self.partition_of(name[0]) == partition]:
             published = self._published.pop(name)
             offset = values.get(name)
             if offset is None:
                 changes.append(MarkMove(name, None))
             elif name not in self._marks and offset < published:
-                self._add(name, offset, now_ms).published_above = published
+                self._add(name, offset, now).published_above = published
                 doubts.append(UncertainOffset(name, offset, published))
         for name, offset in values.items():
             mark = self._marks.get(name)
             if mark is None or mark.published_above is None:
-                changes += self._move(name, offset, now_ms)
-        return changes + self.read_to(partition, position, now_ms), doubts
+                changes += self._move(name, offset, now)
+        return changes + self.read_to(partition, position, now), doubts
 
-    def settled(self, doubt: UncertainOffset, *, is_drained: bool, now_ms: int) -> list[MarkMove]:
+    def settled(self, doubt: UncertainOffset, *, is_drained: bool, now: float) -> list[MarkMove]:
         """Settle an uncertain mark. `is_drained`: no visible record exists between the committed offset and the mark,
         so it stays.
         """
@@ -110,10 +110,10 @@ class GroupMarks:
         if is_drained:
             mark.proved = doubt.published
             return []
-        mark.moved_ms = now_ms
+        mark.moved_at = now
         return [MarkMove(doubt.name, mark.committed, is_set_back=True)]
 
-    def committed(self, partition: int, values: Mapping[CommitName, int | None], now_ms: int) -> list[MarkMove]:
+    def committed(self, partition: int, values: Mapping[CommitName, int | None], now: float) -> list[MarkMove]:
         """Apply the last record of each name in a partition of `__consumer_offsets`, in order. None: a tombstone."""
         changes = []
         fenced = self._fenced.get(partition)
@@ -121,16 +121,16 @@ class GroupMarks:
             if fenced and name in fenced:
                 self._marks[name].streamed = offset
             else:
-                changes += self._move(name, offset, now_ms)
+                changes += self._move(name, offset, now)
         return changes
 
-    def read_to(self, partition: int, position: int, now_ms: int) -> list[MarkMove]:
+    def read_to(self, partition: int, position: int, now: float) -> list[MarkMove]:
         """All records of a partition of `__consumer_offsets` below `position` have been passed in."""
         self._positions[partition] = position
         changes = []
         for name in [name for name in self._fenced.get(partition, ()) if self._marks[name].fence <= position]:
             self._fenced[partition].discard(name)
-            changes += self._move(name, self._marks[name].streamed, now_ms)
+            changes += self._move(name, self._marks[name].streamed, now)
         return changes
 
     def position(self, partition: int) -> int:
@@ -143,7 +143,7 @@ class GroupMarks:
         known = {name: mark.committed for name in names if (mark := self._marks[name]).committed != NO_COMMIT}
         return known != dict(values)
 
-    def polled(self, group: str, values: Mapping[CommitName, int], fence: int | None, now_ms: int) -> list[MarkMove]:
+    def polled(self, group: str, values: Mapping[CommitName, int], fence: int | None, now: float) -> list[MarkMove]:
         """Apply all offsets of a group from its coordinator. `fence`: see the module; None if the topic is not read."""
         partition = self.partition_of(group)
         if fence is not None and self.position(partition) >= fence:
@@ -154,14 +154,14 @@ class GroupMarks:
             published = self._published.pop(name, None) if fence is None else None
             mark = self._marks.get(name)
             if mark is None and offset is not None and published is not None and offset < published:
-                mark = self._add(name, offset, now_ms)
+                mark = self._add(name, offset, now)
                 mark.published_above = published
                 continue
             if not self._is_believed(name, mark, offset):
                 continue
             if fence is not None and (offset is not None or mark is not None):
-                self._set_fence(name, offset, fence, partition, now_ms)
-            changes += self._move(name, offset, now_ms)
+                self._set_fence(name, offset, fence, partition, now)
+            changes += self._move(name, offset, now)
         return changes
 
     def question(self, name: CommitName, published: int) -> list[UncertainOffset]:
@@ -194,7 +194,7 @@ class GroupMarks:
         mark.proved = end
         return [MarkMove(name, end)]
 
-    def cut(self, topic: str, partition: int, end: int, now_ms: int) -> list[MarkMove]:
+    def cut(self, topic: str, partition: int, end: int, now: float) -> list[MarkMove]:
         """A log was truncated: offsets committed above its new end belong to records that are gone."""
         changes = []
         for name in self._by_log.get((topic, partition), ()):
@@ -203,20 +203,20 @@ class GroupMarks:
                 # Its consumers may commit the old offset once more before they notice that their position is gone.
                 mark.ignored = mark.committed if mark.committed > end else -1
                 mark.committed = min(mark.committed, end)
-                mark.proved, mark.moved_ms, mark.published_above = mark.committed, now_ms, None
+                mark.proved, mark.moved_at, mark.published_above = mark.committed, now, None
                 changes.append(MarkMove(name, mark.committed, is_set_back=True))
         return changes
 
-    def forget_topic(self, topic: str, now_ms: int) -> tuple[list[MarkMove], set[str]]:
+    def forget_topic(self, topic: str, now: float) -> tuple[list[MarkMove], set[str]]:
         """A topic was deleted or replaced: remove all marks on it. Also returns the groups that had some."""
         names = [name for log, names in self._by_log.items() if log[0] == topic for name in names]
-        changes = [change for name in names for change in self._move(name, None, now_ms)]
+        changes = [change for name in names for change in self._move(name, None, now)]
         return changes, {name[0] for name in names}
 
-    def get(self, name: CommitName) -> tuple[int, int, int] | None:
-        """(committed offset, mark, time of the last move in ms) of a name."""
+    def get(self, name: CommitName) -> tuple[int, int, float] | None:
+        """(committed offset, mark, time of the last move) of a name."""
         mark = self._marks.get(name)
-        return None if mark is None else (mark.committed, max(mark.committed, mark.proved), mark.moved_ms)
+        return None if mark is None else (mark.committed, max(mark.committed, mark.proved), mark.moved_at)
 
     def committed_names(self, group: str) -> set[CommitName]:
         """Names for which the group has committed an offset."""
@@ -233,36 +233,36 @@ class GroupMarks:
         """Partition of `__consumer_offsets` for a group, from Java's hash of its id; -1: the topic is not read."""
         return -1 if self.partition_count == 0 else _java_hash(group) % self.partition_count
 
-    def _move(self, name: CommitName, offset: int | None, now_ms: int) -> list[MarkMove]:
+    def _move(self, name: CommitName, offset: int | None, now: float) -> list[MarkMove]:
         """Apply an offset that counts."""
         mark = self._marks.get(name)
         if offset is None:
             return [] if mark is None else self._remove(name)
         if mark is None:
-            self._add(name, offset, now_ms)
+            self._add(name, offset, now)
             return [MarkMove(name, offset)]
         if offset == mark.ignored:
             return []
         mark.ignored = -1
         if mark.published_above is not None:
-            return self._move_in_doubt(name, mark, offset, now_ms)
+            return self._move_in_doubt(name, mark, offset, now)
         if offset < mark.committed:
             mark.committed = mark.proved = offset
-            mark.moved_ms = now_ms
+            mark.moved_at = now
             return [MarkMove(name, offset, is_set_back=True)]
         if offset == mark.committed:
             return []
-        mark.committed, mark.moved_ms = offset, now_ms
+        mark.committed, mark.moved_at = offset, now
         if offset <= mark.proved:
             return []
         mark.proved = offset
         return [MarkMove(name, offset)]
 
     @staticmethod
-    def _move_in_doubt(name: CommitName, mark: _Mark, offset: int, now_ms: int) -> list[MarkMove]:
+    def _move_in_doubt(name: CommitName, mark: _Mark, offset: int, now: float) -> list[MarkMove]:
         published = mark.published_above
         assert published is not None, f"{name} is not in doubt"
-        mark.moved_ms = now_ms if offset != mark.committed else mark.moved_ms
+        mark.moved_at = now if offset != mark.committed else mark.moved_at
         is_set_back, mark.committed = offset < mark.committed, offset
         if offset >= published or is_set_back:
             mark.published_above, mark.proved = None, offset
@@ -282,18 +282,18 @@ class GroupMarks:
         self._steps_back[name] = offset
         return False
 
-    def _set_fence(self, name: CommitName, offset: int | None, fence: int, partition: int, now_ms: int) -> None:
+    def _set_fence(self, name: CommitName, offset: int | None, fence: int, partition: int, now: float) -> None:
         mark = self._marks.get(name)
         if mark is None:
             assert offset is not None, f"{name} has no mark"
-            mark = self._add(name, NO_COMMIT, now_ms)  # the records do not contain it yet
+            mark = self._add(name, NO_COMMIT, now)  # the records do not contain it yet
         elif not mark.fence or name not in self._fenced[partition]:
             mark.streamed = mark.committed
         mark.fence = fence
         self._fenced[partition].add(name)
 
-    def _add(self, name: CommitName, offset: int, now_ms: int) -> _Mark:
-        mark = self._marks[name] = _Mark(offset, now_ms)
+    def _add(self, name: CommitName, offset: int, now: float) -> _Mark:
+        mark = self._marks[name] = _Mark(offset, now, offset)
         self._by_group[name[0]].add(name)
         self._by_log[name[1:]].add(name)
         return mark

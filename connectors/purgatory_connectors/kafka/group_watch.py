@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from purgatory_connectors.errors import SourceRefused, SourceStale
-from purgatory_connectors.kafka.commit_reader import CommitBatch
-from purgatory_connectors.kafka.group_marks import GroupMarks, MarkMove, UncertainOffset
+from purgatory_connectors.kafka.cluster_view import ClusterView
+from purgatory_connectors.kafka.group_marks import GroupMarks, MarkMove
 from purgatory_connectors.kafka.group_poller import GroupPoller
-from purgatory_connectors.kafka.kafka_settings import NameSelection
+from purgatory_connectors.kafka.kafka_events import CommitBatch, EventQueue, OffsetRemoved, OffsetsUncertain
+from purgatory_connectors.kafka.kafka_settings import KafkaSettings
 from purgatory_connectors.kafka.mark_names import NOTHING, MarkNames, WantedMarks
-from purgatory_connectors.kafka.offset_records import CommitName
+from purgatory_connectors.kafka.offset_records import OFFSETS_TOPIC, CommitName
 from purgatory_connectors.publisher.observation import Observation
+from purgatory_connectors.publisher.publisher import Publisher
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -30,9 +32,6 @@ FRESH_S: Final = 2.5
 """A poll of a group compensates for an unreadable partition of the topic for this long."""
 
 
-EndsOfLogs = Callable[[set[int]], Awaitable[dict[int, int]]]
-
-
 class _Poll(NamedTuple):
     """Time of the last answered poll of a group, time of the next poll, and the interval."""
 
@@ -42,41 +41,23 @@ class _Poll(NamedTuple):
 
 
 class GroupWatch:
-    """Watches the committed offsets of groups.
-
-    Args:
-        names: Mark names of this source.
-        groups: The groups to watch.
-        topics: The topics to watch.
-        poller: Polls coordinators; None: groups cannot be polled.
-        observe: Receives observations.
-        on_doubts: Receives marks that daemons have above the committed offset.
-        on_removed: Receives the topic of each removed group offset.
-        are_refused: Returns which of these topics may not be seen.
-        told_of: Returns the marks that daemons have of a group.
-    """
+    """Watches the committed offsets of groups. Without a `poller`, groups cannot be polled."""
 
     def __init__(
         self,
+        view: ClusterView,
         names: MarkNames,
-        groups: NameSelection,
-        topics: NameSelection,
+        settings: KafkaSettings,
         poller: GroupPoller | None,
-        observe: Callable[[Iterable[Observation]], None],
-        on_doubts: Callable[[Sequence[UncertainOffset]], None],
-        on_removed: Callable[[str], None],
-        are_refused: Callable[[set[str]], Awaitable[set[str]]],
-        told_of: Callable[[str], Mapping[CommitName, int]],
+        publisher: Publisher,
+        events: EventQueue,
     ) -> None:
-        self._names = names
-        self._groups = groups
-        self._topics = topics
-        self._poller = poller
-        self._observe = observe
-        self._on_doubts = on_doubts
-        self._on_removed = on_removed
-        self._are_refused = are_refused
-        self._told_of = told_of
+        self._view: Final = view
+        self._names: Final = names
+        self._settings: Final = settings
+        self._poller: Final = poller
+        self._publisher: Final = publisher
+        self._events: Final = events
         self._remembered: Final[set[str]] = set()
         self.marks: Final = GroupMarks()
         self.loaded: Final[set[int]] = set()
@@ -115,43 +96,71 @@ class GroupWatch:
         self.marks.partition_count = 0
         self._wake.set()
 
-    def refuse_reading(self, why: str, told: Iterable[str]) -> None:
-        """The topic may not be read, and polling must not replace it. `told`: groups with marks at daemons."""
-        self.reading_refused = self.reading_refused or (time.monotonic(), why)
+    def begin_reading(self, partition_count: int) -> None:
+        """The topic exists, with this number of partitions."""
+        self.marks.partition_count = partition_count
+        self.marks.remember_published(self._published_marks(self._names.prefix))
+
+    def refuse_reading(self, why: str) -> None:
+        """The topic may not be read, and polling must not replace it."""
+        if self.reading_refused is None:
+            LOG.error("%s", why)
+            self.reading_refused = time.monotonic(), why
         self.loaded.clear()
-        self.published.update(told)
+        self.published.update(group for group, _, _ in self._published_marks(self._names.prefix))
+
+    def _published_marks(self, prefix: str) -> dict[CommitName, int]:
+        """The marks of watched groups that daemons have under this prefix."""
+        found = {}
+        for (name, number), mark in self._publisher.published(prefix).items():
+            parsed = self._names.parse(name)
+            if parsed is not None and parsed.group is not None and self._settings.selects(parsed.group, parsed.topic):
+                found[parsed.group, parsed.topic, number] = mark.offset
+        return found
 
     def take(self, batches: Sequence[CommitBatch]) -> None:
         """Apply records of the topic."""
         self.reading_refused = None
-        now_ms = _now_ms()
+        now = time.monotonic()
         changes: list[MarkMove] = []
         for batch in batches:
-            values = {name: offset for name, offset in batch.values.items() if self._is_ours(name)}
+            values = {name: offset for name, offset in batch.values.items() if self._settings.selects(*name[:2])}
             if batch.is_load:
                 there = {name: offset for name, offset in values.items() if offset is not None}
-                moved, doubts = self.marks.loaded(batch.partition, there, batch.position, now_ms)
+                moved, doubts = self.marks.loaded(batch.partition, there, batch.position, now)
                 changes += moved
                 self.loaded.add(batch.partition)
                 if doubts:
-                    self._on_doubts(doubts)
+                    self._events.put(OffsetsUncertain(doubts))
                 continue
-            changes += self.marks.committed(batch.partition, values, now_ms)
-            changes += self.marks.read_to(batch.partition, batch.position, now_ms)
+            changes += self.marks.committed(batch.partition, values, now)
+            changes += self.marks.read_to(batch.partition, batch.position, now)
             for name, offset in values.items():
                 if offset is None:
-                    self._on_removed(name[1])
+                    self._events.put(OffsetRemoved(name[1]))
         self.publish(changes)
 
     def publish(self, changes: Iterable[MarkMove]) -> None:
         """Publish marks that have moved."""
         seen = []
         for name, offset, is_set_back in changes:
-            topic = self._names.of_group(name[0], name[1])
+            topic = self._names.of_group(*name[:2]) if name[0] else None
             if topic is not None:
                 seen.append(Observation(topic, name[2], offset, "", is_set_back))
         if seen:
-            self._observe(seen)
+            self._publisher.observe(seen)
+
+    def cut(self, topic: str, partition: int, end: int) -> None:
+        """A log was truncated."""
+        self.publish(self.marks.cut(topic, partition, end, time.monotonic()))
+
+    def forget_topic(self, topic: str) -> None:
+        """A topic was deleted or recreated. Its groups are polled again at once."""
+        changes, groups = self.marks.forget_topic(topic, time.monotonic())
+        self.publish(changes)
+        for group in groups:
+            self._polls.pop(group, None)
+        self._wake.set()
 
     def knows(self, group: str) -> bool:
         """Whether all committed offsets of a group have been read once."""
@@ -168,14 +177,8 @@ class GroupWatch:
         poll = self._polls.get(group)
         return None if poll is None else poll.answered_at
 
-    def ask_again(self, groups: Iterable[str]) -> None:
-        """Poll these groups now, because their offsets on some topic may be wrong."""
-        for group in groups:
-            self._polls.pop(group, None)
-        self._wake.set()
-
-    async def run(self, ends_of_logs: EndsOfLogs) -> None:
-        """Poll groups until cancelled. `ends_of_logs` returns the current ends of partitions of the topic."""
+    async def run(self) -> None:
+        """Poll groups until cancelled."""
         if self._poller is None:
             return
         while True:
@@ -183,7 +186,7 @@ class GroupWatch:
             due = [group for group in self._polled_groups() if self._is_due(group, now)]
             due += self._next_idle(now)
             if due:
-                await self._poll(due, now, ends_of_logs)
+                await self._poll(due, now)
             for group in self._polls.keys() - self._polled_groups():
                 del self._polls[group]
                 if group not in self._idle_groups():
@@ -200,14 +203,14 @@ class GroupWatch:
                 pass
 
     def _polled_groups(self) -> set[str]:
-        return {group for group in self.wanted.groups() if self._groups.matches(group)}
+        return {group for group in self.wanted.groups() if self._settings.groups.matches(group)}
 
     def _idle_groups(self) -> set[str]:
         """Groups that have marks but no waits. Without the topic, only polls can detect a reset of such a group."""
         if self.is_reading:
             return set()
         known = self.marks.groups() | self.published
-        return {group for group in known if self._groups.matches(group)} - self.wanted.groups()
+        return {group for group in known if self._settings.groups.matches(group)} - self.wanted.groups()
 
     def _next_idle(self, now: float) -> list[str]:
         if self.is_reading or now < self._idle_at:
@@ -223,7 +226,7 @@ class GroupWatch:
         poll = self._polls.get(group)
         return poll is None or poll.due_at <= now
 
-    async def _poll(self, groups: list[str], now: float, ends_of_logs: EndsOfLogs) -> None:
+    async def _poll(self, groups: list[str], now: float) -> None:
         assert self._poller is not None
         found = await self._poller.offsets_of(groups)
         answers: dict[str, dict[CommitName, int]] = {}
@@ -233,12 +236,12 @@ class GroupWatch:
             else:
                 self.stale.pop(group, None)
                 self.refused.pop(group, None)
-                answers[group] = {name: offset for name, offset in answer.items() if self._is_ours(name)}
+                answers[group] = {name: at for name, at in answer.items() if self._settings.selects(*name[:2])}
         await self._keep_unseen(answers)
         changed = {group: values for group, values in answers.items() if self.marks.differs(group, values)}
         # After the answers: every commit that is contained in an answer must be below its fence.
-        fences = await self._fences(changed, ends_of_logs)
-        now_ms = _now_ms()
+        fences = await self._fences(changed)
+        applied_at = time.monotonic()
         for group, values in answers.items():
             before = self._polls.get(group)
             every = CHECK_S
@@ -249,30 +252,30 @@ class GroupWatch:
                 continue
             if not self.is_reading and group not in self._remembered:
                 self._remembered.add(group)
-                self.marks.remember_published(self._told_of(group))
-            self.publish(self.marks.polled(group, values, fences.get(group), now_ms))
+                self.marks.remember_published(self._published_marks(self._names.group_prefix(group)))
+            self.publish(self.marks.polled(group, values, fences.get(group), applied_at))
         if doubts := self.marks.doubts(changed):
-            self._on_doubts(doubts)
+            self._events.put(OffsetsUncertain(doubts))
 
     async def _keep_unseen(self, answers: Mapping[str, dict[CommitName, int]]) -> None:
         """Keep offsets on topics that may not be seen, because coordinators leave out such topics."""
         lost = {name for group, values in answers.items() for name in self.marks.committed_names(group) - values.keys()}
         if not lost:
             return
-        refused = await self._are_refused({name[1] for name in lost})
+        refused = await self._view.refused_among({name[1] for name in lost})
         for name in lost:
             known = self.marks.get(name)
             if name[1] in refused and known is not None:
                 answers[name[0]][name] = known[0]
 
-    async def _fences(self, groups: Mapping[str, object], ends_of_logs: EndsOfLogs) -> dict[str, int]:
+    async def _fences(self, groups: Mapping[str, object]) -> dict[str, int]:
         """For each group, the end of its partition of the topic, read after the call began. Empty without the topic."""
         if not self.is_reading or not self.loaded:
             return {}
-        logs = {self.marks.partition_of(group) for group in groups} & self.loaded
-        ends: dict[int, int] = await ends_of_logs(logs) if logs else {}
-        placed = {group: self.marks.partition_of(group) for group in groups}
-        return {group: ends[log] for group, log in placed.items() if log in ends}
+        placed = {group: log for group in groups if (log := self.marks.partition_of(group)) in self.loaded}
+        ends = await self._view.ends([(OFFSETS_TOPIC, log) for log in set(placed.values())])
+        found = {group: ends[OFFSETS_TOPIC, log].offset for group, log in placed.items()}
+        return {group: end for group, end in found.items() if end >= 0}
 
     def _fail(self, group: str, why: Exception, now: float) -> None:
         before = self._polls.get(group)
@@ -287,10 +290,3 @@ class GroupWatch:
             self.stale[group] = (since, str(why))
         every = POLL_MAX_S if isinstance(why, SourceStale) else 10.0
         self._polls[group] = _Poll(before.answered_at if before else -1.0, now + every, every)
-
-    def _is_ours(self, name: CommitName) -> bool:
-        return self._groups.matches(name[0]) and self._topics.matches(name[1])
-
-
-def _now_ms() -> int:
-    return time.monotonic_ns() // 1_000_000

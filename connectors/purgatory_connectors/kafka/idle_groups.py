@@ -1,34 +1,36 @@
-"""Finds groups that have nothing left to read although their committed offset is below the end of the log."""
+"""Finds groups that have nothing left to read although their committed offset is below the end of the log.
+
+A group's committed offset stays below the end of a log if the last offsets have no visible record: transaction markers
+occupy offsets, aborted records are skipped, and compacted or deleted records are gone. A wait for "committed offset at
+least the end" would then never complete. One fetch from the committed offset decides: it returns the first visible
+record (with its offset) or the end of the readable log.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
-from purgatory_connectors.kafka.cluster_view import Partition
-from purgatory_connectors.kafka.group_marks import NO_COMMIT, GroupMarks, MarkMove, UncertainOffset
-from purgatory_connectors.kafka.offset_records import CommitName
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-UNMOVED_MS: Final = 100
+from purgatory_connectors.kafka.group_marks import NO_COMMIT, MarkMove, UncertainOffset
+from purgatory_connectors.kafka.group_watch import GroupWatch
+from purgatory_connectors.kafka.kafka_settings import KafkaSettings
+from purgatory_connectors.kafka.offset_records import CommitName, Partition
+from purgatory_connectors.kafka.topic_watch import TopicWatch
+
+UNMOVED_S: Final = 0.1
 """A group that committed within this time is not checked; its next commit will decide."""
 AGAIN_MIN_S: Final = 0.5
 AGAIN_MAX_S: Final = 10.0
 PROBE_S: Final = 2.0
-
-
-class Probe(Protocol):
-    """The interface of `VisibleRecords`."""
-
-    def none_between(
-        self, spans: Mapping[Partition, tuple[int, int]], timeout_s: float = ...
-    ) -> dict[Partition, bool | None]:
-        """See `VisibleRecords`."""
-
-    def close(self) -> None:
-        """See `VisibleRecords`."""
+FETCH_WAIT_MS: Final = 10
+"""How long a broker waits before it answers an empty fetch."""
+FETCH_BYTES: Final = 1_024
+"""One record is enough; brokers return at least one even if it is larger."""
 
 
 class _Tried(NamedTuple):
@@ -41,27 +43,16 @@ class _Tried(NamedTuple):
 
 
 class IdleGroups:
-    """Raises the marks of groups that have nothing left to read, and settles uncertain offsets.
+    """Raises the marks of groups that have nothing left to read, and settles uncertain offsets."""
 
-    `publish` receives marks that have moved; `end` returns the end of a partition, -1 if unknown; `knows` returns
-    whether all offsets of a group have been read. `open_probe` is called once, in the probing thread.
-    """
-
-    def __init__(
-        self,
-        marks: GroupMarks,
-        end: Callable[[Partition], int],
-        publish: Callable[[Iterable[MarkMove]], None],
-        knows: Callable[[str], bool],
-        open_probe: Callable[[], Probe],
-    ) -> None:
-        self._marks = marks
-        self._end = end
-        self._publish = publish
-        self._knows = knows
-        self._open_probe = open_probe
-        self._probe: Probe | None = None
-        self._thread = ThreadPoolExecutor(1, "kafka-probe")
+    def __init__(self, settings: KafkaSettings, groups: GroupWatch, topics: TopicWatch) -> None:
+        self._settings: Final = settings
+        self._groups: Final = groups
+        self._marks: Final = groups.marks
+        self._ends: Final = topics.marks
+        self._probe: VisibleRecords | None = None
+        """Opened by the thread with its first check."""
+        self._thread: Final = ThreadPoolExecutor(1, "kafka-probe")
         self._tried: dict[CommitName, _Tried] = {}
         self._doubts: dict[CommitName, UncertainOffset] = {}
         self._wake = asyncio.Event()
@@ -95,7 +86,7 @@ class IdleGroups:
             if is_busy:
                 continue
             if self.wanted or self._doubts:
-                await asyncio.sleep(UNMOVED_MS / 2000)
+                await asyncio.sleep(UNMOVED_S / 2)
             else:
                 await self._wake.wait()
 
@@ -110,12 +101,12 @@ class IdleGroups:
         spans: dict[Partition, UncertainOffset] = {}
         settled: list[MarkMove] = []
         for name, doubt in list(self._doubts.items()):
-            end = self._end(name[1:])
+            end = self._ends.end(name[1:])
             if end < 0:
                 continue  # not known yet; if the topic was deleted, its marks are removed with it
             if end < doubt.published:
                 del self._doubts[name]
-                settled += self._marks.settled(doubt, is_drained=False, now_ms=_now_ms())
+                settled += self._marks.settled(doubt, is_drained=False, now=time.monotonic())
             elif name[1:] not in spans:
                 spans[name[1:]] = doubt
         found = await self.probe({partition: (one.committed, one.published) for partition, one in spans.items()})
@@ -124,27 +115,27 @@ class IdleGroups:
                 continue
             doubt = spans[partition]
             del self._doubts[doubt.name]
-            changes = self._marks.settled(doubt, is_drained=is_drained, now_ms=_now_ms())
+            changes = self._marks.settled(doubt, is_drained=is_drained, now=time.monotonic())
             # The daemon has the mark, but this run of the source has not observed it yet.
             mark = self._marks.get(doubt.name)
             # The group may have been reset during the check; the published mark is then no longer valid.
             is_kept = is_drained and mark is not None and mark[1] == doubt.published
             settled += changes or ([MarkMove(doubt.name, doubt.published)] if is_kept else [])
-        self._publish(settled)
+        self._groups.publish(settled)
         return any(answer is not None for answer in found.values())
 
     async def _look(self) -> bool:
-        now, now_ms = time.monotonic(), _now_ms()
+        now = time.monotonic()
         self.urgent = {name: at for name, at in self.urgent.items() if now - at < PROBE_S}
         chosen: dict[Partition, tuple[CommitName, int, int]] = {}
         for name in [*self.urgent, *self.wanted]:
             partition = name[1:]
-            end = self._end(partition)
-            if partition in chosen or end < 0 or not self._knows(name[0]):
+            end = self._ends.end(partition)
+            if partition in chosen or end < 0 or not self._groups.knows(name[0]):
                 continue
-            committed, mark, moved_ms = self._marks.get(name) or (NO_COMMIT, NO_COMMIT, 0)
+            committed, mark, moved_at = self._marks.get(name) or (NO_COMMIT, NO_COMMIT, 0)
             tried = self._tried.get(name)
-            if mark >= end or (name not in self.urgent and now_ms - moved_ms < UNMOVED_MS):
+            if mark >= end or (name not in self.urgent and now - moved_at < UNMOVED_S):
                 continue
             if tried is None or tried.committed != committed or tried.due_at <= now:
                 chosen[partition] = name, committed, end
@@ -154,7 +145,7 @@ class IdleGroups:
             name, committed, end = chosen[partition]
             self.urgent.pop(name, None)
             # If the log was truncated or recreated during the check, the result does not apply to its current content.
-            if is_drained and self._end(partition) >= end:
+            if is_drained and self._ends.end(partition) >= end:
                 changes += self._marks.prove(name, committed, end)
                 self._tried.pop(name, None)
                 continue
@@ -163,7 +154,7 @@ class IdleGroups:
             if before is not None and before.committed == committed and is_drained is not None:
                 wait_s = min(before.wait_s * 2, AGAIN_MAX_S)
             self._tried[name] = _Tried(committed, end, time.monotonic() + wait_s, wait_s)
-        self._publish(changes)
+        self._groups.publish(changes)
         return bool(chosen)
 
     async def probe(self, spans: Mapping[Partition, tuple[int, int]]) -> dict[Partition, bool | None]:
@@ -174,9 +165,77 @@ class IdleGroups:
 
     def _ask_now(self, spans: Mapping[Partition, tuple[int, int]]) -> dict[Partition, bool | None]:
         if self._probe is None:
-            self._probe = self._open_probe()
+            self._probe = VisibleRecords(self._settings)
         return self._probe.none_between(spans, PROBE_S)
 
 
-def _now_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
+class VisibleRecords:
+    """Checks partitions of one cluster, which it needs the right to read. Not thread-safe, and each check blocks."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._consumer: Final = Consumer(
+            settings.librdkafka(
+                fetch_wait_max_ms=FETCH_WAIT_MS,
+                fetch_message_max_bytes=FETCH_BYTES,
+                enable_partition_eof=True,
+                auto_offset_reset="earliest",  # if the offsets up to the start of the log were deleted
+                isolation_level=settings.isolation,
+            )
+        )
+
+    def none_between(
+        self, spans: Mapping[Partition, tuple[int, int]], timeout_s: float = 2.0
+    ) -> dict[Partition, bool | None]:
+        """For each partition and its (committed offset, end): whether the log has no visible record in that range.
+
+        None: unknown. Either the topic may not be read, or the answer took too long, for example because a broker is
+        down or a transaction that began before the end is still open. Try again later. A negative committed offset
+        means the start of the log.
+        """
+        answers: dict[Partition, bool | None] = dict.fromkeys(spans)
+        self._consumer.assign(
+            [TopicPartition(topic, number, max(first, 0)) for (topic, number), (first, _) in spans.items()]
+        )
+        deadline = time.monotonic() + timeout_s
+        left = set(spans)
+        try:
+            while left and (left_s := deadline - time.monotonic()) > 0:
+                message = self._consumer.poll(left_s)
+                if message is None:
+                    continue
+                topic, number = message.topic(), message.partition()
+                if topic is None or number is None:
+                    continue  # a group error, for example because it may not be described; the group is not used
+                partition = topic, number
+                is_refused = _is_refused(message)
+                if partition not in left or ((place := _place(message)) is None and not is_refused):
+                    continue
+                left.remove(partition)
+                if place is not None:
+                    answers[partition] = self._answer(message, place, spans[partition][1])
+                self._consumer.incremental_unassign([TopicPartition(*partition)])
+        finally:
+            self._consumer.unassign()
+        return answers
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    @staticmethod
+    def _answer(message: Message, place: int, end: int) -> bool | None:
+        if place >= end:
+            return True
+        return None if message.error() is not None else False
+
+
+def _place(message: Message) -> int | None:
+    """The offset of the first visible record, or the end of the readable log; None: a broker is down."""
+    error = message.error()
+    if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's own name for it
+        return None
+    return message.offset()
+
+
+def _is_refused(message: Message) -> bool:
+    error = message.error()
+    return error is not None and error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED

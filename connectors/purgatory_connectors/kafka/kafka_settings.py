@@ -22,8 +22,6 @@ from purgatory_connectors.uri import SourceUri
 
 ENVIRONMENT_PREFIX: Final = "PURGATORY_KAFKA_"
 OPTIONS: Final = ("label", "topics", "groups", "config", "low-latency", "commits", "isolation", "poll-ms")
-COMMITS: Final = ("auto", "read", "poll")
-ISOLATIONS: Final = ("read_committed", "read_uncommitted")
 GROUP_ID: Final = "purgatory-source"
 """Required by librdkafka. The source neither joins this group nor commits to it."""
 
@@ -108,9 +106,9 @@ class KafkaSettings:
             topics=NameSelection(uri.listed("topics")),
             groups=NameSelection(uri.listed("groups")),
             low_latency=NameSelection(low_latency) if low_latency else None,
-            commits=_one_of("commits", uri.options.get("commits", "auto"), COMMITS),
-            isolation=_one_of("isolation", uri.options.get("isolation", "read_committed"), ISOLATIONS),
-            poll_ms=_poll_ms(uri.options.get("poll-ms", "50")),
+            commits=uri.choice("commits", "auto", "read", "poll"),
+            isolation=uri.choice("isolation", "read_committed", "read_uncommitted"),
+            poll_ms=uri.number("poll-ms", 50, 5, 10_000),
             configuration=configuration,
         )
 
@@ -118,6 +116,10 @@ class KafkaSettings:
     def name(self) -> str:
         """Name in status output and metrics. It leaves out the options, which may be long."""
         return f"{self.label}://{self.brokers}"[:249]
+
+    def selects(self, group: str | None, topic: str) -> bool:
+        """Whether the source watches this topic, and this group unless it is None."""
+        return self.topics.matches(topic) and (group is None or self.groups.matches(group))
 
     def librdkafka(self, **own: Any) -> dict[str, Any]:  # noqa: ANN401 - librdkafka's own values: text, numbers, calls
         """Configuration for a librdkafka client. `own`: further keys, with "_" for "."."""
@@ -163,15 +165,3 @@ def _label(label: str) -> str:
     if not label or "/" in label or label == "pg":
         raise SourceRefused(f"label={label!r}: give a name without a slash, and not pg, which is PostgreSQL's")
     return label
-
-
-def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> str:
-    if value not in allowed:
-        raise SourceRefused(f"{option}={value!r}: must be one of {', '.join(allowed)}")
-    return value
-
-
-def _poll_ms(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 5 <= int(text) <= 10_000):
-        raise SourceRefused(f"poll-ms={text!r}: must be a number from 5 to 10000")
-    return int(text)

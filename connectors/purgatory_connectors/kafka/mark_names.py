@@ -13,8 +13,7 @@ from purgatory_client.sources.source_names import (
     unescaped_group,
 )
 
-from purgatory_connectors.kafka.cluster_view import Partition
-from purgatory_connectors.kafka.offset_records import CommitName
+from purgatory_connectors.kafka.offset_records import CommitName, Partition
 from purgatory_connectors.publisher.observation import MarkName
 
 NAME_MAX: Final = 249
@@ -48,15 +47,13 @@ NOTHING: Final = WantedMarks(frozenset(), frozenset())
 
 
 class MarkNames:
-    """Mark names under a label. `too_long` contains the names that exceed the daemon's limit."""
+    """Mark names under a label. They are None if they exceed the daemon's limit."""
 
     def __init__(self, label: str) -> None:
-        self.label: Final = label
         self.prefix: Final = f"{label}/"
-        self.too_long: Final[set[str]] = set()
-        self.of_topic: Final = lru_cache(65_536)(self._of_topic)
-        self.of_stable: Final = lru_cache(65_536)(self._of_stable)
-        self.of_group: Final = lru_cache(65_536)(self._of_group)
+        self.of_topic: Final = lru_cache(65_536)(lambda topic: _checked(kafka_topic(topic, label)))
+        self.of_stable: Final = lru_cache(65_536)(lambda topic: _checked(kafka_stable(topic, label)))
+        self.of_group: Final = lru_cache(65_536)(lambda group, topic: _checked(kafka_group(group, topic, label)))
 
     def group_prefix(self, group: str) -> str:
         """Prefix of all mark names of a group."""
@@ -89,18 +86,6 @@ class MarkNames:
                 commits.add((group, name, number))
         return WantedMarks(frozenset(partitions), frozenset(commits), frozenset(stable))
 
-    def _of_topic(self, topic: str) -> str | None:
-        return self._checked(kafka_topic(topic, self.label))
 
-    def _of_stable(self, topic: str) -> str | None:
-        return self._checked(kafka_stable(topic, self.label))
-
-    def _of_group(self, group: str, topic: str) -> str | None:
-        return self._checked(kafka_group(group, topic, self.label)) if group else None
-
-    def _checked(self, name: str) -> str | None:
-        if len(name) <= NAME_MAX:
-            return name
-        if len(self.too_long) < 10_000:
-            self.too_long.add(name)
-        return None
+def _checked(name: str) -> str | None:
+    return name if len(name) <= NAME_MAX else None

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Final
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, TopicPartition
 
-from purgatory_connectors.kafka.cluster_view import Partition
+from purgatory_connectors.kafka.kafka_events import EndsFetched, EventQueue
 from purgatory_connectors.kafka.kafka_settings import KafkaSettings
+from purgatory_connectors.kafka.offset_records import Partition
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -22,19 +23,23 @@ DRAIN_MAX: Final = 10_000
 
 
 class TopicFetcher:
-    """Calls `on_end` from its thread with a partition and a lower bound of its end."""
+    """Puts lower bounds of the ends of partitions into `events`."""
 
-    def __init__(self, settings: KafkaSettings, on_end: Callable[[Partition, int], None]) -> None:
+    def __init__(self, settings: KafkaSettings, events: EventQueue) -> None:
         self._settings = settings
-        self._on_end = on_end
+        self._events = events
         self._wanted: frozenset[Partition] = frozenset()
         self._changed = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
 
-    def want(self, partitions: set[Partition]) -> None:
-        """Read these partitions, from their ends, and no others. Starts the thread on first use."""
-        wanted = frozenset(partitions)
+    def want(self, partitions: Iterable[Partition]) -> None:
+        """Read those of these partitions that are of low-latency topics, from their ends, and no others.
+
+        The thread is started on first use.
+        """
+        topics = self._settings.low_latency
+        wanted = frozenset(one for one in partitions if topics is not None and topics.matches(one[0]))
         if wanted == self._wanted:
             return
         self._wanted = wanted
@@ -91,5 +96,4 @@ class TopicFetcher:
                 ends[topic, number] = offset + 1
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's own name for it
                 ends[topic, number] = offset
-        for partition, end in ends.items():
-            self._on_end(partition, end)
+        self._events.put(EndsFetched(ends))

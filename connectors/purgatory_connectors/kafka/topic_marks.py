@@ -1,9 +1,11 @@
 """The ends of partitions as marks: rejects outdated readings and detects truncated logs. No I/O."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from purgatory_connectors.kafka.cluster_view import EndSeen, Partition
+from purgatory_connectors.kafka.cluster_view import EndSeen
+from purgatory_connectors.kafka.offset_records import Partition
 
 GRACE_S: Final = 1.0
 """A partition is stale if it cannot be seen for longer than this; a change of leader takes less time."""
@@ -17,17 +19,17 @@ class Moved(NamedTuple):
     is_cut: bool = False
 
 
+@dataclass(slots=True)
 class _LogEnd:
-    __slots__ = ("end", "failing_since", "leader_epoch", "lower", "not_before", "reason", "seen_at")
-
-    def __init__(self, now: float) -> None:
-        self.end = -1
-        self.leader_epoch = -1
-        self.lower = -1  # an end below the known one, seen once
-        self.seen_at = now
-        self.failing_since: float | None = None
-        self.reason = ""
-        self.not_before = now  # readings requested earlier belong to a log that has been truncated since
+    seen_at: float
+    not_before: float
+    """Readings requested earlier belong to a log that has been truncated since."""
+    end: int = -1
+    leader_epoch: int = -1
+    lower: int = -1
+    """An end below the known one, seen once."""
+    failing_since: float | None = None
+    reason: str = ""
 
 
 class TopicMarks:
@@ -44,7 +46,7 @@ class TopicMarks:
         for partition, end in found.items():
             log = self._logs.get(partition)
             if log is None:
-                log = self._logs[partition] = _LogEnd(asked_at)
+                log = self._logs[partition] = _LogEnd(asked_at, asked_at)
             if asked_at < log.not_before:
                 continue
             if end.offset < 0:
@@ -78,13 +80,15 @@ class TopicMarks:
         log.end, log.lower = end, -1
         return [Moved(partition, end, is_cut=True)]
 
-    def fetched(self, partition: Partition, end: int, now: float) -> list[Moved]:
-        """A record or the end of the log was read, so the log ends at `end` or later."""
-        log = self._logs.get(partition)
-        if log is None or end <= log.end or log.lower >= 0:
-            return []
-        log.end, log.seen_at, log.failing_since = end, max(now, log.seen_at), None
-        return [Moved(partition, end)]
+    def fetched(self, ends: Mapping[Partition, int], now: float) -> list[Moved]:
+        """Records or the ends of these logs were read, so each log has this end or a later one."""
+        moved = []
+        for partition, end in ends.items():
+            log = self._logs.get(partition)
+            if log is not None and end > log.end and log.lower < 0:
+                log.end, log.seen_at, log.failing_since = end, max(now, log.seen_at), None
+                moved.append(Moved(partition, end))
+        return moved
 
     def forget(self, topic: str) -> list[Partition]:
         """Forget a topic that was deleted or replaced by another of the same name."""

@@ -6,15 +6,18 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 from purgatory_connectors.errors import SourceStale
-from purgatory_connectors.kafka.cluster_view import ClusterView, Partition
-from purgatory_connectors.kafka.kafka_settings import NameSelection
+from purgatory_connectors.kafka.cluster_view import ClusterView
+from purgatory_connectors.kafka.group_watch import GroupWatch
+from purgatory_connectors.kafka.kafka_settings import KafkaSettings
 from purgatory_connectors.kafka.mark_names import NOTHING, MarkNames, WantedMarks
+from purgatory_connectors.kafka.offset_records import Partition
 from purgatory_connectors.kafka.topic_marks import Moved, TopicMarks
-from purgatory_connectors.publisher.observation import MarkName, Observation, SeenReplicas
+from purgatory_connectors.publisher.observation import Observation, SeenReplicas
+from purgatory_connectors.publisher.publisher import Publisher
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -31,29 +34,19 @@ GONE_LOOKS: Final = 2
 class TopicWatch:
     """Watches the ends of topics.
 
-    `observe` receives observations, and `observe_replicas` the replicas of partitions. `on_cut` (truncated logs) and
-    `on_gone` (topics that were deleted or recreated) are called before the corresponding observation.
+    A truncated log lowers the marks of groups, and a deleted topic removes them. `groups` is told before the topic's
+    own mark is published, so that no group seems to have reached the new end with an offset of the old log.
     """
 
     def __init__(
-        self,
-        view: ClusterView,
-        names: MarkNames,
-        topics: NameSelection,
-        poll_ms: int,
-        observe: Callable[[Iterable[Observation]], None],
-        observe_replicas: Callable[[Mapping[MarkName, SeenReplicas]], None],
-        on_cut: Callable[[Partition, int], None],
-        on_gone: Callable[[str], None],
+        self, view: ClusterView, groups: GroupWatch, names: MarkNames, settings: KafkaSettings, publisher: Publisher
     ) -> None:
-        self._view = view
-        self._names = names
-        self._selection = topics
-        self._poll_s = poll_ms / 1000
-        self._observe = observe
-        self._observe_replicas = observe_replicas
-        self._on_cut = on_cut
-        self._on_gone = on_gone
+        self._view: Final = view
+        self._groups: Final = groups
+        self._names: Final = names
+        self._selection: Final = settings.topics
+        self._poll_s: Final = settings.poll_ms / 1000
+        self._publisher: Final = publisher
         self.marks: Final = TopicMarks()
         self.stable: Final = TopicMarks()
         """Last stable offsets of the partitions in `_stable`."""
@@ -92,8 +85,9 @@ class TopicWatch:
 
     def suspect(self, topic: str) -> None:
         """The topic may have been deleted or recreated, because a group's offsets on it are gone."""
-        self.marks.suspects.add(topic)
-        self._look_now.set()
+        if topic in self._known:
+            self.marks.suspects.add(topic)
+            self._look_now.set()
 
     def known_topics(self) -> dict[str, int]:
         """Number of partitions of each selected topic."""
@@ -166,7 +160,7 @@ class TopicWatch:
             (name, number): sets for (topic, number), sets in news.items() if (name := self._names.of_topic(topic))
         }
         if named:
-            self._observe_replicas(named)
+            self._publisher.observe_replicas(named)
 
     async def _look_at_ids(self, found: Iterable[str], new: Iterable[str]) -> None:
         now = time.monotonic()
@@ -187,7 +181,7 @@ class TopicWatch:
             self.marks.suspects.discard(topic)
 
     def _forget(self, topic: str) -> None:
-        self._on_gone(topic)
+        self._groups.forget_topic(topic)
         self._missing.pop(topic, None)
         self.ids.pop(topic, None)
         gone = [(self._names.of_topic(topic), number) for _, number in self.marks.forget(topic)]
@@ -195,7 +189,7 @@ class TopicWatch:
         gone += [(self._names.of_stable(topic), number) for _, number in stable]
         self.stable.forget(topic)
         self._stable.difference_update(stable - self.wanted.stable)
-        self._observe([Observation(name, number, None) for name, number in gone if name is not None])
+        self._publisher.observe([Observation(name, number, None) for name, number in gone if name is not None])
 
     async def _poll_on(self) -> None:
         idle_at = time.monotonic()
@@ -259,16 +253,16 @@ class TopicWatch:
         for partition, end, is_cut in moved:
             if is_cut:
                 LOG.warning("%s-%d was cut: it ends at %d now", *partition, end)
-                self._on_cut(partition, end)
+                self._groups.cut(*partition, end)
                 self._cut_stable(partition)
             name = self._names.of_topic(partition[0])
             if name is not None:
                 seen.append(Observation(name, partition[1], end, self.ids.get(partition[0], ""), is_cut))
         if seen:
-            self._observe(seen)
+            self._publisher.observe(seen)
 
     def _take_stable(self, moved: Iterable[Moved]) -> None:
-        self._observe(
+        self._publisher.observe(
             Observation(name, number, end, self.ids.get(topic, ""), is_cut)
             for (topic, number), end, is_cut in moved
             if (name := self._names.of_stable(topic)) is not None

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
+from purgatory_connectors.kafka.cluster_view import ClusterView, EndSeen
 from purgatory_connectors.kafka.group_watch import GroupWatch
+from purgatory_connectors.kafka.idle_groups import IdleGroups
 from purgatory_connectors.kafka.mark_names import MarkNames
-from purgatory_connectors.kafka.topic_watch import TopicWatch
-from purgatory_connectors.publisher.reports import SourceState, StaleMarks
+from purgatory_connectors.kafka.offset_records import OFFSETS_TOPIC
+from purgatory_connectors.kafka.topic_watch import IDLE_S, TopicWatch
+from purgatory_connectors.publisher.observation import SourceState, StaleMarks
 
 ENTRIES_MAX: Final = 500
 """Maximum number of entries in a report. Marks with pending waits come first."""
@@ -18,28 +22,63 @@ BEHIND_S: Final = 2.0
 """A log is late if its reader has not reached the end of this long ago, which readers do not report themselves."""
 
 
-class VisibilityReport(NamedTuple):
-    """The arguments of a publisher's `report`."""
-
-    state: SourceState
-    reason: str = ""
-    stale: tuple[StaleMarks, ...] = ()
-    lag_ms: int = 0
+VisibilityReport = tuple[SourceState, str, Sequence[StaleMarks], int]
+"""The arguments of a publisher's `report`: state, reason, stale marks, lag in milliseconds."""
 
 
 class LogVisibility:
-    """Compares read positions in `__consumer_offsets` with the ends. Times are seconds of one clock."""
+    """Compares read positions in `__consumer_offsets` with the ends, because readers do not report that they receive
+    nothing. Times are seconds of the monotonic clock.
+    """
 
-    def __init__(self) -> None:
-        self._targets: dict[int, tuple[int, float]] = {}
-        self._failing: dict[int, tuple[float, str]] = {}
-        self.held: set[int] = set()
+    def __init__(self, view: ClusterView, groups: GroupWatch, idle: IdleGroups) -> None:
+        self._view: Final = view
+        self._groups: Final = groups
+        self._idle: Final = idle
+        self._targets: Final[dict[int, tuple[int, float]]] = {}
+        self._failing: Final[dict[int, tuple[float, str]]] = {}
+        self.held: Final[set[int]] = set()
         """Partitions that are held back by an open transaction."""
 
-    def looked(self, partition: int, end: int, position: int, at: float, error: str = "") -> None:
-        """Record the end and the read position of a partition. `end` -1: unknown, and `error` is the reason."""
+    async def run(self) -> None:
+        """Run until cancelled."""
+        while True:
+            if self._groups.is_reading and self._groups.loaded:
+                begun = time.monotonic()
+                found = await self._view.ends([(OFFSETS_TOPIC, log) for log in self._groups.loaded])
+                ends = {log: seen for (_, log), seen in found.items()}
+                for log, seen in ends.items():
+                    self._take(log, seen, self._groups.marks.position(log), begun)
+                await self._look_at_held(ends)
+            is_busy = bool(self._groups.wanted.commits) or self.late(time.monotonic())
+            await asyncio.sleep(BEHIND_S / 2 if is_busy else IDLE_S)
+
+    async def _look_at_held(self, ends: Mapping[int, EndSeen]) -> None:
+        """For partitions not read to the end: find out whether a transaction is open, or nothing visible is left."""
+        now = time.monotonic()
+        suspects = [log for log, (_, since) in self._targets.items() if now - since >= BEHIND_S / 2]
+        suspects = [log for log in suspects if log in ends and ends[log].offset >= 0]
+        if not suspects:
+            return
+        answers = await self._view.ends([(OFFSETS_TOPIC, log) for log in suspects], is_stable=True)
+        spans = {}
+        for partition, seen in answers.items():
+            position = self._groups.marks.position(partition[1])
+            if 0 <= seen.offset <= position:
+                self.held.add(partition[1])
+            elif seen.offset > position:
+                self.held.discard(partition[1])
+                spans[partition] = position, seen.offset
+        for partition, is_drained in (await self._idle.probe(spans)).items():
+            # Only transaction markers and aborted records are left up to the end, which a reader never receives.
+            if is_drained and spans[partition][1] >= ends[partition[1]].offset:
+                self._targets.pop(partition[1], None)
+                self.held.discard(partition[1])
+
+    def _take(self, partition: int, seen: EndSeen, position: int, at: float) -> None:
+        end = seen.offset
         if end < 0:
-            self._failing.setdefault(partition, (at, error))
+            self._failing.setdefault(partition, (at, seen.error))
             return
         self._failing.pop(partition, None)
         target = self._targets.get(partition)
@@ -51,15 +90,6 @@ class LogVisibility:
         if position >= end:
             self._targets.pop(partition, None)
             self.held.discard(partition)
-
-    def suspects(self, now: float) -> list[int]:
-        """Partitions that will soon be late, unless records are read or there are none left to read."""
-        return [log for log, (_, since) in self._targets.items() if now - since >= BEHIND_S / 2]
-
-    def nothing_visible(self, partition: int) -> None:
-        """Only transaction markers and aborted records are left up to the end, and a reader never receives those."""
-        self._targets.pop(partition, None)
-        self.held.discard(partition)
 
     def late(self, now: float) -> dict[int, tuple[float, str]]:
         """Late partitions, including those held back: for how long (seconds), and why."""
@@ -80,37 +110,29 @@ def report(
     """The current health of the source."""
     now = time.monotonic()
     if topics.stale_since is not None:
-        stale = (StaleMarks("", stale_ms=_ms(now - topics.stale_since), reason=topics.stale_reason),)
-        return VisibilityReport(SourceState.STALE, topics.stale_reason, stale)
+        stale = [StaleMarks("", stale_ms=_ms(now - topics.stale_since), reason=topics.stale_reason)]
+        return SourceState.STALE, topics.stale_reason, stale, 0
     if not topics.has_looked.is_set() or not (groups.is_loaded or groups.reading_refused):
-        return VisibilityReport(
-            SourceState.LOADING,
-            "reading what is there",
-            (StaleMarks("", stale_ms=_ms(now - begun_at), reason="loading"),),
-        )
+        stale = [StaleMarks("", stale_ms=_ms(now - begun_at), reason="loading")]
+        return SourceState.LOADING, "reading what is there", stale, 0
     late = logs.late(now)
     held = {log: since for log, since in late.items() if log in logs.held}
     entries = [*_stale_topics(names, topics, now), *_stale_groups(names, groups, topics.refused(), late, now)]
-    if entries:
-        wanted = {name for group in groups.wanted.groups() for name in (names.group_prefix(group),)}
-        wanted |= {name for topic, _ in topics.wanted.partitions if (name := names.of_topic(topic)) is not None}
-        entries.sort(key=lambda entry: entry.topic_prefix not in wanted)
-        reason = entries[0].reason
-        state = SourceState.HELD if len(held) == len(late) > 0 and _are_groups(entries, names) else SourceState.STALE
-        refusals = {why for _, why in [*topics.refused().values(), *groups.refused.values()]}
-        if groups.reading_refused is not None:
-            refusals.add(groups.reading_refused[1])
-        if all(entry.reason in refusals for entry in entries):
-            state = SourceState.REFUSED
-        return VisibilityReport(
-            state, reason, tuple(entries[:ENTRIES_MAX]), _ms(max(s.stale_ms for s in entries) / 1000)
-        )
-    if held:
-        oldest = max(since for since, _ in held.values())
-        return VisibilityReport(
-            SourceState.HELD, "an open transaction holds back what groups commit", lag_ms=_ms(oldest)
-        )
-    return VisibilityReport(SourceState.LIVE)
+    if not entries and held:
+        lag_ms = _ms(max(since for since, _ in held.values()))
+        return SourceState.HELD, "an open transaction holds back what groups commit", (), lag_ms
+    if not entries:
+        return SourceState.LIVE, "", (), 0
+    wanted = {names.group_prefix(group) for group in groups.wanted.groups()}
+    wanted |= {name for topic, _ in topics.wanted.partitions if (name := names.of_topic(topic)) is not None}
+    entries.sort(key=lambda entry: entry.topic_prefix not in wanted)
+    state = SourceState.HELD if len(held) == len(late) > 0 and _are_groups(entries, names) else SourceState.STALE
+    refusals = {why for _, why in [*topics.refused().values(), *groups.refused.values()]}
+    if groups.reading_refused is not None:
+        refusals.add(groups.reading_refused[1])
+    if all(entry.reason in refusals for entry in entries):
+        state = SourceState.REFUSED
+    return state, entries[0].reason, entries[:ENTRIES_MAX], max(entry.stale_ms for entry in entries)
 
 
 def _stale_topics(names: MarkNames, topics: TopicWatch, now: float) -> Iterable[StaleMarks]:

@@ -2,7 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+_HEADER_BYTES: Final = 24
+"""Header size of a page (SizeOfXLogShortPHD)."""
+_SEGMENT_HEADER_BYTES: Final = 40
+"""Header size of the first page of a segment (SizeOfXLogLongPHD)."""
 
 
 class FoundReplica(NamedTuple):
@@ -10,6 +15,12 @@ class FoundReplica(NamedTuple):
 
     application_name: str
     position: int
+
+
+class Unseen(NamedTuple):
+    """A server could not be read."""
+
+    reason: str
 
 
 @dataclass(slots=True)
@@ -37,3 +48,22 @@ class ServerObservation:
     found: tuple[FoundReplica, ...] | None = None
     slots: Mapping[str, int] | None = None
     invalidated_slots: Mapping[str, str] = field(default_factory=dict)
+
+
+class LogPages(NamedTuple):
+    """Page and segment size of a server's log, in bytes.
+
+    Each page begins with a header that contains no record. A server that has replayed a whole page reports the end of
+    that page; a server that inserts reports the position of its next record, after the next page's header. Without the
+    correction here, a wait for the second position on the first server would hang until the next write. This always
+    happens after pg_switch_wal(), which archive_timeout also triggers.
+    """
+
+    page_bytes: int
+    segment_bytes: int
+
+    def past_header(self, position: int) -> int:
+        """The position of the next record after `position`: `position` itself, or the end of the page header there."""
+        if position <= 0 or position % self.page_bytes:
+            return position
+        return position + (_HEADER_BYTES if position % self.segment_bytes else _SEGMENT_HEADER_BYTES)

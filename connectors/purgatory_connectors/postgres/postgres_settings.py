@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from purgatory_client.sources.source_names import escaped_group
@@ -57,27 +57,25 @@ class PostgresSettings:
         there too, or unprefixed in the file named by `config`, or in libpq's own environment variables (PGUSER,
         PGPASSFILE). In the file, "server.NAME.user" applies to one server only.
         """
-        options = dict(uri.options)
-        for key, value in _config(uri).items():
-            options.setdefault(key, value)
-        name = options.get("name", "main")
+        uri = replace(uri, options={**_config(uri), **uri.options})
+        name = uri.options.get("name", "main")
         if not name or "/" in name or len(name) > 100:
             raise SourceUriInvalid(f"source {uri.text!r}: name={name!r}; it must not be empty nor contain a slash")
-        servers = _servers(uri, options)
+        servers = _servers(uri)
         return cls(
             name,
             servers,
             GroupSettings(
                 tuple(server.name for server in servers),
-                finds_replicas=_is_true(uri, options, "discover", default=True),
-                quorum=_whole(uri, options, "quorum", None),
-                lossless_promotion=_is_true(uri, options, "lossless_promotion", default=False),
-                system_id=_whole(uri, options, "system_identifier", None),
-                forget_after_s=_whole(uri, options, "forget_after_s", 3600) or 1,
+                finds_replicas=uri.choice("discover", "true", "false") == "true",
+                quorum=uri.number("quorum", None),
+                lossless_promotion=uri.choice("lossless_promotion", "false", "true") == "true",
+                system_id=uri.number("system_identifier", None),
+                forget_after_s=uri.number("forget_after_s", 3600),
             ),
-            (_whole(uri, options, "poll_ms", 20) or 20) / 1000,
-            (_whole(uri, options, "idle_poll_ms", 1000) or 1000) / 1000,
-            (_whole(uri, options, "timeout_ms", 1500) or 1500) / 1000,
+            uri.number("poll_ms", 20) / 1000,
+            uri.number("idle_poll_ms", 1000) / 1000,
+            uri.number("timeout_ms", 1500) / 1000,
         )
 
 
@@ -87,8 +85,8 @@ def _config(uri: SourceUri) -> dict[str, str]:
     return {key if key.startswith("server.") else key.replace(".", "_"): value for key, value in config.items()}
 
 
-def _servers(uri: SourceUri, options: Mapping[str, str]) -> tuple[ServerSettings, ...]:
-    names = [one.strip() for one in options.get("servers", "").split(",") if one.strip()]
+def _servers(uri: SourceUri) -> tuple[ServerSettings, ...]:
+    names, options = uri.listed("servers"), uri.options
     if names and len(names) != len(uri.hosts):
         raise SourceUriInvalid(f"source {uri.text!r}: {len(names)} names in `servers` for {len(uri.hosts)} hosts")
     shared = {key: value for key, value in options.items() if key not in _OWN and "." not in key}
@@ -124,19 +122,3 @@ def _checked(uri: SourceUri, name: str) -> str:
             f"not {', '.join(DERIVED)} nor {SLOT}..., at most 100 characters and no slash"
         )
     return name
-
-
-def _whole(uri: SourceUri, options: Mapping[str, str], option: str, default: int | None) -> int | None:
-    text = options.get(option)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) < 2**64):
-        raise SourceUriInvalid(f"source {uri.text!r}: {option}={text!r} must be a whole number of at least 1")
-    return int(text)
-
-
-def _is_true(uri: SourceUri, options: Mapping[str, str], option: str, *, default: bool) -> bool:
-    text = options.get(option, "true" if default else "false").lower()
-    if text not in {"true", "false"}:
-        raise SourceUriInvalid(f"source {uri.text!r}: {option}={text!r} must be true or false")
-    return text == "true"

@@ -8,15 +8,14 @@ import random
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import TupleRow
 
 from purgatory_connectors.errors import SourceStale
-from purgatory_connectors.postgres.log_pages import LogPages
-from purgatory_connectors.postgres.observations import FoundReplica, ServerObservation
+from purgatory_connectors.postgres.observations import FoundReplica, LogPages, ServerObservation, Unseen
 from purgatory_connectors.postgres.postgres_settings import PostgresSettings, ServerSettings
 from purgatory_connectors.postgres.timelines import forks_of
 
@@ -87,41 +86,31 @@ SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint, pg_current_wal_insert_lsn(
 _FLUSH_SOON: Final = b"SELECT pg_current_xact_id()"
 
 
-class ObservationListener(Protocol):
-    """Receives the readings of a reader."""
-
-    def saw(self, name: str, observation: ServerObservation, now: float) -> None: ...
-
-    def lost(self, name: str, reason: str, now: float) -> None: ...
-
-
 class ServerReader:
-    """Connection to one server. `is_wanted` returns whether a wait needs the server now."""
+    """Connection to one server. `take` receives the server's name and each reading."""
 
     def __init__(
         self,
         server: ServerSettings,
         settings: PostgresSettings,
-        listener: ObservationListener,
-        is_wanted: Callable[[], bool],
+        take: Callable[[str, ServerObservation | Unseen], None],
     ) -> None:
         self.name: Final = server.name
         self._server: Final = server
         self._settings: Final = settings
-        self._listener: Final = listener
-        self._is_wanted: Final = is_wanted
-        self._nudge: Final = asyncio.Event()
+        self._take: Final = take
+        self._is_wanted = False
+        self._wanted: Final = asyncio.Event()
         self._connection: _Connection | None = None
         self._failures = 0
         self.is_refused = False
         """The server rejects the login or the query."""
-        self.queries = 0
-        """Number of queries sent."""
 
-    def nudge(self) -> None:
-        """Demand has changed: poll at once if a wait needs this server."""
-        if self._is_wanted():
-            self._nudge.set()
+    def want(self, *, is_wanted: bool) -> None:
+        """Set whether a wait needs this server now. If so, poll at once."""
+        self._is_wanted = is_wanted
+        if is_wanted:
+            self._wanted.set()
 
     async def run(self) -> None:
         """Connect and poll until cancelled."""
@@ -131,7 +120,7 @@ class ServerReader:
                     await self._ask(connection)
             except (psycopg.Error, OSError, TimeoutError) as error:
                 self.is_refused = _is_refusal(error)
-                self._listener.lost(self.name, _reason(error), time.monotonic())
+                self._take(self.name, Unseen(_reason(error)))
                 self._failures += 1
             back_off_s = min(_BACK_OFF_S[0] * 2 ** min(self._failures - 1, 8), _BACK_OFF_S[1])
             await self._pause(back_off_s, _BACK_OFF_WANTED_S)
@@ -174,7 +163,7 @@ class ServerReader:
         history_of = 0
         while True:
             began = time.monotonic()
-            is_wanted = self._is_wanted()
+            is_wanted = self._is_wanted
             with_others = is_wanted or began >= with_others_at
             row = await self._row(connection, _WITH_OTHERS if with_others else _ALONE)
             recovers, position, now_on, found, slots = row
@@ -184,7 +173,7 @@ class ServerReader:
             if with_others:
                 with_others_at = began + self._settings.idle_poll_s / 2
             if position is None:
-                self._listener.lost(self.name, "it has not replayed anything yet", time.monotonic())
+                self._take(self.name, Unseen("it has not replayed anything yet"))
             else:
                 self.is_refused, self._failures = False, 0
                 self._connection = connection
@@ -193,13 +182,11 @@ class ServerReader:
                 )
                 if found is not None:
                     observation.found = tuple(FoundReplica(name, pages.past_header(its)) for name, its in found)
-                    confirmed = {slot: position for slot, (position, _) in slots.items()}
                     observation.slots = {
-                        slot: -1 if position is None else pages.past_header(position)
-                        for slot, position in confirmed.items()
+                        slot: -1 if at is None else pages.past_header(at) for slot, (at, _) in slots.items()
                     }
                     observation.invalidated_slots = {slot: why for slot, (_, why) in slots.items() if why is not None}
-                self._listener.saw(self.name, observation, time.monotonic())
+                self._take(self.name, observation)
             interval = self._settings.poll_s if is_wanted else self._settings.idle_poll_s
             await self._pause(began + interval - time.monotonic(), self._settings.poll_s)
 
@@ -218,7 +205,6 @@ class ServerReader:
             return None
 
     async def _row(self, connection: _Connection, query: bytes, values: tuple[Any, ...] | None = None) -> TupleRow:
-        self.queries += 1
         timer = asyncio.get_running_loop().call_later(self._settings.timeout_s, _cut_off, connection)
         try:
             cursor = await connection.execute(query, values)
@@ -237,13 +223,13 @@ class ServerReader:
         if seconds <= 0:
             await asyncio.sleep(0)
             return
-        self._nudge.clear()
-        if self._is_wanted():
+        self._wanted.clear()
+        if self._is_wanted:
             await asyncio.sleep(min(seconds, seconds_if_wanted))
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds * random.uniform(0.9, 1.0)):  # noqa: S311 so that servers are not asked in step
-                await self._nudge.wait()
+                await self._wanted.wait()
 
 
 def _cut_off(connection: _Connection) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from purgatory_client import AsyncClient
 from purgatory_client.errors import NotFound, PurgatoryClientError
@@ -15,9 +15,9 @@ from purgatory_client.session.backoff import Backoff
 from purgatory_client.sources.source_link import EndsWanted, SourceLink
 from purgatory_client.views import Partition
 
-from purgatory_connectors.publisher.mark_replicator import DaemonMark, MarkReplicator
+from purgatory_connectors.publisher.linked_source import LinkedSource
+from purgatory_connectors.publisher.mark_replicator import DaemonMark
 from purgatory_connectors.publisher.observation import MarkName
-from purgatory_connectors.publisher.reports import End, SourceState, StaleMarks
 
 HEARTBEAT_S: Final = 1.0
 _EVENTS_PER_BATCH_MAX: Final = 5_000
@@ -29,31 +29,16 @@ _DEMAND_KEPT_S: Final = 10.0
 _logger = logging.getLogger("purgatory_connectors")
 
 
-class PublisherOfLink(Protocol):
-    """The part of a publisher that a link uses."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def topic_prefixes(self) -> tuple[str, ...]: ...
-    @property
-    def replicator(self) -> MarkReplicator: ...
-    def keep_lineages(self) -> None: ...
-    def link_demand_changed(self) -> None: ...
-    def health(self) -> tuple[SourceState, str, list[StaleMarks], int]: ...
-    async def ends(self, topics: list[str]) -> tuple[list[End], str]: ...
-
-
 class DaemonLink:
     """The connection to one daemon. `open_client` opens a client of it."""
 
-    def __init__(self, address: str, open_client: Callable[[], AsyncClient], publisher: PublisherOfLink) -> None:
+    def __init__(self, address: str, open_client: Callable[[], AsyncClient], source: LinkedSource) -> None:
         self.address: Final = address
         self.demand: set[MarkName] = set()
         self.is_connected = False
         self._open_client: Final = open_client
-        self._publisher: Final = publisher
-        self._marks: Final = publisher.replicator.daemon()
+        self._source: Final = source
+        self._marks: Final = source.replicator.daemon()
         self._due: Final = asyncio.Event()
         self._health_changed: Final = asyncio.Event()
         self._last_error = ""
@@ -90,12 +75,12 @@ class DaemonLink:
             _logger.warning("no link to the daemon at %s: %s", self.address, said)
         if self.demand and now - self._lost_at > _DEMAND_KEPT_S:
             self.demand = set()
-            self._publisher.link_demand_changed()
+            self._source.demand_changed()
 
     async def _connected(self, backoff: Backoff) -> None:
         async with (
             self._open_client() as client,
-            client.attach_source(self._publisher.name, self._publisher.topic_prefixes) as link,
+            client.attach_source(self._source.name, self._source.topic_prefixes) as link,
             asyncio.TaskGroup() as tasks,
         ):
             await self._report(link)
@@ -112,13 +97,13 @@ class DaemonLink:
     # Marks.
 
     async def _publish(self, client: AsyncClient) -> None:
-        marks, replicator = self._marks, self._publisher.replicator
+        marks, replicator = self._marks, self._source.replicator
         while True:
             if marks.to_look_at:
                 await self._look(client)
             batch = replicator.take(marks, time.monotonic(), _EVENTS_PER_BATCH_MAX)
             # Before sending: after a crash the stored lineages must not be behind those of a daemon.
-            self._publisher.keep_lineages()
+            self._source.store_lineages()
             if batch.events:
                 receipt = await client.advance_many(batch.events)
                 for refusal in receipt.refusals:
@@ -134,11 +119,11 @@ class DaemonLink:
                 await self._due.wait()
 
     async def _read_back(self, client: AsyncClient) -> None:
-        self._publisher.replicator.on_daemon_marks(self._marks, await self._listed(client), time.monotonic())
+        self._source.replicator.on_daemon_marks(self._marks, await self._listed(client), time.monotonic())
 
     async def _listed(self, client: AsyncClient) -> dict[MarkName, DaemonMark]:
         found = {}
-        for prefix in self._publisher.topic_prefixes:
+        for prefix in self._source.topic_prefixes:
             async for partition in client.partitions(prefix=prefix, page_size=10_000):
                 found[partition.topic, partition.partition] = _mark(partition)
         return found
@@ -155,12 +140,12 @@ class DaemonLink:
                 except NotFound:
                     found[name] = None
         for name in names:
-            self._publisher.replicator.on_daemon_mark(self._marks, name, found.get(name), time.monotonic())
+            self._source.replicator.on_daemon_mark(self._marks, name, found.get(name), time.monotonic())
 
     # Reports, demand and ends.
 
     async def _report(self, link: SourceLink) -> None:
-        state, reason, stale, lag_ms = self._publisher.health()
+        state, reason, stale, lag_ms = self._source.health()
         await link.report(state, reason, stale, lag_ms)
 
     async def _heartbeat(self, link: SourceLink) -> None:
@@ -184,10 +169,10 @@ class DaemonLink:
     def _take_demand(self, link: SourceLink) -> None:
         if self.demand != link.demand:
             self.demand = set(link.demand)
-            self._publisher.link_demand_changed()
+            self._source.demand_changed()
 
     async def _answer(self, link: SourceLink, wanted: EndsWanted) -> None:
-        ends, error = await self._publisher.ends(wanted.topics)
+        ends, error = await self._source.ends(wanted.topics)
         await link.answer_ends(wanted.ask_id, ends, error)
 
 

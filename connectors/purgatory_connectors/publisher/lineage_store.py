@@ -41,7 +41,7 @@ class LineageStore:
         try:
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
-            self._file: Final = sqlite3.connect(":memory:" if self._path is None else self._path, isolation_level=None)
+            self._file: Final = sqlite3.connect(self._path or ":memory:", timeout=1.0, isolation_level=None)
             # The lock is kept until the connection closes, so a second source in this folder is refused here.
             self._file.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._file.execute("PRAGMA journal_mode = WAL")

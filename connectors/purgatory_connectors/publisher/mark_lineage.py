@@ -11,6 +11,7 @@ of the old one, or would mistake its own delay for a break.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from purgatory_connectors.publisher.observation import Observation
@@ -19,44 +20,26 @@ RETIRED_MAX: Final = 16
 """Number of identities of earlier lineages to remember. They distinguish a late reading from a new lineage."""
 
 
+@dataclass(slots=True)
 class MarkLineage:
-    """The state of one mark. `epoch` and `identity` belong to its current lineage.
+    """The state of one mark. `epoch` and `identity` belong to its current lineage."""
 
-    Attributes:
-        offset: The newest offset seen by this run; -1: none.
-        is_seen: This run has seen the mark.
-        is_gone: The mark existed and has been removed.
-        retired: Identities of its earlier lineages.
-        floor: The offset that a daemon has or an earlier run saw, and that this run has not reached yet; -1: none.
-        is_foreign: The break that began this epoch was published by another source.
-        unsettled_until: Time from which this source's readings must be newer than `floor`; seconds of the replicator's
-            clock.
-    """
-
-    __slots__ = (
-        "epoch",
-        "floor",
-        "identity",
-        "is_foreign",
-        "is_gone",
-        "is_seen",
-        "offset",
-        "retired",
-        "unsettled_until",
-    )
-
-    def __init__(
-        self, epoch: int, identity: str = "", *, floor: int = -1, is_gone: bool = False, retired: tuple[str, ...] = ()
-    ) -> None:
-        self.epoch = epoch
-        self.identity = identity
-        self.offset = -1
-        self.is_seen = False
-        self.is_gone = is_gone
-        self.retired = retired
-        self.floor = floor
-        self.is_foreign = False
-        self.unsettled_until = 0.0
+    epoch: int
+    identity: str = ""
+    floor: int = -1
+    """The offset that a daemon has or an earlier run saw, and that this run has not reached yet; -1: none."""
+    is_gone: bool = False
+    """The mark existed and has been removed."""
+    retired: tuple[str, ...] = ()
+    """Identities of its earlier lineages."""
+    offset: int = -1
+    """The newest offset seen by this run; -1: none."""
+    is_seen: bool = False
+    """This run has seen the mark."""
+    is_foreign: bool = False
+    """The break that began this epoch was published by another source."""
+    unsettled_until: float = 0.0
+    """Time from which this source's readings must be newer than `floor`; seconds of the replicator's clock."""
 
     def take(self, seen: Observation) -> bool:
         """Apply an observation. Returns False if it is already known or older than the current state."""

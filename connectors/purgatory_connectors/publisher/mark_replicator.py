@@ -14,8 +14,7 @@ from purgatory_client import events
 from purgatory_client.events import Event
 
 from purgatory_connectors.publisher.mark_lineage import MarkLineage
-from purgatory_connectors.publisher.observation import MarkName, Observation, SeenReplicas
-from purgatory_connectors.publisher.reports import PublishedMark, StaleMarks
+from purgatory_connectors.publisher.observation import MarkName, Observation, PublishedMark, SeenReplicas, StaleMarks
 
 SETTLE_S: Final = 1.0
 """Maximum age (seconds) of a live source's readings, in addition to the lag that it reports."""

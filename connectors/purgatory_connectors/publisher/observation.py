@@ -1,6 +1,13 @@
-"""The observations that a source passes to the publisher."""
+"""What a source and the publisher exchange: observations, published marks, health reports, ends of logs."""
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
+
+from purgatory_client.sources.source_link import MarkEnd, SourceState, StaleMarks
+
+__all__ = ["End", "MarkName", "Observation", "PublishedMark", "SeenReplicas", "SourceState", "StaleMarks"]
+
+End: TypeAlias = MarkEnd
+"""The end of a partition. If `leader_epoch` is missing, the publisher adds the epoch of the mark."""
 
 MarkName = tuple[str, int]
 """(topic, partition) as on the wire: ("kafka/billing/orders", 3), ("pg/main/all", 0)."""
@@ -37,3 +44,10 @@ class Observation(NamedTuple):
     offset: int | None
     identity: str = ""
     is_set_back_to: bool = False
+
+
+class PublishedMark(NamedTuple):
+    """A mark as published to the daemons: the lowest epoch and offset at any of them."""
+
+    epoch: int
+    offset: int

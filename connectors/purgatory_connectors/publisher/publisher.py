@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from purgatory_client import AsyncClient
 from purgatory_client.session.backoff import Backoff
@@ -14,9 +15,16 @@ from purgatory_client.session.backoff import Backoff
 from purgatory_connectors.errors import SourceRefused, SourceStale
 from purgatory_connectors.publisher.daemon_link import DaemonLink
 from purgatory_connectors.publisher.lineage_store import LineageStore
-from purgatory_connectors.publisher.mark_replicator import MarkReplicator
-from purgatory_connectors.publisher.observation import MarkName, Observation, SeenReplicas
-from purgatory_connectors.publisher.reports import End, PublishedMark, SourceState, StaleMarks
+from purgatory_connectors.publisher.linked_source import LinkedSource
+from purgatory_connectors.publisher.observation import (
+    End,
+    MarkName,
+    Observation,
+    PublishedMark,
+    SeenReplicas,
+    SourceState,
+    StaleMarks,
+)
 
 TICK_S: Final = 0.1
 KEEP_OFFSETS_S: Final = 2.0
@@ -25,20 +33,33 @@ _LAST_REPORT_S: Final = 0.5
 _logger = logging.getLogger("purgatory_connectors")
 
 
-class PublishedSource(Protocol):
-    """The part of `Source` that a publisher uses."""
+class Source(ABC):
+    """Watches one system and passes observations to a publisher.
+
+    Attributes:
+        name: Name in status output and metrics, without secrets: "kafka://broker:9092".
+        topic_prefixes: Prefixes of the topics whose partitions it publishes: ("kafka/",).
+    """
 
     name: str
     topic_prefixes: tuple[str, ...]
 
-    async def run(self, publisher: Publisher) -> None: ...
-    async def ends(self, names: Sequence[str]) -> list[End]: ...
+    @abstractmethod
+    async def run(self, publisher: Publisher) -> None:
+        """Watch until cancelled. Raises SourceRefused for errors that no retry can fix; the program exits with it."""
+
+    @abstractmethod
+    async def ends(self, names: Sequence[str]) -> list[End]:
+        """The ends of the partitions of these topics, read after the call began. Raises SourceStale if they cannot be
+        read.
+
+        Args:
+            names: Topics without partition numbers: "kafka/billing/orders", "pg/main/all".
+        """
 
 
 class Publisher:
-    """Publishes the marks of one source to every daemon.
-
-    Belongs to the event loop it is created on. Only the `_threadsafe` methods may be called from other threads.
+    """Publishes the marks of one source to every daemon. It belongs to the event loop on which it is created.
 
     Args:
         source: The source to run.
@@ -51,26 +72,24 @@ class Publisher:
 
     def __init__(
         self,
-        source: PublishedSource,
+        source: Source,
         daemons: Mapping[str, Callable[[], AsyncClient]],
         lineages: LineageStore | None = None,
     ) -> None:
-        self.name: Final = source.name
-        self.topic_prefixes: Final = tuple(source.topic_prefixes)
         self._source: Final = source
-        self._file: Final = LineageStore(None) if lineages is None else lineages
-        self.replicator: Final = MarkReplicator(self._file.load(), time.monotonic())
-        self._loop: Final = asyncio.get_running_loop()
-        self._state = SourceState.LOADING
-        self._reason = "it has just started"
-        self._stale: Sequence[StaleMarks] = ()
-        self._lag_ms = 0
-        self._reported_at = time.monotonic()
+        self._linked: Final = LinkedSource(
+            source.name,
+            source.topic_prefixes,
+            LineageStore(None) if lineages is None else lineages,
+            self._ends,
+            self._link_demand_changed,
+        )
+        self.replicator: Final = self._linked.replicator
         self._demand: frozenset[MarkName] = frozenset()
-        self._demand_changed: Final = asyncio.Condition()
-        self._demand_version = 0
-        self._callbacks: Final[list[Callable[[frozenset[MarkName]], None]]] = []
-        self._links: Final = [DaemonLink(address, open_client, self) for address, open_client in daemons.items()]
+        self._demand_changed = asyncio.Event()
+        self._links: Final = [
+            DaemonLink(address, open_client, self._linked) for address, open_client in daemons.items()
+        ]
 
     # For the source.
 
@@ -81,17 +100,7 @@ class Publisher:
 
     async def demand_changed(self) -> None:
         """Return after the next change of `demand`."""
-        version = self._demand_version
-        async with self._demand_changed:
-            await self._demand_changed.wait_for(lambda: self._demand_version != version)
-
-    def on_demand(self, callback: Callable[[frozenset[MarkName]], None]) -> None:
-        """Call `callback` on the event loop at each change of `demand`.
-
-        Args:
-            callback: Receives the new demand.
-        """
-        self._callbacks.append(callback)
+        await self._demand_changed.wait()
 
     def observe(self, observations: Iterable[Observation]) -> None:
         """Publish what was observed. Returns at once; if several values of a mark are due, only the newest is sent.
@@ -113,10 +122,6 @@ class Publisher:
         for link in self._links:
             link.wake()
 
-    def observe_threadsafe(self, observations: Sequence[Observation]) -> None:
-        """The same from any thread."""
-        self._loop.call_soon_threadsafe(self.observe, observations)
-
     def report(self, state: SourceState, reason: str = "", stale: Sequence[StaleMarks] = (), lag_ms: int = 0) -> None:
         """Set the health of the source. It is repeated to the daemons every second.
 
@@ -126,29 +131,9 @@ class Publisher:
             stale: The marks it cannot see. Empty in a state other than LIVE or BEHIND: all marks.
             lag_ms: Milliseconds by which observations lag behind the system.
         """
-        is_news = (state, reason, [one[:3] for one in stale]) != (
-            self._state, self._reason, [one[:3] for one in self._stale],
-        )  # fmt: skip
-        if state != self._state:
-            _logger.log(
-                logging.WARNING if state in {SourceState.STALE, SourceState.REFUSED} else logging.INFO,
-                "%s is %s%s", self.name, state.name.lower(), f": {reason}" if reason else "",
-            )  # fmt: skip
-        now = time.monotonic()
-        self._state, self._reason, self._stale, self._lag_ms = state, reason, tuple(stale), lag_ms
-        self._reported_at = now
-        self.replicator.set_health(
-            now, sees=state in {SourceState.LIVE, SourceState.BEHIND}, stale=stale, lag_s=lag_ms / 1_000
-        )
-        if is_news:
+        if self._linked.report(state, reason, stale, lag_ms):
             for link in self._links:
                 link.health_changed()
-
-    def report_threadsafe(
-        self, state: SourceState, reason: str = "", stale: Sequence[StaleMarks] = (), lag_ms: int = 0
-    ) -> None:
-        """The same from any thread."""
-        self._loop.call_soon_threadsafe(self.report, state, reason, stale, lag_ms)
 
     def published(self, topic_prefix: str) -> Mapping[MarkName, PublishedMark]:
         """The marks under this prefix as the daemons have them: read when each connected, and updated since.
@@ -181,15 +166,15 @@ class Publisher:
                 for link in self._links:
                     tasks.create_task(link.run(), name=f"link {link.address}")
                 tasks.create_task(self._keep_time(), name="time of marks")
-                tasks.create_task(self._run_source(), name=self.name)
+                tasks.create_task(self._run_source(), name=self._source.name)
         except* SourceRefused as group:
             refused = group.exceptions[0]
             while isinstance(refused, BaseExceptionGroup):
                 refused = refused.exceptions[0]
             raise refused from None
         finally:
-            self._keep_offsets()
-            self._file.close()
+            self._linked.store_all()
+            self._linked.store.close()
 
     async def _run_source(self) -> None:
         backoff = Backoff(base=0.2, cap=5.0)
@@ -203,7 +188,7 @@ class Publisher:
                 await asyncio.sleep(_LAST_REPORT_S)
                 raise
             except Exception as error:
-                _logger.exception("%s failed; restarting it", self.name)
+                _logger.exception("%s failed; restarting it", self._source.name)
                 self.report(SourceState.STALE, f"the source failed: {error!r}"[:900])
             if time.monotonic() - started > 60:
                 backoff.reset()
@@ -220,54 +205,25 @@ class Publisher:
                     link.wake()
             if now - kept_at > KEEP_OFFSETS_S:
                 kept_at = now
-                self._keep_offsets()
+                self._linked.store_all()
 
     # For links.
 
-    def keep_lineages(self) -> None:
-        """Store new lineages. Call before any daemon receives their events."""
-        if self.replicator.unsaved:
-            self._keep(self.replicator.unsaved)
-
-    def _keep_offsets(self) -> None:
-        self.keep_lineages()
-        if self.replicator.moved:
-            self._keep(self.replicator.moved)
-
-    def _keep(self, names: dict[MarkName, None]) -> None:
-        kept = [(name, lineage) for name in names if (lineage := self.replicator.lineage(name)) is not None]
-        self._file.keep(kept)
-        names.clear()
-
-    def health(self) -> tuple[SourceState, str, list[StaleMarks], int]:
-        """State, reason, stale marks and lag (ms). The ages of stale marks are as of now, not of the last report."""
-        more_ms = round((time.monotonic() - self._reported_at) * 1_000)
-        stale = [one._replace(stale_ms=one.stale_ms + more_ms) for one in self._stale]
-        return self._state, self._reason, stale, self._lag_ms
-
-    def link_demand_changed(self) -> None:
-        """The demand of a link has changed."""
+    def _link_demand_changed(self) -> None:
         demand = frozenset().union(*(link.demand for link in self._links))
-        if demand == self._demand:
-            return
-        self._demand = demand
-        self._demand_version += 1
-        for callback in self._callbacks:
-            callback(demand)
-        self._loop.create_task(self._notify_demand())
+        if demand != self._demand:
+            self._demand = demand
+            self._demand_changed.set()
+            self._demand_changed = asyncio.Event()
 
-    async def _notify_demand(self) -> None:
-        async with self._demand_changed:
-            self._demand_changed.notify_all()
-
-    async def ends(self, topics: list[str]) -> tuple[list[End], str]:
+    async def _ends(self, topics: list[str]) -> tuple[list[End], str]:
         """The ends of these topics with the epochs of their marks, or none and an error text."""
         try:
             found = await self._source.ends(topics)
         except (SourceStale, SourceRefused) as error:
             return [], str(error)
         except Exception as error:
-            _logger.exception("%s could not determine the ends of %s", self.name, topics)
+            _logger.exception("%s could not determine the ends of %s", self._source.name, topics)
             return [], f"the source failed: {error!r}"[:900]
         return [self._with_epoch(end) for end in found], ""
 

@@ -1,1 +1,1 @@
-"""The Spark session, its progress display, and its errors."""
+"""The Spark session and its errors."""

@@ -16,7 +16,6 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from purgatory_pipeline.errors import JavaMissing, SettingInvalid
-from purgatory_pipeline.spark import progress
 
 JAVA_MIN: Final = 17
 INSTALL_JAVA: Final = (
@@ -31,7 +30,7 @@ _PYTHON_SETTING: Final = "spark.pyspark.python"
 LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 """For `-Dlog4j2.configurationFile`: keeps Spark quiet."""
 _JVM_DEFAULTS: Final = {
-    "spark.ui.showConsoleProgress": "false",
+    "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
     "spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
 }
 _LOCAL_DEFAULTS: Final = {
@@ -54,14 +53,8 @@ SHUFFLE_PARTITIONS_PER_CORE: Final = 4
 those 200, since executors may join later; Spark coalesces small ones.
 """
 
-DROPPED_LINES: Final = (
-    b"WARNING: Using incubator modules: jdk.incubator.vector",
-    b"Starting Streaming TransformWithStateInPandas Python worker",
-    b"Streaming TransformWithStateInPandas Python worker",
-)
-"""Prefixes of lines that are printed whenever Spark or a stream starts, each followed by an empty line: by the JVM for
-an incubator module, and by PySpark when it plans a stateful step. No option suppresses them, and they bypass log4j.
-"""
+DROPPED_LINES: Final = (b"WARNING: Using incubator modules: jdk.incubator.vector",)
+"""Prefix of a line that the JVM prints whenever Spark starts. No option suppresses it, and it bypasses log4j."""
 _STDERR: Final = 2
 
 _started = False
@@ -112,7 +105,7 @@ def spark_session(name: str) -> SparkSession:
     """A new session, in the Spark that is running or in a new one. A session that exists keeps its settings. Settings
     given to Spark (spark-submit --conf, spark-defaults) override ours.
 
-    Long work shows its progress on stderr from then on. Raises `JavaMissing`.
+    Raises `JavaMissing`.
     """
     global _started  # noqa: PLW0603 -- a program has one session
     running = SparkSession.getActiveSession()
@@ -132,7 +125,6 @@ def spark_session(name: str) -> SparkSession:
             session.conf.set(key, value)
     if not given.contains(_SHUFFLE_PARTITIONS):
         session.conf.set(_SHUFFLE_PARTITIONS, str(_shuffle_partitions(session)))
-    progress.show(session.sparkContext, name)
     return session
 
 
@@ -174,7 +166,6 @@ def _shuffle_partitions(session: SparkSession) -> int:
 def stop_session() -> None:
     """Stops the session that `spark_session` started; one that was there before stays."""
     global _started  # noqa: PLW0603 -- see spark_session
-    progress.stop()
     session = SparkSession.getActiveSession()
     if _started and session is not None:
         session.stop()

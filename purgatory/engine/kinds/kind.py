@@ -33,11 +33,11 @@ class Kind:
 
     # Registration and end.
 
-    def register(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
+    def begin(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
         """Evaluate a valid operation once. It either ends now, or is admitted and watched."""
         raise NotImplementedError
 
-    def register_plain(
+    def begin_plain(
         self,
         owner: Owner,
         columns: BatchColumns,
@@ -47,7 +47,7 @@ class Kind:
         item_count: i64,
         now_ms: i64,
     ) -> bool:
-        """Fast path for operations of a plain batch that have to wait. False: nothing was done, call `register`."""
+        """Fast path for operations of a plain batch that have to wait. False: nothing was done, call `begin`."""
         return False
 
     def build_result(self, slot: i64, outcome: i64, waited_ms: i64, completions: Completions) -> bool:

@@ -4,9 +4,9 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.codes import INVALID_ARGUMENT, KIND_NAMES, RESOURCE_EXHAUSTED, SIGNAL
 from purgatory.engine.columns import OUT_OF_RANGE
-from purgatory.engine.holdings import Holdings
 from purgatory.engine.kinds.batch_columns import BatchColumns
 from purgatory.engine.kinds.operation_columns import ITEM
 from purgatory.engine.limits import EngineLimits
@@ -26,11 +26,11 @@ class OperationChecks:
         self.keys: Final = keys
 
     def fault(
-        self, columns: BatchColumns, row: int, first_item: int, holdings: Holdings, pending: int, pending_items: int
+        self, columns: BatchColumns, row: int, first_item: int, usage: AccountUsage, pending: int, pending_items: int
     ) -> Fault | None:
         """Why the operation in a row is refused, or None.
 
-        `pending` operations with `pending_items` items are pending in the engine; `holdings` counts those of the
+        `pending` operations with `pending_items` items are pending in the engine; `usage` counts those of the
         account.
         """
         limits = self.limits
@@ -40,8 +40,8 @@ class OperationChecks:
                 "operation_id",
                 f"{limits.pending_operations_max} operations are pending, the most allowed; try again later",
             )
-        if holdings.operations >= holdings.operations_max:
-            message = f"{holdings.operations} operations of yours are pending, your share now; try again later"
+        if usage.operations >= usage.operations_max:
+            message = f"{usage.operations} operations of yours are pending, your share now; try again later"
             return Fault(RESOURCE_EXHAUSTED, "operation_id", message)
         if columns.timeouts_ms.at(row) == OUT_OF_RANGE:
             timeout_ms = columns.timeouts_ms.given(row)
@@ -52,27 +52,28 @@ class OperationChecks:
         if count > limits.items_per_operation_max:
             message = f"{count} are over the limit of {limits.items_per_operation_max}"
             return Fault(INVALID_ARGUMENT, columns.items_path(), message)
-        fault = self._items_fault(columns, holdings, pending_items, count)
+        fault = self._items_fault(columns, usage, pending_items, count)
         if fault is not None:
             return fault
         if columns.faulty:
             fault = self._operation_fault(columns, row)
             if fault is not None:
                 return fault
+        # Done for the first row that needs the full path; a batch of plain rows never validates its dictionary.
         columns.enter_names(limits.topic_length_max)
         for item in range(count):
             fault = self._item_fault(columns, row, first_item, item)
             if fault is not None:
                 return fault
-        return self._room_fault(columns, first_item, count, holdings)
+        return self._room_fault(columns, first_item, count, usage)
 
-    def _items_fault(self, columns: BatchColumns, holdings: Holdings, pending_items: int, count: int) -> Fault | None:
+    def _items_fault(self, columns: BatchColumns, usage: AccountUsage, pending_items: int, count: int) -> Fault | None:
         most = self.limits.pending_items_max
         if pending_items + count > most:
             message = f"{pending_items} are pending of all operations, the most allowed are {most}; try again later"
             return Fault(RESOURCE_EXHAUSTED, columns.items_path(), message)
-        if holdings.items + count > holdings.items_max:
-            message = f"{holdings.items} of your operations are pending, your share now; try again later"
+        if usage.items + count > usage.items_max:
+            message = f"{usage.items} of your operations are pending, your share now; try again later"
             return Fault(RESOURCE_EXHAUSTED, columns.items_path(), message)
         return None
 
@@ -92,6 +93,7 @@ class OperationChecks:
             return Fault(INVALID_ARGUMENT, "item_index", message)
         first = columns.first_place[place]
         said = columns.name_faults[place]
+        # `named_by` stores the row itself, so it needs no reset between rows.
         if not said and columns.named_by[first] == row:
             said = f"{self._named(columns, place)} is named twice"
         if said:
@@ -111,13 +113,14 @@ class OperationChecks:
         topic, partition = columns.partitions[place]
         return f"{cut(topic)}-{partition}"
 
-    def _room_fault(self, columns: BatchColumns, first_item: int, count: int, holdings: Holdings) -> Fault | None:
+    def _room_fault(self, columns: BatchColumns, first_item: int, count: int, usage: AccountUsage) -> Fault | None:
         """Check that there is room for the partitions or keys that the operation would create."""
         known = len(self.partitions.by_name)
         if columns.kind == SIGNAL:
-            room, share = self.keys.room(), int(holdings.keys_max - holdings.keys)
+            room, share = self.keys.room(), int(usage.keys_max - usage.keys)
         else:
-            room, share = self.limits.partitions_max - known, int(holdings.partitions_max - holdings.partitions)
+            room, share = self.limits.partitions_max - known, int(usage.partitions_max - usage.partitions)
+        # Usually there is room even if all names are new, and no name has to be looked up.
         if count <= room and count <= share:
             return None
         made = 0
@@ -128,6 +131,7 @@ class OperationChecks:
                 key = self.keys.get(columns.keys[place])
                 if key is None:
                     made += 1
+                # `room` counts idle keys as free. One that this operation names will be held and cannot be replaced.
                 elif key.references == 0:
                     idle += 1
             elif not self.partitions.strict and columns.partitions[place] not in self.partitions.by_name:

@@ -4,10 +4,10 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
+from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import AsGiven
 from purgatory.engine.codes import EXPIRED, NONE, REQUEST_TIMED_OUT, SATISFIED, SIGNAL
 from purgatory.engine.completions import Completions
-from purgatory.engine.holdings import Holdings
 from purgatory.engine.kinds.batch_columns import BatchColumns
 from purgatory.engine.kinds.kind import Kind
 from purgatory.engine.kinds.pace import pace_per_second, remaining_ms
@@ -29,8 +29,8 @@ class SignalKind(Kind):
         self.pending: Final = pending
         self.keys: Final = pending.keys
 
-    def register(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
-        held = self._hold_keys(owner.holdings, columns, row, first_item)
+    def begin(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
+        held = self._hold_keys(owner.usage, columns, row, first_item)
         from_now = columns.column("from_now").at(row) != 0
         any_key = columns.column("any_key").at(row) != 0
         operation_id = columns.operation_ids.at(row)
@@ -53,6 +53,7 @@ class SignalKind(Kind):
                 self.keys.release(key)
             pending.end_at_once(completions, operation_id, SIGNAL, SATISFIED if satisfied else EXPIRED, len(held))
             return
+        # The first key to be resolved brings `items_left` to 0; the other items stay unresolved and answer 7.
         if any_key:
             left = 1
         slot = pending.admit(owner, SIGNAL, len(held), left, operation_id, columns.timeouts_ms.at(row), now_ms)
@@ -63,7 +64,7 @@ class SignalKind(Kind):
             if error_code == UNRESOLVED:
                 pending.watch(key.waits, SIGNAL, item, required[place])
 
-    def _hold_keys(self, holder: Holdings, columns: BatchColumns, row: i64, first_item: i64) -> list[SignalKey]:
+    def _hold_keys(self, holder: AccountUsage, columns: BatchColumns, row: i64, first_item: i64) -> list[SignalKey]:
         """The keys of an operation, each with one reference added."""
         stop = first_item + columns.item_counts.at(row)
         names = [columns.keys[columns.places.at(item)] for item in range(first_item, stop)]

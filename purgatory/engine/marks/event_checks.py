@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import EventBatch, PartitionName, ReplicaSets
 from purgatory.engine.codes import (
     EVENT_NAMES,
@@ -29,7 +30,6 @@ from purgatory.engine.codes import (
 )
 from purgatory.engine.columns import check_length, value_at
 from purgatory.engine.errors import InvalidBatch
-from purgatory.engine.holdings import Holdings
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.marks.partition import Partition
 from purgatory.engine.names import cut
@@ -134,22 +134,27 @@ class EventChecks:
         """Memory is short: nothing new may become known."""
 
     def fault(
-        self, name: PartitionName, partition: Partition | None, partition_count: int, event: Event, maker: Holdings
+        self,
+        name: PartitionName,
+        partition: Partition | None,
+        partition_count: int,
+        event: Event,
+        account: AccountUsage,
     ) -> Fault | None:
-        """Why the event is refused, or None. `partition` is None if it is unknown; it would be counted in `maker`."""
+        """Why the event is refused, or None. `partition` is None if it is unknown; it would be counted in `account`."""
         return (
             self._shape_fault(event)
             or self._state_fault(name, partition, partition_count, event)
-            or self._room_fault(partition, event, maker)
+            or self._room_fault(partition, event, account)
         )
 
-    def _room_fault(self, partition: Partition | None, event: Event, maker: Holdings) -> Fault | None:
+    def _room_fault(self, partition: Partition | None, event: Event, account: AccountUsage) -> Fault | None:
         """Check that there is room and memory for everything that the event would create."""
         if partition is None:
             if event.kind == PARTITION_REMOVED:
                 return None
-            if maker.partitions >= maker.partitions_max:
-                message = f"{maker.partitions} partitions that you named first are known, your share now"
+            if account.partitions >= account.partitions_max:
+                message = f"{account.partitions} partitions that you named first are known, your share now"
                 return Fault(RESOURCE_EXHAUSTED, "topic_partition", message)
             return no_memory("topic_partition") if self.is_full else None
         if not self.is_full:

@@ -8,6 +8,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import AsGiven, EventBatch, EventsReceipt, Refusal
 from purgatory.engine.codes import (
     EVENT_NAMES,
@@ -31,7 +32,6 @@ from purgatory.engine.codes import (
     UNKNOWN_TOPIC_OR_PARTITION,
 )
 from purgatory.engine.columns import value_at
-from purgatory.engine.holdings import Holdings
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.marks.event_checks import (
     NO_SETS,
@@ -77,15 +77,15 @@ class Events:
         self.checks: Final = EventChecks(limits, strict_partitions)
         self.lag_max_ms: Final[i64] = lag_max_ms
         self._named: Final = NamedPartitions(partitions)
-        self._maker = partitions.unowned
-        """Holdings of the sender of the events that are being applied."""
+        self._account = partitions.unowned
+        """Usage of the sender of the events that are being applied."""
 
     def apply(
-        self, batch: EventBatch, now_ms: i64, start: int, limit: int, maker: Holdings, is_full: bool
+        self, batch: EventBatch, now_ms: i64, start: int, limit: int, account: AccountUsage, is_full: bool
     ) -> EventsReceipt:
         """Apply events from `start` on until events and units of work together reach `limit`.
 
-        Everything that becomes known is counted in `maker`. With `is_full` (memory is short), events may change only
+        Everything that becomes known is counted in `account`. With `is_full` (memory is short), events may change only
         what is already known.
 
         Raises:
@@ -93,7 +93,7 @@ class Events:
         """
         check_columns(batch)
         self._named.use(batch.partitions)
-        self._maker = maker
+        self._account = account
         self.checks.is_full = is_full
         pending = self.wakeups.pending
         receipt = EventsReceipt()
@@ -143,9 +143,12 @@ class Events:
         False: nothing was done; use the full path, which also writes the refusals.
         """
         offset = value_at(batch.offsets, row, -1)
+        # Values are still Python integers here. They are range-checked before a call converts them to i64, which raises
+        # for a larger one.
         if partition.storage_failed or not 0 <= offset < OFFSET_MAX:
             return False
         epoch = value_at(batch.leader_epochs, row, -1)
+        # A newer epoch has to re-evaluate all waits first, and an older one is refused: both need the full path.
         if epoch not in (-1, partition.leader_epoch):
             return False
         if kind == HIGH_WATERMARK:
@@ -165,6 +168,7 @@ class Events:
         else:
             replica_id = value_at(batch.replica_ids, row, -1)
             log_start = value_at(batch.log_start_offsets, row, -1)
+            # Creating a replica is subject to limits and memory.
             if replica_id not in partition.replicas or replica_id == partition.leader_id:
                 return False
             if not -1 <= log_start < OFFSET_MAX:
@@ -208,8 +212,9 @@ class Events:
         partition = self.partitions.get(name)
         if event.sets is not NO_SETS:
             sets = event.sets
+            # Counted before the checks: a refused event has cost the validation of its replicas too.
             self.wakeups.pending.work_total += len(sets.replicas) + len(sets.in_sync) + len(sets.proposed)
-        fault = self.checks.fault(name, partition, len(self.partitions.by_name), event, self._maker)
+        fault = self.checks.fault(name, partition, len(self.partitions.by_name), event, self._account)
         if fault is not None:
             if partition is not None and fault.error_code == FENCED_LEADER_EPOCH:
                 partition.stale_events += 1
@@ -218,7 +223,9 @@ class Events:
             if event.kind == PARTITION_REMOVED:
                 receipt.unchanged += 1
                 return None
-            partition = self.partitions.make(name, self._maker)
+            partition = self.partitions.make(name, self._account)
+        # Before any waits end: an unannounced partition is freed with its last wait, under the event that is being
+        # applied.
         self.partitions.announce(partition)
         changed = self._take_newer_epoch(partition, event, now_ms)
         if self._change(partition, event, now_ms):

@@ -4,9 +4,9 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import AsGiven, PartitionName
 from purgatory.engine.codes import NONE, UNKNOWN_TOPIC_OR_PARTITION
-from purgatory.engine.holdings import Holdings
 from purgatory.engine.marks.partition import Partition
 from purgatory.engine.memory_estimate import (
     EPOCH_BYTES,
@@ -35,23 +35,23 @@ class Partitions:
         """Total bytes, as of the last `weigh` of each partition."""
         self.unreported: i64 = 0
         """Number of named partitions that no event has mentioned."""
-        self.unowned: Final = Holdings()
-        """Holdings of partitions without an account, such as restored ones."""
+        self.unowned: Final = AccountUsage()
+        """Usage of partitions without an account, such as restored ones."""
         self._free: Final[list[int]] = []
 
     def get(self, name: AsGiven) -> Partition | None:
         """The partition with this name, or None if it is not known."""
         return self.by_name.get(name)
 
-    def make(self, name: AsGiven, maker: Holdings) -> Partition:
+    def make(self, name: AsGiven, account: AccountUsage) -> Partition:
         """Create a partition. The name must be unknown and the limits must have been checked."""
         assert name not in self.by_name, f"partition {name} is known already"
-        partition = self._place(name, maker)
+        partition = self._place(name, account)
         self.by_name[name] = partition
         partition.is_named = True
         self.unreported += 1
         self.changes += 1
-        maker.partitions += 1
+        account.partitions += 1
         return partition
 
     def announce(self, partition: Partition) -> None:
@@ -60,14 +60,14 @@ class Partitions:
             partition.announced = True
             self.unreported -= 1
 
-    def make_missing(self, name: AsGiven, error_code: i64, maker: Holdings) -> Partition:
+    def make_missing(self, name: AsGiven, error_code: i64, account: AccountUsage) -> Partition:
         """A stand-in for an unknown partition that must not be created: items that name it end with `error_code`."""
-        partition = self._place(name, maker)
+        partition = self._place(name, account)
         partition.removed_error_code = error_code
         partition.log_start_offset = -1
         return partition
 
-    def get_or_create(self, name: AsGiven, maker: Holdings) -> Partition:
+    def get_or_create(self, name: AsGiven, account: AccountUsage) -> Partition:
         """The partition that an item names, with one reference added.
 
         It is created if it is unknown. If that is not allowed, a stand-in that answers UNKNOWN_TOPIC_OR_PARTITION is
@@ -76,9 +76,9 @@ class Partitions:
         partition = self.by_name.get(name)
         if partition is None:
             if self.strict:
-                partition = self.make_missing(name, UNKNOWN_TOPIC_OR_PARTITION, maker)
+                partition = self.make_missing(name, UNKNOWN_TOPIC_OR_PARTITION, account)
             else:
-                partition = self.make(name, maker)
+                partition = self.make(name, account)
         partition.references += 1
         return partition
 
@@ -99,9 +99,9 @@ class Partitions:
         partition.references += 1
         return partition
 
-    def _place(self, name: AsGiven, maker: Holdings) -> Partition:
+    def _place(self, name: AsGiven, account: AccountUsage) -> Partition:
         index = self._free.pop() if self._free else len(self.by_index)
-        partition = Partition(name, index, maker)
+        partition = Partition(name, index, account)
         self._count_bytes(partition, PARTITION_BYTES + name_bytes(name))
         if index == len(self.by_index):
             self.by_index.append(partition)
@@ -122,7 +122,7 @@ class Partitions:
     def _count_bytes(self, partition: Partition, held: i64) -> None:
         more = held - partition.weighed_bytes
         partition.weighed_bytes = held
-        partition.maker.name_bytes += more
+        partition.account.name_bytes += more
         self.bytes += more
 
     def at(self, index: i64) -> Partition:
@@ -159,7 +159,7 @@ class Partitions:
         if not partition.announced:
             self.unreported -= 1
         self.changes += 1
-        partition.maker.partitions -= 1
+        partition.account.partitions -= 1
 
     def _free_index(self, partition: Partition) -> None:
         self._count_bytes(partition, 0)
@@ -181,12 +181,14 @@ class NamedPartitions:
     def use(self, names: list[AsGiven]) -> None:
         """Set the dictionary that `at` refers to."""
         if names != self._names:
+            # A copy, because the caller may reuse its list for the next batch.
             self._names = list(names)
             self._found = [None] * len(names)
 
     def at(self, place: i64) -> Partition | None:
         """The partition of the name at this index, or None if it is not known."""
         found = self._found[place]
+        # A removed partition still exists while waits hold it; its name may belong to a new one by now.
         if found is None or not found.is_named:
             found = self._partitions.get(self._names[place])
             self._found[place] = found
@@ -196,10 +198,10 @@ class NamedPartitions:
 class SignalKey:
     """A signal key, how often it was signalled, and its waits."""
 
-    def __init__(self, key: str, index: i64, holder: Holdings) -> None:
+    def __init__(self, key: str, index: i64, holder: AccountUsage) -> None:
         self.key: Final = key
         self.holder = holder
-        """Holdings of the account that was the first to wait for the key, while it has waits."""
+        """Usage of the account that was the first to wait for the key, while it has waits."""
         self.name: Final[AsGiven] = (key, -1)
         self.index: Final[i64] = index
         self.count: i64 = 0
@@ -221,8 +223,8 @@ class SignalKeys:
         """Total bytes."""
         self.unreported: i64 = 0
         """Named partitions that no event has mentioned."""
-        self.unowned: Final = Holdings()
-        """Holdings of idle keys and of restored ones."""
+        self.unowned: Final = AccountUsage()
+        """Usage of idle keys and of restored ones."""
         self.notes_forgotten = False
         self.forgotten: list[str] = []
         """Forgotten keys, if they are recorded."""
@@ -241,6 +243,7 @@ class SignalKeys:
         """Create an idle key; there must be room."""
         assert key not in self.by_key, f"key {key!r} is known already"
         if len(self.by_key) >= self.keys_max and self._idle:
+            # The first idle key is the one to forget; see `touch`.
             self._forget(next(iter(self._idle)))
         index = self._free.pop() if self._free else len(self.by_index)
         made = SignalKey(key, index, self.unowned)
@@ -262,6 +265,7 @@ class SignalKeys:
     def touch(self, signal_key: SignalKey) -> None:
         """Record a signal: of the idle keys, this one is now forgotten last."""
         if signal_key.references == 0:
+            # A dictionary keeps the order of insertion: removing and adding a key moves it to the end.
             self._idle.pop(signal_key.key, None)
             self._idle[signal_key.key] = None
 
@@ -270,7 +274,7 @@ class SignalKeys:
         held = [signal_key for signal_key in self.by_key.values() if signal_key.references > 0]
         return [self.by_key[key] for key in self._idle] + held
 
-    def hold(self, signal_key: SignalKey, holder: Holdings) -> None:
+    def hold(self, signal_key: SignalKey, holder: AccountUsage) -> None:
         """Add a reference: one more item names the key."""
         if signal_key.references == 0:
             self._idle.pop(signal_key.key, None)

@@ -4,7 +4,14 @@ from librt.vecs import append, vec
 from mypy_extensions import i64
 
 from purgatory.engine.batches import AsGiven
-from purgatory.engine.completions import Completions, FetchedPartition
+from purgatory.engine.completions import (
+    FETCHED_COLUMNS,
+    FLOAT64,
+    RESULT_COLUMNS,
+    RESULT_ITEM_COLUMNS,
+    Completions,
+    FetchedPartition,
+)
 from purgatory.engine.snapshot.codec import ColumnReader, ColumnWriter
 from purgatory.engine.snapshot.saved_operations import add_names, read_names
 
@@ -19,24 +26,17 @@ def completions_to(completions: Completions) -> bytes:
     for name in completions.item_partitions:
         places = append(places, i64(names.setdefault(name, len(names))))
     add_names(writer, list(names))
-    writer.add(completions.operation_ids)
-    writer.add(completions.kinds)
-    writer.add(completions.outcomes)
-    writer.add(completions.waited_ms)
-    writer.add(completions.lateness_ms)
-    writer.add(completions.item_counts)
+    for column in RESULT_COLUMNS:
+        writer.add(getattr(completions, column.attribute))
     writer.add(places)
-    writer.add(completions.error_codes)
-    writer.add(completions.required_offsets)
-    writer.add(completions.reached_offsets)
-    writer.add(completions.log_start_offsets)
-    writer.add(completions.estimated_remaining_ms)
-    writer.add_floats(completions.paces_per_second)
-    writer.add_list([int(one.available_bytes) for one in completions.fetched])
-    writer.add_list([int(one.high_watermark) for one in completions.fetched])
-    writer.add_list([int(one.last_stable_offset) for one in completions.fetched])
-    writer.add_list([int(one.diverging_epoch) for one in completions.fetched])
-    writer.add_list([int(one.diverging_end_offset) for one in completions.fetched])
+    for column in RESULT_ITEM_COLUMNS:
+        if column.type_name == FLOAT64:
+            writer.add_floats(getattr(completions, column.attribute))
+        else:
+            writer.add(getattr(completions, column.attribute))
+    for column in FETCHED_COLUMNS:
+        writer.add_list([int(getattr(one, column.attribute)) for one in completions.fetched])
+    # At the end and optional: a reader finds out by `is_done` whether this group follows.
     if completions.stale_marks:
         add_stale_marks(writer, completions)
     return writer.to_bytes()
@@ -71,31 +71,19 @@ def completions_from(octets: bytes, owner_id: int) -> Completions:
     """Deserialize the output of `completions_to`, as operations of this owner."""
     reader = ColumnReader(octets)
     names = read_names(reader)
-    operation_ids = reader.column()
-    kinds = reader.column()
-    outcomes = reader.column()
-    waited_ms = reader.column()
-    lateness_ms = reader.column()
-    item_counts = reader.column()
-    places = reader.column()
-    columns = [reader.column() for _ in range(5)]
-    paces = reader.floats()
     completions = Completions(owner_id)
-    for place in range(len(places)):
-        completions.add_item(
-            names[places[place]], columns[0][place], columns[1][place], columns[2][place], columns[3][place],
-            columns[4][place], paces[place],
-        )  # fmt: skip
-    for row in range(len(operation_ids)):
-        completions.add_operation(
-            operation_ids[row], kinds[row], outcomes[row], waited_ms[row], lateness_ms[row], item_counts[row]
-        )
-    fetched = [reader.column() for _ in range(5)]
+    for column in RESULT_COLUMNS:
+        setattr(completions, column.attribute, reader.column())
+    places = reader.column()
+    for column in RESULT_ITEM_COLUMNS:
+        if column.type_name == FLOAT64:
+            setattr(completions, column.attribute, reader.floats())
+        else:
+            setattr(completions, column.attribute, reader.column())
+    completions.restore([names[place] for place in places], i64(len(completions.operation_ids)))
+    fetched = [reader.column() for _ in FETCHED_COLUMNS]
     for row in range(len(fetched[0])):
-        completions.fetched.append(
-            FetchedPartition(fetched[0][row], fetched[1][row], fetched[2][row], fetched[3][row], fetched[4][row])
-        )
+        completions.fetched.append(FetchedPartition(*[column[row] for column in fetched]))
     if not reader.is_done:
         completions.stale_marks = read_stale_marks(reader)
-    completions.finish()
     return completions

@@ -9,11 +9,11 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import OperationBatch, Refusal, RegisterReceipt
 from purgatory.engine.codes import INVALID_ARGUMENT, KINDS, OFFSET_MAX
 from purgatory.engine.columns import OUT_OF_RANGE
 from purgatory.engine.errors import InvalidBatch
-from purgatory.engine.holdings import Holdings
 from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX, BatchColumns
 from purgatory.engine.kinds.kind import Kind
 from purgatory.engine.kinds.operation_checks import OperationChecks
@@ -23,11 +23,11 @@ from purgatory.engine.marks.registry import NamedPartitions
 from purgatory.engine.waiting.pending import PendingOperations
 from purgatory.engine.waiting.tables import Owner
 
-__all__ = ["Registration"]
+__all__ = ["Admission"]
 
 
-class Registration:
-    """Registers batches of operations."""
+class Admission:
+    """Admits batches of operations."""
 
     def __init__(self, pending: PendingOperations, limits: EngineLimits) -> None:
         self.pending: Final = pending
@@ -41,10 +41,8 @@ class Registration:
         self._items_stop: i64 = 0
         self._named: Final = NamedPartitions(pending.partitions)
 
-    def register(
-        self, owner: Owner, kind: int, batch: OperationBatch, now_ms: i64, known_up_to: int
-    ) -> RegisterReceipt:
-        """Register a batch, operation by operation.
+    def admit(self, owner: Owner, kind: int, batch: OperationBatch, now_ms: i64, known_up_to: int) -> RegisterReceipt:
+        """Admit a batch, operation by operation.
 
         Args:
             owner: The owner of the operations.
@@ -60,18 +58,20 @@ class Registration:
             raise InvalidBatch("kind", f"{kind} is not known")
         columns = BatchColumns(kind, batch, self.limits, self._named)
         of_kind = self.pending.kinds[kind]
-        self.open_for(owner.holdings)
+        self.open_for(owner.usage)
         receipt = RegisterReceipt()
+        # The highest id before this batch, not the highest so far: an id that is repeated within one batch is a fault
+        # and not a repetition of an earlier call.
         known_before = owner.highest_operation_id if known_up_to < 0 else known_up_to
         first_item: i64 = 0
         for row in range(i64(columns.rows)):
             item_count = columns.item_counts.at(row)
-            if columns.is_plain and self.take_plain(of_kind, owner, columns, row, first_item, item_count, now_ms):
+            if columns.is_plain and self.admit_plain(of_kind, owner, columns, row, first_item, item_count, now_ms):
                 receipt.accepted += 1
             elif 1 <= columns.operation_ids.at(row) <= known_before:
                 receipt.already_known += 1
             else:
-                fault = self.take(of_kind, owner, columns, row, first_item, now_ms)
+                fault = self.admit_row(of_kind, owner, columns, row, first_item, now_ms)
                 if fault is None:
                     receipt.accepted += 1
                 else:
@@ -80,17 +80,17 @@ class Registration:
         receipt.highest_operation_id = owner.highest_operation_id
         return receipt
 
-    def open_for(self, holdings: Holdings) -> None:
+    def open_for(self, usage: AccountUsage) -> None:
         """Compute the limits for an account. Call before admitting its rows, and again after any other change.
 
         Once is enough for a run of rows of one account: each row adds the same to the account as to the total, so both
         limits can be expressed as one limit on the total.
         """
         pending = self.pending
-        self._count_stop = min(self._pending_max, pending.count + holdings.operations_max - holdings.operations)
-        self._items_stop = min(self._pending_items_max, pending.item_count + holdings.items_max - holdings.items)
+        self._count_stop = min(self._pending_max, pending.count + usage.operations_max - usage.operations)
+        self._items_stop = min(self._pending_items_max, pending.item_count + usage.items_max - usage.items)
 
-    def take_plain(
+    def admit_plain(
         self,
         kind: Kind,
         owner: Owner,
@@ -103,26 +103,28 @@ class Registration:
         """Admit an operation of a plain batch if the checks here are sufficient.
 
         Returns:
-            False if nothing was changed; pass the operation to `take`.
+            False if nothing was changed; pass the operation to `admit_row`.
         """
         operation_id = columns.operation_ids.at(row)
         timeout_ms = columns.timeouts_ms.at(row)
+        # A timeout of 0 never waits, and `admit` asserts that the deadline is not due.
         if operation_id <= owner.highest_operation_id or timeout_ms == 0:
             return False
         if item_count > self._items_max or self.pending.count >= self._count_stop:
             return False
         if self.pending.item_count + item_count > self._items_stop:
             return False
-        if not kind.register_plain(owner, columns, operation_id, timeout_ms, first_item, item_count, now_ms):
+        if not kind.begin_plain(owner, columns, operation_id, timeout_ms, first_item, item_count, now_ms):
             return False
         owner.highest_operation_id = operation_id
         return True
 
-    def take(
+    def admit_row(
         self, kind: Kind, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64
     ) -> Fault | None:
         """Admit one operation, or return why it is refused. A refused operation uses up its id."""
         operation_id = columns.operation_ids.at(row)
+        # An id outside the range is refused without being used up: stored as the highest one it would block all others.
         if operation_id == OUT_OF_RANGE:
             message = f"{columns.operation_ids.given(row)} is not in 1..{OPERATION_ID_MAX}"
             return Fault(INVALID_ARGUMENT, "operation_id", message)
@@ -131,9 +133,9 @@ class Registration:
             return Fault(INVALID_ARGUMENT, "operation_id", message)
         # Before the checks: a client that repeats the batch must not get a refused id accepted the second time.
         owner.highest_operation_id = operation_id
-        fault = self.checks.fault(columns, row, first_item, owner.holdings, self.pending.count, self.pending.item_count)
+        fault = self.checks.fault(columns, row, first_item, owner.usage, self.pending.count, self.pending.item_count)
         if fault is None:
-            kind.register(owner, columns, row, first_item, now_ms)
+            kind.begin(owner, columns, row, first_item, now_ms)
             if columns.has_stale_timeouts:
                 self._note_stale_timeout(owner, operation_id, columns.stale_timeouts_ms.at(row))
         return fault

@@ -29,15 +29,15 @@ from purgatory.extensions.archive.records import (
     row_record,
 )
 from purgatory.extensions.archive.run_details import LIMIT_NAMES, RunDetails, new_run_id, wall_ms
+from purgatory.extensions.archive.settings import ArchiveSettings
 from purgatory.extensions.archive.vocabulary import NO_SESSION, CallStamp, CannotArchive, Registrant
 from purgatory.extensions.archive.writer_link import WriterLink
 from purgatory.extensions.archive.writer_protocol import WriterConfig, WriterStatistics
 from purgatory.service.listeners.events import (
     Applied,
     Cancelled,
-    CancelledKey,
-    CancelledPartition,
     CancelledSession,
+    CancelledWaits,
     Completed,
     FailedStale,
     Registered,
@@ -45,7 +45,7 @@ from purgatory.service.listeners.events import (
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.reaper import EXPIRED_PER_SLICE
 from purgatory.service.sessions.session import Session
-from purgatory.service.settings import ArchiveSettings, EngineSettings
+from purgatory.service.settings import EngineSettings
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -181,13 +181,10 @@ class ArchiveListener(Listener):
         number = event.session.number
         self._add_call(vocabulary.CANCEL_SESSION, event.now_ms, session_number=number, ended=event.ended)
 
-    def cancelled_partition(self, event: CancelledPartition) -> None:
+    def cancelled_waits(self, event: CancelledWaits) -> None:
         topic, partition = event.name
-        self._add_call(vocabulary.CANCEL_PARTITION, event.now_ms, topic=topic, partition=partition, ended=event.ended)
-
-    def cancelled_key(self, event: CancelledKey) -> None:
-        key, partition = event.key, vocabulary.NO_PARTITION
-        self._add_call(vocabulary.CANCEL_KEY, event.now_ms, topic=key, partition=partition, ended=event.ended)
+        call = vocabulary.CANCEL_KEY if partition == vocabulary.NO_PARTITION else vocabulary.CANCEL_PARTITION
+        self._add_call(call, event.now_ms, topic=topic, partition=partition, ended=event.ended)
 
     def failed_stale(self, event: FailedStale) -> None:
         """Record one row for each stale partition; only the first has the operations, so that they are counted once."""

@@ -1,7 +1,8 @@
 """The archive extension."""
 
-from purgatory.extension import Core, Extension, StartupError
+from purgatory.extension import Core, Extension, StartupError, own_settings
 from purgatory.extensions.archive.archive_listener import ArchiveListener, start_archive, writer_config
+from purgatory.extensions.archive.settings import WithArchive
 from purgatory.extensions.archive.vocabulary import CannotArchive
 from purgatory.service.listeners.listener import Listener
 
@@ -13,6 +14,7 @@ class ArchiveExtension(Extension):
     """Records the daemon's history, if `archive.uri` is set."""
 
     name = "archive"
+    settings = WithArchive
     needed_for = "archive.uri"
 
     def __init__(self, core: Core) -> None:
@@ -24,20 +26,20 @@ class ArchiveExtension(Extension):
         return self._archive
 
     async def open(self) -> None:
-        settings, journal = self._core.settings, self._core.journal
-        if settings.archive.uri is None:
+        settings, journal = own_settings(self._core.settings, WithArchive).archive, self._core.journal
+        if settings.uri is None:
             return
         limits = self._core.host.engine.limits
         config = writer_config(
-            settings.archive,
-            settings.engine,
+            settings,
+            self._core.settings.engine,
             limits,
             self._core.engine_started_ms,
             has_journal=journal is not None,
             is_continued=journal is not None and journal.is_continued,
         )
         try:
-            self._archive = await start_archive(settings.archive, config, limits.timeout_ms_default)
+            self._archive = await start_archive(settings, config, limits.timeout_ms_default)
         except CannotArchive as error:
             raise StartupError(str(error)) from None
 

@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, RegisterReceipt
 from purgatory.engine.codes import EVENT_NAMES, KEY_SIGNALLED, SIGNAL
 from purgatory.engine.columns import value_at
-from purgatory.engine.completions import Completions
+from purgatory.engine.completions import FETCHED, Completions
 from purgatory.engine.kinds.operation_columns import ITEM, OPERATION, columns_of
 from purgatory.engine.names import places_of
-from purgatory.extensions.archive.table_columns import EVENT, FETCHED, REPLICAS, copied_columns
+from purgatory.extensions.archive.table_columns import EVENT, REPLICAS, copied_columns
 from purgatory.extensions.archive.vocabulary import (
     ACCEPTED,
     DROPPED,

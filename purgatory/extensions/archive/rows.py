@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.codes import FETCH
+from purgatory.engine.completions import OPTIONAL_COLUMNS
 from purgatory.extensions.archive.records import FETCH_COLUMNS, NAMELESS, REPLICA_COLUMNS, Packed, Record
 from purgatory.extensions.archive.schema import (
     EVENT_LABELS,
@@ -157,7 +158,7 @@ def call_columns(table: str, records: Sequence[Record], names: Sequence[Partitio
 def outcome_columns(table: str, records: Sequence[Record], names: Sequence[PartitionName]) -> Columns:
     """The columns of outcomes."""
     columns = call_columns(table, records, names)
-    for name in ("estimated_remaining_ms", "pace_per_second"):
+    for name in OPTIONAL_COLUMNS:
         columns[name] = null_below_zero(columns[name])
     fetched = [part for record in records for part in record.extra or ()]
     if fetched:

@@ -8,20 +8,13 @@ from typing import Final
 import pyarrow as pa
 
 from purgatory.engine import codes
+from purgatory.engine.completions import FLOAT64
 from purgatory.engine.kinds.operation_columns import BOOL, INT32, INT64
 from purgatory.extensions.archive import vocabulary
-from purgatory.extensions.archive.table_columns import (
-    FLOAT64,
-    INSTANT,
-    INT32_LIST,
-    INT64_LIST,
-    TABLE_COLUMNS,
-    TEXT,
-    WORD,
-)
+from purgatory.extensions.archive.table_columns import INSTANT, INT32_LIST, INT64_LIST, TABLE_COLUMNS, TEXT, WORD
 from purgatory.extensions.archive.vocabulary import *  # noqa: F403 - users of the schemas need the vocabulary, too
 
-__all__ = ["EVENT_LABELS", "KIND_LABELS", "OUTCOME_LABELS", "SCHEMAS", "VERSION"]
+__all__ = ["EVENT_LABELS", "KIND_LABELS", "OUTCOME_LABELS", "RESULT_ITEM", "SCHEMAS", "VERSION"]
 __all__ += vocabulary.__all__
 
 VERSION: Final = 1
@@ -43,6 +36,10 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
     table: pa.schema([(column.name, _ARROW[column.type_name]) for column in columns])
     for table, columns in TABLE_COLUMNS.items()
 }
+
+_AFTER_NAME: Final = SCHEMAS[vocabulary.OUTCOMES].get_field_index("topic") + 1
+RESULT_ITEM: Final = pa.struct([("topic", pa.string()), *list(SCHEMAS[vocabulary.OUTCOMES])[_AFTER_NAME:]])
+"""One partition (or key) of an operation that has ended, in tables with a row for each operation."""
 
 KIND_LABELS: Final = ["", *(codes.KIND_NAMES[kind] for kind in sorted(codes.KIND_NAMES))]
 """Dictionary of the column `kind`; the index is the code."""

@@ -18,7 +18,9 @@ A column is null if the value was not given (the wire's default then applies), o
 from functools import partial
 from typing import Final, NamedTuple
 
-from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, INT32, INT64, ITEM, OPERATION
+from purgatory.engine.completions import FETCHED_COLUMNS, RESULT_COLUMNS, RESULT_ITEM_COLUMNS, ResultColumn
+from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, INT32, INT64, OPERATION
+from purgatory.engine.marks.event_columns import EVENT_COLUMNS
 from purgatory.extensions.archive.vocabulary import CALLS, EVENTS, MARKERS, OUTCOMES, REGISTRATIONS
 
 # Types, in addition to those of operation columns.
@@ -26,7 +28,6 @@ WORD: Final = "word"
 """Text with many repeated values: dictionary-encoded."""
 TEXT: Final = "text"
 INSTANT: Final = "instant"
-FLOAT64: Final = "float64"
 INT32_LIST: Final = "int32 list"
 INT64_LIST: Final = "int64 list"
 
@@ -37,11 +38,9 @@ DELTA: Final = "delta"
 FEW_VALUES: Final = "few values"
 """Dictionary-encoded. pyarrow falls back to plain values if there are many distinct values."""
 
-# Levels: the object that values are copied from. `OPERATION` and `ITEM` are columns of `Completions`.
+# Levels: the object that values are copied from. Those of outcomes are in the engine's table of result columns.
 EVENT: Final = "event"
 """Copied from `EventBatch`."""
-FETCHED: Final = "fetched"
-"""Copied from `FetchedPartition`."""
 REPLICAS: Final = "replicas"
 """Copied from `ReplicaSets`."""
 
@@ -83,6 +82,17 @@ _NAME: Final = [
     TableColumn("partition", INT32),  # NO_PARTITION: a signal
 ]
 
+_DELTA_RESULTS: Final = ("waited_ms", "required_offset", "reached_offset")
+
+
+def _result(column: ResultColumn) -> TableColumn:
+    """A column of the engine's results. The values of fetches, and those that are often absent, may be null."""
+    type_name = WORD if column.name == "outcome" else column.type_name  # codes.OUTCOME_NAMES
+    encoding = DELTA if column.name in _DELTA_RESULTS else PLAIN
+    has_nulls = column.is_optional or column in FETCHED_COLUMNS
+    return TableColumn(column.name, type_name, encoding, column.level, column.attribute, has_nulls)
+
+
 TABLE_COLUMNS: Final[dict[str, list[TableColumn]]] = {
     REGISTRATIONS: [
         *_COMMON,
@@ -100,23 +110,11 @@ TABLE_COLUMNS: Final[dict[str, list[TableColumn]]] = {
     OUTCOMES: [
         *_COMMON,
         *_OPERATION,
-        _given("outcome", WORD, PLAIN, OPERATION, "outcomes"),  # codes.OUTCOME_NAMES
-        _given("waited_ms", INT64, DELTA, OPERATION),
-        _given("lateness_ms", INT64, PLAIN, OPERATION),  # of an expiry; 0 otherwise
+        *(_result(column) for column in RESULT_COLUMNS[2:-1]),  # the first two are above, the last below
         _given("item", INT32),
-        _given("item_count", INT32, PLAIN, OPERATION, "item_counts"),
+        _result(RESULT_COLUMNS[-1]),  # item_count
         *_NAME,
-        _given("error_code", INT32, PLAIN, ITEM, "error_codes"),
-        _given("required_offset", INT64, DELTA, ITEM, "required_offsets"),
-        _given("reached_offset", INT64, DELTA, ITEM, "reached_offsets"),
-        _given("log_start_offset", INT64, PLAIN, ITEM, "log_start_offsets"),
-        TableColumn("estimated_remaining_ms", INT64, PLAIN, ITEM),
-        TableColumn("pace_per_second", FLOAT64, PLAIN, ITEM, "paces_per_second"),
-        TableColumn("available_bytes", INT64, PLAIN, FETCHED),  # from here on: fetches only
-        TableColumn("high_watermark", INT64, PLAIN, FETCHED),
-        TableColumn("last_stable_offset", INT64, PLAIN, FETCHED),
-        TableColumn("diverging_epoch", INT32, PLAIN, FETCHED),
-        TableColumn("diverging_end_offset", INT64, PLAIN, FETCHED),
+        *(_result(column) for column in (*RESULT_ITEM_COLUMNS, *FETCHED_COLUMNS)),
     ],
     EVENTS: [
         *_COMMON,
@@ -124,13 +122,10 @@ TABLE_COLUMNS: Final[dict[str, list[TableColumn]]] = {
         _given("principal", WORD),  # sender; empty: callers were not authenticated
         _given("type", WORD),  # codes.EVENT_NAMES
         *_NAME,
-        TableColumn("offset", INT64, DELTA, EVENT, "offsets"),
-        TableColumn("leader_epoch", INT32, PLAIN, EVENT, "leader_epochs"),
-        TableColumn("replica_id", INT32, PLAIN, EVENT, "replica_ids"),
-        TableColumn("byte_position", INT64, PLAIN, EVENT, "byte_positions"),
-        TableColumn("segment_base_offset", INT64, PLAIN, EVENT, "segment_base_offsets"),
-        TableColumn("log_start_offset", INT64, PLAIN, EVENT, "log_start_offsets"),
-        TableColumn("flags", INT32, PLAIN, EVENT),
+        *(
+            TableColumn(one.name, one.type_name, DELTA if one.name == "offset" else PLAIN, EVENT, one.batch_name)
+            for one in EVENT_COLUMNS
+        ),
         TableColumn("replicas", INT32_LIST, PLAIN, REPLICAS),
         TableColumn("in_sync", INT32_LIST, PLAIN, REPLICAS),
         TableColumn("proposed", INT32_LIST, PLAIN, REPLICAS),

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import grpc
 
-from purgatory.extension import Core, Extension, StartupError
+from purgatory.extension import Core, Extension, StartupError, own_settings
+from purgatory.extensions.connectors.settings import WithSources
 from purgatory.extensions.connectors.supervised_sources import PRINCIPAL, SupervisedSources
 from purgatory.service.rpc.grpc_options import server_options
 from purgatory.service.sources.source_table import STATE_NAMES
@@ -17,6 +18,7 @@ class ConnectorsExtension(Extension):
     """Runs a child process for each `--source`. The children connect to a separate gRPC server."""
 
     name = "connectors"
+    settings = WithSources
     needed_for = "source"
 
     def __init__(self, core: Core) -> None:
@@ -24,7 +26,8 @@ class ConnectorsExtension(Extension):
         self._folder: Path | None = None
         self._sources: SupervisedSources | None = None
         self._server: grpc.aio.Server | None = None
-        if core.settings.source:  # connections of children have no maximum age
+        self._uris = own_settings(core.settings, WithSources).source
+        if self._uris:  # connections of children have no maximum age
             self._server = grpc.aio.server(options=server_options(core.settings, ages=False))
 
     def servers(self) -> Sequence[grpc.aio.Server]:
@@ -41,7 +44,7 @@ class ConnectorsExtension(Extension):
             raise StartupError(f"cannot listen for connectors (source): {error}") from None
         settings, links = self._core.settings, self._core.host.source_links
         self._sources = SupervisedSources(
-            settings.source,
+            self._uris,
             socket=socket_address,
             token=self._core.access.make_token(PRINCIPAL),
             data_dir=settings.journal.dir,

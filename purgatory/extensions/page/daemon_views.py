@@ -99,7 +99,7 @@ class DaemonViews:
 
     def sessions(self, account: Account, search: str) -> dict[str, Any]:
         """The most recent matching sessions of an account; with the role admin on everything, of all accounts."""
-        host, sees_all, now_ms = self._host, account.grants.is_everywhere(ADMIN), self._host.time.now_ms()
+        host, sees_all, now_ms = self._host, ADMIN in account.grants.everywhere, self._host.time.now_ms()
         rows: list[dict[str, Any]] = []
         looked_at = 0
         for session in islice(host.sessions, SESSIONS_LOOKED_AT):

@@ -227,7 +227,7 @@ class LivePage:
             return self._daemon.sessions(account, parameters.get("search", ""))
 
     async def _recent(self, _parameters: dict[str, str], account: Account) -> dict[str, Any]:
-        ends = self.ends.visible_to(account, sees_all=account.grants.is_everywhere(ADMIN))
+        ends = self.ends.visible_to(account, sees_all=ADMIN in account.grants.everywhere)
         now_ms = self._host.time.now_ms()
         return {"ends": [ended_fields(end, now_ms) for end in ends[:ENDS_SHOWN]]}
 
@@ -249,7 +249,7 @@ class LivePage:
             with host.holds.of("page"):
                 return {"state": "pending", **detailed_fields(host, view, slot)}
         end = self.ends.outcome_of((principal, session_id, operation_id))
-        if end is not None and (account.principal == principal or account.grants.is_everywhere(ADMIN)):
+        if end is not None and (account.principal == principal or ADMIN in account.grants.everywhere):
             return {"state": "ended", **ended_fields(end, host.time.now_ms())}
         raise not_found("operation", f"{session_id}/{operation_id}")
 

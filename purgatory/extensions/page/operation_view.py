@@ -43,37 +43,20 @@ def detailed_fields(host: Host, view: PendingView, slot: int) -> dict[str, Any]:
 
 def ended_fields(end: RecentEnd, now_ms: int) -> dict[str, Any]:
     """Fields of an operation that has ended."""
-    return {
+    return end.values | {
         "session": end.session_id,
         "principal": end.principal,
-        "id": end.operation_id,
-        "kind": KIND_NAMES.get(end.kind, ""),
-        "outcome": OUTCOME_NAMES[end.outcome],
-        "waited_ms": end.waited_ms,
-        "lateness_ms": end.lateness_ms,
+        "id": end.values["operation_id"],
+        "kind": KIND_NAMES.get(end.values["kind"], ""),
+        "outcome": OUTCOME_NAMES[end.values["outcome"]],
         "ago_ms": max(0, now_ms - end.ended_ms),
-        "item_count": end.item_count,
-        "items": [
-            {
-                "name": list(item.name),
-                "error": item.error_code,
-                "required": item.required_offset,
-                "reached": item.reached_offset,
-                "eta_ms": item.estimated_remaining_ms,
-                "pace": item.pace_per_second,
-            }
-            for item in end.items
-        ],
+        "items": end.items,
     }
 
 
 def _item_fields(item: ItemView) -> dict[str, Any]:
-    return {
-        "name": list(item.name),
-        "error": item.error_code,
-        "required": item.required_offset,
-        "reached": item.reached_offset,
-    }
+    names = ("error_code", "required_offset", "reached_offset")
+    return {"name": list(item.name)} | {name: getattr(item, name) for name in names}
 
 
 def _held_back_by(host: Host, kind: int, item: ItemView) -> str:

@@ -39,7 +39,7 @@ class RankedWaits:
 
         `search` is a substring of the names to show.
         """
-        sees_all = account.grants.is_everywhere(ADMIN)
+        sees_all = ADMIN in account.grants.everywhere
         key = None if sees_all else account.principal
         kept = self._kept.get(key)
         if kept is None:

@@ -3,11 +3,10 @@
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from purgatory.engine.batches import PartitionName
 from purgatory.engine.codes import SATISFIED
-from purgatory.engine.completions import Completions
+from purgatory.engine.completions import RESULT_COLUMNS, RESULT_ITEM_COLUMNS, Completions
 from purgatory.service.access.account import Account
 from purgatory.service.listeners.events import Completed
 from purgatory.service.listeners.listener import Listener
@@ -26,31 +25,20 @@ FollowedOperation = tuple[str, str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class RecentItem:
-    """Final state of one partition or key."""
-
-    name: PartitionName
-    error_code: int
-    required_offset: int
-    reached_offset: int
-    estimated_remaining_ms: int
-    pace_per_second: float
-
-
-@dataclass(frozen=True, slots=True)
 class RecentEnd:
     """An operation that has ended. `ended_ms` is engine time; `items` holds the first of `item_count` items."""
 
     principal: str
     session_id: str
-    operation_id: int
-    kind: int
-    outcome: int
-    waited_ms: int
-    lateness_ms: int
     ended_ms: int
-    item_count: int
-    items: tuple[RecentItem, ...]
+    values: dict[str, int]
+    """Its result columns, by name."""
+    items: list[dict[str, Any]]
+    """The name and the result columns of each item."""
+
+    @property
+    def key(self) -> FollowedOperation:
+        return (self.principal, self.session_id, self.values["operation_id"])
 
 
 class RecentEnds(Listener):
@@ -86,7 +74,7 @@ class RecentEnds(Listener):
     def outcome_of(self, operation: FollowedOperation) -> RecentEnd | None:
         """How an operation ended; None if it has not ended, or if its end was not recorded."""
         found = self._outcomes.get(operation)
-        return found or next((one for one in self if _key(one) == operation), None)
+        return found or next((one for one in self if one.key == operation), None)
 
     def completed(self, event: Completed) -> None:
         if not self.viewers:
@@ -120,7 +108,7 @@ class RecentEnds(Listener):
             if not followed:
                 self._ends.append(end)
                 continue
-            self._outcomes[_key(end)] = end
+            self._outcomes[end.key] = end
             if len(self._outcomes) > FOLLOWED_MAX:
                 self._outcomes.popitem(last=False)
 
@@ -129,34 +117,13 @@ class RecentEnds(Listener):
         return [one for one in self if sees_all or one.principal == account.principal]
 
 
-def _key(end: RecentEnd) -> FollowedOperation:
-    return (end.principal, end.session_id, end.operation_id)
-
-
 def _ended(
     principal: str, session_id: str, completions: Completions, place: int, first_item: int, now_ms: int
 ) -> RecentEnd:
-    count = completions.item_counts[place]
-    items = tuple(
-        RecentItem(
-            completions.item_partitions[item],
-            completions.error_codes[item],
-            completions.required_offsets[item],
-            completions.reached_offsets[item],
-            completions.estimated_remaining_ms[item],
-            completions.paces_per_second[item],
-        )
-        for item in range(first_item, first_item + min(count, ITEMS_MAX))
-    )
-    return RecentEnd(
-        principal,
-        session_id,
-        completions.operation_ids[place],
-        completions.kinds[place],
-        completions.outcomes[place],
-        completions.waited_ms[place],
-        completions.lateness_ms[place],
-        now_ms,
-        count,
-        items,
-    )
+    values = {column.name: getattr(completions, column.attribute)[place] for column in RESULT_COLUMNS}
+    items = [
+        {"name": list(completions.item_partitions[item])}
+        | {column.name: getattr(completions, column.attribute)[item] for column in RESULT_ITEM_COLUMNS}
+        for item in range(first_item, first_item + min(values["item_count"], ITEMS_MAX))
+    ]
+    return RecentEnd(principal, session_id, now_ms, values, items)

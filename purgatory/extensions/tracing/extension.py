@@ -3,8 +3,9 @@
 from typing import TYPE_CHECKING
 
 from purgatory import __version__
-from purgatory.extension import Core, Extension, StartupError
+from purgatory.extension import Core, Extension, StartupError, own_settings
 from purgatory.extensions.tracing.call_trace import traced
+from purgatory.extensions.tracing.settings import WithTracing
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.call import Identify
 
@@ -16,10 +17,11 @@ class TracingExtension(Extension):
     """Sends a span for each traced wait, if `tracing.enabled` is set."""
 
     name = "tracing"
+    settings = WithTracing
     needed_for = "tracing.enabled"
 
     def __init__(self, core: Core) -> None:
-        self._is_enabled = core.settings.tracing.enabled
+        self._is_enabled = own_settings(core.settings, WithTracing).tracing.enabled
         self._spans: WaitSpans | None = None
 
     @property

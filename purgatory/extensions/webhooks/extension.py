@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from purgatory.extension import Core, Extension, StartupError
+from purgatory.extension import Core, Extension, StartupError, own_settings
+from purgatory.extensions.webhooks.settings import WithWebhooks
 from purgatory.extensions.webhooks.signing import CannotSendWebhooks
 from purgatory.extensions.webhooks.webhook_calls import list_dead_letters, resend_dead_letters
 from purgatory.extensions.webhooks.webhooks import Webhooks
@@ -18,12 +19,13 @@ class WebhooksExtension(Extension):
     """Delivers the results of sessions with a callback."""
 
     name = "webhooks"
+    settings = WithWebhooks
     needed_for = "webhooks.allowed_hosts"
 
     def __init__(self, core: Core) -> None:
         self._host = core.host
         try:
-            self._webhooks = Webhooks(core.host, core.settings.webhooks)
+            self._webhooks = Webhooks(core.host, own_settings(core.settings, WithWebhooks).webhooks)
         except CannotSendWebhooks as error:
             raise StartupError(str(error)) from None
         core.host.callbacks = self._webhooks
@@ -38,7 +40,7 @@ class WebhooksExtension(Extension):
     async def _list_dead_letters(
         self, request: wire.ListDeadLettersRequest, call: Call
     ) -> wire.ListDeadLettersResponse:
-        self._host.admission.check_answer()
+        self._host.gate.check_answer()
         return held_answer(self._host, list_dead_letters(self._webhooks, request, call), call)
 
     async def _resend_dead_letters(

@@ -1,4 +1,6 @@
-"""The webhooks of a daemon: attaches callbacks to sessions, and keeps and resends undelivered results."""
+"""The webhooks of a daemon: delivers results of sessions with a callback, and keeps and resends undelivered ones."""
+
+from __future__ import annotations
 
 import asyncio
 import logging
@@ -12,10 +14,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from purgatory.extensions.webhooks.callback_rules import CallbackNotAllowed, CallbackRules
-from purgatory.extensions.webhooks.callback_stream import CallbackStream
 from purgatory.extensions.webhooks.dead_letters import DeadLetters
 from purgatory.extensions.webhooks.deliveries import Deliveries, RetrySchedule
-from purgatory.extensions.webhooks.redelivery import Redelivery
+from purgatory.extensions.webhooks.settings import WebhooksSettings
 from purgatory.extensions.webhooks.signing import CannotSendWebhooks, WebhookSigner, body_of
 from purgatory.extensions.webhooks.webhook_poster import (
     DELIVERED,
@@ -31,8 +32,10 @@ from purgatory.service.errors import invalid_argument
 from purgatory.service.fair_queue import REGISTRATIONS
 from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.sessions.session import Callback, Session
-from purgatory.service.settings import WebhooksSettings
+from purgatory.service.sessions.callbacks import Callbacks
+from purgatory.service.sessions.outbox import ResultSlice
+from purgatory.service.sessions.session import Callback, Session, SessionKey
+from purgatory.service.translate.results import fill_row
 from purgatory.service.transport.outbound import Resolve, system_addresses
 from purgatory.service.transport.watched_file import WatchedFile, read_regular_file
 from purgatory.v1 import result_pb2, webhook_pb2
@@ -43,11 +46,13 @@ RELOAD_INTERVAL_S: Final = 5.0
 MANY_PARTITIONS: Final = 50
 """Results with more partitions are encoded on a thread: one with 2,000 would block the event loop for 20 ms."""
 KEPT_GRACE_S: Final = 0.5
+OPEN_MAX: Final = 64
+"""Maximum of open results per session: being sent, waiting for a retry, or delivered before an older one."""
 QUEUE_KEY: Final = "\0webhooks"
 """Key under which deliveries take turns in the fair queue; not a valid principal."""
 
 
-class Webhooks(Listener):
+class Webhooks(Listener, Callbacks):
     """Sends the results of sessions with a callback. As a listener it provides metrics and memory use to its host."""
 
     def __init__(self, host: Host, settings: WebhooksSettings, resolve: Resolve = system_addresses) -> None:
@@ -215,7 +220,7 @@ class Webhooks(Listener):
             self.keep(letter, *failed)
 
     def may_see(self, account: Account, letter: webhook_pb2.DeadLetter) -> bool:
-        return letter.principal == account.principal or account.grants.is_everywhere(ADMIN)
+        return letter.principal == account.principal or ADMIN in account.grants.everywhere
 
     # As a listener.
 
@@ -255,6 +260,127 @@ class Webhooks(Listener):
             await asyncio.sleep(RELOAD_INTERVAL_S)
             if self._secrets is not None and self._secrets.has_settled():
                 self.reload()
+
+
+class CallbackStream:
+    """The stream of one session with a callback. It exists for as long as results may be waiting.
+
+    It replaces the client's stream: it takes results from the session's outbox, sends and acknowledges them. Results
+    stay in the outbox (and in the journal) until they are acknowledged, and while too many are unacknowledged,
+    registrations of the session are refused. Up to `OPEN_MAX` results are open at a time. They are acknowledged in
+    order: results behind one that keeps failing are sent, but not acknowledged.
+    """
+
+    def __init__(self, session: Session, callback: Callback, host: str, owner: Webhooks) -> None:
+        self.session: Final = session
+        self.callback: Final = callback
+        self.host: Final = host
+        self.owner: Final = owner
+        self._open: Final[dict[int, ResultDelivery]] = {}
+        """Unacknowledged deliveries by sequence number, in order."""
+        self._undelivered: Final[set[int]] = set()
+        self._is_scheduled = False
+        self.is_closed = False
+
+    def wake(self) -> None:
+        """Schedule a look into the outbox. Called while the engine is working, so nothing is sent here."""
+        if not self._is_scheduled and not self.is_closed:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._take_some)
+
+    def taken_over(self) -> None:
+        raise AssertionError(f"session {self.session.session_id!r} has a callback, and was given a stream")
+
+    def session_closed(self) -> None:
+        """Stop sending: the results are no longer needed."""
+        self.is_closed = True
+
+    def _take_some(self) -> None:
+        self._is_scheduled = False
+        while len(self._open) < OPEN_MAX and not self.is_closed:
+            sequence, slices = self.session.outbox.take(1)
+            if not slices:
+                break
+            delivery = self._open[sequence] = ResultDelivery(self, sequence, slices[0])
+            self._undelivered.add(sequence)
+            self.owner.deliveries.add(delivery)
+
+    def ended(self, sequence: int) -> None:
+        """A result was delivered or became a dead letter: acknowledge the results up to the first undelivered one."""
+        self._undelivered.discard(sequence)
+        last = 0
+        for number in list(self._open):
+            if number in self._undelivered:
+                break
+            del self._open[number]
+            last = number
+        if last:
+            self.owner.acknowledge(self.session, last)
+        self.wake()
+
+
+class ResultDelivery:
+    """One result of such a session."""
+
+    def __init__(self, stream: CallbackStream, sequence: int, part: ResultSlice) -> None:
+        self._stream: Final = stream
+        self._sequence: Final = sequence
+        self._part: Final = part
+        operation_id = part.completions.operation_ids[part.start]
+        self._webhook_id: Final = f"{stream.callback.token}.{operation_id}"
+
+    @property
+    def host(self) -> str:
+        return self._stream.host
+
+    @property
+    def sender(self) -> SessionKey:
+        return self._stream.session.key
+
+    @property
+    def is_wanted(self) -> bool:
+        return not self._stream.is_closed
+
+    async def attempt(self) -> Attempt:
+        stream = self._stream
+        return await stream.owner.attempt(
+            stream.callback.url, self._webhook_id, stream.session.session_id, self._result()
+        )
+
+    def delivered(self) -> None:
+        self._stream.ended(self._sequence)
+
+    def given_up(self, attempts: int, reason: str) -> None:
+        self._stream.owner.give_up(self._stream.session, self._webhook_id, self._result(), attempts, reason)
+        self._stream.ended(self._sequence)
+
+    def _result(self) -> result_pb2.Result:
+        result = result_pb2.Result()
+        part = self._part
+        fill_row(result, part, part.start, part.item_start, part.fetched_start)
+        return result
+
+
+class Redelivery:
+    """A dead letter that is being sent again, with its original webhook id."""
+
+    is_wanted = True
+
+    def __init__(self, letter: webhook_pb2.DeadLetter, host: str, owner: Webhooks) -> None:
+        self._letter: Final = letter
+        self.host: Final = host
+        self.sender: Final = (letter.principal, "dead letters")
+        self._owner: Final = owner
+
+    async def attempt(self) -> Attempt:
+        letter = self._letter
+        return await self._owner.attempt(letter.callback_url, letter.webhook_id, letter.session_id, letter.result)
+
+    def delivered(self) -> None:
+        self._owner.resent(self._letter, None)
+
+    def given_up(self, attempts: int, reason: str) -> None:
+        self._owner.resent(self._letter, (attempts, reason))
 
 
 def _ssl_context(settings: WebhooksSettings) -> ssl.SSLContext:

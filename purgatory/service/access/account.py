@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 from weakref import WeakValueDictionary
 
-from purgatory.engine.holdings import Holdings
+from purgatory.engine.account_usage import AccountUsage
 from purgatory.service.access.audit import Audit
 from purgatory.service.access.own_shares import AS_FOR_ALL, OwnShares
 from purgatory.service.access.roles import ALL, Grants
@@ -33,7 +33,7 @@ class Account:
         """Replaced when the policy is reloaded, so streams must read it for every message."""
         self.own_shares = AS_FOR_ALL
         """Shares of this principal in the policy. Replaced when the policy is reloaded."""
-        self.holdings: Final = Holdings()
+        self.usage: Final = AccountUsage()
         """Pending operations of its sessions, and the partitions and keys that it named first."""
         self.results_bytes = 0
         """Size of the unacknowledged results of its sessions."""
@@ -44,7 +44,7 @@ class Account:
 
     def holds_nothing(self, now_s: float) -> bool:
         """Whether the account uses nothing, so that a new one could replace it once no call refers to it."""
-        held = self.holdings
+        held = self.usage
         return not (
             self.sessions
             or self.unary_waits
@@ -99,6 +99,7 @@ class Accounts:
         """Return the principal's account; it is created on first use."""
         account = self._by_principal.get(principal)
         if account is None:
+            # The same object as long as a call refers to it: rechecks compare accounts by identity.
             account = self._evicted.pop(principal, None) or self._make(principal)
             self._evict_some()
             self._by_principal[principal] = account

@@ -79,17 +79,14 @@ class Grants:
         self._topics: Final = {role: topics.get(role, nothing) for role in ROLES}
         self._keys: Final = {role: keys.get(role, nothing) for role in ROLES}
         self._held: Final = frozenset(role for role in ROLES if self._topics[role] or self._keys[role])
-        self._everywhere: Final = frozenset(
+        self.everywhere: Final = frozenset(
             role for role in ROLES if self._topics[role].has_all and self._keys[role].has_all
         )
+        """Roles that are granted on all topics and all keys."""
 
     def holds_any(self, roles: frozenset[Role]) -> bool:
         """Return whether any of these roles is granted on any name."""
         return not roles.isdisjoint(self._held)
-
-    def is_everywhere(self, role: Role) -> bool:
-        """Return whether the role is granted on all topics and all keys."""
-        return role in self._everywhere
 
     def on_topics(self, role: Role) -> Names:
         """The topics on which the role is granted."""

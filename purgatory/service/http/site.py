@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from purgatory.service.budget.memory_budget import MemoryBudget
+from purgatory.service.budget.shares import MemoryBudget
 from purgatory.service.errors import RpcError
 from purgatory.service.http.browser_guard import FOREIGN_PAGE, WRONG_HOST, is_dns_rebinding, is_foreign_page
 from purgatory.service.http.http_acceptor import HttpAcceptor

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from purgatory.clock import EngineTime
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, PartitionName, Refusal
 from purgatory.engine.completions import Completions
@@ -23,7 +24,6 @@ from purgatory.journal.continued_time import ReadClocks
 from purgatory.journal.group import Group, Moment, RefusedRows, SessionChanges, SessionState, WriteFailure
 from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.thread import JournalThread
-from purgatory.service.engine_time import EngineTime
 from purgatory.service.histogram import Histogram
 from purgatory.service.listeners.events import Applied, Completed, Registered
 from purgatory.service.listeners.listener import ASYNC, SYNC, Journal
@@ -141,6 +141,7 @@ class DurableJournal(Journal):
     def start(self, thread: JournalThread, builder: StatementBuilder) -> None:
         self._thread, self._builder = thread, builder
         thread.start()
+        # Changes during the restore were collected, but could not be committed without a thread.
         self._schedule_commit()
 
     # Hooks.
@@ -206,6 +207,7 @@ class DurableJournal(Journal):
         self._schedule_commit()
 
     def session_dropped(self, session: Session) -> None:
+        # Any other session has left no trace on disk.
         if session.is_journaled or session in self._sessions:
             self._changes_of(session).dropped = True
             self._schedule_commit()
@@ -222,6 +224,8 @@ class DurableJournal(Journal):
             self._partitions.update((names[place], None) for place in set(places) if 0 <= place < len(names))
         else:
             self._add_mixed(batch, types, places)
+        # Taken after each call and not when the group is sealed: progress is recorded by slot, and a slot that becomes
+        # free belongs to another operation later.
         for owner_id, operation_id in self._engine.snapshots.take_progressed():
             session = self._session_of(owner_id)
             if session is not None and not session.dropped:
@@ -243,6 +247,7 @@ class DurableJournal(Journal):
         """Call `answer` once all previous changes are durable."""
         if not self._must_hold():
             answer()
+        # Checked first: the change may not be part of the group that is being committed.
         elif self._changed:
             self._answers.append(answer)
         elif self._committing is not None:
@@ -355,6 +360,8 @@ class DurableJournal(Journal):
         self._sessions, self._partitions, self._keys, self._dead_letters = {}, {}, {}, {}
         self._answers_committing, self._answers = self._answers, []
         self._changed = False
+        # Changes of the group that is being committed no longer count, so in async mode up to twice ASYNC_CHANGES_MAX
+        # may not be durable.
         self._change_count = 0
         return group
 
@@ -364,10 +371,12 @@ class DurableJournal(Journal):
         highest = int(session.owner.highest_operation_id)
         last, acknowledged = outbox.last_sequence - shift, outbox.acknowledged_sequence - shift
         uncertain_after = session.uncertain_after - shift if session.uncertain_after >= 0 else -1
+        # Numbers on disk are without the shift: a later shift must not require rewriting rows of results.
         state = SessionState(
             session.number, session.session_id, highest, last, acknowledged, shift, uncertain_after,
             session.incarnation, session.account.principal, *(session.callback or ("", "")),
         )  # fmt: skip
+        # The results of a group are the newest ones of the outbox, so their numbers follow from their count.
         sealed = SessionChanges(state, last - changes.count + 1)
         sealed.dropped = changes.dropped
         if changes.dropped:

@@ -57,19 +57,10 @@ class CancelledSession:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelledPartition:
-    """All operations waiting on a partition were cancelled."""
+class CancelledWaits:
+    """All operations waiting on a partition, or on a key as `(key, -1)`, were cancelled."""
 
     name: PartitionName
-    ended: int
-    now_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class CancelledKey:
-    """All operations waiting on a key were cancelled."""
-
-    key: str
     ended: int
     now_ms: int
 

@@ -16,9 +16,8 @@ from purgatory.engine.batches import Refusal
 from purgatory.service.listeners.events import (
     Applied,
     Cancelled,
-    CancelledKey,
-    CancelledPartition,
     CancelledSession,
+    CancelledWaits,
     Completed,
     FailedStale,
     Registered,
@@ -72,11 +71,8 @@ class Listener:
     def cancelled_session(self, event: CancelledSession) -> None:
         """Everything pending in a session was cancelled."""
 
-    def cancelled_partition(self, event: CancelledPartition) -> None:
-        """All operations waiting on a partition were cancelled."""
-
-    def cancelled_key(self, event: CancelledKey) -> None:
-        """All operations waiting on a key were cancelled."""
+    def cancelled_waits(self, event: CancelledWaits) -> None:
+        """All operations waiting on a partition or key were cancelled."""
 
     def failed_stale(self, event: FailedStale) -> None:
         """Operations were failed because of stale marks."""

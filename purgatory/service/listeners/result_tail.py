@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Collection
 from itertools import accumulate, compress
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 from purgatory.engine import codes
 from purgatory.engine.completions import Completions
@@ -16,6 +16,7 @@ from purgatory.service.access.roles import ADMIN
 from purgatory.service.errors import resource_exhausted
 from purgatory.service.listeners.events import Completed
 from purgatory.service.listeners.listener import Listener
+from purgatory.service.translate.tail import ended_operation
 from purgatory.service.translate.uniform_columns import is_uniform
 
 SUBSCRIBERS_MAX: Final = 32
@@ -24,34 +25,10 @@ ROWS_MAX: Final = 500
 """Operations buffered for one subscriber; further ones are counted but left out."""
 EXAMINED_MAX: Final = 500
 """Operations per batch that are checked against the grants of a subscriber who may not see everything."""
-ITEMS_MAX: Final = 10
-"""Items sent per operation."""
 ROW_BYTES: Final = 2_000
 
-
-class TailItem(NamedTuple):
-    """One partition, or key (as `(key, -1)`), of an operation that has ended."""
-
-    name: tuple[str, int]
-    error_code: int
-    required_offset: int
-    reached_offset: int
-
-
-class TailOperation(NamedTuple):
-    """An operation that has ended. `operation_id` is 0 and `session_id` empty for unary waits."""
-
-    session_id: str
-    principal: str
-    operation_id: int
-    kind: int
-    outcome: int
-    ended_s: float
-    """Wall clock, seconds since the epoch."""
-    waited_ms: int
-    lateness_ms: int
-    items: list[TailItem]
-    items_left_out: int
+EndedOperation = Any
+"""A message of the wire; only `translate` and the servicer know its type."""
 
 
 class TailSubscriber:
@@ -63,7 +40,7 @@ class TailSubscriber:
         self._account: Final = account
         self._outcomes: Final = frozenset(outcomes)
         self._kind: Final = kind
-        self._rows: list[TailOperation] = []
+        self._rows: list[EndedOperation] = []
         self._left_out = 0
 
     @property
@@ -76,7 +53,7 @@ class TailSubscriber:
         """Estimated memory of the buffered rows, in bytes."""
         return len(self._rows) * ROW_BYTES
 
-    def take(self) -> tuple[list[TailOperation], int]:
+    def take(self) -> tuple[list[EndedOperation], int]:
         """Return the rows buffered since the last call, and the number of operations left out."""
         rows, left_out = self._rows, self._left_out
         self._rows, self._left_out = [], 0
@@ -89,7 +66,7 @@ class TailSubscriber:
         places = self._wanted(completions)
         if not places:
             return
-        if whose != self._account.principal and not self._account.grants.is_everywhere(ADMIN):
+        if whose != self._account.principal and ADMIN not in self._account.grants.everywhere:
             places = self._visible(completions, places[:EXAMINED_MAX])
         room = ROWS_MAX - len(self._rows)
         self._left_out += max(0, len(places) - room)
@@ -97,7 +74,9 @@ class TailSubscriber:
         if places:
             first_items = _first_items(completions, places[-1])
             session_id, now_s = "" if session is None else session.session_id, time.time()
-            self._rows += [_row(completions, place, first_items[place], session_id, whose, now_s) for place in places]
+            self._rows += [
+                ended_operation(completions, place, first_items[place], session_id, whose, now_s) for place in places
+            ]
         self.woken.set()
 
     def _wanted(self, completions: Completions) -> list[int]:
@@ -182,29 +161,3 @@ class ResultTail(Listener):
 def _first_items(completions: Completions, last: int) -> list[int]:
     """Index of the first item of each operation, up to position `last`."""
     return [0, *accumulate(completions.item_counts[:last])]
-
-
-def _row(
-    completions: Completions, place: int, first: int, session_id: str, principal: str, ended_s: float
-) -> TailOperation:
-    count = completions.item_counts[place]
-    return TailOperation(
-        session_id,
-        principal,
-        completions.operation_ids[place] if session_id else 0,
-        completions.kinds[place],
-        completions.outcomes[place],
-        ended_s,
-        completions.waited_ms[place],
-        completions.lateness_ms[place],
-        [
-            TailItem(
-                completions.item_partitions[item],
-                completions.error_codes[item],
-                completions.required_offsets[item],
-                completions.reached_offsets[item],
-            )
-            for item in range(first, first + min(count, ITEMS_MAX))
-        ],
-        max(0, count - ITEMS_MAX),
-    )

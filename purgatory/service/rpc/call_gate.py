@@ -8,7 +8,7 @@ from typing import Final
 from google.rpc import code_pb2
 
 from purgatory.service.access.account import Account
-from purgatory.service.budget.memory_budget import CALL_BYTES
+from purgatory.service.budget.shares import CALL_BYTES
 from purgatory.service.errors import RETRY_AFTER_MS, RpcError, resource_exhausted
 from purgatory.service.fair_queue import EVENTS, CallerQueue, FairQueue
 from purgatory.service.listeners.listener import Listener

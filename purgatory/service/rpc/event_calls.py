@@ -8,14 +8,14 @@ from typing import Final
 
 from purgatory.service.access.account import Account
 from purgatory.service.access.audit import NAME
+from purgatory.service.access.authorization_filter import filter_events
 from purgatory.service.access.roles import ADVANCE
-from purgatory.service.access.withholding import withhold_events
 from purgatory.service.errors import BatchRejected, from_refusal
 from purgatory.service.host import Host
 from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.handlers import Requests
-from purgatory.service.translate.events import IncomingEvents
-from purgatory.service.translate.receipts import add_to_advance_receipt, event_parts
+from purgatory.service.translate.events import IncomingEvents, event_parts
+from purgatory.service.translate.results import event_refusals
 from purgatory.v1 import purgatory_service_pb2 as wire
 
 ANSWERS_PENDING_MAX: Final = 64
@@ -36,10 +36,10 @@ async def advance(
     account, receipt = call.account, wire.AdvanceReceipt()
     try:
         parts = event_parts(request, host.settings.limits)
-        host.check_events()
+        host.gate.check_events()
         while True:
             events = await host.apply(partial(_next_part, host, parts, account), account, call.turn)
-            add_to_advance_receipt(receipt, events)
+            _add_to_receipt(receipt, events)
             if events.is_last:
                 return receipt
             await call.turn()
@@ -49,12 +49,19 @@ async def advance(
 
 def _next_part(host: Host, parts: Iterator[IncomingEvents], account: Account) -> IncomingEvents:
     events = next(parts)
-    withheld = withhold_events(account, events.batch)
-    if withheld:
-        first = next(iter(withheld.values())).message
-        host.sessions.accounts.audit.refused(NAME, account.principal, role=ADVANCE, name=first, count=len(withheld))
-        events.refusals.update(withheld)
+    if ADVANCE not in account.grants.everywhere and (denied := filter_events(account, events.batch)):
+        first = next(iter(denied.values())).message
+        host.sessions.accounts.audit.refused(NAME, account.principal, role=ADVANCE, name=first, count=len(denied))
+        events.refusals.update(denied)
     return events
+
+
+def _add_to_receipt(receipt: wire.AdvanceReceipt, events: IncomingEvents) -> None:
+    done = events.done
+    receipt.ended.extend(done.ended)
+    receipt.ended_total += sum(done.ended)
+    receipt.unchanged += done.unchanged
+    receipt.refusals.extend(event_refusals(list(map(events.explain, done.refusals)), len(receipt.refusals)))
 
 
 async def advance_durably(

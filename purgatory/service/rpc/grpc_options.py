@@ -1,11 +1,14 @@
-"""The options of the gRPC server: limits on connections, streams and messages, as gRPC's core enforces them."""
+"""The options of the gRPC server: its address, and limits on connections, streams and messages, as gRPC's core enforces
+them.
+"""
 
 import logging
 import resource
+import socket
 from typing import Final
 
 from purgatory.service.budget.memory_budget import budget_bytes, message_bytes_max
-from purgatory.service.settings import Settings
+from purgatory.service.settings import Settings, split_address
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -76,3 +79,17 @@ def warn_of_few_files(wanted: int) -> None:
 def largest_message_bytes(settings: Settings) -> int:
     """The largest message accepted: `grpc.message_bytes_max`, or less if the memory budget is small."""
     return message_bytes_max(settings.grpc.message_bytes_max, budget_bytes(settings.limits.memory_bytes_max))
+
+
+def why_not_bindable(address: str) -> str | None:
+    """Return why an address cannot be bound; None if it can. Tries a plain socket, as gRPC only logs the reason."""
+    host, port = split_address(address)
+    try:
+        family, kind, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(resolved)
+            probe.listen()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None

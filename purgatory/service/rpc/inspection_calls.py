@@ -100,7 +100,7 @@ class InspectionCalls:
 
     async def ListOperations(self, request: wire.ListOperationsRequest, call: Call) -> wire.ListOperationsResponse:
         """Return a page of pending operations. Refuses unknown sessions and kinds, and tokens of other requests."""
-        self._host.admission.check_answer()
+        self._host.gate.check_answer()
         host, kind = self._host, int(request.kind)
         if kind != ANY_KIND and not is_known_kind(kind):
             raise invalid_argument("kind", f"is not a known kind of operation: {kind}")
@@ -174,7 +174,7 @@ class InspectionCalls:
 
     async def GetPartition(self, request: wire.GetPartitionRequest, call: Call) -> wire.GetPartitionResponse:
         """Return one partition's marks, replicas and waits. Refuses unknown partitions, and topics without a role."""
-        self._host.admission.check_answer()
+        self._host.gate.check_answer()
         name = partition_name(request.topic_partition)
         if name[0] not in call.account.grants.on_topics(OBSERVE):
             raise self._denied(call, OBSERVE, f"topic {quoted(name[0])}")
@@ -191,7 +191,7 @@ class InspectionCalls:
 
         Partitions of topics on which the caller lacks the role observe are omitted.
         """
-        self._host.admission.check_answer()
+        self._host.gate.check_answer()
         host = self._host
         filters = f"partitions {request.topic_prefix!r}"
         place = read_token(filters, request.page_token, (str, int))

@@ -15,13 +15,14 @@ from purgatory.service.errors import (
     unavailable,
 )
 from purgatory.service.host import Host
+from purgatory.service.registration import register_unary_wait
 from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.event_calls import advance_durably, serve_events
 from purgatory.service.rpc.handlers import Requests, uncancelled
 from purgatory.service.rpc.inspection_calls import InspectionCalls
-from purgatory.service.rpc.onlooker_calls import list_hot_names, tail_results
 from purgatory.service.rpc.session_requests import cancel, register, serve_requests
 from purgatory.service.rpc.source_calls import serve_source, source_ends
+from purgatory.service.rpc.tail_calls import list_hot_names, tail_results
 from purgatory.service.sessions import session as sessions
 from purgatory.service.sessions.result_stream import ResultStream
 from purgatory.service.translate.operations import NO_CONDITION, run_from_row
@@ -160,14 +161,14 @@ class PurgatoryServicer(InspectionCalls):
         if request.HasField("topic_partition"):
             name = partition_name(request.topic_partition)
             self._check_admin(call, name[0] in call.account.grants.on_topics(ADMIN), f"topic {quoted(name[0])}")
-            return wire.CancelResponse(cancelled=await self._host.cancel_partition(name))
+            return wire.CancelResponse(cancelled=await self._host.cancel_waits(name))
         if request.key:
             self._check_admin(call, request.key in call.account.grants.on_keys(ADMIN), f"key {quoted(request.key)}")
-            return wire.CancelResponse(cancelled=await self._host.cancel_key(request.key))
+            return wire.CancelResponse(cancelled=await self._host.cancel_waits((request.key, -1)))
         account = call.account
         if request.principal not in ("", account.principal):
             whose = f"sessions of {quoted(request.principal)}"
-            self._check_admin(call, call.account.grants.is_everywhere(ADMIN), whose)
+            self._check_admin(call, ADMIN in call.account.grants.everywhere, whose)
             account = self._host.sessions.accounts.find(request.principal)
         session = self._host.sessions.get(request.session_id, account)
         if not request.operation_ids:
@@ -181,7 +182,7 @@ class PurgatoryServicer(InspectionCalls):
         run = run_from_row(row, operation_id, self._host.engine.limits.timeout_ms_default)
         if run is None:
             raise invalid_argument("operation.condition", NO_CONDITION)
-        self._host.register_unary_wait(run, call.account)
+        register_unary_wait(self._host, run, call.account)
 
     def _check_admin(self, call: Call, may: bool, name: str) -> None:
         """Check the role admin for an action on other callers' operations. With a policy, the action is audited."""

@@ -8,12 +8,13 @@ from typing import Final
 from purgatory.service.errors import BatchRejected, invalid_argument, not_found
 from purgatory.service.fair_queue import Turn, next_loop_turn
 from purgatory.service.host import Host
+from purgatory.service.registration import Registration
 from purgatory.service.rpc.handlers import Requests
 from purgatory.service.sessions.result_stream import ResultStream
 from purgatory.service.sessions.session import Session
-from purgatory.service.translate.batch_size import size_of
-from purgatory.service.translate.operations import RegistrationPart
-from purgatory.service.translate.receipts import add_to_receipt, ids_of, refused_receipt, registration_parts
+from purgatory.service.translate.operations import RegistrationPart, ids_of, registration_parts
+from purgatory.service.translate.parts import size_of
+from purgatory.service.translate.results import operation_refusal, operation_refusals
 from purgatory.v1 import purgatory_service_pb2 as wire
 
 REFUSED_IDS_PER_SLICE: Final = 10_000
@@ -37,15 +38,17 @@ async def register(
     limits = host.settings.limits
     try:
         with host.holds.of("Register"):
-            host.admission.check_memory(session.account, *size_of(batch))
+            host.gate.check_batch(session, *size_of(batch))
             parts = registration_parts(batch, limits, host.engine.limits.timeout_ms_default)
             part = next(parts)
             receipt = wire.Receipt(batch_id=batch.batch_id, durability=host.journal.durability)
             if part.is_last and not session.registering.is_taken:
-                add_to_receipt(receipt, host.register(session, part.runs, part.refused))
+                _add_part(receipt, Registration(host, session), part)
                 return receipt
         async with session.registering:
-            await _register_parts(host, session, part, parts, receipt, turn)
+            _check_kept(session)
+            host.gate.check_batch(session, *size_of(batch))
+            await _add_parts(host, session, part, parts, receipt, turn)
     except BatchRejected:
         await _note_refused_ids(host, session, batch, turn)
         raise
@@ -88,10 +91,14 @@ async def register_or_refuse(
     try:
         return await register(host, session, batch, turn)
     except BatchRejected as error:
-        return refused_receipt(batch.batch_id, session.owner.highest_operation_id, error.refusal)
+        return wire.Receipt(
+            batch_id=batch.batch_id,
+            highest_operation_id=session.owner.highest_operation_id,
+            batch_refusal=operation_refusal(error.refusal, 0),
+        )
 
 
-async def _register_parts(
+async def _add_parts(
     host: Host,
     session: Session,
     part: RegistrationPart,
@@ -100,18 +107,27 @@ async def _register_parts(
     turn: Turn,
 ) -> None:
     watched = host.holds.of("Register")
-    _check_kept(session)
-    batch = host.begin_batch(session)
+    registration = Registration(host, session)
     while True:
         with watched:
-            add_to_receipt(receipt, host.register_part(batch, part.runs, part.refused))
+            _add_part(receipt, registration, part)
             if part.is_last:
                 return
-            batch.add_ids(part.runs, part.refused)
+            registration.remember_ids(part.runs, part.refused)
         await turn()
         _check_kept(session)
         with watched:
             part = next(parts)
+
+
+def _add_part(receipt: wire.Receipt, registration: Registration, part: RegistrationPart) -> None:
+    """Register a part of a batch, and add the outcome to the batch's receipt."""
+    registered = registration.register(part.runs, part.refused)
+    receipt.highest_operation_id = registered.highest_operation_id
+    receipt.accepted += registered.accepted
+    receipt.already_known += registered.already_known
+    if registered.refused:
+        receipt.refusals.extend(operation_refusals(registered.refused, len(receipt.refusals)))
 
 
 def _check_kept(session: Session) -> None:

@@ -48,7 +48,7 @@ async def serve_source(host: Host, requests: Requests, call: Call) -> None:
 
 async def source_ends(host: Host, request: wire.GetSourceEndsRequest, call: Call) -> wire.GetSourceEndsResponse:
     """Return where topics end, as determined by their sources after this call."""
-    host.admission.check_answer()
+    host.gate.check_answer()
     topics = list(dict.fromkeys(request.topics))
     if not 1 <= len(topics) <= TOPICS_MAX:
         raise invalid_argument("topics", f"are {len(topics)}, and should be 1 to {TOPICS_MAX}")

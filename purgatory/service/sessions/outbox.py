@@ -111,6 +111,7 @@ def slices_of(completions: Results, refusals: Sequence[Refusal] = ()) -> list[Re
     kinds = completions.kinds
     if len(kinds) == 0:
         return []
+    # Nearly always one kind, which a comparison of bytes finds out without a loop over the results.
     if is_uniform(bytes(kinds)):
         return [ResultSlice(completions, kinds[0], 0, len(kinds), 0, len(completions.item_partitions), 0, refusals)]
     slices: list[ResultSlice] = []
@@ -179,6 +180,7 @@ class Outbox:
 
     def hold(self) -> None:
         """Hold back results that are appended from now on until they are released."""
+        # Never raised: results that an earlier call holds back stay held.
         self._released_sequence = min(self._released_sequence, self.last_sequence)
 
     def release(self, sequence: int) -> None:
@@ -201,6 +203,7 @@ class Outbox:
     def receipt_sent(self, hold: list[int]) -> None:
         """Release a hold: the batch has its receipt, or gets none."""
         for place, due in enumerate(self._receipts_due):
+            # By identity, because two holds may have the same number.
             if due is hold:
                 del self._receipts_due[place]
                 return
@@ -222,6 +225,7 @@ class Outbox:
 
     def rewind(self) -> None:
         """Mark all unacknowledged results as unwritten, for a new stream."""
+        # `extendleft` reverses, so the reversed queue keeps its order.
         self._unwritten.extendleft(reversed(self._written))
         self._written.clear()
         self._next_sequence = self.acknowledged_sequence + 1
@@ -233,6 +237,7 @@ class Outbox:
         if count <= 0:
             return
         self.acknowledged_sequence = sequence
+        # A client may acknowledge results that this stream has not written, because it has them from an earlier one.
         self._next_sequence = max(self._next_sequence, sequence + 1)
         count = self._drop_left(self._written, count)
         count = self._drop_left(self._unwritten, count)
@@ -253,6 +258,7 @@ class Outbox:
         first_sequence = self._next_sequence
         taken: list[ResultSlice] = []
         released = self._released_sequence
+        # The first hold has the lowest number.
         if self._receipts_due and self._receipts_due[0][0] < released:
             released = self._receipts_due[0][0]
         allowed = room = max(0, min(results_max, released - self._next_sequence + 1))
@@ -263,11 +269,13 @@ class Outbox:
                 if taken:
                     self._unwritten.appendleft(part)
                     break
+                # A result with more items than the limit is written alone; otherwise it would never be written.
                 count = 1
             if count < len(part):
                 whole = part
                 part, rest = whole.split(count)
                 self._unwritten.appendleft(rest)
+                # Not zero: each slice is counted with an overhead.
                 self._count(part.held_bytes() + rest.held_bytes() - whole.held_bytes())
             taken.append(part)
             room -= len(part)

@@ -2,11 +2,16 @@
 
 from array import array
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from purgatory.engine.batches import PartitionName
-from purgatory.engine.completions import NOTHING_STALE, Completions, FetchedPartition
-from purgatory.service.translate.result_columns import ITEM_COLUMNS, OPERATION_COLUMNS
+from purgatory.engine.completions import (
+    NOTHING_STALE,
+    RESULT_COLUMNS,
+    RESULT_ITEM_COLUMNS,
+    Completions,
+    FetchedPartition,
+)
 
 
 class SliceSpan(Protocol):
@@ -24,36 +29,27 @@ class SliceSpan(Protocol):
 class ArrayCompletions:
     """Results in the columns of `Completions`, as arrays; empty at first."""
 
-    operation_ids: "array[int]"
-    kinds: "array[int]"
-    outcomes: "array[int]"
-    waited_ms: "array[int]"
-    lateness_ms: "array[int]"
-    item_counts: "array[int]"
-    error_codes: "array[int]"
-    required_offsets: "array[int]"
-    reached_offsets: "array[int]"
-    log_start_offsets: "array[int]"
-    estimated_remaining_ms: "array[int]"
-    paces_per_second: "array[float]"
-
     def __init__(self) -> None:
-        for column in (*OPERATION_COLUMNS, *ITEM_COLUMNS):
-            setattr(self, column.name, array(column.form))
+        for column in (*RESULT_COLUMNS, *RESULT_ITEM_COLUMNS):
+            setattr(self, column.attribute, array(column.form))
         self.item_partitions: list[PartitionName] = []
         self.fetched: Final[list[FetchedPartition]] = []
         self.stale_marks = NOTHING_STALE
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, attribute: str) -> "array[Any]": ...
 
 
 def packed(spans: Sequence[SliceSpan]) -> ArrayCompletions:
     """Concatenate the results of several spans, none of which are fetches."""
     found = ArrayCompletions()
-    for column in OPERATION_COLUMNS:
-        values = [getattr(span.completions, column.name)[span.start : span.stop] for span in spans]
-        getattr(found, column.name).frombytes(b"".join(values))
-    for column in ITEM_COLUMNS:
-        values = [getattr(span.completions, column.name)[span.item_start : span.item_stop] for span in spans]
-        getattr(found, column.name).frombytes(b"".join(values))
+    for column in RESULT_COLUMNS:
+        values = [getattr(span.completions, column.attribute)[span.start : span.stop] for span in spans]
+        getattr(found, column.attribute).frombytes(b"".join(values))
+    for column in RESULT_ITEM_COLUMNS:
+        values = [getattr(span.completions, column.attribute)[span.item_start : span.item_stop] for span in spans]
+        getattr(found, column.attribute).frombytes(b"".join(values))
     found.item_partitions = [
         name for span in spans for name in span.completions.item_partitions[span.item_start : span.item_stop]
     ]

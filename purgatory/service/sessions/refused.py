@@ -4,17 +4,15 @@ A refused registration gets a result like any other, so that a caller that reads
 has one result: a refusal that is repeated, or of an id that occurs earlier in the same batch, gets none.
 """
 
-from array import array
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from purgatory.engine import codes
 from purgatory.engine.batches import Refusal, RegisterReceipt
+from purgatory.engine.completions import RESULT_COLUMNS
 from purgatory.service.sessions.packed import ArrayCompletions
 from purgatory.service.sessions.refused_ids import RefusedIds
 from purgatory.service.translate.operations import OperationRun
-from purgatory.service.translate.result_columns import OPERATION_COLUMNS
-from purgatory.service.translate.uniform_columns import SIGNED, UNSIGNED
 
 
 class RefusedOperation(NamedTuple):
@@ -28,11 +26,10 @@ class RefusedOperation(NamedTuple):
 def refused_completions(refused: Sequence[RefusedOperation]) -> ArrayCompletions:
     """Results of operations that the engine has never accepted. Their ids can be any number that the wire carries."""
     found = ArrayCompletions()
-    for column in OPERATION_COLUMNS:
-        setattr(found, column.name, array(column.form, [0]) * len(refused))
-    found.operation_ids = array(UNSIGNED, [operation_id for _, operation_id, _ in refused])
-    found.kinds = array(SIGNED, [kind for _, _, kind in refused])
-    found.outcomes = array(SIGNED, [codes.REFUSED]) * len(refused)
+    for column in RESULT_COLUMNS:
+        getattr(found, column.attribute).extend([0] * len(refused))
+    for place, (_, operation_id, kind) in enumerate(refused):
+        found.operation_ids[place], found.kinds[place], found.outcomes[place] = operation_id, kind, codes.REFUSED
     return found
 
 
@@ -68,6 +65,7 @@ def engine_receipt(run: OperationRun, reason: Refusal, known: int, refused_ids: 
 def first_of_each_id(refused: Iterable[RefusedOperation], runs: Sequence[OperationRun]) -> list[RefusedOperation]:
     """Omit refusals whose id occurs earlier in the same batch, refused or not: that operation has the id's result."""
     refused = list(refused)
+    # Reversed, because the last assignment of a key wins and the first refusal is wanted.
     first_index = {operation_id: refusal.index for refusal, operation_id, _ in reversed(refused)}
     for run in runs:
         for place, operation_id in enumerate(run.batch.operation_ids):

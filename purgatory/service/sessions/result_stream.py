@@ -186,6 +186,7 @@ class ResultStream:
             silent_ms = now_ms - self.last_read_ms
             self.fail(unavailable(f"the client has sent nothing for {silent_ms} ms; it should send heartbeats"))
         elif now_ms - self.last_write_ms >= heartbeat_interval_ms and not self._control:
+            # Set when it is queued: a peer that does not read must not get another heartbeat at each check.
             self.last_write_ms = now_ms
             self._control.append(self._response_type(heartbeat=purgatory_service_pb2.Heartbeat()))
             self.wake()
@@ -235,6 +236,7 @@ class ResultStream:
             elif self._is_finished():
                 break
             else:
+                # There is no await between the last look and this line, so no wake-up is lost.
                 self._wake.clear()
                 await self._wake.wait()
         if isinstance(self._last_message, Exception):
@@ -263,6 +265,7 @@ class ResultStream:
             if self._unwritten < CONTROL_MESSAGES_MAX:
                 self._space.set()
             return message
+        # A stream that was taken over must not take results: the new one has rewound the outbox and writes them all.
         if self._last_message is not None or self.session.stream is not self:
             return None
         with self._writing:
@@ -276,6 +279,7 @@ class ResultStream:
         if not slices:
             return None
         encoded = self._encode(first_sequence, slices)
+        # More than one result: two slices, or one with two. A single result cannot be split.
         if len(encoded) > MESSAGE_BYTES_MAX and len(slices) + len(slices[0]) > 2:
             outbox.put_back(slices)
             # Names of ordinary length never exceed the limit, so they are measured only in this case.

@@ -51,6 +51,7 @@ class Turns:
         try:
             while self._queue[0] is not mine:
                 await mine.wait()
+        # Also if it was cancelled just after it became the first: `_leave` then passes the lock on.
         except asyncio.CancelledError:
             self._leave(mine)
             raise
@@ -144,6 +145,7 @@ class Session:
         """
         lost = sequence - self.uncertain_after
         if self.uncertain_after >= 0 and lost > 0:
+            # Acknowledged under the old numbers. The first result that is left then gets the number after `sequence`.
             self.outbox.acknowledge(self.uncertain_after)
             self.outbox.shift(lost)
             self.sequence_shift += lost

@@ -20,8 +20,7 @@ from purgatory.engine.batches import Refusal
 from purgatory.engine.codes import RESOURCE_EXHAUSTED
 from purgatory.engine.engine import Engine
 from purgatory.service.access.account import NOBODY, Account
-from purgatory.service.budget.memory_budget import SESSION_BYTES
-from purgatory.service.budget.shares import Shares
+from purgatory.service.budget.shares import SESSION_BYTES, Shares
 from purgatory.service.errors import (
     RETRY_AFTER_MS,
     from_refusal,
@@ -210,7 +209,7 @@ class Sessions:
 
     def _add(self, session_id: str, number: int, account: Account, now_ms: int) -> Session:
         self._opened = max(self._opened, number)
-        session = Session(session_id, number, self._engine.add_owner(account.holdings), account, now_ms)
+        session = Session(session_id, number, self._engine.add_owner(account.usage), account, now_ms)
         account.add_session(1)
         self._by_id[session.key] = session
         self._by_owner_id[session.owner.owner_id] = session
@@ -230,6 +229,7 @@ class Sessions:
         now_ms: int,
     ) -> ResultStream:
         """Attach a new stream to a session. The previous stream ends with TAKEN_OVER."""
+        # First, because it refuses a number that was never sent, and the previous stream must survive that.
         session.resume(last_sequence)
         before = session.stream
         stream = ResultStream(
@@ -291,6 +291,7 @@ class Sessions:
             session = self._first_just_used()
             if session.may_go_early:
                 self._drop(session, now_ms)
+        # The slice is used up.
         else:
             return True
         for _ in range(DROPPED_PER_SLICE):
@@ -311,6 +312,7 @@ class Sessions:
         """The session is in use: its time to live starts over."""
         session.last_used_ms = now_ms
         if session.stream is None:
+            # Removed and added again: the order of these dictionaries is that of last use.
             self._forget_last_use(session)
             self._disconnected[session.key] = self._just_used[session.key] = session
 

@@ -62,7 +62,7 @@ class UnaryWaits:
     def add(self, account: Account) -> tuple[int, asyncio.Future[ResultSlice]]:
         """Return a new operation id and the future of its result, a slice of length 1."""
         if account not in self._owners:
-            owner = self._owners[account] = self._engine.add_owner(account.holdings)
+            owner = self._owners[account] = self._engine.add_owner(account.usage)
             self._account_of_owner[owner.owner_id] = account
         account.unary_waits += 1
         self._last_operation_id += 1
@@ -77,6 +77,7 @@ class UnaryWaits:
         If many calls end at once, as when a client with thousands of them disconnects, the rest are cancelled in the
         following loop iterations.
         """
+        # `deliver` has taken the future, so the operation has ended.
         if self._futures.pop(operation_id, None) is None:
             self._forget(operation_id)
             return
@@ -88,6 +89,7 @@ class UnaryWaits:
         self._is_cancelling = bool(self._abandoned)
         if not self._is_cancelling:
             return
+        # Also if nothing is left: the next iteration resets `_is_cancelling`.
         asyncio.get_running_loop().call_soon(self._cancel_some)
         part = [self._abandoned.popleft() for _ in range(min(CANCELS_PER_TURN, len(self._abandoned)))]
         by_account = defaultdict[Account, list[int]](list)

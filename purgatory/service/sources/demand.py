@@ -64,11 +64,8 @@ class Demand:
     def __init__(self, engine: Engine) -> None:
         self._engine: Final = engine
         self._attached: Final[list[DemandOfStream]] = []
-
-    @property
-    def is_wanted(self) -> bool:
+        self.is_wanted = False
         """Whether any source is attached, so that demand has to be tracked."""
-        return bool(self._attached)
 
     @property
     def held_bytes(self) -> int:
@@ -80,10 +77,12 @@ class Demand:
         """
         demand = DemandOfStream(stream, woken)
         self._attached.append(demand)
+        self.is_wanted = True
         return demand
 
     def detach(self, demand: DemandOfStream) -> None:
         self._attached.remove(demand)
+        self.is_wanted = bool(self._attached)
 
     async def begin(self, demand: DemandOfStream) -> None:
         """Add all names that have pending waits now. Call after `attach`: registrations between slices count too."""

@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Final
 
+from purgatory.clock import EngineTime
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.engine import Engine
-from purgatory.service.engine_time import EngineTime
 from purgatory.service.loop_stalls import StallTimer
 from purgatory.service.sources.source_table import SourceTable
 

@@ -12,16 +12,20 @@ from purgatory.engine.batches import EventBatch, EventsReceipt, PartitionName, R
 from purgatory.engine.columns import check_length
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.marks.event_checks import REPLICAS_MAX
+from purgatory.engine.marks.event_columns import EVENT_COLUMNS, row_fields
 from purgatory.service.errors import unreadable_batch
+from purgatory.service.settings import LimitsSettings
 from purgatory.service.translate.parts import (
     ROWS_COST_MAX,
     VALUES_PER_PART,
     Dictionary,
     fits_one_part,
     given_columns,
+    has_columns,
     part_of,
 )
 from purgatory.v1 import event_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 
 REFUSED_TYPE: Final = 0
 ROW_ONLY_TYPES: Final = frozenset({codes.IN_SYNC_REPLICAS, codes.LEADERSHIP, codes.REPLICA_STATE})
@@ -31,49 +35,10 @@ FENCED_FLAG: Final = 2
 IDS_PER_ROW_COST: Final = 4
 """Replica ids that cost as much as a row."""
 
-ALL_COLUMNS: Final = {
-    "item_index": "item_indexes",
-    "offset": "offsets",
-    "leader_epoch": "leader_epochs",
-    "replica_id": "replica_ids",
-    "byte_position": "byte_positions",
-    "segment_base_offset": "segment_base_offsets",
-    "log_start_offset": "log_start_offsets",
+ALL_COLUMNS: Final = {"item_index": "item_indexes"} | {
+    column.name: column.batch_name for column in EVENT_COLUMNS if column.on_wire
 }
 """Columns with a value for each event: the wire field, and the attribute of `EventBatch`."""
-
-COLUMN_DEFAULTS: Final = {
-    "offsets": 0,
-    "leader_epochs": codes.UNKNOWN,
-    "replica_ids": codes.UNKNOWN,
-    "byte_positions": codes.UNKNOWN,
-    "segment_base_offsets": codes.UNKNOWN,
-    "log_start_offsets": codes.UNKNOWN,
-    "flags": 0,
-    "replica_sets": None,
-}
-"""Values for events whose row does not set the field."""
-
-ROW_FIELDS: Final[dict[int, dict[str, str]]] = {
-    codes.LEADER_APPEND: {
-        "log_end_offset": "offsets",
-        "byte_position": "byte_positions",
-        "segment_base_offset": "segment_base_offsets",
-    },
-    codes.FOLLOWER_PROGRESS: {
-        "log_end_offset": "offsets",
-        "replica_id": "replica_ids",
-        "log_start_offset": "log_start_offsets",
-    },
-    codes.HIGH_WATERMARK: {"offset": "offsets"},
-    codes.LAST_STABLE_OFFSET: {"offset": "offsets"},
-    codes.LOG_START_OFFSET: {"offset": "offsets"},
-    codes.LEADERSHIP: {"epoch_start_offset": "offsets"},
-    codes.REPLICA_STATE: {"replica_id": "replica_ids"},
-    codes.TRUNCATION: {"offset": "offsets"},
-    codes.KEY_SIGNALLED: {"count": "offsets"},
-}
-"""By event type: the row fields that are copied to a column unchanged. Flags and sets of replicas are not."""
 
 
 class IncomingEvents:
@@ -104,6 +69,19 @@ class IncomingEvents:
         if self.first == 0:
             return known
         return Refusal(self.first + known.index, known.code, known.field, known.message, known.error_code)
+
+
+def event_parts(
+    request: wire.AdvanceRequest | wire.AdvanceStreamRequest, limits: LimitsSettings
+) -> Iterator[IncomingEvents]:
+    """Split a batch of events into parts, each translated on demand.
+
+    Raises:
+        BatchRejected: The batch is unreadable. Raised at once, not by the iterator.
+    """
+    if has_columns(request, "type", "events", limits.events_per_batch_max):
+        return events_from_columns(request.columns, limits.items_per_batch_max)
+    return events_from_rows(request.rows.events)
 
 
 def events_from_columns(columns: event_pb2.EventColumns, values_max: int) -> Iterator[IncomingEvents]:
@@ -178,14 +156,14 @@ def _refuse_row_only(types: list[int]) -> dict[int, Refusal]:
 
 
 class _EventShape:
-    """The row fields of an event type, from the table above and the message descriptors."""
+    """The row fields of an event type, from the table of event columns and the message descriptors."""
 
     def __init__(self, event_type: int) -> None:
         message: Any = event_pb2.Event.DESCRIPTOR.fields_by_name[codes.EVENT_NAMES[event_type]].message_type
         self.type: Final = event_type
         self.fields: Final = [
-            (field, column, bool(message.fields_by_name[field].has_presence))
-            for field, column in ROW_FIELDS.get(event_type, {}).items()
+            (field, column.batch_name, bool(message.fields_by_name[field].has_presence))
+            for field, column in row_fields(event_type).items()
         ]
         """(field, column, whether the field may be absent)."""
         self.absent: Final = 1 if event_type == codes.KEY_SIGNALLED else codes.UNKNOWN
@@ -222,7 +200,8 @@ def _row_stop(events: Sequence[event_pb2.Event], start: int) -> int:
 
 def _events_of_rows(events: Sequence[event_pb2.Event], start: int, *, is_last: bool) -> IncomingEvents:
     count = len(events)
-    columns: dict[str, list[Any]] = {name: [default] * count for name, default in COLUMN_DEFAULTS.items()}
+    columns: dict[str, list[Any]] = {column.batch_name: [column.default] * count for column in EVENT_COLUMNS}
+    columns["replica_sets"] = [None] * count
     types = [REFUSED_TYPE] * count
     item_indexes = [0] * count
     partitions: dict[PartitionName, int] = {}

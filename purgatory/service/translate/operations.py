@@ -14,15 +14,18 @@ from purgatory.engine.columns import check_length
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, ITEM, OperationColumn, columns_of
 from purgatory.service.errors import unreadable_batch
+from purgatory.service.settings import LimitsSettings
 from purgatory.service.translate.parts import (
     ROWS_COST_MAX,
     VALUES_PER_PART,
     Dictionary,
     fits_one_part,
     given_columns,
+    has_columns,
     part_of,
 )
 from purgatory.v1 import operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 
 CONDITION_KINDS: Final = {name: kind for kind, name in codes.KIND_NAMES.items()}
 KINDS_SAID: Final = ", ".join(f"{kind} ({name})" for kind, name in codes.KIND_NAMES.items())
@@ -69,6 +72,26 @@ class RegistrationPart(NamedTuple):
     runs: list[OperationRun]
     refused: list[tuple[Refusal, int]]
     is_last: bool
+
+
+def registration_parts(
+    batch: wire.RegisterBatch, limits: LimitsSettings, timeout_ms_default: int
+) -> Iterator[RegistrationPart]:
+    """Split a batch of registrations into parts, each translated on demand.
+
+    Raises:
+        BatchRejected: The batch is unreadable. Raised at once, not by the iterator.
+    """
+    if has_columns(batch, "operation_id", "operations", limits.operations_per_batch_max):
+        return parts_from_columns(batch.columns, limits.items_per_batch_max)
+    return parts_from_rows(batch.rows.operations, timeout_ms_default)
+
+
+def ids_of(batch: wire.RegisterBatch, start: int, stop: int) -> Sequence[int]:
+    """The operation ids in a range of a batch that may be unreadable otherwise."""
+    if batch.WhichOneof("shape") == "rows":
+        return [row.operation_id for row in batch.rows.operations[start:stop]]
+    return batch.columns.operation_id[start:stop]
 
 
 def parts_from_columns(columns: operation_pb2.OperationColumns, items_max: int) -> Iterator[RegistrationPart]:

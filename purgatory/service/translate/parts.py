@@ -1,4 +1,4 @@
-"""Splitting of batches into parts, so that the event loop runs between them: sizes of parts, and their names.
+"""Sizes of batches, and splitting into parts, so that the event loop runs between them.
 
 A part is translated on demand, from ranges of the message's columns. Everything that makes a whole batch unreadable is
 checked before the first part, from the lengths of the columns alone.
@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from purgatory.service.errors import unreadable_batch
+from purgatory.v1 import purgatory_service_pb2 as wire
 
 VALUES_PER_PART: Final = 2_000
 """Maximum of rows, and of items, in one part of a batch of columns: one or two milliseconds, ten if all are refused. An
@@ -17,7 +18,37 @@ ROWS_COST_MAX: Final = 1_200
 """Maximum cost (rows, items, runs) of one part of a batch of rows. Reading a row takes ten times as long as in columns.
 """
 
+ITEM_ROW_BYTES_MIN: Final = 8
+"""Minimum encoded size of a partition or key in a batch of rows."""
+
 Name = TypeVar("Name")
+Batch = wire.RegisterBatch | wire.AdvanceRequest | wire.AdvanceStreamRequest
+
+
+def size_of(batch: wire.RegisterBatch) -> tuple[int, int]:
+    """Return the maximum number of operations in a batch, and of their items, before anything is copied."""
+    if batch.WhichOneof("shape") == "rows":
+        operations = len(batch.rows.operations)
+        return operations, max(operations, batch.rows.ByteSize() // ITEM_ROW_BYTES_MIN)
+    operations = len(batch.columns.operation_id)
+    # An operation cannot name a partition twice, so each item after the first needs an index of its own.
+    return operations, max(operations, len(batch.columns.item_index))
+
+
+def has_columns(batch: Batch, column: str, rows: str, most: int) -> bool:
+    """Whether a batch is sent as columns instead of rows. Its field `column` or `rows` may have at most `most` values.
+
+    Raises:
+        BatchRejected: It has more, or neither shape.
+    """
+    shape: str | None = batch.WhichOneof("shape")
+    if shape is None:
+        raise unreadable_batch("shape", "is not set: set rows or columns")
+    field = column if shape == "columns" else rows
+    count = len(getattr(getattr(batch, shape), field))
+    if count > most:
+        raise unreadable_batch(f"{shape}.{field}", f"has {count} values; at most {most} are allowed in one batch")
+    return shape == "columns"
 
 
 def given_columns(columns: Any, values_max: int) -> dict[str, Any]:  # noqa: ANN401 - columns of any message

@@ -8,18 +8,14 @@ from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
-from purgatory.engine.completions import FetchedPartition
-from purgatory.service.sessions.outbox import Results, ResultSlice
-from purgatory.service.translate.result_columns import (
+from purgatory.engine.completions import (
     FETCHED_COLUMNS,
-    ITEM_COLUMNS,
-    ITEM_COUNT,
-    LATENESS_MS,
-    OPERATION_ID,
-    OUTCOME,
-    WAITED_MS,
+    RESULT_COLUMNS,
+    RESULT_ITEM_COLUMNS,
+    FetchedPartition,
     ResultColumn,
 )
+from purgatory.service.sessions.outbox import Results, ResultSlice
 from purgatory.service.translate.uniform_columns import SIGNED, UNSIGNED, shortened, values_of
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2, result_pb2
 
@@ -30,7 +26,11 @@ batch whose operations are all refused stays small."""
 ABSENT: Final = -1
 """Marks absent values in columns of optional fields on the wire."""
 
-SHORTENED: Final = (OUTCOME, WAITED_MS, LATENESS_MS, ITEM_COUNT)
+OPERATION_ID: Final = RESULT_COLUMNS[0]
+SHORTENED: Final = tuple(column for column in RESULT_COLUMNS if column.name not in ("operation_id", "kind"))
+"""Columns with a single value if all are equal; ids are always complete, and a message has one kind."""
+ROW_COLUMNS: Final = tuple(column for column in RESULT_COLUMNS if column.name != "item_count")
+"""Fields of a result's row."""
 
 
 def operation_refusal(refusal: Refusal, operation_id: int, *, brief: bool = False) -> operation_pb2.OperationRefusal:
@@ -87,7 +87,7 @@ def fill_columns(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice
     _fill(columns, OPERATION_ID, values_of(_joined(OPERATION_ID, operations), UNSIGNED))
     for column in SHORTENED:
         _fill(columns, column, _column(column, operations))
-    for column in ITEM_COLUMNS:
+    for column in RESULT_ITEM_COLUMNS:
         _fill(columns, column, _column(column, items))
     _fill_dictionary(columns, slices)
     if kind == codes.FETCH:
@@ -103,19 +103,19 @@ def _column(column: ResultColumn, spans: Sequence[tuple[Results, int, int]]) -> 
     """A column as the wire has it. A single value, as on an idle daemon, is read; many are compared as bytes."""
     completions, start, stop = spans[0]
     if len(spans) == 1 and stop - start == 1:
-        value = getattr(completions, column.name)[start]
+        value = getattr(completions, column.attribute)[start]
         return [] if value == column.default else [value]
     return shortened(_joined(column, spans), column.form, column.default)
 
 
 def _joined(column: ResultColumn, spans: Sequence[tuple[Results, int, int]]) -> bytes:
     """The bytes of a column over several slices of completions."""
-    return b"".join([getattr(completions, column.name)[start:stop] for completions, start, stop in spans])
+    return b"".join([getattr(completions, column.attribute)[start:stop] for completions, start, stop in spans])
 
 
 def _fill(columns: result_pb2.ResultColumns, column: ResultColumn, values: list[int] | list[float]) -> None:
     if values:
-        getattr(columns, column.wire_name).extend(values)
+        getattr(columns, column.name).extend(values)
 
 
 def _fill_dictionary(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice]) -> None:
@@ -142,7 +142,7 @@ def _fill_fetched(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlic
         stop = part.fetched_start + part.item_stop - part.item_start
         fetched += part.completions.fetched[part.fetched_start : stop]
     for column in FETCHED_COLUMNS:
-        values = array(SIGNED, [getattr(one, column.name) for one in fetched])
+        values = array(SIGNED, [getattr(one, column.attribute) for one in fetched])
         _fill(columns, column, shortened(values.tobytes(), SIGNED, column.default))
 
 
@@ -176,40 +176,36 @@ def fill_rows(rows: RepeatedCompositeFieldContainer[result_pb2.Result], part: Re
 def fill_row(row: result_pb2.Result, part: ResultSlice, place: int, item: int, fetched: int) -> None:
     """Write one result into an empty message. Its items start at `item`, and those of a fetch at `fetched`."""
     completions, kind = part.completions, part.kind
-    row.operation_id = completions.operation_ids[place]
-    row.kind = cast("operation_pb2.OperationKind", kind)
-    row.outcome = cast("result_pb2.Outcome", completions.outcomes[place])
-    row.waited_ms = completions.waited_ms[place]
-    row.lateness_ms = completions.lateness_ms[place]
+    for column in ROW_COLUMNS:
+        setattr(row, column.name, getattr(completions, column.attribute)[place])
     for within in range(completions.item_counts[place]):
         partition = row.partitions.add()
-        _fill_partition(partition, completions, item + within, kind)
+        fill_partition(partition, completions, item + within, kind)
         if kind == codes.FETCH:
             _fill_fetched_partition(partition.fetched, completions.fetched[fetched + within])
     if part.refusals:
         row.refusal.CopyFrom(operation_refusal(part.refusals[place], row.operation_id))
 
 
-def _fill_partition(partition: result_pb2.PartitionResult, completions: Results, item: int, kind: int) -> None:
+def fill_partition(partition: result_pb2.PartitionResult, completions: Results, item: int, kind: int) -> None:
+    """Write the result of one partition or key into an empty message."""
     if kind == codes.SIGNAL:
         partition.key = completions.item_partitions[item][0]
     else:
         partition.topic_partition.topic, partition.topic_partition.partition = completions.item_partitions[item]
-    for name, wire_name, _, default in ITEM_COLUMNS:
-        value = getattr(completions, name)[item]
-        if value != default:
-            setattr(partition, wire_name, value)
+    for column in RESULT_ITEM_COLUMNS:
+        value = getattr(completions, column.attribute)[item]
+        if value != column.default:
+            setattr(partition, column.name, value)
     if item in completions.stale_marks:
         partition.stale_ms, partition.stale_reason = completions.stale_marks[item]
 
 
 def _fill_fetched_partition(message: result_pb2.FetchedPartition, fetched: FetchedPartition) -> None:
-    message.available_bytes = fetched.available_bytes
-    message.high_watermark = fetched.high_watermark
-    message.last_stable_offset = fetched.last_stable_offset
-    if fetched.diverging_epoch >= 0 or fetched.diverging_end_offset >= 0:
-        message.diverging_epoch = fetched.diverging_epoch
-        message.diverging_end_offset = fetched.diverging_end_offset
+    has_diverged = fetched.diverging_epoch >= 0 or fetched.diverging_end_offset >= 0
+    for column in FETCHED_COLUMNS:
+        if has_diverged or column.default == 0:
+            setattr(message, column.name, getattr(fetched, column.attribute))
 
 
 def topic_partition(name: tuple[str, int]) -> operation_pb2.TopicPartition:

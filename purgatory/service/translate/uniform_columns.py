@@ -3,14 +3,11 @@
 Reading a value creates a Python object, which takes longer than everything else that is done with it here.
 """
 
-from typing import Final, Literal
-
-Form = Literal["q", "Q", "d"]
-"""Signed, unsigned or float, by the letters of `struct`."""
+from typing import Any, Final
 
 SIGNED: Final = "q"
 UNSIGNED: Final = "Q"
-FLOAT: Final = "d"
+"""Forms, by the letters of `struct`; floats are "d"."""
 VALUE_BYTES: Final = 8
 
 
@@ -19,11 +16,13 @@ def is_uniform(octets: bytes) -> bool:
     return octets[VALUE_BYTES:] == octets[:-VALUE_BYTES]
 
 
-def values_of(octets: bytes, form: Form) -> list[int] | list[float]:
-    return memoryview(octets).cast(form).tolist()
+def values_of(octets: bytes, form: str) -> list[int] | list[float]:
+    view: Any = memoryview(octets)
+    values: list[int] | list[float] = view.cast(form).tolist()
+    return values
 
 
-def shortened(octets: bytes, form: Form, default: float) -> list[int] | list[float]:
+def shortened(octets: bytes, form: str, default: float) -> list[int] | list[float]:
     """The values on the wire: a single one if all are equal, none if that is the default."""
     if not is_uniform(octets):
         return values_of(octets, form)

@@ -23,8 +23,9 @@ from purgatory.service.rpc.event_calls import advance
 from purgatory.service.sessions import result_stream
 from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.service.translate import results
+from purgatory.service.translate.events import event_parts
+from purgatory.service.translate.operations import registration_parts
 from purgatory.service.translate.parts import VALUES_PER_PART
-from purgatory.service.translate.receipts import event_parts, registration_parts
 from purgatory.testing import ManualClock
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -233,7 +234,7 @@ async def test_a_drain_refuses_the_parts_that_are_left() -> None:
     held = Held()
     task = asyncio.create_task(held.register(columns_of(range(1, 11), ITEMS)))
     await asyncio.sleep(0)
-    held.host.admission.draining = True
+    held.host.gate.draining = True
     receipt = await task
     assert receipt.accepted + len(receipt.refusals) == 10
     assert 0 < receipt.accepted < 10
@@ -335,7 +336,7 @@ async def test_the_end_of_large_operations_goes_in_slices(how: str) -> None:
     elif how == "session":
         assert await held.host.cancel_session(held.session) == 60
     elif how == "partition":
-        assert await held.host.cancel_partition(("orders", 3)) == 60
+        assert await held.host.cancel_waits(("orders", 3)) == 60
     elif how == "close":
         held.host.close_session(held.session)
         assert 0 < held.engine.pending < 60

@@ -27,7 +27,7 @@ SHOWN = "evil\\x1b[31m\\u202e[red]"
 @pytest.fixture(scope="module")
 def quiet_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
     """A daemon that no other test uses."""
-    daemon = DaemonProcess(tmp_path_factory.mktemp("onlookers"))
+    daemon = DaemonProcess(tmp_path_factory.mktemp("tail"))
     yield daemon
     daemon.kill()
 

@@ -68,15 +68,3 @@ def test_case_92_nobody_waits_nothing_is_checked() -> None:
     before = world.engine.counts(plain.DELETE_RECORDS).evaluations
     world.follower("orders-0", 2, 100, log_start=50)
     assert world.engine.counts(plain.DELETE_RECORDS).evaluations == before
-
-
-def test_several_partitions_are_answered_each() -> None:
-    """Each partition gets its own result: one is deleted immediately, one later, one cannot be deleted."""
-    world = three_replicas()
-    world.high_watermark("audit-0", 10)
-    world.log_start("audit-0", 10)
-    handle = world.delete_records({"audit-0": 10, "orders-0": 50, "audit-1": -1})
-    assert world.outcome(handle) == "pending"
-    world.follower("orders-0", 2, 100, log_start=50)
-    world.follower("orders-0", 3, 100, log_start=60)
-    assert (world.outcome(handle), world.errors(handle)) == ("failed", [0, 0, 78])

@@ -12,27 +12,6 @@ def produce_operation(operation_id: int, offset: int = 5) -> plain.Operation:
     return plain.Operation(plain.PRODUCE, operation_id, 100, (plain.Item(parse("orders-0"), offset),))
 
 
-def test_a_wait_may_come_before_its_partition() -> None:
-    """A wait creates an unknown partition; its marks are unknown until an event reports them."""
-    world = World()
-    world.produce({"orders-0": 5})
-    marks = world.marks("orders-0")
-    assert (marks.epoch, marks.is_leader, marks.log_start, marks.high_watermark, marks.log_end) == (-1, True, 0, -1, -1)
-    assert world.high_watermark("orders-0", 5).ended == 1
-
-
-def test_a_partition_that_was_only_mentioned_goes_with_its_last_wait() -> None:
-    """A partition that no event ever named is removed with its last wait."""
-    world = World()
-    world.produce({"orders-0": 5}, timeout_ms=10)
-    world.produce({"orders-0": 5}, timeout_ms=20)
-    world.wait(10)
-    assert world.engine.partition_names() == [("orders", 0)]
-    world.wait(10)
-    assert world.engine.partition_names() == []
-    assert world.engine.partition_count == 0
-
-
 def test_a_strict_engine_knows_only_announced_partitions() -> None:
     """In strict mode, a wait for an unknown partition fails with 3 and an event is refused; an append announces it."""
     world = World(strict=True)
@@ -46,16 +25,6 @@ def test_a_strict_engine_knows_only_announced_partitions() -> None:
     world.lead("orders-1", 3)
     assert world.high_watermark("orders-0", 5).refused is None
     assert world.engine.partition_names() == [("orders", 0), ("orders", 1)]
-
-
-def test_removed_partition_is_new_when_it_comes_back() -> None:
-    """A partition that is removed and created again has none of its old state."""
-    world = World()
-    world.high_watermark("orders-0", 50, epoch=7)
-    world.remove("orders-0")
-    handle = world.produce({"orders-0": 50})
-    assert world.outcome(handle) == "pending"
-    assert world.marks("orders-0").epoch == -1
 
 
 def test_registering_again_is_harmless() -> None:
@@ -134,21 +103,3 @@ def test_vanished_owner_leaves_nothing_armed() -> None:
     world.assert_empty()
     again = world.pair.add_owner()
     assert world.pair.engine.owners[again].highest_operation_id == 0
-
-
-def test_shutdown_ends_everything_with_its_own_outcome() -> None:
-    """Shutdown ends all operations in bounded slices, until none is left."""
-    world = World()
-    handles = [world.produce({"orders-0": 5}), world.fetch({"orders-0": 0}), world.wait_signal({"a": 1})]
-    assert [world.shut_down(2) for _ in range(3)] == [2, 1, 0]
-    assert [world.outcome(handle) for handle in handles] == ["shutting down"] * 3
-    world.assert_empty()
-
-
-def test_list_pages_through_many() -> None:
-    """Every pending operation is on exactly one page."""
-    world = World()
-    handles = world.produce_many(250)
-    world.cancel(*handles[::3])
-    seen = [view.operation_id for view in world.pair.engine.all_pending(0)]
-    assert sorted(seen) == [handle for i, handle in enumerate(handles) if i % 3]

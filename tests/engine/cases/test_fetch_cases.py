@@ -183,18 +183,3 @@ def test_case_85_epoch_decides_whether_a_follower_may_serve() -> None:
     assert world.outcome(loose) == "pending"
     assert world.high_watermark("orders-0", 4).ended == 1
     assert (world.outcome(loose), world.item(loose).available_bytes) == ("satisfied", 4)
-
-
-def test_several_partitions_add_up() -> None:
-    """Small amounts on several partitions add up to min_bytes, whichever partition grows."""
-    world = World()
-    names = ("orders-0", "orders-1", "orders-2")
-    for name in names:
-        world.high_watermark(name, 0)
-    handle = world.fetch(dict.fromkeys(names, 0), min_bytes=10)
-    for step in range(1, 4):
-        for name in names:
-            world.high_watermark(name, step)
-    assert world.outcome(handle) == "pending"
-    assert world.high_watermark("orders-1", 4).ended == 1
-    assert [item.available_bytes for item in world.result(handle).items] == [3, 4, 3]

@@ -214,11 +214,3 @@ def test_follower_takes_what_its_leader_says() -> None:
     assert world.marks("orders-0").high_watermark == 10
     world.high_watermark("orders-0", 4)
     assert world.marks("orders-0").high_watermark == 4
-
-
-def test_an_old_append_may_not_begin_its_segment_above_itself() -> None:
-    """An append below the log end moves nothing, but an invalid one is refused, as for an unknown partition."""
-    world = World()
-    world.append("orders-0", 10)
-    assert world.append("orders-0", 5, position=0, segment=7).refused == (3, 0)
-    assert world.append("orders-0", 5, position=0, segment=5).refused is None

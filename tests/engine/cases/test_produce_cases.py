@@ -96,17 +96,6 @@ def test_case_68_all_appends_failed() -> None:
     world.assert_empty()
 
 
-def test_several_partitions_all_count() -> None:
-    """The operation is satisfied with its last partition, in any order."""
-    world = World()
-    handle = world.produce({"orders-0": 5, "orders-1": 7, "audit-0": 1})
-    assert world.high_watermark("audit-0", 9).ended == 0
-    assert world.high_watermark("orders-1", 7).ended == 0
-    assert world.high_watermark("orders-0", 5).ended == 1
-    assert world.errors(handle) == [0, 0, 0]
-    assert [item.reached for item in world.result(handle).items] == [5, 7, 9]
-
-
 @pytest.mark.parametrize(("partition_epoch", "code"), [(6, 74), (4, 75), (5, 0)])
 def test_case_80_the_epoch_of_the_caller_is_checked(partition_epoch: int, code: int) -> None:
     """A produce or fetch of epoch 5 ends immediately with 74 on a newer partition and with 75 on an older one; on its

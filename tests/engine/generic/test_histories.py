@@ -14,14 +14,7 @@ from hypothesis import strategies as st
 
 from purgatory.engine.codes import CANCELLED, EXPIRED, PENDING, SATISFIED, SHUTTING_DOWN
 from purgatory.engine.errors import OperationEnded, PurgatoryClosed
-from tests.engine.generic.recording_operation import (
-    Errors,
-    Level,
-    RecordingOperation,
-    assert_empty,
-    both_levels,
-    fail,
-)
+from tests.engine.generic.recording_operation import Errors, Level, RecordingOperation, assert_empty, both_levels, fail
 
 NEVER = 1_000_000
 KEYS = "abcd"
@@ -236,13 +229,13 @@ CASES: dict[str, list[Step]] = {
         *[("check", "a"), ("advance", 100)],
     ],
     "43 on_complete raises at expiry": [
-        *[("register", "a", 20, NEVER, "complete"), ("register", "a", 20), ("advance", 20)],
+        *[("register", "a", 20, NEVER, "complete"), ("register", "a", 20), ("advance", 20)]
     ],
     "46 no time to wait": [("register", "a", 0), ("register", "b", -5), ("advance", 0)],
     "46 due at once and completed before": [("register", "a", 0), ("force", 0), ("advance", 10)],
     "98 heartbeats": [("register", "a", 30), ("meet", -1), ("check", "a"), ("advance", 1)] * 50,
     "forced by key": [
-        *[("register", "ab"), ("register", "b"), ("register", "a"), ("force_key", "a"), ("force_key", "a")],
+        *[("register", "ab"), ("register", "b"), ("register", "a"), ("force_key", "a"), ("force_key", "a")]
     ],
     "cancelled once": [("register", "a"), ("cancel", 0), ("cancel", 0)],
     "cancelled before registration": [("make", "a"), ("cancel", 0), ("submit", 0)],

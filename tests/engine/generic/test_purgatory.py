@@ -247,33 +247,6 @@ def test_the_clock_must_not_go_back() -> None:
     assert purgatory.cancel(operation)
 
 
-@both_levels
-def test_a_poisoned_operation_among_a_thousand(make: Level) -> None:
-    """With one failing operation among a thousand on a key, 999 complete and one is reported."""
-    errors = Errors()
-    purgatory = make(errors)
-    operations = register(purgatory, "k", count=1_000)
-    for operation in operations:
-        operation.is_met = True
-    operations[500].when_evaluated = fail
-    assert purgatory.check_and_complete("k") == 999
-    assert errors.operations == [operations[500]]
-    assert purgatory.watched == 1
-
-
-@pytest.mark.slow
-def test_keys_vanish_with_their_last_watcher() -> None:
-    """Many distinct keys used once leave no key behind, however their operations end."""
-    purgatory = BarePurgatory()
-    for number in range(10_000):
-        register(purgatory, str(number), timeout_ms=number % 100)
-        if number % 3 == 0:
-            purgatory.cancel_for_key(str(number))
-    purgatory.clock.jump(100)
-    purgatory.advance_clock(100_000)
-    assert purgatory.key_count == len(purgatory.core._watchers) == purgatory.watched == 0
-
-
 class Payload:
     """A large object that an operation holds."""
 
@@ -317,3 +290,23 @@ def test_completions_do_not_recurse(make: Level) -> None:
     assert chain[0].force_complete()
     assert log == [str(number) for number in range(10_000)]
     assert purgatory.pending == 0
+
+
+@pytest.mark.parametrize("evaluation", [1, 2])
+def test_an_operation_forced_while_it_is_registered_leaves_nothing(evaluation: int) -> None:
+    """It completes once, whichever evaluation the force interrupts, and is neither watched nor timed afterwards."""
+    purgatory, operation = DelayedOperationPurgatory(0, never_called), RecordingOperation(1_000)
+
+    def force_as_another_thread() -> None:
+        """The other thread saw the operation unregistered, and continues only now."""
+        if operation.evaluations == evaluation:
+            claim, operation.purgatory_claim = operation.purgatory_claim, None
+            operation.force_complete()
+            operation.purgatory_claim = claim
+
+    operation.when_evaluated = force_as_another_thread
+    purgatory.try_complete_else_watch(operation, ["key"], 0)
+    purgatory.check_and_complete("key")
+    purgatory.advance_clock(5_000, 10)
+    assert operation.effects == ["complete"]
+    assert (purgatory.watched, purgatory.num_delayed, purgatory.next_expiration_ms()) == (0, 0, -1)

@@ -245,4 +245,4 @@ def read(operation: plain.Operation, waiting_item: WaitingItem) -> plain.EndedIt
             available_bytes = min(partition.index.reach(end) - waiting_item.start_reach, item.max_bytes)
     marks = (partition.high_watermark, partition.last_stable())
     values = (item.name, 0, item.offset, end, partition.log_start, -1, -1.0, available_bytes, *marks)
-    return plain.made(plain.EndedItem, (*values, *(diverging or (-1, -1))))
+    return plain.EndedItem(*values, *(diverging or (-1, -1)))

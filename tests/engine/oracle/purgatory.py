@@ -26,20 +26,8 @@ def is_stale(waiting: Waiting, stale_ms: dict[plain.Name, int], now_ms: int) -> 
 class Oracle:
     """A purgatory that is obviously correct."""
 
-    def __init__(
-        self,
-        *,
-        tick_ms: int = 1,
-        strict: bool = False,
-        lag_max_ms: int = 30_000,
-        timeout_ms_max: int = 2**31 - 1,
-        items_max: int = 2_000,
-    ) -> None:
-        self.tick_ms = tick_ms
-        self.strict = strict
-        self.lag_max_ms = lag_max_ms
-        self.timeout_ms_max = timeout_ms_max
-        self.items_max = items_max
+    def __init__(self, settings: plain.Settings = plain.DEFAULTS) -> None:
+        self.settings = settings
         self.world = OracleState({}, {})
         self.pending: dict[tuple[int, int], Waiting] = {}
         self.highest_ids: dict[int, int] = {}
@@ -78,16 +66,17 @@ class Oracle:
         if operation.operation_id <= self.highest_ids[owner_id]:
             return REFUSED
         self.highest_ids[owner_id] = operation.operation_id
-        if refusals.operation_fault(operation, self.timeout_ms_max, self.items_max):
+        if refusals.operation_fault(operation, self.settings.timeout_ms_max):
             return REFUSED
         deadline_ms = now_ms
         if operation.timeout_ms:
-            deadline_ms = -(-(now_ms + operation.timeout_ms) // self.tick_ms) * self.tick_ms
+            tick_ms = self.settings.tick_ms
+            deadline_ms = -(-(now_ms + operation.timeout_ms) // tick_ms) * tick_ms
         waiting = Waiting(owner_id, operation, now_ms, deadline_ms)
-        if operation.kind != plain.SIGNAL and not self.strict:
+        if operation.kind != plain.SIGNAL and not self.settings.strict:
             for item in waiting.items:
                 if item.name not in self.world.partitions:
-                    self.world.partitions[item.name] = Partition(item.name, self.lag_max_ms)
+                    self.world.partitions[item.name] = Partition(item.name, self.settings.lag_max_ms)
         self.tally[operation.kind][0] += 1
         operations.start(waiting, self.world)
         self.pending[waiting.key] = waiting
@@ -104,11 +93,11 @@ class Oracle:
             return plain.EventAnswer(refused=(plain.INVALID_ARGUMENT, 0))
         partition = self.world.partitions.get(event.name)
         if partition is None:
-            if self.strict and event.type not in MAKES_KNOWN:
+            if self.settings.strict and event.type not in MAKES_KNOWN:
                 return plain.EventAnswer(refused=(plain.NOT_FOUND, 3))
             if event.type == plain.PARTITION_REMOVED:
                 return plain.EventAnswer(unchanged=True)
-            partition = Partition(event.name, self.lag_max_ms)
+            partition = Partition(event.name, self.settings.lag_max_ms)
         refused = refusals.event_refusal(event, partition)
         if refused is not None:
             partition.stale += refused[1] == 74
@@ -137,14 +126,14 @@ class Oracle:
         ended += self.check(concerned, now_ms)
         assert changed or ended == 0, f"{event} changed nothing and ended {ended}"
         self.forget_mentioned_only()
-        return plain.made(plain.EventAnswer, (ended, not changed, None))
+        return plain.EventAnswer(ended, not changed)
 
     def signal(self, event: plain.Event, now_ms: int) -> plain.EventAnswer:
         count = 1 if event.offset == -1 else event.offset
         if count < 1:
             return plain.EventAnswer(refused=(plain.INVALID_ARGUMENT, 0))
         self.world.signals[event.name] = self.world.signals.get(event.name, 0) + count
-        return plain.made(plain.EventAnswer, (self.check(self.waiting_on(event.name), now_ms), False, None))
+        return plain.EventAnswer(self.check(self.waiting_on(event.name), now_ms))
 
     def remove_partition(self, name: plain.Name, code: int, now_ms: int) -> int:
         """End everything that waits on it, and remove all its state."""
@@ -287,16 +276,8 @@ class Oracle:
         self.tally[waiting.operation.kind][outcome] += 1
         operation = waiting.operation
         waited_ms = now_ms - waiting.registered_ms
-        values = (
-            waiting.owner_id,
-            operation.operation_id,
-            operation.kind,
-            outcome,
-            waited_ms,
-            lateness_ms,
-            items,
-        )
-        self.ended.append(plain.made(plain.Ended, values))
+        end = (operation.kind, outcome, waited_ms, lateness_ms)
+        self.ended.append(plain.Ended(waiting.owner_id, operation.operation_id, *end, items))
 
     def answer(self, waiting: Waiting, item: WaitingItem, outcome: int, now_ms: int) -> plain.EndedItem:
         """The result of one item."""
@@ -312,8 +293,7 @@ class Oracle:
         remaining_ms, pace = -1, -1.0
         if outcome == plain.EXPIRED and not item.decided:
             remaining_ms, pace = self.estimate(waiting, item, mark, now_ms)
-        values = (item.name, item.code, item.required, reached, log_start, remaining_ms, pace, -1, -1, -1, -1, -1)
-        return plain.made(plain.EndedItem, values)
+        return plain.EndedItem(item.name, item.code, item.required, reached, log_start, remaining_ms, pace)
 
     def mark_of(self, kind: int, item: WaitingItem) -> int:
         """The current value of the mark that an item waits for."""

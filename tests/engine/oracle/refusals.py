@@ -4,6 +4,7 @@ from tests.engine import plain
 from tests.engine.oracle.partition import Partition
 
 OFFSET_MAX = 2**62
+ITEMS_MAX = 2_000
 LOWEST_OFFSET = {plain.PRODUCE: 0, plain.FETCH: 0, plain.DELETE_RECORDS: -1, plain.SIGNAL: 1}
 NEEDS_OFFSET = (
     plain.LEADER_APPEND,
@@ -52,10 +53,10 @@ def position_fault(event: plain.Event, partition: Partition) -> bool:
     return event.segment in {-1, last.segment} and 0 <= event.position < last.position
 
 
-def operation_fault(operation: plain.Operation, timeout_ms_max: int, items_max: int) -> bool:
+def operation_fault(operation: plain.Operation, timeout_ms_max: int) -> bool:
     """Whether the registration is invalid."""
     names = [item.name for item in operation.items]
-    if not 0 <= operation.timeout_ms <= timeout_ms_max or not 1 <= len(names) <= items_max:
+    if not 0 <= operation.timeout_ms <= timeout_ms_max or not 1 <= len(names) <= ITEMS_MAX:
         return True
     if len(set(names)) < len(names):
         return True

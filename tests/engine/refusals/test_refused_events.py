@@ -117,12 +117,7 @@ def test_number_of_replicas_in_an_event() -> None:
     assert fault(in_sync(in_sync=list(range(1_000)))) is None
     message = "1001 ids are over the limit of 1000"
     assert fault(in_sync(in_sync=list(range(1_001)))) == (INVALID, "in_sync_replicas.replica_ids", message, 0)
-    assert fault(in_sync(proposed=list(range(1_001)))) == (
-        INVALID,
-        "in_sync_replicas.proposed_replica_ids",
-        message,
-        0,
-    )
+    assert fault(in_sync(proposed=list(range(1_001)))) == (INVALID, "in_sync_replicas.proposed_replica_ids", message, 0)
     assert fault(leadership(replicas=list(range(1_001)))) == (INVALID, "leadership.replica_ids", message, 0)
 
 
@@ -167,12 +162,7 @@ def test_the_leader_is_no_follower() -> None:
     message = "1 is the leader; its progress is a leader_append"
     follower = event(codes.FOLLOWER_PROGRESS, 5, replica_id=1)
     assert fault(follower, engine) == (INVALID, "follower_progress.replica_id", message, 0)
-    assert fault(event(codes.REPLICA_STATE, replica_id=1), engine) == (
-        INVALID,
-        "replica_state.replica_id",
-        message,
-        0,
-    )
+    assert fault(event(codes.REPLICA_STATE, replica_id=1), engine) == (INVALID, "replica_state.replica_id", message, 0)
 
 
 def test_strict_partitions_must_be_announced() -> None:
@@ -191,12 +181,7 @@ def test_number_of_partitions() -> None:
     engine = Engine(EngineLimits(partitions_max=1), 0)
     assert fault(event(codes.HIGH_WATERMARK, 5), engine) is None
     message = "1 partitions are known, the most allowed"
-    assert fault(event(codes.HIGH_WATERMARK, 5, name=("b", 0)), engine) == (
-        EXHAUSTED,
-        "topic_partition",
-        message,
-        0,
-    )
+    assert fault(event(codes.HIGH_WATERMARK, 5, name=("b", 0)), engine) == (EXHAUSTED, "topic_partition", message, 0)
     assert fault(event(codes.PARTITION_REMOVED, name=("b", 0)), engine) is None
     assert fault(event(codes.HIGH_WATERMARK, 6), engine) is None
 
@@ -263,12 +248,7 @@ def test_partition_names(name: tuple[str, int], message: str) -> None:
 def test_signals() -> None:
     """A key has 1 to 249 characters; counts add up to the maximum offset at most; the default count is one."""
     engine = Engine(EngineLimits(), 0)
-    assert fault(event(codes.KEY_SIGNALLED, 1, name=("", 0))) == (
-        INVALID,
-        "key_signalled.key",
-        "the key is missing",
-        0,
-    )
+    assert fault(event(codes.KEY_SIGNALLED, 1, name=("", 0))) == (INVALID, "key_signalled.key", "the key is missing", 0)
     long = "the key has 250 characters, the most allowed are 249"
     assert fault(event(codes.KEY_SIGNALLED, 1, name=("x" * 250, 0))) == (INVALID, "key_signalled.key", long, 0)
     assert fault(event(codes.KEY_SIGNALLED, 1, name=("x" * 249, 0))) is None
@@ -284,12 +264,7 @@ def test_signals() -> None:
 
 def test_events_of_no_type_or_place() -> None:
     """Unknown event types, and indexes outside the dictionary of partitions or keys, are refused."""
-    assert fault(EventBatch([99], partitions=[NAME])) == (
-        INVALID,
-        "event",
-        "type 99 is not known; set one event",
-        0,
-    )
+    assert fault(EventBatch([99], partitions=[NAME])) == (INVALID, "event", "type 99 is not known; set one event", 0)
     for index in (-1, 1):
         message = f"{index} is outside the dictionary of 1"
         assert fault(event(codes.HIGH_WATERMARK, 5, item_index=index)) == (INVALID, "item_index", message, 0)

@@ -6,10 +6,10 @@ from purgatory.engine.completions import Completions
 from purgatory.engine.snapshot.saved_completions import completions_from, completions_to
 from purgatory.engine.snapshot.saved_operations import SavedOperations
 from tests.engine import plain
-from tests.engine.adapter import ended_of, pending_of
+from tests.engine.adapter import EngineUnderTest, ended_of, pending_of
 from tests.simulator import steps
 from tests.simulator.generator import Generator
-from tests.simulator.simulation import EngineRun
+from tests.simulator.simulation import Owners
 from tests.simulator.swarm import Swarm
 
 SEEDS = 25
@@ -20,23 +20,27 @@ COLUMNS = (
 )  # fmt: skip
 
 
-class ComparableRun(EngineRun):
+class ComparableRun:
     """An engine whose results can be compared with another's: owners are identified by their index."""
 
     def __init__(self, swarm: Swarm) -> None:
-        super().__init__(swarm)
-        self.answers: list[object] = []
+        self.engine = EngineUnderTest(swarm.settings)
+        self.owners = Owners(swarm, self.engine)
 
-    def note(self, number: int) -> None:
+    def take(self, step: steps.Step) -> list[plain.Ended]:
+        """Take a step; returns the operations that it ended."""
+        self.owners.take(step)
         rows = []
         for completions in self.engine.engine.take_completions():
             packed_and_back(completions)
-            rows += [row._replace(owner_id=self.owners.index(row.owner_id)) for row in ended_of(completions)]
-        self.answers.append((number, sorted(rows)))
+            rows += [row._replace(owner_id=self.owners.ids.index(row.owner_id)) for row in ended_of(completions)]
+        return sorted(rows)
 
-    def pending(self) -> dict[tuple[int, int], plain.Pending]:
-        views = self.engine.all_pending(self.now_ms)
-        return {(self.owners.index(view.owner_id), view.operation_id): pending_of(view) for view in views}
+    def seen(self) -> list[object]:
+        """Everything pending, and the marks of all partitions."""
+        views = self.engine.all_pending()
+        pending = {(self.owners.ids.index(view.owner_id), view.operation_id): pending_of(view) for view in views}
+        return [pending, {name: self.engine.marks(name) for name in self.engine.engine.partition_names()}]
 
 
 def packed_and_back(completions: Completions) -> None:
@@ -51,8 +55,7 @@ def packed_and_back(completions: Completions) -> None:
 def restored(run: ComparableRun, generator: Generator) -> ComparableRun:
     """Another engine with the state of this one, restored from bytes."""
     twin = ComparableRun(generator.swarm)
-    twin.now_ms = run.now_ms
-    twin.engine.engine.advance_clock(run.now_ms, 1)
+    twin.engine.advance(run.engine.now_ms - twin.engine.now_ms, 1)
     source, target = run.engine.engine, twin.engine.engine
     for sketch in generator.sketches:
         octets = source.snapshots.save_partition(sketch.name)
@@ -61,12 +64,12 @@ def restored(run: ComparableRun, generator: Generator) -> ComparableRun:
     for key, _ in generator.keys:
         if count := source.snapshots.save_key(key):
             target.snapshots.restore_key(key, count)
-    for owner_id, twin_id in zip(run.owners, twin.owners, strict=True):
+    for owner_id, twin_id in zip(run.owners.ids, twin.owners.ids, strict=True):
         owner, other = run.engine.owners[owner_id], twin.engine.owners[twin_id]
         octets = source.snapshots.save_above(owner, 0).to_bytes()
         saved = SavedOperations.from_bytes(octets)
         assert saved.to_bytes() == octets
-        assert target.restore(other, saved, b"", run.now_ms) == len(saved)
+        assert target.restore(other, saved, b"", run.engine.now_ms) == len(saved)
         other.highest_operation_id = owner.highest_operation_id
     return twin
 
@@ -78,21 +81,13 @@ def test_it_goes_on_as_the_first_does(seed: int) -> None:
     first = ComparableRun(generator.swarm)
     for _ in range(STEPS):
         first.take(generator.next_step())
-    first.engine.engine.advance_clock(first.now_ms, 100_000)  # due operations would end on being restored
-    first.note(0)
+    first.take(steps.Advance(0))  # due operations would end on being restored
     twin = restored(first, generator)
-    first.answers.clear()
-    twin.answers.clear()
     for number in range(STEPS):
         step = generator.next_step()
         if isinstance(step, steps.ShutDown):
             continue  # which of several operations end is not specified
         if isinstance(step, steps.Advance):
             step = step._replace(limit=100_000)  # nor which of several due operations end first
-        first.take(step)
-        twin.take(step)
-        assert twin.answers == first.answers, f"step {number}: {plain.brief(step)}"
-        assert twin.pending() == first.pending(), f"step {number}: {plain.brief(step)}"
-        for sketch in generator.sketches:
-            name = sketch.name
-            assert twin.engine.marks(name, twin.now_ms) == first.engine.marks(name, first.now_ms), f"step {number}"
+        assert twin.take(step) == first.take(step), f"step {number}: {plain.brief(step)}"
+        assert twin.seen() == first.seen(), f"step {number}: {plain.brief(step)}"

@@ -7,6 +7,7 @@ import pytest
 
 from purgatory.engine.waiting.wheel import DEADLINE_MAX
 from tests.engine import plain
+from tests.engine.adapter import event_batch
 from tests.engine.timer.wheel_steps import GEOMETRIES
 from tests.engine.world import World
 
@@ -104,20 +105,6 @@ def test_deadlines_around_every_level_edge(tick_ms: int, wheel_size: int, edge_m
     world.assert_empty()
 
 
-@pytest.mark.parametrize("edge_ms", [20, 400, 8_000, 160_000])
-@pytest.mark.parametrize("offset_ms", [-1, 0, 1])
-def test_registered_around_a_level_edge(edge_ms: int, offset_ms: int) -> None:
-    """The same with the clock, instead of the deadline, at the edge: each of a range of timeouts ends on time."""
-    world = World()
-    world.produce({"orders-1": 5}, timeout_ms=edge_ms * 50)
-    reap(world, edge_ms + offset_ms)
-    timeouts = [1, 2, 18, 19, 20, 21, 22, 399, 400, 401, edge_ms - 1, edge_ms, edge_ms + 1]
-    handles = {world.produce({"orders-0": 5}, timeout_ms=timeout_ms): timeout_ms for timeout_ms in timeouts}
-    reap(world, edge_ms * 50 + world.now_ms)
-    assert [world.result(handle).waited_ms for handle in handles] == timeouts
-    world.assert_empty()
-
-
 def test_time_that_stands_still_or_goes_back() -> None:
     """Repeated calls in one millisecond expire nothing twice; a clock that goes back is an assertion error."""
     world = World()
@@ -128,7 +115,7 @@ def test_time_that_stands_still_or_goes_back() -> None:
     assert world.outcome(handle) == "expired"
     for call in (
         lambda: world.engine.advance_clock(9, 1),
-        lambda: world.pair.engine.apply([plain.Event(plain.HIGH_WATERMARK, ("orders", 0), 5)], 9),
+        lambda: world.engine.apply(event_batch([plain.Event(plain.HIGH_WATERMARK, ("orders", 0), 5)]), 9),
         lambda: world.engine.partition_view(("orders", 0), 9),
     ):
         with pytest.raises(AssertionError, match="clock went back: now_ms=9 engine=10"):

@@ -1,12 +1,8 @@
 """The timing wheel compared with a plain dictionary of deadlines: it fires the same slots, and never early."""
 
-import random
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from purgatory.engine import COMPILED
 from purgatory.engine.waiting.wheel import TimingWheel, round_up_to_tick
 
 SLOTS = 16
@@ -85,21 +81,3 @@ def test_wheel_against_a_sorted_oracle(geometry: tuple[int, int, int], steps: li
     checked.advance(2**42, limit=1000)
     assert not checked.model
     assert checked.wheel.next_expiration_ms() == -1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tick_ms", [1, 10])
-def test_a_long_random_run(tick_ms: int) -> None:
-    """A million random inserts, cancels and advances (50,000 uncompiled) agree with the model throughout."""
-    rng = random.Random(tick_ms)
-    slots = 500
-    checked = CheckedWheel(tick_ms, 20, 0, slots)
-    for _ in range(1_000_000 if COMPILED else 50_000):
-        draw = rng.random()
-        if draw < 0.6:
-            checked.add(rng.randrange(slots), checked.now_ms + int(10 ** rng.uniform(0, 6)))
-        elif draw < 0.85:
-            checked.remove(rng.randrange(slots))
-        else:
-            checked.advance(checked.now_ms + rng.randrange(300), limit=rng.choice((1, 10, 1000)))
-    checked.look()

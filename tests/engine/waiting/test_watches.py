@@ -49,7 +49,7 @@ def pop_all(watches: WatchList, mark: int) -> list[int]:
     return refs
 
 
-@given(st.lists(STEPS, max_size=300))
+@given(st.lists(STEPS, max_size=150))
 def test_watch_list_against_a_naive_list(steps: list[tuple[str, int]]) -> None:
     """Any mix of adds, pops, compactions and drains returns the live entries of a naive list, ties in order of
     insertion. A compaction leaves few stale entries.
@@ -111,9 +111,9 @@ def test_a_ref_is_live_in_its_own_generation_only(generation: int) -> None:
 
 @pytest.mark.slow
 def test_a_falling_load_is_not_quadratic() -> None:
-    """Of 100,000 falling thresholds nearly all go to the overflow heap, and they are popped in order."""
+    """Of 30,000 falling thresholds nearly all go to the overflow heap, and they are popped in order."""
     watches = WatchList()
-    count = 100_000
+    count = 30_000
     for item in range(count):
         watches.add(count - item, make_ref(item, 0))
     assert len(watches._refs) <= SHIFT_MAX + 1
@@ -174,31 +174,6 @@ def test_stale_entries_are_bounded_by_compaction() -> None:
     watches.compact(generations)
     live = [ref_item(ref) for ref in watches.drain() if ref_is_live(ref, generations)]
     assert sorted(live) == list(range(20_000 - pending, 20_000))
-
-
-def test_the_overflow_keeps_its_order_when_it_is_compacted() -> None:
-    """With random thresholds, nearly all in the overflow and most of them ended and compacted away, live entries are
-    popped by threshold, equal ones in order of insertion, including those added later.
-    """
-    rng, watches, model = random.Random(3), WatchList(), Model()
-    generations = generations_of(6_000)
-    for item in range(6_000):
-        threshold = rng.randrange(200)
-        watches.add(threshold, make_ref(item, 0))
-        bisect.insort(model, (threshold, make_ref(item, 0)))
-        if item % 500 == 499:
-            ended = set(rng.sample(model, len(model) * 2 // 3))
-            for _, ref in ended:
-                generations[ref_item(ref)] = 1
-                watches.forget()
-            model = [entry for entry in model if entry not in ended]
-            watches.compact(generations)
-            assert watches._overflow.size > 0
-            assert len(watches) <= len(model) + SHIFT_MAX + 1
-            for _ in range(20):
-                assert popped_live(watches, 100, generations) == popped(model, 100)
-                watches.forget()
-    assert [popped_live(watches, 200, generations) for _ in model] == [ref for _, ref in model]
 
 
 def test_forget_without_a_live_entry() -> None:

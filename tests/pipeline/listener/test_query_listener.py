@@ -12,9 +12,8 @@ from typing import cast
 import pytest
 from purgatory_client import Client, Outcome
 from purgatory_client.errors import NotFound
-from purgatory_connectors.publisher.observation import Observation
+from purgatory_connectors.publisher.observation import Observation, SourceState
 from purgatory_connectors.publisher.publisher import Publisher
-from purgatory_connectors.publisher.reports import SourceState
 from purgatory_pipeline.streaming.listener import PurgatoryListener
 from purgatory_pipeline.streaming.listener.end_offsets import committed_marks, ends_of_log, marks_of
 from purgatory_pipeline.streaming.listener.query_source import QuerySource

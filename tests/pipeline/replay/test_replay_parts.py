@@ -5,15 +5,15 @@ from itertools import chain
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from purgatory_pipeline.analytics.archive.integers import stable_order
+from purgatory_pipeline.analytics.replay.divide.bin_packing import balanced, pack_bins
 from purgatory_pipeline.analytics.replay.divide.connections import ALL_KEYS, Connections
-from purgatory_pipeline.analytics.replay.divide.placement import balanced, place
 from purgatory_pipeline.analytics.replay.load.call_windows import windows
-from purgatory_pipeline.analytics.replay.load.row_chunk import RowChunk
 from purgatory_pipeline.analytics.replay.load.row_packing import pack, unpack
 from purgatory_pipeline.analytics.replay.play import replay_sums
 from purgatory_pipeline.analytics.replay.play.open_operations import find
-from purgatory_pipeline.analytics.replay.play.registered_operations import complete_operations
+from purgatory_pipeline.engine_rows.integers import stable_order
+from purgatory_pipeline.engine_rows.registered_operations import complete_operations
+from purgatory_pipeline.engine_rows.row_chunk import RowChunk
 
 from purgatory.extensions.archive.schema import EVENTS, OUTCOMES, REGISTRATIONS
 
@@ -163,8 +163,8 @@ def test_more_keys_than_are_remembered_stay_together() -> None:
     apart, together = Connections(12), Connections(11)
     for connections in (apart, together):
         connections.add(chunk)
-    (many,) = place([apart], bins=4, cores=4)
-    (one,) = place([together], bins=4, cores=4)
+    (many,) = pack_bins([apart], bins=4, cores=4)
+    (one,) = pack_bins([together], bins=4, cores=4)
     assert len(many.bins) == 12
     assert len(one.all_bins) == 1
     assert set(one.groups_of([("key-3", -1), ("never seen", -1)]).tolist()) == {one.groups[ALL_KEYS]}
@@ -178,10 +178,10 @@ def test_every_operation_has_one_bin_and_finds_its_events_there(
     chunk = registrations(operations)
     connections = Connections(100)
     connections.add(chunk)
-    (placing,) = place([connections], bins, cores)
-    at = placing.bins_of_operations(chunk)
+    (assignment,) = pack_bins([connections], bins, cores)
+    at = assignment.bins_of_operations(chunk)
     events = RowChunk(EVENTS, {"call": np.arange(12), "name": np.arange(12)}, chunk.names)
-    event_rows, event_bins = placing.rows_of_events(events)
+    event_rows, event_bins = assignment.rows_of_events(events)
     told = list(zip(event_rows.tolist(), event_bins.tolist(), strict=True))
     assert len(told) == len(set(told))
     for number, names in enumerate(operations):
@@ -207,7 +207,7 @@ def test_a_group_that_is_too_large_is_divided() -> None:
     chunk = RowChunk(REGISTRATIONS, columns, [("orders", 0)])
     connections = Connections(100)
     connections.add(chunk)
-    (placing,) = place([connections], bins=8, cores=4)
-    counts = np.bincount(placing.bins_of_operations(chunk))
-    assert len(placing.all_bins) == 4
+    (assignment,) = pack_bins([connections], bins=8, cores=4)
+    counts = np.bincount(assignment.bins_of_operations(chunk))
+    assert len(assignment.all_bins) == 4
     assert counts[counts > 0].min() > 2_300

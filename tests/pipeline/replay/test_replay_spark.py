@@ -7,7 +7,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from purgatory_pipeline.analytics.archive.catalog import find_archive
-from purgatory_pipeline.analytics.replay.divide.scattering import IDLE_EVENTS
+from purgatory_pipeline.analytics.replay.divide.shuffle import IDLE_EVENTS
 from purgatory_pipeline.analytics.replay.load.run_files import find_runs
 from purgatory_pipeline.analytics.replay.policy import UNCHANGED, parse_policies
 from purgatory_pipeline.analytics.replay.replay_account import ReplayAccount

@@ -6,16 +6,16 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from purgatory_pipeline.analytics.replay.divide.bin_packing import BinAssignment, pack_bins
 from purgatory_pipeline.analytics.replay.divide.connections import Connections
-from purgatory_pipeline.analytics.replay.divide.placement import Placement, place
-from purgatory_pipeline.analytics.replay.divide.scattering import spread
+from purgatory_pipeline.analytics.replay.divide.shuffle import assign_bins
 from purgatory_pipeline.analytics.replay.load.call_windows import windows
-from purgatory_pipeline.analytics.replay.load.row_chunk import RowChunk
 from purgatory_pipeline.analytics.replay.load.row_packing import pack, unpack
 from purgatory_pipeline.analytics.replay.load.run_files import RunContext
 from purgatory_pipeline.analytics.replay.play.replay_sums import CHANGES, EQUAL, ReplaySums
 from purgatory_pipeline.analytics.replay.play.run_replay import RunReplay
 from purgatory_pipeline.analytics.replay.policy import UNCHANGED
+from purgatory_pipeline.engine_rows.row_chunk import RowChunk
 
 from purgatory.extensions.archive import schema
 from tests.pipeline.replay.lives import chunks_of, record_life
@@ -34,11 +34,11 @@ def replayed(facts: RunContext, parts: Iterable[list[RowChunk]]) -> ReplaySums:
     return sums
 
 
-def chunks_of_bin(chunks: list[RowChunk], placing: Placement, number: int) -> list[RowChunk]:
+def chunks_of_bin(chunks: list[RowChunk], assignment: BinAssignment, number: int) -> list[RowChunk]:
     """The rows that one bin receives, by first call."""
     found = []
     for chunk in chunks:
-        spread_out, bins = spread(chunk, placing, Counter())
+        spread_out, bins = assign_bins(chunk, assignment, Counter())
         if (bins == number).any():
             found.append(unpack(pack(spread_out.take(bins == number).with_names_used(few=1))))
     return sorted(found, key=lambda chunk: chunk.first_call)
@@ -56,11 +56,11 @@ def test_every_operation_ends_as_recorded(tmp_path: Path, seed: int) -> None:
     for chunk in chunks:
         if chunk.table in {schema.REGISTRATIONS, schema.EVENTS}:
             connections.add(chunk)
-    (placing,) = place([connections], bins=BINS, cores=3)
+    (assignment,) = pack_bins([connections], bins=BINS, cores=3)
     ended = life.tables[schema.OUTCOMES].column("item").to_pylist().count(0)
     assert ended > 100
     whole = replayed(life.facts, [chunks])
-    divided = replayed(life.facts, (chunks_of_bin(chunks, placing, number) for number in range(BINS)))
+    divided = replayed(life.facts, (chunks_of_bin(chunks, assignment, number) for number in range(BINS)))
     for sums in (whole, divided):
         rows = [row for row in sums.table().to_pylist() if row["section"] == CHANGES]
         assert {row["detail"] for row in rows} == {EQUAL}

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
-from purgatory_pipeline.analytics.archive.integers import Integers
+from purgatory_pipeline.engine_rows.integers import Integers
 from purgatory_pipeline.streaming.stream.shard import shard_bytes
 from purgatory_pipeline.streaming.stream.shard.shard import Shard
 

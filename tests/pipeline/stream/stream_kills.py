@@ -129,11 +129,11 @@ def executor_processes(folder: Path) -> list[int]:
     return sorted(found)
 
 
-def run(folder: Path, kills: int, seed: int, *, on_driver: bool, executors: bool) -> int:
+def run(folder: Path, kills: int, seed: int, *, executors: bool) -> int:
     """Run in full and print the result. Returns the exit code."""
     if executors:
         operations, wrong = kill_executors(folder, kills, seed)
     else:
-        operations, wrong = kill_driver(folder, kills, seed, ["--on-driver"] if on_driver else [])
+        operations, wrong = kill_driver(folder, kills, seed, [])
     print(f"{kills} kills, {operations:,} operations: {len(wrong)} lost, wrong or duplicated {wrong[:3]}")
     return 1 if wrong else 0

@@ -5,7 +5,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from purgatory_pipeline.streaming.stream.driver_shard import DriverShard
 from purgatory_pipeline.streaming.stream.file_rows import file_packer
 from purgatory_pipeline.streaming.stream.payloads import unpacked
 from purgatory_pipeline.streaming.stream.wire_records import EVENT, MALFORMED
@@ -24,17 +23,6 @@ def test_an_io_error_fails_the_task(tmp_path: Path, path: str, error: type[OSErr
     pack = file_packer(2, EVENT, is_json=is_json)
     with pytest.raises(error, match=r"missing|folder|Input/output error"):
         list(pack([listed(tmp_path, tmp_path / path)]))
-
-
-def test_an_io_error_fails_a_micro_batch_on_the_driver(tmp_path: Path) -> None:
-    """The shard is as before, so that the same micro-batch can be played once the file can be read."""
-    files = pa.Table.from_batches([listed(tmp_path, tmp_path / "late.parquet")])
-    files = files.append_column("side", pa.array([EVENT]))
-    shard = DriverShard(str(tmp_path / "shard"), 0)
-    with pytest.raises(FileNotFoundError):
-        shard.play(files, 0)
-    pa.parquet.write_table(pa.table({"at": pa.array([5], pa.timestamp("ms", tz="UTC"))}), tmp_path / "late.parquet")
-    assert shard.play(files, 0).pending == 0
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from purgatory_pipeline.cli import main
 from purgatory_pipeline.spark.spark_session import own_session
-from purgatory_pipeline.streaming.stream.divide_shards import divide_stream
+from purgatory_pipeline.streaming.stream.shard_layout import newest_layout
+from purgatory_pipeline.streaming.stream.stopped_stream import reshard_stream
 from purgatory_pipeline.streaming.stream.stream_inputs import StreamInput, StreamUnusable
 from purgatory_pipeline.streaming.stream.stream_outputs import StreamOutput
 from purgatory_pipeline.streaming.stream.stream_query import StreamOptions, start_stream
@@ -29,13 +30,12 @@ def run(
     spark: SparkSession,
     folders: StreamFolders,
     *,
-    on_driver: bool,
     form: str = "",
     results: str = "",
     delay_ms: int = DELAY_MS,
 ) -> None:
     """Takes all that is there, and ends."""
-    query = start(spark, folders, on_driver=on_driver, form=form, results=results, delay_ms=delay_ms)
+    query = start(spark, folders, form=form, results=results, delay_ms=delay_ms)
     assert query.awaitTermination(WAIT_S), "it did not end"
     assert query.exception() is None
 
@@ -44,7 +44,6 @@ def start(
     spark: SparkSession,
     folders: StreamFolders,
     *,
-    on_driver: bool,
     form: str = "",
     results: str = "",
     delay_ms: int = DELAY_MS,
@@ -56,15 +55,14 @@ def start(
         StreamInput(EVENT, str(folders.events), form, 1, 1),
     ]
     options = StreamOptions(
-        checkpoint=str(folders.results / "_checkpoint"), shards=2, delay_ms=delay_ms, on_driver=on_driver,
+        checkpoint=str(folders.results / "_checkpoint"), shards=2, delay_ms=delay_ms,
         once=not heartbeat_s, heartbeat_s=heartbeat_s,
     )  # fmt: skip
     output = StreamOutput(results or str(folders.results), str(folders.results))
     return start_stream(spark, inputs, output, options, quiet=True)
 
 
-@pytest.mark.parametrize("on_driver", [False, True])
-def test_a_history_ends_as_by_the_engine_over_a_restart(spark: SparkSession, tmp_path: Path, on_driver: bool) -> None:
+def test_a_history_ends_as_by_the_engine_over_a_restart(spark: SparkSession, tmp_path: Path) -> None:
     """All kinds of operation and event, in four micro-batches; the query ends between them and goes on from its
     checkpoint.
     """
@@ -73,15 +71,15 @@ def test_a_history_ends_as_by_the_engine_over_a_restart(spark: SparkSession, tmp
     parts = folders.slices(history.rows, 4)
     for part in parts[:2]:
         folders.write(part)
-    run(spark, folders, on_driver=on_driver)
+    run(spark, folders)
     first = len(folders.outcomes())
     for part in parts[2:]:
         folders.write(part)
     folders.write([{"at_ms": history.end_ms + DELAY_MS}])
-    run(spark, folders, on_driver=on_driver)
+    run(spark, folders)
     assert sorted(map(repr, folders.outcomes())) == sorted(map(repr, history.outcomes))
     assert 0 < first < len(history.outcomes)
-    refused = folders.rows("set_aside").num_rows
+    refused = folders.rows("quarantine").num_rows
     assert refused == history.refused_events
 
 
@@ -92,30 +90,31 @@ def test_a_stream_goes_on_with_another_number_of_shards(spark: SparkSession, tmp
     history = SimulatedHistory.of_seed(11, 1_000)
     folders = StreamFolders(tmp_path)
     checkpoint = str(folders.results / "_checkpoint")
-    with pytest.raises(StreamUnusable, match="no stream with shards"):
-        divide_stream(spark, checkpoint, 3)
+    with pytest.raises(StreamUnusable, match="no stream has run"):
+        reshard_stream(checkpoint, 3)
     parts = folders.slices(history.rows, 3)
     folders.write(parts[0])
-    run(spark, folders, on_driver=False)
+    run(spark, folders)
     shards: list[int] = []
     end = {"at_ms": history.end_ms + DELAY_MS}
     for part, others in ((parts[1], [3]), ([*parts[2], end], [4, 1])):
         for count in others:
-            divide_stream(spark, checkpoint, count)
+            reshard_stream(checkpoint, count)
         folders.write(part)
-        run(spark, folders, on_driver=False)
-        shards.append(len(list((folders.results / "_checkpoint" / "shards").glob("*/shard-*"))))
+        run(spark, folders)
+        layout = newest_layout(checkpoint)
+        assert layout is not None
+        shards.append(layout.shards)
     assert sorted(map(repr, folders.outcomes())) == sorted(map(repr, history.outcomes))
     assert shards == [3, 1]
     last = max((folders.results / "_checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     last.unlink()
     with pytest.raises(StreamUnusable, match="is not committed"):
-        divide_stream(spark, checkpoint, 2)
+        reshard_stream(checkpoint, 2)
 
 
-@pytest.mark.parametrize("on_driver", [False, True])
 def test_load_moves_to_a_daemon_and_back(
-    spark: SparkSession, tmp_path: Path, on_driver: bool, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A stream ends in a journal, and another goes on with it, from a checkpoint of its own."""
     history = SimulatedHistory.of_seed(1, 1_000)
@@ -123,17 +122,16 @@ def test_load_moves_to_a_daemon_and_back(
     first, second = stream.slices(history.rows, 2)
     stream.write(first)
     stream.write([{"at_ms": first[-1]["at_ms"] + DELAY_MS + 1}])  # what is kept back is played
-    run(spark, stream, on_driver=on_driver)
+    run(spark, stream)
     journal, checkpoint = str(tmp_path / "journal"), str(stream.results / "_checkpoint")
-    flags = ["--on-driver"] if on_driver else ["--shards", "3"]
     assert main(["to-journal", checkpoint, journal]) == 0
     assert main(["to-journal", checkpoint, journal]) == 2
-    assert main(["from-journal", journal, checkpoint, *flags]) == 2
-    assert main(["from-journal", journal, str(other.results / "_checkpoint"), *flags]) == 0
+    assert main(["from-journal", journal, checkpoint]) == 2
+    assert main(["from-journal", journal, str(other.results / "_checkpoint"), "--shards", "3"]) == 0
     assert capsys.readouterr().out.count("128 pending operations moved") == 2
     other.write(second)
     other.write([{"at_ms": history.end_ms + DELAY_MS}])
-    run(spark, other, on_driver=on_driver)
+    run(spark, other)
     assert sorted(map(repr, stream.outcomes() + other.outcomes())) == sorted(map(repr, history.outcomes))
 
 
@@ -166,7 +164,7 @@ def test_lines_of_json_with_bad_ones_among_them(spark: SparkSession, tmp_path: P
     for path in (*folders.registrations.glob("*"), *folders.events.glob("*")):
         os.utime(path, (1_700_000_000 + int(path.stem),) * 2)  # Spark takes the oldest first
     spark.sql("DROP TABLE IF EXISTS stream_outcomes")
-    run(spark, folders, on_driver=False, form="json", results="table:stream_outcomes", delay_ms=0)
+    run(spark, folders, form="json", results="table:stream_outcomes", delay_ms=0)
     found = spark.table("stream_outcomes").orderBy("operation_id").collect()
     assert [(row["caller"], row["operation_id"], row["outcome"], row["waited_ms"]) for row in found] == [
         ("web", 1, "satisfied", 200), ("", 2, "satisfied", 300),
@@ -203,7 +201,7 @@ def test_the_session_of_the_user_keeps_its_settings(spark: SparkSession, tmp_pat
     before = spark.conf.getAll
     spark.streams.addListener(names)
     try:
-        run(spark, StreamFolders(tmp_path), on_driver=False)
+        run(spark, StreamFolders(tmp_path))
     finally:
         spark.streams.removeListener(names)
     assert spark.conf.getAll == before
@@ -219,7 +217,7 @@ def test_a_damaged_file_is_set_aside(spark: SparkSession, tmp_path: Path) -> Non
     (folders.registrations / "damaged.parquet").write_bytes(b"PAR1 and nothing else")
     folders.write(history.rows)
     folders.write([{"at_ms": history.end_ms + DELAY_MS}])
-    run(spark, folders, on_driver=True)
+    run(spark, folders)
     assert sorted(map(repr, folders.outcomes())) == sorted(map(repr, history.outcomes))
     assert folders.rows("malformed").column("record")[0].as_py().endswith(b"damaged.parquet")
 
@@ -230,14 +228,14 @@ def test_waits_expire_by_heartbeats_where_nothing_comes(spark: SparkSession, tmp
     What tells the time is asked before the registrations in each micro-batch.
     """
     folders = StreamFolders(tmp_path)
-    run(spark, folders, on_driver=True)
+    run(spark, folders)
     assert folders.outcomes() == []
     now_ms = time.time_ns() // 1_000_000
     wait = {"kind": PRODUCE, "operation_id": 1, "timeout_ms": 500, "item": 0, "item_count": 1, "topic": "t"}
     folders.write([wait | {"at_ms": now_ms, "caller": "web", "partition": 0, "offset": 5}])
-    run(spark, folders, on_driver=True)
+    run(spark, folders)
     assert folders.outcomes() == []
-    query = start(spark, folders, on_driver=True, heartbeat_s=1)
+    query = start(spark, folders, heartbeat_s=1)
     try:
         deadline = time.monotonic() + WAIT_S
         while not (folders.outcomes() and query.lastProgress):

@@ -13,14 +13,14 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from pydantic import ValidationError
 
-from purgatory.daemon import make_host
 from purgatory.engine import codes
-from purgatory.service.budget.memory_budget import CALL_BYTES
+from purgatory.service.budget.shares import CALL_BYTES
 from purgatory.service.errors import RETRY_AFTER_MS
 from purgatory.service.fair_queue import REGISTRATIONS, Waiter
+from purgatory.service.host import make_host
 from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.settings import MEMORY_BYTES_MIN, EngineLimitsSettings, LimitsSettings, Settings
-from purgatory.service.translate.batch_size import size_of
+from purgatory.service.translate.parts import size_of
 from purgatory.testing import ManualClock
 from purgatory.v1 import operation_pb2, source_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire

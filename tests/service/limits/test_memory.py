@@ -23,7 +23,7 @@ from purgatory.service.rpc.grpc_options import largest_message_bytes
 from purgatory.service.sessions.outbox import Outbox, slices_of
 from purgatory.service.sessions.refused import RefusedOperation, refused_completions
 from purgatory.service.settings import GrpcSettings, HostSettings, LimitsSettings, Settings
-from purgatory.service.translate.batch_size import size_of
+from purgatory.service.translate.parts import size_of
 from purgatory.testing import ManualClock
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -101,10 +101,10 @@ def test_a_batch_fits_to_the_byte(spare: int, fits: bool) -> None:
     budget = host.shares.budget
     budget.bytes_max = budget.held_bytes() + budget.operations_bytes(10, 20) + spare
     if fits:
-        host.admission.check_memory(host.shares.accounts.nobody, 10, 20)
+        host.gate.check_memory(host.shares.accounts.nobody, 10, 20)
     else:
         with pytest.raises(BatchRejected, match="more") as raised:
-            host.admission.check_memory(host.shares.accounts.nobody, 10, 20)
+            host.gate.check_memory(host.shares.accounts.nobody, 10, 20)
         assert (raised.value.refusal.field, raised.value.refusal.code) == ("memory", codes.RESOURCE_EXHAUSTED)
     assert metrics.rejected[codes.RESOURCE_EXHAUSTED] == budget.refusals == (not fits)
 
@@ -115,12 +115,12 @@ def test_a_unary_wait_fits_to_the_byte(spare: int, fits: bool) -> None:
     host, metrics = make_host()
     budget, nobody = host.shares.budget, host.shares.accounts.nobody
     budget.bytes_max = budget.held_bytes() + budget.operations_bytes(1, 50) + spare
-    host.admission.check_unary_wait(nobody, 0)
+    host.gate.check_unary_wait(nobody, 0)
     if fits:
-        host.admission.check_unary_items(nobody, 50)
+        host.gate.check_unary_items(nobody, 50)
     else:
         with pytest.raises(RpcError, match="memory") as raised:
-            host.admission.check_unary_items(nobody, 50)
+            host.gate.check_unary_items(nobody, 50)
         assert raised.value.code == codes.RESOURCE_EXHAUSTED
     assert metrics.rejected[codes.RESOURCE_EXHAUSTED] == budget.refusals == (not fits)
 
@@ -134,11 +134,11 @@ async def test_while_memory_is_short_marks_are_still_taken() -> None:
     assert (await apply_events(host, known)).refusals == []
     host.shares.budget.is_short = True
     with pytest.raises(BatchRejected, match="budget"):
-        host.admission.check_memory(nobody, 1, 1)
+        host.gate.check_memory(nobody, 1, 1)
     for refused in (
         lambda: host.sessions.open("new", 0),
-        lambda: host.admission.check_unary_wait(nobody, 0),
-        host.admission.check_answer,
+        lambda: host.gate.check_unary_wait(nobody, 0),
+        host.gate.check_answer,
     ):
         with pytest.raises(RpcError, match="memory") as raised:
             refused()

@@ -20,6 +20,7 @@ from purgatory.service.budget.shares import share
 from purgatory.service.errors import BatchRejected, RpcError
 from purgatory.service.host import Host
 from purgatory.service.metrics.metrics import Metrics
+from purgatory.service.registration import Registration, register_unary_wait
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings, LimitsSettings, SharesSettings
 from purgatory.service.translate.operations import OperationRun
@@ -51,7 +52,7 @@ def register(host: Host, session: Session, count: int, topic: str = "orders") ->
             [session.owner.highest_operation_id + 1], partitions=[(topic, 0)], item_indexes=[0], offsets=[9],
             timeouts_ms=[60_000],
         )  # fmt: skip
-        accepted += host.register(session, [OperationRun(codes.PRODUCE, batch)], []).accepted
+        accepted += Registration(host, session).register([OperationRun(codes.PRODUCE, batch)], []).accepted
     return accepted
 
 
@@ -121,8 +122,8 @@ def test_unary_waits_are_shared_out() -> None:
     ann, bob = host.shares.accounts.of("ann"), host.shares.accounts.of("bob")
     ann.unary_waits = 8
     with pytest.raises(RpcError, match="your share"):
-        host.admission.check_unary_wait(ann, 8)
-    host.admission.check_unary_wait(bob, 8)
+        host.gate.check_unary_wait(ann, 8)
+    host.gate.check_unary_wait(bob, 8)
 
 
 async def test_partitions_are_shared_out() -> None:
@@ -141,7 +142,7 @@ async def test_partitions_are_shared_out() -> None:
     assert await announce("ann", 0, LIMIT) == 8
     assert await announce("ann", 0, 8) == 8
     assert await announce("bob", 20, LIMIT) == 2
-    assert host.shares.accounts.of("ann").holdings.partitions == 8
+    assert host.shares.accounts.of("ann").usage.partitions == 8
 
 
 def test_memory_is_shared_out() -> None:
@@ -151,13 +152,13 @@ def test_memory_is_shared_out() -> None:
     ann, bob = host.shares.accounts.of("ann"), host.shares.accounts.of("bob")
     budget.bytes_max = budget.held_bytes() + 300_000
     ann.hold_results(190_000)
-    host.admission.check_memory(ann, 1, 1)
+    host.gate.check_memory(ann, 1, 1)
     ann.hold_results(20_000)
     with pytest.raises(BatchRejected, match="your share") as raised:
-        host.admission.check_memory(ann, 1, 1)
+        host.gate.check_memory(ann, 1, 1)
     assert raised.value.refusal.field == "memory"
     assert metrics.rejected[codes.RESOURCE_EXHAUSTED] == 1
-    host.admission.check_memory(bob, 1, 1)
+    host.gate.check_memory(bob, 1, 1)
 
 
 OWN = {
@@ -190,18 +191,19 @@ async def holds_at_most(host: Host, account: Account, name: str) -> int:
         budget.bytes_max = budget.held_bytes() + 10_000_000
 
         def hold_more(_: int) -> None:
-            host.admission.check_memory(account, 0, 0)
+            host.gate.check_memory(account, 0, 0)
             account.hold_results(100_000)
 
         return _taken(hold_more, 0)
     session = host.sessions.open("jobs", 0, account)[0]
     if name == "signal_keys_max":
         return sum(
-            host.register(
-                session,
+            Registration(host, session)
+            .register(
                 [OperationRun(codes.SIGNAL, OperationBatch([number], keys=[f"k{number}"], item_indexes=[0]))],
                 [],
-            ).accepted
+            )
+            .accepted
             for number in range(1, LIMIT + 1)
         )
     return register(host, session, LIMIT)
@@ -262,16 +264,16 @@ async def test_what_calls_wait_for_counts_for_their_account() -> None:
     with host.unary_wait(ann) as (operation_id, _), host.unary_wait(ann) as (second_id, _):
         run = wait_for("payments", 0, 1, 2)
         run.batch.operation_ids[0] = operation_id
-        host.register_unary_wait(run, ann)
-        assert (ann.holdings.items, ann.holdings.operations, ann.holdings.partitions) == (8, 6, 4)
+        register_unary_wait(host, run, ann)
+        assert (ann.usage.items, ann.usage.operations, ann.usage.partitions) == (8, 6, 4)
         run = wait_for("payments", 0)
         run.batch.operation_ids[0] = second_id
         with pytest.raises(RpcError, match="your share now"):
-            host.register_unary_wait(run, ann)
+            register_unary_wait(host, run, ann)
         assert register(host, session_of(host, "ann"), 1) == 0
     # Of calls that end together, only the first is cancelled in this loop iteration, and the others in the next one.
     await asyncio.sleep(0)
-    assert ann.holdings.items == 5
+    assert ann.usage.items == 5
     assert register(host, session_of(host, "ann"), 1) == 1
 
 
@@ -361,6 +363,6 @@ def test_accounts_are_what_a_recount_says(steps: list[tuple[str, str, str, int]]
         for name in ("", "ann", "bob"):
             held = host.shares.accounts.of(name)
             expected = counts.get(name, (0, 0, 0, 0))
-            assert (held.sessions, held.holdings.operations, held.results_bytes) == expected[:3]
+            assert (held.sessions, held.usage.operations, held.results_bytes) == expected[:3]
         assert host.shares.accounts.sessions == host.sessions.count
         assert host.shares.accounts.results_bytes == sum(entry[2] for entry in counts.values())

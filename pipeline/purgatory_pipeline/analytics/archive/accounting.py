@@ -15,7 +15,6 @@ from purgatory_pipeline.analytics.archive.daemon_runs import DaemonRun, read_run
 from purgatory_pipeline.analytics.archive.findings import clock_findings, loss_findings, unmatched_findings
 from purgatory_pipeline.analytics.archive.footer import ArchiveFile
 from purgatory_pipeline.analytics.archive.intake_account import IntakeAccount, IntakeLine
-from purgatory_pipeline.analytics.archive.integers import Flags
 from purgatory_pipeline.analytics.archive.survey import (
     OTHER_TOPIC,
     OUTSIDE,
@@ -31,6 +30,7 @@ from purgatory_pipeline.analytics.archive.unmatched_operations import (
     UnmatchedCount,
     find_unmatched,
 )
+from purgatory_pipeline.engine_rows.integers import Flags
 from purgatory_pipeline.spark.failures import unwrapped_errors
 
 ROWS_PER_TASK: Final = 2_000_000

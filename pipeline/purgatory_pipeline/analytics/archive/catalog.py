@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from purgatory.extensions.archive import layout, schema
 from purgatory_pipeline.analytics.archive import footer
-from purgatory_pipeline.analytics.archive.footer import ArchiveFile, SetAside
+from purgatory_pipeline.analytics.archive.footer import ArchiveFile, Quarantined
 from purgatory_pipeline.analytics.archive.location import Location, open_location
 from purgatory_pipeline.errors import ArchiveUnusable
 
@@ -37,7 +37,7 @@ class ArchiveCatalog:
 
     uri: str
     used: tuple[ArchiveFile, ...]
-    set_aside: tuple[SetAside, ...]
+    set_aside: tuple[Quarantined, ...]
     leftovers: int
     """Number of unfinished files under `_writing/`. A file is moved out of that folder only when it is complete."""
     doubled: frozenset[str] = frozenset()
@@ -152,7 +152,7 @@ def find_archive(uri: str) -> ArchiveCatalog:
     with ThreadPoolExecutor(_THREADS) as pool:
         judged = list(pool.map(lambda candidate: footer.read_footer(place, *candidate), candidates))
     usable = [file for file in judged if isinstance(file, ArchiveFile)]
-    set_aside += [file for file in judged if isinstance(file, SetAside)]
+    set_aside += [file for file in judged if isinstance(file, Quarantined)]
     used, copies = _drop_copies(usable)
     set_aside += copies
     if not used:
@@ -160,10 +160,10 @@ def find_archive(uri: str) -> ArchiveCatalog:
     return ArchiveCatalog(uri, tuple(used), tuple(sorted(set_aside, key=lambda file: file.path)), leftovers)
 
 
-def _sort_paths(place: Location, paths: list[str]) -> tuple[list[tuple[str, str]], list[SetAside], int]:
+def _sort_paths(place: Location, paths: list[str]) -> tuple[list[tuple[str, str]], list[Quarantined], int]:
     """The candidate files as (path, table), files outside the archive's layout, and the number of unfinished files."""
     candidates: list[tuple[str, str]] = []
-    strays: list[SetAside] = []
+    strays: list[Quarantined] = []
     leftovers = 0
     for path in paths:
         parts = path[len(place.root) :].lstrip("/").split("/")
@@ -172,11 +172,11 @@ def _sort_paths(place: Location, paths: list[str]) -> tuple[list[tuple[str, str]
         elif len(parts) > 1 and parts[0] in schema.TABLES and path.endswith(".parquet"):
             candidates.append((path, parts[0]))
         else:
-            strays.append(SetAside(path, "", footer.STRAY, "an archive's files are TABLE/….parquet"))
+            strays.append(Quarantined(path, "", footer.STRAY, "an archive's files are TABLE/….parquet"))
     return candidates, strays, leftovers
 
 
-def _drop_copies(files: list[ArchiveFile]) -> tuple[list[ArchiveFile], list[SetAside]]:
+def _drop_copies(files: list[ArchiveFile]) -> tuple[list[ArchiveFile], list[Quarantined]]:
     """Keeps one file for each run, table and number, and one for each content. Prefers the file with the most rows,
     then the file with the daemon's naming.
     """
@@ -187,19 +187,19 @@ def _drop_copies(files: list[ArchiveFile]) -> tuple[list[ArchiveFile], list[SetA
 
     by_number: dict[tuple[str, str, int], ArchiveFile] = {}
     by_content: dict[tuple[str, str, str], ArchiveFile] = {}
-    copies: list[SetAside] = []
+    copies: list[Quarantined] = []
     for file in sorted(files, key=rank):
         number, content = (file.table, file.run_id, file.file_number), (file.table, file.run_id, file.content)
         original = by_number.get(number) or (by_content.get(content) if file.rows else None)
         if original is not None:
-            copies.append(SetAside(file.path, file.table, footer.COPY, f"of {original.path}", file.rows))
+            copies.append(Quarantined(file.path, file.table, footer.COPY, f"of {original.path}", file.rows))
             continue
         by_number[number] = by_content[content] = file
     used = sorted(by_number.values(), key=lambda file: (file.table, file.run_id, file.file_number))
     return used, copies
 
 
-def _nothing_usable(uri: str, set_aside: list[SetAside], leftovers: int) -> str:
+def _nothing_usable(uri: str, set_aside: list[Quarantined], leftovers: int) -> str:
     if not set_aside:
         unfinished = f" ({leftovers} unfinished in {layout.WRITING}/)" if leftovers else ""
         return f"the archive {uri} is empty: no file is complete yet{unfinished}"

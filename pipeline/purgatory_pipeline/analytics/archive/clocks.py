@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from purgatory.extensions.archive import schema
-from purgatory_pipeline.analytics.archive.integers import Integers, stable_order
+from purgatory_pipeline.engine_rows.integers import Integers, stable_order
 
 
 @dataclass

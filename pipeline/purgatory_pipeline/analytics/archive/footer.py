@@ -59,7 +59,7 @@ class ArchiveFile:
 
 
 @dataclass(frozen=True)
-class SetAside:
+class Quarantined:
     """A file that is not used: `reason` is a constant above, `detail` what was seen. Rows: None if unknown."""
 
     path: str
@@ -74,7 +74,7 @@ class SetAside:
         return self.reason == COPY
 
 
-def read_footer(place: Location, path: str, table: str) -> ArchiveFile | SetAside:
+def read_footer(place: Location, path: str, table: str) -> ArchiveFile | Quarantined:
     """Reads only the end of one file. Raises `ArchiveUnusable` for another schema version."""
     try:
         with place.filesystem.open_input_file(path) as file:
@@ -86,10 +86,10 @@ def read_footer(place: Location, path: str, table: str) -> ArchiveFile | SetAsid
         checksums.check_footer(tail, metadata.metadata or {})
         return judge(metadata, path, place.spark_path(path), table)
     except (OSError, ValueError, pa.ArrowException) as error:
-        return SetAside(path, table, UNREADABLE, first_line(error))
+        return Quarantined(path, table, UNREADABLE, first_line(error))
 
 
-def judge(metadata: pq.FileMetaData, path: str, spark_path: str, table: str) -> ArchiveFile | SetAside:
+def judge(metadata: pq.FileMetaData, path: str, spark_path: str, table: str) -> ArchiveFile | Quarantined:
     """Judges a file by its footer. Raises `ArchiveUnusable` for another schema version."""
     keys = metadata.metadata or {}
     rows = int(metadata.num_rows)
@@ -98,17 +98,17 @@ def judge(metadata: pq.FileMetaData, path: str, spark_path: str, table: str) -> 
         own_table, run_id = keys[layout.TABLE_KEY].decode(), keys[layout.RUN_KEY].decode()
         file_number = int(keys[layout.FILE_NUMBER_KEY])
     except (KeyError, ValueError):
-        return SetAside(path, table, FOREIGN, "its metadata lacks a table, run, number or version", rows)
+        return Quarantined(path, table, FOREIGN, "its metadata lacks a table, run, number or version", rows)
     if version != schema.VERSION:
         raise ArchiveUnusable(
             f"{path} has schema version {version}, but this purgatory-pipeline reads version {schema.VERSION}: "
             "use the purgatory-pipeline of the release that wrote the archive"
         )
     if own_table != table:
-        return SetAside(path, table, MISPLACED, f"it is of the table {own_table!r}", rows)
+        return Quarantined(path, table, MISPLACED, f"it is of the table {own_table!r}", rows)
     complaint = _compare_columns(metadata.schema.to_arrow_schema(), schema.SCHEMAS[table])
     if complaint:
-        return SetAside(path, table, FOREIGN, complaint, rows)
+        return Quarantined(path, table, FOREIGN, complaint, rows)
     bounds = _bounds(metadata)
     first_call, last_call = bounds.get("call_number", (None, None))
     first_at, last_at = bounds.get("at", (None, None))

@@ -58,6 +58,10 @@ class Location:
             octets: bytes = stream.read()
             return octets
 
+    def exists(self) -> bool:
+        """Whether there is a file or a folder."""
+        return bool(self.filesystem.get_file_info(self.root).type != fs.FileType.NotFound)
+
     def names(self) -> list[str]:
         """The names of the files and folders in this folder, sorted; none where it does not exist."""
         infos = self.filesystem.get_file_info(fs.FileSelector(self.root, allow_not_found=True))

@@ -24,8 +24,8 @@ from purgatory.extensions.archive import schema
 from purgatory_pipeline.analytics.archive.catalog import to_utc
 from purgatory_pipeline.analytics.archive.clocks import FileClock, instants_of, numbers_of
 from purgatory_pipeline.analytics.archive.footer import ArchiveFile, open_parquet
-from purgatory_pipeline.analytics.archive.integers import Flags, Hashes, Integers, hash_operations, mix
 from purgatory_pipeline.analytics.archive.location import first_line, open_location
+from purgatory_pipeline.engine_rows.integers import Flags, Hashes, Integers, hash_operations, mix
 from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.spark.malloc import keep_freed_memory
 

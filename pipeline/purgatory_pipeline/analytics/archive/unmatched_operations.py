@@ -11,8 +11,8 @@ from pyspark.sql import functions as F
 
 from purgatory.extensions.archive import schema
 from purgatory_pipeline.analytics.archive.footer import ArchiveFile
-from purgatory_pipeline.analytics.archive.integers import Flags
 from purgatory_pipeline.analytics.archive.survey import Selection, columns_of, operations_of, parts_of
+from purgatory_pipeline.engine_rows.integers import Flags
 
 NO_OUTCOME: Final = "no outcome"
 NO_REGISTRATION: Final = "no registration"

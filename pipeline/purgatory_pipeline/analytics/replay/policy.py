@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from purgatory.engine.codes import FETCH, KIND_NAMES, OFFSET_MAX
-from purgatory_pipeline.analytics.archive.integers import Integers
+from purgatory_pipeline.engine_rows.integers import Integers
 from purgatory_pipeline.errors import PolicyInvalid
 
 TIMEOUT_MS: Final = "timeout_ms"

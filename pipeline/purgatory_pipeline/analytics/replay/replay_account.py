@@ -7,9 +7,8 @@ from typing import Final
 import pandas as pd
 
 from purgatory_pipeline.analytics.archive.findings import some_runs
-from purgatory_pipeline.analytics.replay.divide.scattering import IDLE_EVENTS
+from purgatory_pipeline.analytics.replay.divide.shuffle import IDLE_EVENTS
 from purgatory_pipeline.analytics.replay.load.run_files import NEVER, RunContext
-from purgatory_pipeline.analytics.replay.load.table_reader import REFUSED_EVENTS, REFUSED_REGISTRATIONS, UNREADABLE
 from purgatory_pipeline.analytics.replay.play.policy_events import MARKS_KEPT, MARKS_LEFT_OUT
 from purgatory_pipeline.analytics.replay.play.recorded_outcomes import (
     INCOMPLETE_OUTCOMES,
@@ -27,6 +26,7 @@ from purgatory_pipeline.analytics.replay.play.run_replay import (
     REPEATED_ROWS,
 )
 from purgatory_pipeline.analytics.replay.policy import Policy
+from purgatory_pipeline.engine_rows.arrow_chunks import REFUSED_EVENTS, REFUSED_REGISTRATIONS, UNREADABLE
 
 
 class ReplayAccount:

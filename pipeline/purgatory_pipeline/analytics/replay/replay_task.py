@@ -11,13 +11,13 @@ import pyarrow as pa
 from purgatory.engine.codes import KIND_NAMES, OUTCOME_NAMES
 from purgatory_pipeline.analytics.archive.location import open_location
 from purgatory_pipeline.analytics.replay.load.call_windows import windows
-from purgatory_pipeline.analytics.replay.load.row_chunk import Column, RowChunk
 from purgatory_pipeline.analytics.replay.load.run_files import RunContext, RunFiles
 from purgatory_pipeline.analytics.replay.load.table_reader import TableReader, chunks_of
 from purgatory_pipeline.analytics.replay.play.open_operations import OpenOperations
 from purgatory_pipeline.analytics.replay.play.replay_sums import ReplaySums
 from purgatory_pipeline.analytics.replay.play.run_replay import RunReplay
 from purgatory_pipeline.analytics.replay.policy import Policy
+from purgatory_pipeline.engine_rows.row_chunk import Column, RowChunk
 from purgatory_pipeline.spark.malloc import keep_freed_memory
 
 VERDICTS: Final = ("equal", "different", "no outcome", "in doubt")

@@ -13,22 +13,22 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from purgatory.extensions.archive.schema import EVENTS, REGISTRATIONS
 from purgatory_pipeline.analytics.archive.catalog import ArchiveCatalog
 from purgatory_pipeline.analytics.archive.location import open_location
+from purgatory_pipeline.analytics.replay.divide.bin_packing import balanced, pack_bins
 from purgatory_pipeline.analytics.replay.divide.connections import Connections
-from purgatory_pipeline.analytics.replay.divide.placement import balanced, place
-from purgatory_pipeline.analytics.replay.divide.scattering import (
+from purgatory_pipeline.analytics.replay.divide.shuffle import (
     CONNECTIONS,
     PACKED,
     find_connections,
+    pack_by_bin,
     replay_bins,
-    scatter,
     units_of,
 )
-from purgatory_pipeline.analytics.replay.load.row_chunk import TABLES
 from purgatory_pipeline.analytics.replay.load.run_files import RunFiles, find_runs
 from purgatory_pipeline.analytics.replay.load.table_reader import TableReader
 from purgatory_pipeline.analytics.replay.play.replay_sums import KEYS, SCHEMA, added
 from purgatory_pipeline.analytics.replay.policy import Policy
 from purgatory_pipeline.analytics.replay.replay_task import RESULTS, ReplayPlan, replay_runs
+from purgatory_pipeline.engine_rows.row_chunk import TABLES
 from purgatory_pipeline.errors import ArchiveUnusable
 
 TASKS_PER_CORE: Final = 4
@@ -105,11 +105,11 @@ def _replay_large(spark: SparkSession, whole: ReplayPlan, runs: Sequence[RunFile
     cores = spark.sparkContext.defaultParallelism
     bins = cores * TASKS_PER_CORE
     rows_max = max(UNIT_ROWS_MIN, sum(run.rows for run in runs) // bins)
-    placings = place(_connections(spark, whole.uri, runs, rows_max), bins, cores)
+    assignments = pack_bins(_connections(spark, whole.uri, runs, rows_max), bins, cores)
     uri, facts, results = whole.uri, [run.facts for run in runs], schema is RESULTS
-    shared = spark.sparkContext.broadcast(placings)
+    shared = spark.sparkContext.broadcast(assignments)
     packed = _in_tasks(
-        spark, units_of(runs, TABLES, rows_max), lambda unit: scatter(uri, unit, shared.value[unit.run]), PACKED
+        spark, units_of(runs, TABLES, rows_max), lambda unit: pack_by_bin(uri, unit, shared.value[unit.run]), PACKED
     )
     # A bin has few rows with large cells, so Spark's limit by rows would let an Arrow batch grow to gigabytes.
     if spark.conf.get(BATCH_BYTES, None) in (None, str(2**31 - 1)):

@@ -91,10 +91,10 @@ def advise(counts: pd.DataFrame, in_use: pd.DataFrame, asked_ms: Sequence[int] =
     used = _used(in_use)
     for topic, kind, frame in _curves(counts):
         curve = estimate(*(frame[name].to_numpy(np.int64) for name in ("waited_ms", SATISFIED, "others")))
-        mine = used.get((topic, kind), [])
-        judged = {timeout_ms: curve.expires(timeout_ms) for timeout_ms in _candidates(curve, mine, asked_ms)}
+        owned = used.get((topic, kind), [])
+        judged = {timeout_ms: curve.expires(timeout_ms) for timeout_ms in _candidates(curve, owned, asked_ms)}
         head: Row = {"topic": topic, "kind": kind}
-        row = head | _needs(curve, int(frame[SATISFIED].sum()), int(frame[EXPIRED].sum())) | _use(mine, judged)
+        row = head | _needs(curve, int(frame[SATISFIED].sum()), int(frame[EXPIRED].sum())) | _use(owned, judged)
         advice.append(row | {"sentence": sentence(row, judged)})
         timeouts += [
             head | {"timeout_ms": timeout_ms, "in_use": timeout_ms == row["timeout_ms"]} | share.columns("expires")

@@ -8,25 +8,11 @@ import numpy as np
 import pyarrow as pa
 
 from purgatory.engine.codes import KIND_NAMES, OUTCOME_NAMES, SIGNAL
+from purgatory.engine.completions import FETCHED_COLUMNS, OPTIONAL_COLUMNS, RESULT_COLUMNS
+from purgatory.extensions.archive.schema import RESULT_ITEM
 from purgatory.v1 import result_pb2
 
-RESULT_ITEM: Final = pa.struct(
-    [
-        ("topic", pa.string()),  # or the key of a signal
-        ("partition", pa.int32()),  # null: a signal
-        ("error_code", pa.int32()),
-        ("required_offset", pa.int64()),
-        ("reached_offset", pa.int64()),
-        ("log_start_offset", pa.int64()),
-        ("estimated_remaining_ms", pa.int64()),
-        ("pace_per_second", pa.float64()),
-        ("available_bytes", pa.int64()),  # from here on: fetches only
-        ("high_watermark", pa.int64()),
-        ("last_stable_offset", pa.int64()),
-        ("diverging_epoch", pa.int32()),
-        ("diverging_end_offset", pa.int64()),
-    ]
-)
+TIMES: Final = tuple(column.name for column in RESULT_COLUMNS if column.name.endswith("_ms"))
 RESULT_ROWS: Final = pa.schema(
     [
         ("session", pa.string()),
@@ -35,16 +21,14 @@ RESULT_ROWS: Final = pa.schema(
         ("operation_id", pa.int64()),
         ("kind", pa.string()),
         ("outcome", pa.string()),
-        ("waited_ms", pa.int64()),
-        ("lateness_ms", pa.int64()),
+        *((name, pa.int64()) for name in TIMES),
         ("items", pa.list_(RESULT_ITEM)),
         ("refusal", pa.string()),
     ]
 )
 """The columns of a stream of results."""
 
-_FETCHED: Final = ("available_bytes", "high_watermark", "last_stable_offset", "diverging_epoch", "diverging_end_offset")
-_OR_ABSENT: Final = ("estimated_remaining_ms", "pace_per_second")
+_FETCHED: Final = frozenset(column.name for column in FETCHED_COLUMNS)
 
 
 def rows_of(session: str, incarnation: str, first_sequence: int, columns: result_pb2.ResultColumns) -> pa.Table:
@@ -66,8 +50,7 @@ def rows_of(session: str, incarnation: str, first_sequence: int, columns: result
             "operation_id": np.array(columns.operation_id, np.uint64).astype(np.int64),
             "kind": pa.repeat(pa.scalar(KIND_NAMES.get(columns.kind), pa.string()), count),
             "outcome": _words(outcomes, OUTCOME_NAMES),
-            "waited_ms": _values(columns.waited_ms, count, np.int64),
-            "lateness_ms": _values(columns.lateness_ms, count, np.int64),
+            **{name: _values(getattr(columns, name), count, np.int64) for name in TIMES},
             "items": pa.ListArray.from_arrays(starts, _items(columns, int(item_counts.sum()))),
             "refusal": pa.array(refusals, pa.string()),
         },
@@ -92,7 +75,7 @@ def _items(columns: result_pb2.ResultColumns, count: int) -> pa.StructArray:
             arrays[field.name] = pa.nulls(count, field.type)
             continue
         values = _values(given, count, field.type.to_pandas_dtype())
-        arrays[field.name] = pa.array(values, field.type, mask=values < 0 if field.name in _OR_ABSENT else None)
+        arrays[field.name] = pa.array(values, field.type, mask=values < 0 if field.name in OPTIONAL_COLUMNS else None)
     return pa.StructArray.from_arrays([arrays[field.name] for field in RESULT_ITEM], fields=list(RESULT_ITEM))
 
 

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from purgatory_connectors.errors import SourceStale
-from purgatory_connectors.publisher.observation import Observation
-from purgatory_connectors.publisher.publisher import Publisher
-from purgatory_connectors.publisher.reports import End, SourceState
-from purgatory_connectors.publisher.source import Source
+from purgatory_connectors.publisher.observation import End, Observation, SourceState
+from purgatory_connectors.publisher.publisher import Publisher, Source
 
 from purgatory_pipeline.streaming.listener.end_offsets import Marks
 

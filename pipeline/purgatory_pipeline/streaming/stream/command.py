@@ -15,7 +15,7 @@ def stream(
     checkpoint: Annotated[
         str, typer.Option(metavar="DIR", help="Stores the progress of the stream; default: RESULTS/_checkpoint.")
     ] = "",
-    aside: Annotated[
+    quarantine: Annotated[
         str, typer.Option(metavar="DIR", help="For late and malformed rows; default: the folder of the results.")
     ] = "",
     form: Annotated[
@@ -23,9 +23,6 @@ def stream(
     ] = "",
     shards: Annotated[int, typer.Option(min=1, help="Number of shards of a new stream (to change it: `reshard`).")] = 4,
     delay: Annotated[str, typer.Option(metavar="SPAN", help="How far rows may be out of order: 500ms, 2s.")] = "2s",
-    on_driver: Annotated[
-        bool, typer.Option("--on-driver", help="One shard, in this process: faster on one machine.")
-    ] = False,
     heartbeat: Annotated[
         int, typer.Option(metavar="SECONDS", min=0, help="Advance time by this machine's clock too; 0: by rows only.")
     ] = 0,
@@ -48,13 +45,12 @@ def stream(
     from purgatory_pipeline.streaming.stream.wire_records import EVENT, OPERATION
     from purgatory_pipeline.time_arguments import parse_span_ms
 
-    if results.startswith((TABLE, f"{KAFKA}://")) and not (checkpoint and aside):
-        raise StreamUnusable(f"--results {results}: --checkpoint DIR and --aside DIR are required too")
+    if results.startswith((TABLE, f"{KAFKA}://")) and not (checkpoint and quarantine):
+        raise StreamUnusable(f"--results {results}: --checkpoint DIR and --quarantine DIR are required too")
     options = StreamOptions(
         checkpoint=checkpoint or open_location(results).child("_checkpoint").uri,
         shards=shards,
         delay_ms=parse_span_ms("--delay", delay),
-        on_driver=on_driver,
         once=once,
         heartbeat_s=heartbeat,
     )
@@ -63,7 +59,7 @@ def stream(
         StreamInput(side, uri, form, files_per_batch, records_per_batch, ahead_ms)
         for side, uri in ((OPERATION, registrations), (EVENT, events))
     ]
-    output = StreamOutput(results, aside or results)
+    output = StreamOutput(results, quarantine or results)
     session = spark_session("stream")
     output.require_catalog(session)
     with unwrapped_errors():
@@ -79,15 +75,9 @@ def reshard(
     shards: Annotated[int, typer.Option(min=1, help="The new number of shards.")],
 ) -> None:
     """Change the number of shards of a stopped stream."""
-    from purgatory_pipeline.spark.failures import unwrapped_errors
-    from purgatory_pipeline.spark.spark_session import spark_session
-    from purgatory_pipeline.streaming.stream.divide_shards import divide_stream
-    from purgatory_pipeline.streaming.stream.stream_query import use_state_store
+    from purgatory_pipeline.streaming.stream.stopped_stream import reshard_stream
 
-    session = spark_session("reshard")
-    use_state_store(session)
-    with unwrapped_errors():
-        before, now = divide_stream(session, checkpoint, shards)
+    before, now = reshard_stream(checkpoint, shards)
     typer.echo(f"{before.shards} shards became {now.shards}; the next run of the stream uses them")
 
 
@@ -97,12 +87,11 @@ def from_journal(
         str, typer.Argument(metavar="CHECKPOINT", help="Checkpoint of a stream that has not started yet.")
     ],
     shards: Annotated[int, typer.Option(min=1, help="Number of shards.")] = 4,
-    on_driver: Annotated[bool, typer.Option("--on-driver", help="For a stream with --on-driver.")] = False,
 ) -> None:
     """Start a stream from the pending operations in a daemon's journal."""
-    from purgatory_pipeline.streaming.stream.stream_moves import begin_from_journal
+    from purgatory_pipeline.streaming.stream.stopped_stream import begin_from_journal
 
-    waiting = begin_from_journal(folder, checkpoint, 0 if on_driver else shards)
+    waiting = begin_from_journal(folder, checkpoint, shards)
     typer.echo(f"{waiting:,} pending operations moved; continue with: stream --checkpoint {checkpoint}")
 
 
@@ -111,9 +100,7 @@ def to_journal(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A data folder without a journal.")],
 ) -> None:
     """Write the pending operations of a stream as a daemon's journal."""
-    from purgatory_pipeline.spark.failures import unwrapped_errors
-    from purgatory_pipeline.streaming.stream.stream_moves import end_in_journal
+    from purgatory_pipeline.streaming.stream.stopped_stream import end_in_journal
 
-    with unwrapped_errors():
-        waiting = end_in_journal(checkpoint, folder)
+    waiting = end_in_journal(checkpoint, folder)
     typer.echo(f"{waiting:,} pending operations moved; continue with: serve --data-dir {folder}")

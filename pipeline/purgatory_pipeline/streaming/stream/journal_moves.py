@@ -9,12 +9,13 @@ from __future__ import annotations
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 from librt.vecs import vec
 from mypy_extensions import i64
@@ -57,79 +58,62 @@ def shard_of_journal(folder: Path) -> bytes:
         if last is None:
             raise LoadCannotMove(f"the journal in {folder} is empty")
         sessions = [SessionState(*row) for row in store.rows("sessions")]
-        for is_present, what in (
-            (store.count("results"), "unacknowledged results: start the daemon and collect them"),
-            (
-                any(state.callback_url for state in sessions),
-                "sessions with a callback: wait until they have ended",
-            ),
-        ):
-            if is_present:
-                raise LoadCannotMove(f"the journal in {folder} has {what}")
-        moment = last[0]
-        shard = Shard()
-        shard.seen_ms = shard.horizon_ms = moment.wall_ms
+        if store.count("results"):
+            raise LoadCannotMove(f"{folder} has unacknowledged results: start the daemon and collect them")
+        if any(state.callback_url for state in sessions):
+            raise LoadCannotMove(f"{folder} has sessions with a callback: wait until they have ended")
         rows = [*store.rows("registrations")]
         parts = [SavedOperations.from_bytes(row[-1]) for row in rows]
-        # The daemon ended what was due: nothing may end while it is taken over.
-        deadlines_ms = [np.asarray(saved.deadlines_ms).min() for saved in parts if len(saved)]
-        to_wall_ms = moment.wall_ms - moment.engine_ms
-        engine = shard.start_engine(int(min([moment.engine_ms, *(at_ms - 1 for at_ms in deadlines_ms)])) + to_wall_ms)
-        contents = restore_marks(engine, store)
+        # The daemon has completed what was due. The shard starts before the earliest deadline, so that nothing expires
+        # while it is filled.
+        deadlines_ms = [min(saved.deadlines_ms) - 1 for saved in parts if len(saved)]
+        to_wall_ms = last[0].wall_ms - last[0].engine_ms
+        shard = Shard()
+        shard.seen_ms = shard.horizon_ms = last[0].wall_ms
+        engine = shard.start_engine(min([last[0].engine_ms, *deadlines_ms]) + to_wall_ms)
+        contents = {(topic, number): content for _, topic, number, content in store.rows("partitions")}
+        for _, content in store.rows("changes"):
+            contents.update(unpack_changes(content))
+        restore_marks(engine, contents, [(key, count) for _, key, count in store.rows("keys")])
         callers = {state.session: state.session_id for state in sessions}
-        gone_bits: dict[int, bytes] = dict(store.rows("gone"))
-        with mentioned(engine, parts, contents):
+        tombstones: dict[int, bytes] = dict(store.rows("gone"))
+        with shard_bytes.referenced(engine, unsaved_names(parts, contents)):
             for (number, session, *_), saved in zip(rows, parts, strict=True):
-                take_over(shard, saved, gone_bits.get(number, b""), callers[session], to_wall_ms)
+                take_over(shard, saved, tombstones.get(number, b""), callers[session], to_wall_ms)
         return shard_bytes.to_bytes(shard)
 
 
-def restore_marks(engine: Engine, store: Store) -> dict[PartitionName, bytes]:
-    """Partitions and keys; returns what the journal has of each partition."""
-    contents = {(topic, number): content for _, topic, number, content in store.rows("partitions")}
-    for _, content in store.rows("changes"):
-        contents.update(unpack_changes(content))
+def restore_marks(engine: Engine, contents: Mapping[PartitionName, bytes], keys: Sequence[tuple[str, int]]) -> None:
+    """Restore partitions, as far as they have content, and key counts."""
     for name, content in contents.items():
         if content:
             engine.snapshots.restore_partition(name, content)
-    for _, key, count in store.rows("keys"):
+    for key, count in keys:
         engine.snapshots.restore_key(key, count)
-    return contents
 
 
-def take_over(shard: Shard, saved: SavedOperations, gone: bytes, caller: str, to_wall_ms: int) -> None:
+def take_over(shard: Shard, saved: SavedOperations, tombstones: bytes, caller: str, to_wall_ms: int) -> None:
     """Add the operations of one journal row to a shard, with ids of the shard and wall-clock times."""
     assert shard.engine is not None, "the shard has no engine yet"
     count = len(saved)
     ids = np.arange(shard.next_id, shard.next_id + count)
     shard.next_id += count
-    whole = np.frombuffer(gone.ljust((count + 7) // 8, b"\0"), np.uint8)  # trailing zero bytes are not stored
-    bits = np.unpackbits(whole, count=count, bitorder="little").astype(np.bool_)
-    operation_ids, registered_ms = np.array(saved.operation_ids), np.array(saved.registered_ms) + to_wall_ms
+    padded = np.frombuffer(tombstones.ljust((count + 7) // 8, b"\0"), np.uint8)  # trailing zero bytes are not stored
+    removed = np.unpackbits(padded, count=count, bitorder="little").astype(np.bool_)
+    registered_ms = np.array(saved.registered_ms) + to_wall_ms
+    columns = [ids, pa.array([caller] * count, pa.string()), np.array(saved.operation_ids), registered_ms]
+    added = pa.table(columns, schema=CALLERS).filter(pa.array(~removed))
     saved.operation_ids = vec[i64](ids.tolist())
     saved.registered_ms = vec[i64](registered_ms.tolist())
     saved.deadlines_ms = vec[i64]((np.array(saved.deadlines_ms) + to_wall_ms).tolist())
-    columns = [ids, pa.array([caller] * count, pa.string()), operation_ids, registered_ms]
-    rows = pa.table(columns, schema=CALLERS).filter(pa.array(~bits))
-    shard.engine.restore(shard.owner, saved, gone, shard.clock_ms)
-    shard.callers = CallerIds(pa.concat_tables([shard.callers.table, rows]).combine_chunks())
+    shard.engine.restore(shard.owner, saved, tombstones, shard.clock_ms)
+    shard.callers = CallerIds(pa.concat_tables([shard.callers.table, added]).combine_chunks())
 
 
-@contextmanager
-def mentioned(engine: Engine, parts: Sequence[SavedOperations], contents: dict[PartitionName, bytes]) -> Iterator[None]:
-    """Holds the partitions of which only the name is known while operations are restored: an item that has its answer
-    makes none, and one that is not there counts as removed.
-    """
-    names: set[PartitionName] = set()
-    for saved in parts:
-        there = np.array(saved.places)[np.array(saved.removed) == NONE]
-        found = (saved.names[place] for place in np.unique(there))
-        names.update(name for name in found if name[1] >= 0 and not contents.get(name))
-    partitions = engine.snapshots.partitions
-    held = [partitions.get_or_create(name, partitions.unowned) for name in sorted(names)]
-    yield
-    for partition in held:
-        partitions.release(partition)
+def unsaved_names(parts: Sequence[SavedOperations], contents: Mapping[PartitionName, bytes]) -> set[PartitionName]:
+    """Partitions that operations refer to and that have no saved content."""
+    names = {saved.names[place] for saved in parts for place in np.array(saved.places)[np.array(saved.removed) == NONE]}
+    return {name for name in names if name[1] >= 0 and not contents.get(name)}
 
 
 def journal_of_shards(saved: Sequence[bytes], folder: Path) -> int:
@@ -140,7 +124,7 @@ def journal_of_shards(saved: Sequence[bytes], folder: Path) -> int:
     """
     if (folder / DATABASE).exists():
         raise LoadCannotMove(f"{folder} already contains a journal: name another folder")
-    shards = [shard_bytes.from_bytes(octets, 0) for octets in saved]
+    shards = [shard_bytes.from_bytes(octets, 0) for octets in saved if octets]
     kept = sum(shard.kept.num_rows for shard in shards)
     if kept:
         raise LoadCannotMove(
@@ -150,22 +134,18 @@ def journal_of_shards(saved: Sequence[bytes], folder: Path) -> int:
     engines = [(shard, shard.engine) for shard in shards if shard.engine is not None]
     if not engines:
         raise LoadCannotMove("the stream has played nothing yet")
-    # The daemon adds the time since this moment, by the wall clock. A stream's clock may be ahead of that; deadlines
+    # The daemon adds the time since this instant, by the wall clock. A stream's clock may be ahead of that; deadlines
     # would then come early by as much.
     now_ms = min(time.time_ns() // 1_000_000, *(shard.clock_ms for shard, _ in engines))
     group = Group(1, Moment(now_ms, now_ms, 0, ""))
     group.is_last = True
     marks = engines[0][1]  # all shards have the same
-    group.partitions.extend(
-        (name, content) for name in marks.partition_names() if (content := marks.snapshots.save_partition(name))
-    )
+    contents = {name: marks.snapshots.save_partition(name) for name in marks.partition_names()}
+    group.partitions.extend((name, content) for name, content in contents.items() if content)
     group.keys.extend(keys_of([engine for _, engine in engines]))
     together = Engine(LIMITS, now_ms)
-    for name, content in group.partitions:
-        together.snapshots.restore_partition(name, content)
-    for key, count in group.keys:
-        together.snapshots.restore_key(key, count)
-    group.sessions.extend(sessions_of(engines, together, dict(group.partitions), now_ms))
+    restore_marks(together, contents, group.keys)
+    group.sessions.extend(sessions_of(engines, together, contents, now_ms))
     with opened(folder) as store:
         store.commit(StatementBuilder().statements(group))
     return sum(shard.pending for shard in shards)
@@ -181,33 +161,28 @@ def keys_of(engines: Sequence[Engine]) -> list[tuple[str, int]]:
     waited = {key for engine in engines for key, known in engine.snapshots.keys.by_key.items() if known.references}
     if len(waited) > keys_max:
         raise LoadCannotMove(f"operations wait for {len(waited):,} keys; a daemon keeps the counts of {keys_max:,}")
-    keys = sorted(engines[0].snapshots.save_keys(), key=lambda counted: counted[0] in waited)
-    return keys[-keys_max:]
+    return sorted(engines[0].snapshots.save_keys(), key=lambda counted: counted[0] in waited)[-keys_max:]
 
 
 def sessions_of(
-    engines: Sequence[tuple[Shard, Engine]], together: Engine, contents: dict[PartitionName, bytes], now_ms: int
+    engines: Sequence[tuple[Shard, Engine]], together: Engine, contents: Mapping[PartitionName, bytes], now_ms: int
 ) -> Iterator[SessionChanges]:
     """The pending operations in a daemon's format: one session per caller, with operations sorted by the caller's ids,
     which is not their order in the shards. `together` is an engine with all marks and no operations.
     """
-    tables = [
-        shard.callers.table.append_column("shard", pa.array([place] * shard.pending, pa.int32()))
-        for place, (shard, _) in enumerate(engines)
-    ]
-    waiting = pa.concat_tables(tables).to_pandas()
-    callers = set(waiting["caller"])
-    if {"", NAMELESS} <= callers:
+    tables = [shard.callers.table.to_pandas().assign(shard=place) for place, (shard, _) in enumerate(engines)]
+    waiting = pd.concat(tables)
+    if {"", NAMELESS} <= set(waiting["caller"]):
         raise LoadCannotMove(f"operations without a caller would join session {NAMELESS!r}, which is already a caller")
     waiting["caller"] = waiting["caller"].replace("", NAMELESS)
     for number, (caller, rows) in enumerate(waiting.groupby("caller"), 1):
         owner = together.add_owner()
-        for place, own in rows.groupby("shard"):
+        for place, owned in rows.groupby("shard"):
             shard, engine = engines[int(place)]
-            saved = engine.snapshots.save_some(shard.owner, own["engine_id"].tolist())
-            saved.operation_ids = vec[i64](own["operation_id"].tolist())
+            saved = engine.snapshots.save_some(shard.owner, owned["engine_id"].tolist())
+            saved.operation_ids = vec[i64](owned["operation_id"].tolist())
             saved.registered_ms = vec[i64](np.minimum(np.array(saved.registered_ms), now_ms).tolist())
-            with mentioned(together, [saved], contents):
+            with shard_bytes.referenced(together, unsaved_names([saved], contents)):
                 together.restore(owner, saved, b"", now_ms)
         owner.put_in_order()
         highest = int(rows["operation_id"].max())

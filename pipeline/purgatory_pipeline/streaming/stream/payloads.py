@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from purgatory_pipeline.streaming.stream.shard.row_order import column_of
-from purgatory_pipeline.streaming.stream.shard.shard import NEVER, set_aside
+from purgatory_pipeline.streaming.stream.shard.shard import NEVER, quarantined
 from purgatory_pipeline.streaming.stream.shard.shard_bytes import table_bytes
 from purgatory_pipeline.streaming.stream.shard.stream_rows import ROWS, conformed, hashes_of, shards_of
 from purgatory_pipeline.streaming.stream.wire_records import AT_MS_MAX, MALFORMED, RecordRows
@@ -23,10 +23,10 @@ PAYLOAD: Final = pa.schema(
         ("seen_ms", pa.int64()),  # the latest instant of what was read together: all shards have the same time
         ("rows", pa.binary()),  # an Arrow stream; null: none for this shard
         ("malformed", pa.binary()),  # an Arrow stream of MALFORMED; null: none
-        ("set_aside", pa.binary()),  # an Arrow stream of SET_ASIDE; null: none
+        ("quarantined", pa.binary()),  # an Arrow stream of QUARANTINED; null: none
     ]
 )
-PAYLOAD_DDL: Final = "shard int, seen_ms long, rows binary, malformed binary, set_aside binary"
+PAYLOAD_DDL: Final = "shard int, seen_ms long, rows binary, malformed binary, quarantined binary"
 Pack = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
@@ -66,7 +66,7 @@ def payload(rows: pa.Table, malformed: pa.Table, shards: int, latest_ms: int = A
     rows = conformed(rows).combine_chunks()
     is_ahead = column_of(rows, "at_ms") > latest_ms
     reason = f"at: is after {instant(latest_ms)}, so more than --max-ahead later than the clock of this machine"
-    ahead = set_aside(rows, np.flatnonzero(is_ahead), reason)
+    ahead = quarantined(rows, np.flatnonzero(is_ahead), reason)
     rows = rows.filter(pa.array(~is_ahead))
     seen_ms = int(column_of(rows, "at_ms").max(initial=NEVER))
     own = owners(rows, shards)

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 from purgatory_pipeline.analytics.archive.location import open_location
 from purgatory_pipeline.errors import PipelineError
-from purgatory_pipeline.streaming.stream.file_rows import FILE_COLUMNS, file_packer
+from purgatory_pipeline.streaming.stream.file_rows import file_packer
 from purgatory_pipeline.streaming.stream.payloads import PAYLOAD_DDL, record_packer
 
 KAFKA: Final = "kafka"
@@ -52,15 +52,6 @@ class StreamInput:
             pack = record_packer(shards, self.side, is_json=self._is_json)
             return self._records(session).mapInArrow(pack, PAYLOAD_DDL)
         return self._paths(session).mapInArrow(file_packer(shards, self.side, is_json=self._is_json), PAYLOAD_DDL)
-
-    def for_driver(self, session: SparkSession) -> DataFrame:
-        """The same for one shard on the driver, which reads Parquet itself: then columns `side` and FILE_COLUMNS.
-
-        That saves a third of a micro-batch: no other Python takes part. Records are parsed in parallel by others.
-        """
-        if self.is_kafka or self._is_json:
-            return self.payloads(session, 1)
-        return self._paths(session).select(F.lit(self.side).alias("side"), *FILE_COLUMNS)
 
     def _latest_ms(self) -> Column:
         """The latest time that a row may have.

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from dataclasses import dataclass
+from functools import reduce
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 
 from purgatory_pipeline.analytics.archive.location import open_location
 from purgatory_pipeline.spark.spark_session import own_session
-from purgatory_pipeline.streaming.stream.divide_shards import last_number
-from purgatory_pipeline.streaming.stream.driver_shard import STATES, DriverShard
 from purgatory_pipeline.streaming.stream.payloads import PAYLOAD_DDL, clock_packer
-from purgatory_pipeline.streaming.stream.shard_seeds import newest_division, write_division
-from purgatory_pipeline.streaming.stream.shard_step import OUTCOMES, PLAYED_DDL, TABLES, ShardProcessor
-from purgatory_pipeline.streaming.stream.stream_inputs import StreamInput, StreamUnusable
+from purgatory_pipeline.streaming.stream.shard.outcome_rows import OUTCOME_ROWS
+from purgatory_pipeline.streaming.stream.shard_layout import ShardLayout, newest_layout, write_layout
+from purgatory_pipeline.streaming.stream.shard_task import OUTCOMES, TABLES, AddedCounts, ShardTask
+from purgatory_pipeline.streaming.stream.stopped_stream import last_number
+from purgatory_pipeline.streaming.stream.stream_inputs import StreamInput
 from purgatory_pipeline.streaming.stream.stream_outputs import StreamOutput
 from purgatory_pipeline.streaming.stream.wire_records import OPERATION
 
-STATE_STORE: Final = "spark.sql.streaming.stateStore"
 SETTINGS: Final = {
-    f"{STATE_STORE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
-    # Writes only the changes instead of all files of the store: 20 to 40 % less time per batch.
-    f"{STATE_STORE}.rocksdb.changelogCheckpointing.enabled": "true",
     # The checkpoint identifies inputs by name, so that a heartbeat can be added or removed between runs.
     "spark.sql.streaming.queryEvolution.enableSourceEvolution": "true",
+    # TRAP: adaptive execution skips the tasks of a micro-batch without payloads, but each task must save its shard.
+    "spark.sql.adaptive.enabled": "false",
 }
-
 LOCAL_FILES: Final = (
     "spark.sql.streaming.checkpointFileManagerClass",
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
@@ -47,7 +45,6 @@ class StreamOptions:
     checkpoint: str
     shards: int = 4
     delay_ms: int = 2_000
-    on_driver: bool = False
     once: bool = False
     heartbeat_s: int = 0
     trigger: str = "0 seconds"
@@ -55,30 +52,34 @@ class StreamOptions:
 
 
 class BatchWriter:
-    """Writes the outputs of each micro-batch and prints one line about it."""
+    """Plays each micro-batch in its shards, writes the outputs and prints one line about it."""
 
-    def __init__(self, output: StreamOutput, driver: DriverShard | None, *, quiet: bool = False) -> None:
+    def __init__(
+        self, session: SparkSession, output: StreamOutput, layout: ShardLayout, delay_ms: int, *, quiet: bool
+    ) -> None:
         self._output: Final = output
-        self._driver: Final = driver
+        self._layout: Final = layout
+        self._delay_ms: Final = delay_ms
         self._quiet: Final = quiet
+        self._counts: Final = session.sparkContext.accumulator({}, AddedCounts())
+        """Shared by all batches, because Spark never frees an accumulator."""
         self._is_first = True
 
-    def __call__(self, frame: DataFrame, batch: int) -> None:
+    def __call__(self, payloads: DataFrame, batch: int) -> None:
         """Write one micro-batch, possibly for the second time."""
-        is_first, self._is_first = self._is_first, False
-        if is_first:
+        if self._is_first:
             self._output.clear(batch)
-        if self._driver is None:
-            counts = self._output.write_frame(frame, batch)
-        else:
-            played = self._driver.play(frame.toArrow(), batch)
-            counts = self._output.write_tables(played, frame, batch, is_first=is_first)
-            self._driver.commit(batch)
-        if counts and not self._quiet:
-            said = [
-                f"{counts[name]:,} {name.replace('_', ' ')}" for name in TABLES if counts.get(name) or name == OUTCOMES
+        self._is_first = False
+        self._counts.value = {}
+        task = ShardTask(self._layout, batch, self._delay_ms, self._output.folders, self._counts)
+        shards = payloads.repartitionById(self._layout.shards, "shard")
+        self._output.write(shards.mapInArrow(task, from_arrow_schema(OUTCOME_ROWS)), batch)
+        counts = self._counts.value
+        if not self._quiet:
+            found = [
+                f"{counts[name]:,} {name.replace('_', ' ')}" for name in TABLES if counts[name] or name == OUTCOMES
             ]
-            print(f"batch {batch}: {', '.join(said)}; {counts['pending']:,} pending", file=sys.stderr, flush=True)
+            print(f"batch {batch}: {', '.join(found)}; {counts['pending']:,} pending", file=sys.stderr, flush=True)
 
 
 def start_stream(
@@ -94,57 +95,25 @@ def start_stream(
     The query runs in a session of its own, because its settings would break other queries of `session`.
     """
     session = own_session(session)
-    use_state_store(session)
+    for name, value in SETTINGS.items():
+        session.conf.set(name, value)
     checkpoint = open_location(options.checkpoint)
     is_done = last_number(options.checkpoint, "offsets") == last_number(options.checkpoint, "commits")
     if checkpoint.spark_prefix == "file://" and is_done:
         session.conf.set(*LOCAL_FILES)
-    division = None
-    if not options.on_driver:
-        require_python(session.sparkContext.pythonExec)
-        division = newest_division(options.checkpoint) or write_division(options.checkpoint, 0, [b""] * options.shards)
-    shards = 1 if division is None else division.shards
-    session.conf.set("spark.sql.shuffle.partitions", str(shards))
+    layout = newest_layout(options.checkpoint) or write_layout(options.checkpoint, 0, [b""] * options.shards)
     # The order matters: Spark polls its sources one after another. Sources that advance time (heartbeats, events) come
     # first. Polled last, they could return an event without the registration written before it, which would be late.
-    parts = [heartbeats(session, options.heartbeat_s, shards)] if options.heartbeat_s else []
-    in_order = sorted(inputs, key=lambda one: one.side == OPERATION)
-    parts += [one.for_driver(session) if options.on_driver else one.payloads(session, shards) for one in in_order]
-    payloads = parts[0]
-    for part in parts[1:]:
-        payloads = payloads.unionByName(part, allowMissingColumns=True)
-    driver = None
-    if division is None:
-        driver = DriverShard(checkpoint.child(STATES).uri, options.delay_ms)
-    else:
-        by_shard = payloads.groupBy("shard")
-        processor = ShardProcessor(options.delay_ms, division)
-        payloads = by_shard.transformWithStateInPandas(processor, PLAYED_DDL, "append", "None")
+    parts = [heartbeats(session, options.heartbeat_s, layout.shards)] if options.heartbeat_s else []
+    parts += [one.payloads(session, layout.shards) for one in sorted(inputs, key=lambda one: one.side == OPERATION)]
     writer = (
-        payloads.writeStream.queryName(options.name)
-        .foreachBatch(BatchWriter(output, driver, quiet=quiet))
+        reduce(DataFrame.unionByName, parts)
+        .writeStream.queryName(options.name)
+        .foreachBatch(BatchWriter(session, output, layout, options.delay_ms, quiet=quiet))
         .option("checkpointLocation", checkpoint.spark_uri)
     )
     triggered = writer.trigger(availableNow=True) if options.once else writer.trigger(processingTime=options.trigger)
     return triggered.start()
-
-
-def require_python(python: str) -> None:
-    """Check the Python interpreter: Spark plans a stateful step on the driver, with the interpreter path of executors.
-
-    Raises `StreamUnusable` if this path does not exist on the driver.
-    """
-    if shutil.which(python) is None:
-        raise StreamUnusable(
-            f"{python} not found, and Spark needs the executors' interpreter on the driver too: start in the "
-            f'folder that has it, for example after ln -s "$VIRTUAL_ENV" environment'
-        )
-
-
-def use_state_store(session: SparkSession) -> None:
-    """Configure the state store and the checkpoint, for writing and for reading them."""
-    for name, value in SETTINGS.items():
-        session.conf.set(name, value)
 
 
 def heartbeats(session: SparkSession, every_s: int, shards: int) -> DataFrame:

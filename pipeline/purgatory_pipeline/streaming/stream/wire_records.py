@@ -19,6 +19,9 @@ from google.protobuf.message import DecodeError
 
 from purgatory.engine import codes
 from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
+from purgatory.engine.kinds.operation_columns import ITEM, columns_of
+from purgatory.engine.kinds.operation_columns import OPERATION as OPERATION_LEVEL
+from purgatory.engine.marks.event_columns import EVENT_COLUMNS
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory_pipeline.streaming.stream.shard.stream_rows import ROWS
 
@@ -32,31 +35,19 @@ MALFORMED: Final = pa.schema([("side", pa.string()), ("record", pa.binary()), ("
 _KINDS: Final = {name: code for code, name in codes.KIND_NAMES.items()}
 _TYPES: Final = {name: code for code, name in codes.EVENT_NAMES.items()}
 
-ITEM_FIELDS: Final = {
-    "produce": {"required_offset": "offset", "local_error_code": "local_error_code", "leader_epoch": "leader_epoch"},
-    "fetch": {
-        "fetch_offset": "offset", "partition_max_bytes": "partition_max_bytes", "current_leader_epoch": "leader_epoch",
-        "last_fetched_epoch": "last_fetched_epoch", "throttled": "throttled",
-    },
-    "delete_records": {"offset": "offset", "local_error_code": "local_error_code"},
-    "signal": {"required_count": "offset"},
-}  # fmt: skip
-CONDITION_FIELDS: Final = {
-    "fetch": {
-        "min_bytes": "min_bytes", "replica_id": "replica_id", "isolation_level": "isolation_level",
-        "follower_reads": "follower_reads",
-    },
-    "signal": {"any": "any_key", "from_now": "from_now"},
-}  # fmt: skip
+
+def _row_fields(level: str) -> dict[str, dict[str, str]]:
+    """By kind: the fields of a condition, or of its items, and their columns."""
+    return {
+        name: {one.row_name: one.name for one in columns_of(kind) if one.level == level and not one.is_of_all_kinds}
+        for kind, name in codes.KIND_NAMES.items()
+    }
+
+
+ITEM_FIELDS: Final = _row_fields(ITEM)
+CONDITION_FIELDS: Final = _row_fields(OPERATION_LEVEL)
 EVENT_FIELDS: Final = {
-    "log_end_offset": "offset",
-    "offset": "offset",
-    "epoch_start_offset": "offset",
-    "count": "offset",
-    "byte_position": "byte_position",
-    "segment_base_offset": "segment_base_offset",
-    "log_start_offset": "log_start_offset",
-    "replica_id": "replica_id",
+    **{field: column.name for column in EVENT_COLUMNS for field in column.row_names.values()},
     "leader_id": "leader_id",
     "min_in_sync_replicas": "min_in_sync_replicas",
     "proposed_replica_ids": "proposed",

@@ -4,7 +4,7 @@ import { element, Table } from "./elements.js";
 import { duration, nameText, offset, spaced, visible } from "./text.js";
 import { itemsText, operationLink } from "./waits.js";
 
-const worst = (row) => row.items.find((item) => item.error !== 0) ?? row.items[0];
+const worst = (row) => row.items.find((item) => item.error_code !== 0) ?? row.items[0];
 
 export function showEnds(page) {
   const table = new Table("The latest first", [
@@ -17,10 +17,10 @@ export function showEnds(page) {
     { title: "How far it came", cell: (row) => {
       const item = worst(row);
       if (!item) return "–";
-      const far = `${offset(item.reached)} of ${offset(item.required)}`;
+      const far = `${offset(item.reached_offset)} of ${offset(item.required_offset)}`;
       return row.items.length > 1 ? `${nameText(item.name)}: ${far}` : far;
     } },
-    { title: "Would have come in", number: true, cell: (row) => { const eta = worst(row)?.eta_ms ?? -1; return eta >= 0 ? duration(eta) : "–"; } },
+    { title: "Would have come in", number: true, cell: (row) => { const eta = worst(row)?.estimated_remaining_ms ?? -1; return eta >= 0 ? duration(eta) : "–"; } },
     { title: "Ended", number: true, cell: (row) => `${duration(row.ago_ms)} ago` },
   ], "Nothing has ended since somebody began to look.");
   page.add(element("h1", {}, "Ended lately"),

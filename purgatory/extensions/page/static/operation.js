@@ -15,12 +15,12 @@ export function showOperation(page) {
   const marks = new Paces();
   const items = new Table("What it waits for", [
     { title: "Topic and partition, or key", cell: (row) => ({ text: nameText(row.name), href: nameLink(row.name) }) },
-    { title: "Needs", number: true, cell: (row) => offset(row.required) },
-    { title: "Is at", number: true, cell: (row) => offset(row.reached) },
-    { title: "How far", cell: (row) => ({ text: `${offset(row.reached)} of ${offset(row.required)}`, progress: row.required > 0 ? Math.min(1, Math.max(0, row.reached) / row.required) : 1 }) },
-    { title: "Pace", number: true, cell: (row) => (row.pace > 0 ? `${rate(row.pace)} / s` : "–") },
-    { title: "There in", number: true, cell: (row) => (row.eta_ms >= 0 ? duration(row.eta_ms) : "–") },
-    { title: "State", cell: (row) => ({ text: row.held_back_by ? `held back: ${visible(row.held_back_by)}` : ERRORS[row.error] ?? `error ${row.error}`, className: row.error === 0 ? "good" : row.error === 7 ? "" : "bad" }) },
+    { title: "Needs", number: true, cell: (row) => offset(row.required_offset) },
+    { title: "Is at", number: true, cell: (row) => offset(row.reached_offset) },
+    { title: "How far", cell: (row) => ({ text: `${offset(row.reached_offset)} of ${offset(row.required_offset)}`, progress: row.required_offset > 0 ? Math.min(1, Math.max(0, row.reached_offset) / row.required_offset) : 1 }) },
+    { title: "Pace", number: true, cell: (row) => (row.pace_per_second > 0 ? `${rate(row.pace_per_second)} / s` : "–") },
+    { title: "There in", number: true, cell: (row) => (row.estimated_remaining_ms >= 0 ? duration(row.estimated_remaining_ms) : "–") },
+    { title: "State", cell: (row) => ({ text: row.held_back_by ? `held back: ${visible(row.held_back_by)}` : ERRORS[row.error_code] ?? `error ${row.error_code}`, className: row.error_code === 0 ? "good" : row.error_code === 7 ? "" : "bad" }) },
   ], "");
   const button = element("button", { class: "grave", hidden: true, onclick: () => page.cancel(
     "Cancel this operation?", "Whoever waits for it is told that it was cancelled. This cannot be undone.",
@@ -56,10 +56,10 @@ class Paces {
     const points = this.seen.get(key) ?? [];
     this.seen.set(key, points);
     const now = performance.now();
-    points.push([now, item.reached]);
+    points.push([now, item.reached_offset]);
     while (points.length > 2 && points[0][0] < now - PACE_MS) points.shift();
     const [[from, before]] = points;
-    const pace = now > from ? ((item.reached - before) * 1_000) / (now - from) : 0;
-    return { pace, eta_ms: item.error === 7 && pace > 0 ? ((item.required - item.reached) / pace) * 1_000 : -1 };
+    const pace = now > from ? ((item.reached_offset - before) * 1_000) / (now - from) : 0;
+    return { pace_per_second: pace, estimated_remaining_ms: item.error_code === 7 && pace > 0 ? ((item.required_offset - item.reached_offset) / pace) * 1_000 : -1 };
   }
 }

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from purgatory_pipeline.cli import main
-from purgatory_pipeline.streaming.stream.stream_outputs import write_part
+from purgatory_pipeline.streaming.stream.shard_task import write_part
 from pyspark.sql import SparkSession
 
 from tests.pipeline.conftest import worker_environment
@@ -21,10 +21,7 @@ OLD_S = 1_600_000_000
 
 
 @pytest.mark.slow  # asks Spark
-@pytest.mark.parametrize("on_driver", [False, True])
-def test_old_files_are_read_and_rows_from_the_future_set_aside(
-    spark: SparkSession, tmp_path: Path, on_driver: bool
-) -> None:
+def test_old_files_are_read_and_rows_from_the_future_set_aside(spark: SparkSession, tmp_path: Path) -> None:
     """A file modified years before the newest counts like any other. A row dated far ahead of the clock is set aside
     with the reason, and time does not move because of it: nothing expires, and nothing that comes later is late.
     """
@@ -37,17 +34,17 @@ def test_old_files_are_read_and_rows_from_the_future_set_aside(
     folders.write([{"at_ms": history.end_ms + DELAY_MS}])
     for path in (folders.registrations / "00000.parquet", folders.events / "00000.parquet"):
         os.utime(path, (OLD_S, OLD_S))
-    run(spark, folders, on_driver=on_driver)
+    run(spark, folders)
     assert sorted(map(repr, folders.outcomes())) == sorted(map(repr, history.outcomes))
     assert folders.rows("late").num_rows == 0
-    (ahead,) = [row for row in folders.rows("set_aside").to_pylist() if row["at_ms"] == future_ms]
+    (ahead,) = [row for row in folders.rows("quarantine").to_pylist() if row["at_ms"] == future_ms]
     assert "more than --max-ahead later than the clock" in ahead["reason"]
 
 
 @pytest.mark.slow  # asks Spark
-@pytest.mark.parametrize(("on_driver", "table"), [(False, ""), (True, ""), (False, "killed"), (True, "killed_driver")])
+@pytest.mark.parametrize("table", ["", "killed"])
 def test_a_batch_done_again_with_another_delay_replaces_all_of_itself(
-    spark: SparkSession, tmp_path: Path, on_driver: bool, table: str
+    spark: SparkSession, tmp_path: Path, table: str
 ) -> None:
     """A run was killed after it had written a batch and before the commit. The next run has a longer delay, so the same
     batch has fewer outcomes and they come later: each is there once.
@@ -59,14 +56,14 @@ def test_a_batch_done_again_with_another_delay_replaces_all_of_itself(
         folders.write(part)
     if table:
         spark.sql(f"DROP TABLE IF EXISTS {table}")
-    run(spark, folders, on_driver=on_driver, results=results)
+    run(spark, folders, results=results)
     for log in ("commits/1", "commits/.1.crc"):
         (folders.results / "_checkpoint" / log).unlink(missing_ok=True)
     write_part(str(folders.results / "late"), 1, 9, pa.table({"of": ["the run that was killed"]}))
     long_ms = 10 * (history.end_ms - history.rows[0]["at_ms"])
-    run(spark, folders, on_driver=on_driver, results=results, delay_ms=long_ms)
+    run(spark, folders, results=results, delay_ms=long_ms)
     folders.write([{"at_ms": history.end_ms + long_ms}])
-    run(spark, folders, on_driver=on_driver, results=results, delay_ms=DELAY_MS)
+    run(spark, folders, results=results, delay_ms=DELAY_MS)
     found = outcomes_of(spark.table(table).toArrow()) if table else folders.outcomes()
     assert sorted(map(repr, found)) == sorted(map(repr, history.outcomes))
     assert folders.rows("late").num_rows == 0
@@ -80,7 +77,9 @@ def test_a_table_of_a_catalog_in_memory_is_refused(
     """In one line that says what to do, before anything is written: the next run would not find the table."""
     del spark
     places = [
-        word for side in ("registrations", "events", "checkpoint", "aside") for word in (f"--{side}", str(tmp_path))
+        word
+        for side in ("registrations", "events", "checkpoint", "quarantine")
+        for word in (f"--{side}", str(tmp_path))
     ]
     assert main(["stream", *places, "--results", "table:outcomes", "--once"]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
@@ -105,7 +104,7 @@ def test_a_table_of_a_persistent_catalog_grows_from_run_to_run(java: int, tmp_pa
     command = [
         sys.executable, "-m", "purgatory_pipeline.cli", "stream", "--registrations", str(folders.registrations),
         "--events", str(folders.events), "--results", "table:outcomes", "--checkpoint", str(tmp_path / "checkpoint"),
-        "--aside", str(folders.results), "--delay", f"{DELAY_MS}ms", "--once", "--on-driver",
+        "--quarantine", str(folders.results), "--delay", f"{DELAY_MS}ms", "--once",
         *(word for name, value in conf.items() for word in ("--conf", f"{name}={value}")),
     ]  # fmt: skip
     env = {**os.environ, **worker_environment()}

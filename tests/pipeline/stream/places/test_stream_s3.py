@@ -6,17 +6,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from moto.server import ThreadedMotoServer
-from purgatory_pipeline.analytics.archive.location import open_location
-from purgatory_pipeline.streaming.stream.driver_shard import STATES, DriverShard, SavedStates
-from purgatory_pipeline.streaming.stream.payloads import payload
-from purgatory_pipeline.streaming.stream.shard.stream_rows import ROWS
-from purgatory_pipeline.streaming.stream.shard_seeds import Division, newest_division, write_division
-from purgatory_pipeline.streaming.stream.shard_step import LATE, OUTCOMES
-from purgatory_pipeline.streaming.stream.stream_outputs import StreamOutput, write_part
-from purgatory_pipeline.streaming.stream.wire_records import MALFORMED
+from purgatory_pipeline.analytics.archive.location import open_location, write_file
+from purgatory_pipeline.streaming.stream.shard_layout import ShardLayout, StateMissing, newest_layout, write_layout
+from purgatory_pipeline.streaming.stream.shard_task import LATE, OUTCOMES, write_part
+from purgatory_pipeline.streaming.stream.stream_outputs import StreamOutput
 from pyarrow import fs
-
-from purgatory.engine.codes import PRODUCE
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +30,6 @@ def bucket() -> Iterator[str]:
     server.stop()
 
 
-def waits(first_id: int, count: int) -> pa.Table:
-    """A payload of operations for which nothing comes."""
-    wait = {"at_ms": 1_000, "kind": PRODUCE, "timeout_ms": 9_000, "item": 0, "item_count": 1, "topic": "t", "offset": 5}
-    rows = [wait | {"operation_id": first_id + number, "partition": 0} for number in range(count)]
-    table = pa.Table.from_pylist(rows, schema=ROWS)
-    return pa.Table.from_batches([payload(table, MALFORMED.empty_table(), 1)])
-
-
 def test_a_child_of_a_place_keeps_the_query(bucket: str) -> None:
     """Spark's name has none, and begins with s3a."""
     place = open_location(bucket.format("stream")).child("_checkpoint").child("shards")
@@ -59,47 +45,42 @@ def test_a_child_of_a_place_keeps_the_query(bucket: str) -> None:
     )
 
 
-def test_shards_of_a_stream_are_divided_on_an_object_store(bucket: str) -> None:
-    """A division counts once its last file is there; the leftovers of an incomplete attempt are replaced."""
+def test_layouts_and_states_of_a_stream_on_an_object_store(bucket: str) -> None:
+    """A layout counts once `complete` is there; files of an incomplete attempt are replaced. Of the states of a shard
+    the last two are kept.
+    """
     checkpoint = bucket.format("divided/_checkpoint")
-    assert newest_division(checkpoint) is None
-    assert write_division(checkpoint, 0, [b""] * 2) == newest_division(checkpoint) == Division(checkpoint, 0, 2)
-    place = open_location(checkpoint).child("shards/00000001")
-    place.filesystem.create_dir(place.root, recursive=True)
-    with place.filesystem.open_output_stream(place.child("shard-00007").root) as stream:
-        stream.write(b"of an attempt that was killed")
-    assert newest_division(checkpoint) == Division(checkpoint, 0, 2)
-    divided = write_division(checkpoint, 1, [b"a", b"b", b"c"])
-    assert newest_division(checkpoint) == divided == Division(checkpoint, 1, 3)
-    assert [divided.read(shard) for shard in range(3)] == [b"a", b"b", b"c"]
-    assert open_location(checkpoint).child("shards").names() == ["00000001"]
-
-
-def test_a_shard_on_the_driver_keeps_its_state_on_an_object_store(bucket: str) -> None:
-    """Snapshots and rows are written, found by the next process, and dropped when they are not needed any more."""
-    folder = open_location(bucket.format("driver/_checkpoint")).child(STATES).uri
-    shard = DriverShard(folder, 0)
+    assert newest_layout(checkpoint) is None
+    layout = write_layout(checkpoint, 0, [b""] * 2)
+    assert newest_layout(checkpoint) == layout == ShardLayout(checkpoint, 0, 2)
+    folder = open_location(checkpoint).child("shards/00000000")
     for batch in range(3):
-        shard.play(waits(1_000 * batch + 1, 10 if batch else 900), batch)
-        shard.commit(batch)
-    assert DriverShard(folder, 0).play(waits(5_000, 1), 3).pending == 921
-    states = SavedStates(folder)
-    assert (list(states.snapshots), list(states.rows)) == ([0], [1, 2])
-    DriverShard(folder, 0).play(waits(5_000, 1), 2)
-    assert list(SavedStates(folder).rows) == [1]
+        shard = layout.load(1, batch, delay_ms=0)
+        shard.play(pa.table({"at_ms": [batch]}))
+        layout.save(shard, batch + 1, attempt=batch)
+    assert folder.names() == ["00000000-00000", "00000002-00001", "00000003-00001", "complete"]
+    assert [layout.load(1, batch, 0).horizon_ms for batch in (2, 3)] == [1, 2]
+    with pytest.raises(StateMissing, match="no state of shard 1 before micro-batch 1"):
+        layout.read(1, 1)
+    write_file(open_location(checkpoint), "shards/00000001/00000003-00007", b"of an attempt that was killed")
+    assert newest_layout(checkpoint) == layout
+    later = write_layout(checkpoint, 1, [b"a", b"b", b"c"], batch=3)
+    assert newest_layout(checkpoint) == later == ShardLayout(checkpoint, 1, 3)
+    assert later.read_all(3) == [b"a", b"b", b"c"]
+    assert open_location(checkpoint).child("shards").names() == ["00000001"]
 
 
 def test_outcomes_on_an_object_store_are_replaced_by_their_batch(bucket: str) -> None:
     """What an earlier run wrote of a batch that it did not commit goes first, and nothing else does."""
     results = bucket.format("results")
-    output = StreamOutput(results, bucket.format("aside"))
+    output = StreamOutput(results, bucket.format("quarantine"))
     rows = pa.table({"operation_id": [1, 2]})
     for table, batch in ((OUTCOMES, 6), (OUTCOMES, 7), (LATE, 7)):
-        folder = open_location(results if table == OUTCOMES else bucket.format("aside")).child(table)
+        folder = open_location(results if table == OUTCOMES else bucket.format("quarantine")).child(table)
         write_part(folder.uri, batch, 3, rows)
     output.clear(7)
     place = open_location(results).child(OUTCOMES)
     assert place.names() == ["batch=00000006"]
-    assert open_location(bucket.format("aside")).child(LATE).names() == []
+    assert open_location(bucket.format("quarantine")).child(LATE).names() == []
     file = place.child("batch=00000006/shard-00003.parquet")
     assert pq.read_table(file.root, filesystem=file.filesystem).num_rows == 2

@@ -108,7 +108,7 @@ def streaming(cluster: KafkaCluster, folder: Path, *more: str) -> Iterator[subpr
     command = [
         sys.executable, "-m", "purgatory_pipeline.cli", "stream", "--registrations", f"{topics}/registrations",
         "--events", f"{topics}/events", "--results", f"{topics}/results", "--shards", "2", "--master", "local[2]",
-        "--checkpoint", str(folder / "checkpoint"), "--aside", str(folder / "aside"),
+        "--checkpoint", str(folder / "checkpoint"), "--quarantine", str(folder / "quarantine"),
         "--conf", f"spark.jars={','.join(map(str, connector_jars()))}", "--conf", "spark.ui.enabled=false",
         "--conf", "spark.driver.bindAddress=127.0.0.1", *more,
     ]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from purgatory.extensions.archive.schema import EVENTS, NO_PARTITION, REGISTRATIONS
-from purgatory_pipeline.analytics.replay.load.row_chunk import Column, Name, RowChunk
+from purgatory_pipeline.engine_rows.row_chunk import Column, Name, RowChunk
 
 ALL_KEYS: Final[Name] = ("", -3)
 """All keys of a run, if there are more than the engine can remember: it then forgets the oldest key, so every key

@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 
 from purgatory_pipeline.analytics.archive.catalog import ROW_KEYS
-from purgatory_pipeline.analytics.archive.integers import Flags, stable_order
-from purgatory_pipeline.analytics.replay.load.row_chunk import RowChunk, in_order, join
-from purgatory_pipeline.analytics.replay.load.table_reader import NUMBERS
+from purgatory_pipeline.engine_rows.arrow_chunks import NUMBERS
+from purgatory_pipeline.engine_rows.integers import Flags, stable_order
+from purgatory_pipeline.engine_rows.row_chunk import RowChunk, in_order, join
 
 ROWS_MIN: Final = 150_000
 """A window is closed at this many rows, which then share its fixed cost."""

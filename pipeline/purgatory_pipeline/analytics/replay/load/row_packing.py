@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from purgatory_pipeline.analytics.replay.load.row_chunk import Column, RowChunk
+from purgatory_pipeline.engine_rows.row_chunk import Column, RowChunk
 
 
 def pack(chunk: RowChunk) -> bytes:

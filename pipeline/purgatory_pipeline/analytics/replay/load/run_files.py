@@ -13,7 +13,7 @@ from purgatory.extensions.archive.schema import CALLS, CRASHED, DROPPED, ENDED, 
 from purgatory_pipeline.analytics.archive.catalog import ArchiveCatalog
 from purgatory_pipeline.analytics.archive.daemon_runs import details_of, last_files, read_markers
 from purgatory_pipeline.analytics.archive.footer import ArchiveFile
-from purgatory_pipeline.analytics.replay.load.row_chunk import TABLES
+from purgatory_pipeline.engine_rows.row_chunk import TABLES
 
 NEVER: Final = 2**62
 DECISIVE: Final = (EVENTS, CALLS)

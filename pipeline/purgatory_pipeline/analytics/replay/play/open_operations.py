@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from purgatory_pipeline.analytics.archive.integers import Flags, Hashes, Integers, hash_operations, mix
-from purgatory_pipeline.analytics.replay.load.row_chunk import Column
-from purgatory_pipeline.analytics.replay.play.registered_operations import RegisteredOperations
+from purgatory_pipeline.engine_rows.integers import Flags, Hashes, Integers, hash_operations, mix
+from purgatory_pipeline.engine_rows.registered_operations import RegisteredOperations
+from purgatory_pipeline.engine_rows.row_chunk import Column
 
 OWN: Final = ("ids", "call", "session", "operation", "kind", "topic", "item_counts")
 PENDING: Final = 0
@@ -22,7 +22,7 @@ _FACTORS: Final = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E
 
 
 @dataclass
-class Ends:
+class Outcomes:
     """How each open operation has ended on one side: as recorded, or in the replay of one policy."""
 
     outcome: Column
@@ -33,22 +33,22 @@ class Ends:
     """The recorded call that ended it; 0 in a replay."""
 
     @classmethod
-    def pending(cls, rows: int) -> Ends:
+    def pending(cls, rows: int) -> Outcomes:
         return cls(
             np.zeros(rows, np.int8), np.zeros(rows, np.int64), np.zeros(rows, np.uint64), np.zeros(rows, np.int64)
         )
 
-    def followed_by(self, other: Ends) -> Ends:
-        return Ends(*(np.concatenate([getattr(self, one.name), getattr(other, one.name)]) for one in fields(self)))
+    def followed_by(self, other: Outcomes) -> Outcomes:
+        return Outcomes(*(np.concatenate([getattr(self, one.name), getattr(other, one.name)]) for one in fields(self)))
 
-    def take(self, rows: Integers) -> Ends:
-        return Ends(*(getattr(self, one.name).take(rows) for one in fields(self)))
+    def take(self, rows: Integers) -> Outcomes:
+        return Outcomes(*(getattr(self, one.name).take(rows) for one in fields(self)))
 
 
 class OpenOperations:
     """One row for each operation, in the order of registration. Rows move up when others are taken out."""
 
-    def __init__(self, columns: dict[str, Column], recorded: Ends, replayed: list[Ends]) -> None:
+    def __init__(self, columns: dict[str, Column], recorded: Outcomes, replayed: list[Outcomes]) -> None:
         self.columns = columns
         self.recorded = recorded
         self.replayed = replayed
@@ -60,7 +60,7 @@ class OpenOperations:
     def none(cls, policies: int) -> OpenOperations:
         """No operations, to be replayed under some policies."""
         columns = {name: np.empty(0, np.int64) for name in OWN}
-        return cls(columns, Ends.pending(0), [Ends.pending(0) for _ in range(policies)])
+        return cls(columns, Outcomes.pending(0), [Outcomes.pending(0) for _ in range(policies)])
 
     def __len__(self) -> int:
         return len(self.recorded.outcome)
@@ -73,9 +73,9 @@ class OpenOperations:
         self._old = len(self)
         for name in OWN:
             self.columns[name] = np.concatenate([self.columns[name], getattr(arrivals, name)])
-        pending = Ends.pending(arrivals.rows)
+        pending = Outcomes.pending(arrivals.rows)
         self.recorded = self.recorded.followed_by(pending)
-        self.replayed = [ends.followed_by(pending) for ends in self.replayed]
+        self.replayed = [outcomes.followed_by(pending) for outcomes in self.replayed]
 
     def rows_of_ids(self, ids: Column) -> Column:
         """The rows of ids, all of which must be open."""
@@ -100,14 +100,14 @@ class OpenOperations:
     def is_done(self) -> Flags:
         """Which have ended everywhere."""
         done: Flags = self.recorded.outcome != PENDING
-        for ends in self.replayed:
-            done = done & (ends.outcome != PENDING)
+        for outcomes in self.replayed:
+            done = done & (outcomes.outcome != PENDING)
         return done
 
     def take(self, rows: Integers) -> OpenOperations:
         """Some rows, as operations of their own."""
         columns = {name: values.take(rows) for name, values in self.columns.items()}
-        return OpenOperations(columns, self.recorded.take(rows), [ends.take(rows) for ends in self.replayed])
+        return OpenOperations(columns, self.recorded.take(rows), [outcomes.take(rows) for outcomes in self.replayed])
 
 
 def find(sessions: Integers, operations: Integers, among_sessions: Integers, among_operations: Integers) -> Integers:

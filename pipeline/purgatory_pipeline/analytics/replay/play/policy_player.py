@@ -12,11 +12,13 @@ from purgatory.engine.completions import Completions
 from purgatory.extensions.archive.run_details import RunDetails
 from purgatory.extensions.archive.schema import EVENTS
 from purgatory_pipeline.analytics.replay.load.call_windows import CallWindow
-from purgatory_pipeline.analytics.replay.load.row_chunk import Column
-from purgatory_pipeline.analytics.replay.play.policy_events import EventRewriter, event_batch
-from purgatory_pipeline.analytics.replay.play.registered_operations import RegisteredOperations
-from purgatory_pipeline.analytics.replay.play.tape_steps import OtherCalls, TapeSteps, merged, steps
+from purgatory_pipeline.analytics.replay.play.other_calls import OtherCalls
+from purgatory_pipeline.analytics.replay.play.policy_events import EventRewriter
 from purgatory_pipeline.analytics.replay.policy import MIN_BYTES, TIMEOUT_MS, Policy
+from purgatory_pipeline.engine_rows.event_batches import event_batch
+from purgatory_pipeline.engine_rows.registered_operations import RegisteredOperations
+from purgatory_pipeline.engine_rows.row_chunk import Column
+from purgatory_pipeline.engine_rows.tape_steps import TapeSteps, merged, steps
 
 UNBOUNDED: Final = 2**60
 UNLIMITED: Final = (

@@ -7,10 +7,10 @@ import numpy as np
 
 from purgatory.engine import tape
 from purgatory.engine.codes import EXPIRED
-from purgatory_pipeline.analytics.replay.load.row_chunk import RowChunk
 from purgatory_pipeline.analytics.replay.play.open_operations import PENDING, OpenOperations, hash_answers
-from purgatory_pipeline.analytics.replay.play.registered_operations import complete_operations
-from purgatory_pipeline.analytics.replay.play.tape_steps import TapeSteps, steps
+from purgatory_pipeline.engine_rows.registered_operations import complete_operations
+from purgatory_pipeline.engine_rows.row_chunk import RowChunk
+from purgatory_pipeline.engine_rows.tape_steps import TapeSteps, steps
 
 OUTCOMES_READ: Final = "outcomes"
 WITHOUT_REGISTRATION: Final = "outcomes without registration"

@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from purgatory_pipeline.analytics.replay.load.row_chunk import Column
-from purgatory_pipeline.analytics.replay.play.open_operations import Ends, OpenOperations
+from purgatory_pipeline.analytics.replay.play.open_operations import OpenOperations, Outcomes
+from purgatory_pipeline.engine_rows.row_chunk import Column
 
 EXACT_MS: Final = 1_024
 PER_OCTAVE: Final = 128
@@ -100,13 +100,13 @@ class ReplaySums:
         """Adds operations that have ended everywhere, with the verdicts under each policy."""
         kind, topic, recorded = finished["kind"], finished["topic"], finished.recorded
 
-        def add(section: int, player: int, before: Column, ends: Ends, detail: Column) -> None:
-            self._add(_packed(section, player + 1, kind, before, ends.outcome, detail, topic), ends.waited_ms)
+        def add(section: int, player: int, before: Column, outcomes: Outcomes, detail: Column) -> None:
+            self._add(_packed(section, player + 1, kind, before, outcomes.outcome, detail, topic), outcomes.waited_ms)
 
         add(WAITS, RECORDED, recorded.outcome, recorded, bucket_of(recorded.waited_ms))
-        for player, (ends, verdict) in enumerate(zip(finished.replayed, verdicts, strict=True)):
-            add(CHANGES, player, recorded.outcome, ends, verdict)
-            add(WAITS, player, ends.outcome, ends, bucket_of(ends.waited_ms))
+        for player, (outcomes, verdict) in enumerate(zip(finished.replayed, verdicts, strict=True)):
+            add(CHANGES, player, recorded.outcome, outcomes, verdict)
+            add(WAITS, player, outcomes.outcome, outcomes, bucket_of(outcomes.waited_ms))
 
     def table(self) -> pa.Table:
         """All sums as rows of SCHEMA."""

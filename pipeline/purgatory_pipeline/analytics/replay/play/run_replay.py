@@ -8,16 +8,17 @@ import numpy as np
 from purgatory.engine.completions import Completions
 from purgatory.extensions.archive.schema import CALLS, OUTCOMES, REGISTRATIONS
 from purgatory_pipeline.analytics.replay.load.call_windows import CallWindow
-from purgatory_pipeline.analytics.replay.load.row_chunk import Column, RowChunk
 from purgatory_pipeline.analytics.replay.load.run_files import RunContext
-from purgatory_pipeline.analytics.replay.play.open_operations import PENDING, Ends, OpenOperations, hash_answers
+from purgatory_pipeline.analytics.replay.play.open_operations import PENDING, OpenOperations, Outcomes, hash_answers
+from purgatory_pipeline.analytics.replay.play.other_calls import OtherCalls
 from purgatory_pipeline.analytics.replay.play.policy_events import MARKS_KEPT, MARKS_LEFT_OUT
 from purgatory_pipeline.analytics.replay.play.policy_player import PolicyPlayer
 from purgatory_pipeline.analytics.replay.play.recorded_outcomes import match_outcomes
-from purgatory_pipeline.analytics.replay.play.registered_operations import RegisteredOperations, complete_operations
 from purgatory_pipeline.analytics.replay.play.replay_sums import DIFFERENT, EQUAL, IN_DOUBT, NO_OUTCOME, ReplaySums
-from purgatory_pipeline.analytics.replay.play.tape_steps import NO_STEPS, OtherCalls
 from purgatory_pipeline.analytics.replay.policy import Policy
+from purgatory_pipeline.engine_rows.registered_operations import RegisteredOperations, complete_operations
+from purgatory_pipeline.engine_rows.row_chunk import Column, RowChunk
+from purgatory_pipeline.engine_rows.tape_steps import NO_STEPS
 
 REGISTRATIONS_READ: Final = "registrations"
 INCOMPLETE_REGISTRATIONS: Final = "incomplete registrations"
@@ -95,13 +96,13 @@ class RunReplay:
         """Stores what has ended under one policy."""
         if completions is None:
             return
-        ends = self._open.replayed[place]
+        outcomes = self._open.replayed[place]
         rows = self._open.rows_of_ids(np.asarray(completions.operation_ids))
         outcome, waited_ms = np.asarray(completions.outcomes), np.asarray(completions.waited_ms)
-        ends.outcome[rows] = outcome
-        ends.waited_ms[rows] = waited_ms
+        outcomes.outcome[rows] = outcome
+        outcomes.waited_ms[rows] = waited_ms
         if self._players[place].policy.is_unchanged:
-            ends.answer[rows] = hash_answers(
+            outcomes.answer[rows] = hash_answers(
                 [outcome, waited_ms, np.asarray(completions.lateness_ms)],
                 [np.asarray(completions.error_codes), np.asarray(completions.reached_offsets)],
                 np.asarray(completions.item_counts),
@@ -112,12 +113,12 @@ class RunReplay:
         if not len(finished):
             return
         pairs = zip(self._players, finished.replayed, strict=True)
-        verdicts = [self._verdicts(finished.recorded, ends, player.policy) for player, ends in pairs]
+        verdicts = [self._verdicts(finished.recorded, outcomes, player.policy) for player, outcomes in pairs]
         self._tally.add(finished, verdicts)
         if self._rows is not None:
             self._rows(self._facts.run_id, finished, verdicts)
 
-    def _verdicts(self, recorded: Ends, replayed: Ends, policy: Policy) -> Column:
+    def _verdicts(self, recorded: Outcomes, replayed: Outcomes, policy: Policy) -> Column:
         verdicts: Column = np.full(len(recorded.outcome), EQUAL, np.int64)
         verdicts[(replayed.outcome != recorded.outcome) | (replayed.waited_ms != recorded.waited_ms)] = DIFFERENT
         if policy.is_unchanged:

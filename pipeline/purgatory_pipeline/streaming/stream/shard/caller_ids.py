@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from purgatory_pipeline.analytics.archive.integers import Flags, Hashes, Integers
+from purgatory_pipeline.engine_rows.integers import Flags, Hashes, Integers
 from purgatory_pipeline.streaming.stream.shard.stream_rows import hashes_of
 
 CALLERS: Final = pa.schema(

@@ -7,16 +7,10 @@ import pyarrow as pa
 
 from purgatory.engine.batches import Refusal
 from purgatory.engine.codes import FETCH, OUTCOME_NAMES, REFUSED
-from purgatory.engine.completions import Completions
-from purgatory.extensions.archive.schema import KIND_LABELS, OUTCOME_LABELS, OUTCOMES, SCHEMAS
-from purgatory_pipeline.analytics.archive.integers import Integers
+from purgatory.engine.completions import FETCHED_COLUMNS, RESULT_ITEM_COLUMNS, Completions
+from purgatory.extensions.archive.schema import KIND_LABELS, OUTCOME_LABELS, RESULT_ITEM
+from purgatory_pipeline.engine_rows.integers import Integers
 
-_FIRST_OF_ITEM: Final = SCHEMAS[OUTCOMES].get_field_index("topic")
-_TOPIC: Final = pa.field("topic", pa.string())
-ITEM: Final = pa.struct(
-    [_TOPIC, *(SCHEMAS[OUTCOMES].field(place) for place in range(_FIRST_OF_ITEM + 1, len(SCHEMAS[OUTCOMES])))]
-)
-"""One partition (or key) of an operation: the archive's columns of outcomes from `topic` on."""
 INSTANT: Final = pa.timestamp("us", tz="UTC")
 
 OUTCOME_ROWS: Final = pa.schema(
@@ -28,19 +22,10 @@ OUTCOME_ROWS: Final = pa.schema(
         ("registered_at", INSTANT),
         ("ended_at", INSTANT),
         ("waited_ms", pa.int64()),
-        ("items", pa.list_(ITEM)),  # in the order of the registration
+        ("items", pa.list_(RESULT_ITEM)),  # in the order of the registration
         ("refusal", pa.string()),  # the field at fault and what is wrong with it; null but for refused operations
     ]
 )
-
-_NUMBERS: Final = {
-    "error_code": "error_codes",
-    "required_offset": "required_offsets",
-    "reached_offset": "reached_offsets",
-    "log_start_offset": "log_start_offsets",
-}
-_OR_ABSENT: Final = {"estimated_remaining_ms": "estimated_remaining_ms", "pace_per_second": "paces_per_second"}
-_FETCHED: Final = ("available_bytes", "high_watermark", "last_stable_offset", "diverging_epoch", "diverging_end_offset")
 
 
 def completed_rows(ended: Completions, owners: pa.Table) -> pa.Table:
@@ -80,7 +65,7 @@ def refused_rows(refusals: list[Refusal], owners: pa.Table, kinds: Integers) -> 
             "registered_at": at,
             "ended_at": at,
             "waited_ms": np.zeros(count, np.int64),
-            "items": pa.array([[]] * count, pa.list_(ITEM)),
+            "items": pa.array([[]] * count, pa.list_(RESULT_ITEM)),
             "refusal": [f"{refusal.field}: {refusal.message}" for refusal in refusals],
         },
         schema=OUTCOME_ROWS,
@@ -103,15 +88,15 @@ def _items(ended: Completions, item_counts: Integers) -> pa.StructArray:
         "topic": pa.array([name[0] for name in names], pa.string()),
         "partition": pa.array([name[1] for name in names], pa.int32()),
     }
-    for name, attribute in (_NUMBERS | _OR_ABSENT).items():
-        kind = ITEM.field(name).type
-        values = np.asarray(getattr(ended, attribute), kind.to_pandas_dtype())
-        columns[name] = pa.array(values, kind, mask=values < 0 if name in _OR_ABSENT else None)
+    for column in RESULT_ITEM_COLUMNS:
+        kind = RESULT_ITEM.field(column.name).type
+        values = np.asarray(getattr(ended, column.attribute), kind.to_pandas_dtype())
+        columns[column.name] = pa.array(values, kind, mask=values < 0 if column.is_optional else None)
     is_fetch = np.repeat(np.asarray(ended.kinds, np.int64) == FETCH, item_counts)
-    for name in _FETCHED:
-        kind = ITEM.field(name).type
+    for column in FETCHED_COLUMNS:
+        kind = RESULT_ITEM.field(column.name).type
         values = np.zeros(len(is_fetch), kind.to_pandas_dtype())
         if ended.fetched:
-            values[is_fetch] = [getattr(one, name) for one in ended.fetched]
-        columns[name] = pa.array(values, kind, mask=~is_fetch)
-    return pa.StructArray.from_arrays([columns[field.name] for field in ITEM], fields=list(ITEM))
+            values[is_fetch] = [getattr(one, column.attribute) for one in ended.fetched]
+        columns[column.name] = pa.array(values, kind, mask=~is_fetch)
+    return pa.StructArray.from_arrays([columns[field.name] for field in RESULT_ITEM], fields=list(RESULT_ITEM))

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from purgatory_pipeline.analytics.archive.integers import Hashes, Integers
+from purgatory_pipeline.engine_rows.integers import Hashes, Integers
 from purgatory_pipeline.streaming.stream.shard.caller_ids import CallerIds
 
 TABLE: Final = 1 << 21

@@ -8,8 +8,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from purgatory_pipeline.analytics.archive.integers import Flags, Integers
-from purgatory_pipeline.analytics.replay.load.table_reader import numbers
+from purgatory_pipeline.engine_rows.arrow_chunks import numbers
+from purgatory_pipeline.engine_rows.integers import Flags, Integers
 
 NONE: Final = -1
 
@@ -38,7 +38,7 @@ def ranks(texts: pa.ChunkedArray | None, rows: int) -> Integers:
 
 
 @dataclass(frozen=True)
-class Things:
+class Records:
     """Operations and events, each with its first row and how many it has."""
 
     start: Integers
@@ -52,7 +52,7 @@ class Things:
         return len(self.start)
 
     def rows(self, chosen: npt.NDArray[np.int64] | Flags) -> Integers:
-        """The rows of some things (places in order, or a mask)."""
+        """The rows of some records (places in order, or a mask)."""
         start, count = self.start[chosen], self.count[chosen]
         total = int(count.sum())
         if total == len(start):
@@ -60,7 +60,7 @@ class Things:
         return np.repeat(start - (np.cumsum(count) - count), count) + np.arange(total)
 
 
-def things_of(rows: pa.Table) -> Things:
+def records_of(rows: pa.Table) -> Records:
     """Finds the operations and events of rows as they arrived."""
     is_registration = column_of(rows, "kind") > 0
     item = column_of(rows, "item")
@@ -77,7 +77,7 @@ def things_of(rows: pa.Table) -> Things:
     whole = (item[start] == 0) & (column_of(rows, "item_count", 1)[start] == count)
     if len(start) < rows.num_rows:
         whole &= _items_rise(item, start, count)
-    return Things(start, count, column_of(rows, "at_ms")[start], of_registration, whole | ~of_registration)
+    return Records(start, count, column_of(rows, "at_ms")[start], of_registration, whole | ~of_registration)
 
 
 def _same_operation(rows: pa.Table, places: Integers) -> Flags:
@@ -99,13 +99,13 @@ def _items_rise(item: Integers, start: Integers, count: Integers) -> Flags:
     return np.asarray(wrong[start + count] == wrong[start])
 
 
-def play_order(rows: pa.Table, things: Things, chosen: Integers) -> Integers:
-    """The chosen things in the order in which they are played: by time, by place, registrations first.
+def play_order(rows: pa.Table, records: Records, chosen: Integers) -> Integers:
+    """The chosen records in the order in which they are played: by time, by place, registrations first.
 
     Ties are broken by content, so that the order never depends on how rows arrived.
     """
-    first = things.start[chosen]
-    is_registration = things.is_registration[chosen]
+    first = records.start[chosen]
+    is_registration = records.is_registration[chosen]
     callers = rows.column("caller").take(first) if "caller" in rows.column_names else None
     topics = rows.column("topic").take(first) if "topic" in rows.column_names else None
 
@@ -116,7 +116,7 @@ def play_order(rows: pa.Table, things: Things, chosen: Integers) -> Integers:
         return column_of(rows, name, default)[first]
 
     keys = [
-        things.at_ms[chosen],
+        records.at_ms[chosen],
         of("place", 0),
         ~is_registration,
         either(ranks(callers, len(first)), ranks(topics, len(first))),

@@ -19,11 +19,11 @@ from purgatory.engine.codes import EVENT_NAMES, KINDS
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.tape import Played
-from purgatory_pipeline.analytics.archive.integers import Flags, Hashes, Integers
+from purgatory_pipeline.engine_rows.integers import Flags, Hashes, Integers
 from purgatory_pipeline.streaming.stream.shard.caller_ids import CALLERS, CallerIds
 from purgatory_pipeline.streaming.stream.shard.outcome_rows import OUTCOME_ROWS, completed_rows, refused_rows
 from purgatory_pipeline.streaming.stream.shard.repeated_operations import Repeats
-from purgatory_pipeline.streaming.stream.shard.row_order import Things, column_of, play_order, things_of
+from purgatory_pipeline.streaming.stream.shard.row_order import Records, column_of, play_order, records_of
 from purgatory_pipeline.streaming.stream.shard.shard_tape import TapeOfRows, tape_of
 from purgatory_pipeline.streaming.stream.shard.stream_rows import ROWS, conformed, hashes_of
 
@@ -44,7 +44,7 @@ NEVER: Final = -1
 """No row received yet."""
 
 BROKEN: Final = "incomplete: items are missing, kind or type is unknown, or operation_id is below 1"
-SET_ASIDE: Final = pa.schema([*ROWS, pa.field("reason", pa.string())])
+QUARANTINED: Final = pa.schema([*ROWS, pa.field("reason", pa.string())])
 """Rows that could not be played, with the reason."""
 
 
@@ -104,41 +104,41 @@ class Shard:
         at_ms = column_of(rows, "at_ms")
         self.seen_ms = max(self.seen_ms, seen_ms, int(at_ms.max(initial=NEVER)))
         before_ms, self.horizon_ms = self.horizon_ms, max(self.horizon_ms, self.seen_ms - self.delay_ms)
-        things = things_of(rows)
-        known = known_things(rows, things)
-        is_late = (things.at_ms < before_ms) & (things.start >= first_fresh) & known
+        records = records_of(rows)
+        known = known_records(rows, records)
+        is_late = (records.at_ms < before_ms) & (records.start >= first_fresh) & known
         self.late += int(is_late.sum())
-        is_whole = known & things.is_whole & ~is_late
+        is_whole = known & records.is_whole & ~is_late
         # With a delay a millisecond is played once it is complete, so that the batches never split it.
-        is_due = things.at_ms < self.horizon_ms if self.delay_ms else things.at_ms <= self.horizon_ms
-        self.kept = used_columns(rows.take(pa.array(things.rows(is_whole & ~is_due))))
+        is_due = records.at_ms < self.horizon_ms if self.delay_ms else records.at_ms <= self.horizon_ms
+        self.kept = used_columns(rows.take(pa.array(records.rows(is_whole & ~is_due))))
         due = np.flatnonzero(is_whole & is_due)
-        outcomes, refused = self._play(rows, things, play_order(rows, things, due))
-        mine = things.is_registration if self.number else np.ones(len(things), np.bool_)
-        is_heartbeat = ~things.is_registration & (column_of(rows, "type")[things.start] == 0)
-        broken = mine & ~is_late & (~known | ~things.is_whole) & ~is_heartbeat
-        malformed = [set_aside(rows, things.rows(broken), BROKEN)]
+        outcomes, refused = self._play(rows, records, play_order(rows, records, due))
+        owned = records.is_registration if self.number else np.ones(len(records), np.bool_)
+        is_heartbeat = ~records.is_registration & (column_of(rows, "type")[records.start] == 0)
+        broken = owned & ~is_late & (~known | ~records.is_whole) & ~is_heartbeat
+        malformed = [quarantined(rows, records.rows(broken), BROKEN)]
         malformed += refused if not self.number else []
-        late = set_aside(rows, things.rows(is_late & mine), "")
+        late = quarantined(rows, records.rows(is_late & owned), "")
         return PlayedRows(outcomes, late, pa.concat_tables(malformed))
 
-    def _play(self, rows: pa.Table, things: Things, order: Integers) -> tuple[pa.Table, list[pa.Table]]:
+    def _play(self, rows: pa.Table, records: Records, order: Integers) -> tuple[pa.Table, list[pa.Table]]:
         if self.engine is None and not len(order):
             return OUTCOME_ROWS.empty_table(), []
-        engine = self.engine or self.start_engine(int(things.at_ms[order[0]]))
+        engine = self.engine or self.start_engine(int(records.at_ms[order[0]]))
         self.clock_ms = max(self.clock_ms, self.horizon_ms - bool(self.delay_ms))
-        arriving = tape_of(rows, things, order, self.next_id, self.clock_ms, LIMITS.timeout_ms_default)
-        repeats = self._add(rows, things, arriving)
+        arriving = tape_of(rows, records, order, self.next_id, self.clock_ms, LIMITS.timeout_ms_default)
+        repeats = self._add(rows, records, arriving)
         played = engine.play(self.owner, arriving.tape, prompt=True)
         refused = self._refused(rows, arriving, played)
         return self._outcomes(played, arriving, repeats), refused
 
-    def _add(self, rows: pa.Table, things: Things, arriving: TapeOfRows) -> Repeats:
+    def _add(self, rows: pa.Table, records: Records, arriving: TapeOfRows) -> Repeats:
         """Add the arriving operations to the pending ones."""
         operations = arriving.operations
         if operations is None:
             return Repeats.none()
-        first = things.start[arriving.registrations]
+        first = records.start[arriving.registrations]
         callers = rows.column("caller").take(pa.array(first)) if "caller" in rows.column_names else None
         more = pa.table(
             {
@@ -161,7 +161,7 @@ class Shard:
         if not refusals:
             return []
         places = arriving.events[[refusal.index for refusal in refusals]]
-        return [set_aside(rows, places, [said(refusal) for refusal in refusals])]
+        return [quarantined(rows, places, [said(refusal) for refusal in refusals])]
 
     def _outcomes(self, played: Played, arriving: TapeOfRows, repeats: Repeats) -> pa.Table:
         """Outcomes of refused and completed operations. Duplicates of a pending operation are cancelled instead."""
@@ -195,11 +195,11 @@ class Shard:
         self.callers.keep(kept)
 
 
-def known_things(rows: pa.Table, things: Things) -> Flags:
+def known_records(rows: pa.Table, records: Records) -> Flags:
     """Mask of operations of a known kind with a valid id and events of a known type; heartbeats are False."""
-    kind, kind_of_event = (column_of(rows, name)[things.start] for name in ("kind", "type"))
-    is_operation = np.isin(kind, KINDS) & (column_of(rows, "operation_id")[things.start] >= 1)
-    return np.where(things.is_registration, is_operation, np.isin(kind_of_event, list(EVENT_NAMES)))
+    kind, kind_of_event = (column_of(rows, name)[records.start] for name in ("kind", "type"))
+    is_operation = np.isin(kind, KINDS) & (column_of(rows, "operation_id")[records.start] >= 1)
+    return np.where(records.is_registration, is_operation, np.isin(kind_of_event, list(EVENT_NAMES)))
 
 
 def used_columns(rows: pa.Table) -> pa.Table:
@@ -209,10 +209,10 @@ def used_columns(rows: pa.Table) -> pa.Table:
     )
 
 
-def set_aside(rows: pa.Table, places: Integers, reason: str | Sequence[str]) -> pa.Table:
+def quarantined(rows: pa.Table, places: Integers, reason: str | Sequence[str]) -> pa.Table:
     """The rows at `places`, each with a reason."""
     if not len(places):
-        return SET_ASIDE.empty_table()
+        return QUARANTINED.empty_table()
     chosen = rows.take(pa.array(places))
     reasons = [reason] * len(places) if isinstance(reason, str) else list(reason)
     columns = {
@@ -221,7 +221,7 @@ def set_aside(rows: pa.Table, places: Integers, reason: str | Sequence[str]) -> 
         else pa.nulls(len(places), field.type)
         for field in ROWS
     }
-    return pa.table({**columns, "reason": pa.array(reasons, pa.string())}, schema=SET_ASIDE)
+    return pa.table({**columns, "reason": pa.array(reasons, pa.string())}, schema=QUARANTINED)
 
 
 def said(refusal: Refusal) -> str:

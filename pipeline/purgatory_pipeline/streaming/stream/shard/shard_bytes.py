@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
@@ -18,11 +19,13 @@ import pyarrow.compute as pc
 from librt.vecs import vec
 from mypy_extensions import i64
 
+from purgatory.engine.batches import PartitionName
+from purgatory.engine.engine import Engine
 from purgatory.engine.snapshot.saved_operations import SavedOperations
-from purgatory_pipeline.analytics.archive.integers import Flags
+from purgatory_pipeline.engine_rows.integers import Flags
 from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.streaming.stream.shard.caller_ids import CallerIds
-from purgatory_pipeline.streaming.stream.shard.row_order import column_of, things_of
+from purgatory_pipeline.streaming.stream.shard.row_order import column_of, records_of
 from purgatory_pipeline.streaming.stream.shard.shard import NEVER, Shard, used_columns
 from purgatory_pipeline.streaming.stream.shard.stream_rows import hashes_of, shards_of
 
@@ -134,40 +137,45 @@ def _restore_operations(shard: Shard, parts: Sequence[bytes], chosen: Flags | No
     """Restore all operations with their old ids, or only the chosen ones, with new ids."""
     assert shard.engine is not None, "the shard has no engine yet"
     saved, callers = SavedOperations.from_bytes(parts[1]), _table(parts[2])
-    gone = b""
+    tombstones = b""
     if chosen is not None:
         ids = np.arange(shard.next_id, shard.next_id + len(callers))
         shard.next_id += len(callers)
         saved.operation_ids = vec[i64](ids.tolist())
-        gone = np.packbits(~chosen, bitorder="little").tobytes()
+        tombstones = np.packbits(~chosen, bitorder="little").tobytes()
         callers = callers.set_column(0, "engine_id", pa.array(ids)).filter(pa.array(chosen))
-    # TRAP: restoring an item that is already satisfied does not create its partition, and the engine treats an unknown
-    # partition as removed. So partitions without saved content are referenced during the restore. Those that no
-    # operation refers to disappear again on release.
-    partitions = shard.engine.snapshots.partitions
     only_named = _table(parts[3]).filter(pc.equal(pc.binary_length(pc.field("content")), 0)).to_pydict()
-    held = [
-        partitions.get_or_create(name, partitions.unowned)
-        for name in zip(only_named["topic"], only_named["partition"], strict=True)
-    ]
-    shard.engine.restore(shard.owner, saved, gone, shard.clock_ms)
+    with referenced(shard.engine, zip(only_named["topic"], only_named["partition"], strict=True)):
+        shard.engine.restore(shard.owner, saved, tombstones, shard.clock_ms)
+    shard.callers = CallerIds(pa.concat_tables([shard.callers.table, callers]).combine_chunks())
+
+
+@contextmanager
+def referenced(engine: Engine, names: Iterable[PartitionName]) -> Iterator[None]:
+    """Reference partitions without saved content while operations are restored.
+
+    TRAP: restoring an item that is already satisfied does not create its partition, and the engine treats an unknown
+    partition as removed. Partitions that no operation refers to disappear again on release.
+    """
+    partitions = engine.snapshots.partitions
+    held = [partitions.get_or_create(name, partitions.unowned) for name in sorted(names)]
+    yield
     for partition in held:
         partitions.release(partition)
-    shard.callers = CallerIds(pa.concat_tables([shard.callers.table, callers]).combine_chunks())
 
 
 def _kept_by(rows: pa.Table, number: int, shards: int, *, with_events: bool) -> pa.Table:
     """Rows that are not due yet and belong to shard `number`. Every shard has all events; they are taken from one."""
-    things = things_of(rows)
-    first = pa.array(things.start)
-    ids = column_of(rows, "operation_id")[things.start]
+    records = records_of(rows)
+    first = pa.array(records.start)
+    ids = column_of(rows, "operation_id")[records.start]
     callers = (
         rows.column("caller").take(first)
         if "caller" in rows.column_names
-        else pa.chunked_array([pa.nulls(len(things), pa.string())])
+        else pa.chunked_array([pa.nulls(len(records), pa.string())])
     )
     own = shards_of(hashes_of(callers.fill_null(""), ids), shards) == number
-    return rows.take(pa.array(things.rows(np.where(things.is_registration, own, with_events))))
+    return rows.take(pa.array(records.rows(np.where(records.is_registration, own, with_events))))
 
 
 def table_bytes(table: pa.Table) -> bytes:

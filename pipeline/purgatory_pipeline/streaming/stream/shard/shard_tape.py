@@ -12,13 +12,13 @@ from purgatory.engine import tape
 from purgatory.engine.batches import OperationBatch
 from purgatory.engine.codes import KINDS
 from purgatory.extensions.archive.schema import EVENT_LABELS, EVENTS, KIND_LABELS, REGISTRATIONS
-from purgatory_pipeline.analytics.archive.integers import Integers
-from purgatory_pipeline.analytics.replay.load.row_chunk import RowChunk
-from purgatory_pipeline.analytics.replay.load.table_reader import chunk_of
-from purgatory_pipeline.analytics.replay.play.policy_events import event_batch
-from purgatory_pipeline.analytics.replay.play.registered_operations import RegisteredOperations, complete_operations
-from purgatory_pipeline.analytics.replay.play.tape_steps import TapeSteps, merged, steps
-from purgatory_pipeline.streaming.stream.shard.row_order import Things
+from purgatory_pipeline.engine_rows.arrow_chunks import chunk_of
+from purgatory_pipeline.engine_rows.event_batches import event_batch
+from purgatory_pipeline.engine_rows.integers import Integers
+from purgatory_pipeline.engine_rows.registered_operations import RegisteredOperations, complete_operations
+from purgatory_pipeline.engine_rows.row_chunk import RowChunk
+from purgatory_pipeline.engine_rows.tape_steps import TapeSteps, merged, steps
+from purgatory_pipeline.streaming.stream.shard.row_order import Records
 
 _WORDS: Final = {REGISTRATIONS: ("kind", KIND_LABELS), EVENTS: ("type", EVENT_LABELS)}
 
@@ -30,19 +30,19 @@ class TapeOfRows:
     tape: tape.Tape
     operations: RegisteredOperations | None
     registrations: Integers
-    """The operations among the things, in the order of their engine ids."""
+    """The operations among the records, in the order of their engine ids."""
     events: Integers
     """The first row of each event, in order."""
 
 
 def tape_of(
-    rows: pa.Table, things: Things, order: Integers, first_id: int, until_ms: int, default_ms: int
+    rows: pa.Table, records: Records, order: Integers, first_id: int, until_ms: int, default_ms: int
 ) -> TapeOfRows:
     """Build the tape that plays these records and then advances time to an instant.
 
     `default_ms`: the timeout of operations that were registered without.
     """
-    is_registration = things.is_registration[order]
+    is_registration = records.is_registration[order]
     calls = np.arange(len(order))
     parts: list[TapeSteps] = []
     registrations, events = order[is_registration], order[~is_registration]
@@ -50,8 +50,8 @@ def tape_of(
     if len(registrations):
         chunk = _chunk(
             REGISTRATIONS,
-            _timed(rows.take(pa.array(things.rows(registrations))), default_ms),
-            things.count[registrations],
+            _timed(rows.take(pa.array(records.rows(registrations))), default_ms),
+            records.count[registrations],
             calls[is_registration],
         )
         operations = RegisteredOperations(complete_operations(chunk), first_id, {})
@@ -61,12 +61,12 @@ def tape_of(
     batch = None
     if len(events):
         one_each = np.ones(len(events), np.int64)
-        chunk = _chunk(EVENTS, rows.take(pa.array(things.start[events])), one_each, calls[~is_registration])
+        chunk = _chunk(EVENTS, rows.take(pa.array(records.start[events])), one_each, calls[~is_registration])
         batch = event_batch(chunk)
         parts.append(steps(chunk.columns["call"], chunk.columns["time"], tape.APPLY))
     codes, times, counts = merged(parts, by_time=False) if parts else ([], [], [])
     played = tape.Tape([*codes, tape.PASS], [*times, until_ms], [*counts, 0], operations=batches, events=batch)
-    return TapeOfRows(played, operations, registrations, things.start[events])
+    return TapeOfRows(played, operations, registrations, records.start[events])
 
 
 def _timed(rows: pa.Table, default_ms: int) -> pa.Table:
@@ -77,7 +77,7 @@ def _timed(rows: pa.Table, default_ms: int) -> pa.Table:
 
 
 def _chunk(table: str, rows: pa.Table, counts: Integers, calls: Integers) -> RowChunk:
-    """Rows as a chunk of the archive has them; each thing has its own call."""
+    """Rows as a chunk of the archive has them; each record has its own call."""
     word, labels = _WORDS[table]
     codes = rows.column(word).combine_chunks().cast(pa.int32())
     renamed = {

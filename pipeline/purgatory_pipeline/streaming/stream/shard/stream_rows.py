@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 
 from purgatory.extensions.archive.schema import EVENTS, REGISTRATIONS, SCHEMAS
-from purgatory_pipeline.analytics.archive.integers import Hashes, Integers, hash_operations
+from purgatory_pipeline.engine_rows.integers import Hashes, Integers, hash_operations
 
 HEAD: Final = pa.schema(
     [

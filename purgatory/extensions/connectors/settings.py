@@ -1,0 +1,46 @@
+"""The setting `source`."""
+
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator
+from pydantic_settings import NoDecode
+
+from purgatory.service.settings import setting
+
+SOURCE_SCHEMES: Final = ("kafka", "postgres", "postgresql")
+
+
+def _source_uris(given: object) -> object:
+    """Normalize all forms: a line with several URIs, a list, or tables with one URI each."""
+    if isinstance(given, str):
+        return given.split()
+    if isinstance(given, list | tuple):
+        return [one.get("uri", one) if isinstance(one, dict) else one for one in given]
+    return given
+
+
+def _checked_sources(uris: tuple[str, ...]) -> tuple[str, ...]:
+    for number, uri in enumerate(uris, 1):
+        scheme, _, rest = uri.partition("://")
+        if scheme not in SOURCE_SCHEMES or not rest:
+            raise ValueError(f"source {number} should begin with kafka:// or postgres:// and a host")
+        if "@" in rest.partition("?")[0] or "password" in rest.partition("?")[2].lower():
+            raise ValueError(
+                f"source {number} holds a user or a password, and everybody can read it there; put them into a file "
+                "and name that by ?config=FILE"
+            )
+    return uris
+
+
+class WithSources(BaseModel):
+    """The setting, as the daemon's settings have it."""
+
+    source: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_source_uris), AfterValidator(_checked_sources)] = (
+        setting(
+            (),
+            "Run this source of marks too: kafka://HOST:PORT or postgres://HOST:PORT (docs/sources.md). "
+            "May be repeated; in the file a table [[source]] with `uri` for each, in the environment separated by "
+            "spaces.",
+            is_secret=True,  # refused for the very password that it contains
+        )
+    )

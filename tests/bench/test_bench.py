@@ -1,0 +1,137 @@
+"""The regression check, the ratios and the table in docs/performance.md, and one small run of each benchmark suite."""
+
+import re
+import threading
+from pathlib import Path
+
+import pytest
+
+from bench.__main__ import SUITES, measure
+from bench.compare import BETTER, NOT_COMPARED, SAME, WORSE, compared, shown
+from bench.measure.instructions import UNIT
+from bench.measure.pairing import Figure, in_turn, ratio
+from bench.measure.result_rows import Row, read_rows
+from bench.peers.jvm import JvmMissing
+from bench.render.page import with_table
+from bench.scale import Scale
+
+COUNTED = Row("instructions/x", "engine", None, 1_000.0, UNIT, None, 1, 1_000.0, 1_000.0, "valgrind, cc 12")
+RATIO = Row("guard/x", "engine", "self", 5e6, "ops/s", 2.0, 5, 1.8, 2.2, "here")
+BYTES = Row("guard/memory", "engine", None, 100.0, "B", None, 1, 100.0, 100.0, "here")
+
+
+def changed(row: Row, **values: object) -> tuple[Row, Row]:
+    return row, Row(**(vars(row) | values))
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        *[
+            (changed(COUNTED, value=value), said)
+            for value, said in ((1_149.0, SAME), (1_151.0, WORSE), (849.0, BETTER))
+        ],
+        (changed(COUNTED, value=9_000.0, machine="valgrind, cc 13"), NOT_COMPARED),
+        (changed(RATIO, ratio=1.5, max=1.8), SAME),  # the best of its pairs is within 15 %
+        (changed(RATIO, ratio=1.5, max=1.69), WORSE),
+        (changed(RATIO, ratio=2.4, max=3.0), BETTER),
+        (changed(RATIO, value=1.0), SAME),  # the machine is slower, its peer too
+        *[(changed(BYTES, value=value), said) for value, said in ((114.0, SAME), (116.0, WORSE))],
+        (changed(Row(**(vars(RATIO) | {"peer": None, "ratio": None})), value=1.0), NOT_COMPARED),
+    ],
+)
+def test_a_change_over_15_percent_counts(rows: tuple[Row, Row], said: str) -> None:
+    """Instructions of the same toolchain, ratios and bytes are compared; absolute rates are not."""
+    [verdict] = compared([rows[0]], [rows[1]])
+    assert verdict.said == said
+
+
+def test_what_is_missing_or_new_is_named() -> None:
+    """A row not measured here is not compared, a row without a baseline is new, and both are shown."""
+    verdicts = compared([COUNTED], [BYTES])
+    assert [(verdict.name, verdict.said) for verdict in verdicts] == [
+        ("instructions/x", NOT_COMPARED),
+        ("guard/memory", "new"),
+    ]
+    assert "not measured here" in shown(verdicts)
+
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "performance.md"
+LATEST = ROOT / "bench" / "results" / "latest.json"
+
+
+def test_the_ratio_is_the_median_over_pairs() -> None:
+    """Subject and peer alternate after a warm-up; a slow moment of the machine changes values but no ratio."""
+    turns: list[str] = []
+
+    def scripted(name: str, rates: list[float]) -> dict[str, float]:
+        turns.append(name)
+        return {"seconds": 2.0, "operations": 2.0 * rates.pop(0)}
+
+    ours, theirs = [0.1, 10.0, 1.0, 10.0], [99.0, 5.0, 0.5, 2.5]
+    [row] = in_turn(
+        [Figure("x", "ops/s")],
+        ("engine", lambda: scripted("ours", ours)),
+        {"peer": lambda: scripted("peer", theirs)},
+        3,
+        "here",
+    )
+    assert turns == ["ours", "peer"] * 4
+    assert (row.value, row.ratio, row.min, row.max, row.runs) == (10.0, 2.0, 2.0, 4.0, 3)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "unit", "expected"),
+    [(10, 5, "ops/s", 2.0), (10, 5, "us", 0.5), (5, 10, "B", 2.0), (0.0, 1.0, "ms", 1_000.0), (-1.0, 1.0, "ms", 1e3)],
+)
+def test_a_ratio_above_one_is_better_in_every_unit(ours: float, theirs: float, unit: str, expected: float) -> None:
+    """For rates more is better, for all other units less; values below the resolution count as the resolution."""
+    assert ratio(ours, theirs, unit) == pytest.approx(expected)
+
+
+def test_the_page_shows_the_committed_results() -> None:
+    """The table matches latest.json, and every picture on the page exists."""
+    text = PAGE.read_text("utf-8")
+    assert text == with_table(text, read_rows(LATEST))
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text)
+    assert [name for name in pictures if not (PAGE.parent / name).exists()] == []
+
+
+SMOKE = Scale(
+    runs=1,
+    seconds=0.02,
+    register_complete=(10,),
+    hot_pending=1,
+    total_pending=2_000,
+    herd=1_000,
+    delay_ms=300,
+    timers=500,
+    fetches=50,
+    memory=2_000,
+    in_flight=100,
+    probes=10,
+    expire_rate=500,
+    slow_peers=False,
+)
+HANGS_S = 180.0
+
+
+def no_jvm(_peer: str) -> None:
+    raise JvmMissing("JVM peers are not part of the smoke run")
+
+
+@pytest.mark.slow  # starts daemons and peers
+@pytest.mark.parametrize("suite", ["engine/", "timer/", "service/latency", "journal/columns", "archive/columns"])
+def test_a_suite_runs_to_its_end(monkeypatch: pytest.MonkeyPatch, suite: str) -> None:
+    """One suite of each kind completes and produces rows; `make bench-quick` runs all."""
+    monkeypatch.setattr("bench.measure.lab.jvm_worker", no_jvm)
+    monkeypatch.setattr("bench.__main__.SUITES", {suite: SUITES[suite]})
+    measured: list[tuple[list[Row], list[str]]] = []
+    thread = threading.Thread(target=lambda: measured.append(measure(SMOKE, "")), daemon=True)
+    thread.start()
+    thread.join(HANGS_S)
+    assert measured, f"the suite {suite} hangs, or raised"
+    ((rows, skipped),) = measured
+    assert rows
+    assert [line for line in skipped if " failed: " in line] == []

@@ -1,0 +1,128 @@
+"""Edge cases of the in-sync set and of lagging followers; the index of byte positions and the cache of epochs alone."""
+
+import pytest
+
+from purgatory.engine.marks import epochs
+from purgatory.engine.marks.epochs import EpochCache
+from purgatory.engine.marks.positions import ENTRIES_MAX, PositionIndex
+from tests.engine.world import World
+
+P = "orders-0"
+
+
+@pytest.mark.parametrize(("proposed", "error"), [((1, 2), 0), ((), 20)])
+def test_proposed_members_count_towards_the_minimum(proposed: tuple[int, ...], error: int) -> None:
+    """A reached produce needs enough members, committed or proposed (docs/semantics.md: the maximal set)."""
+    world = World()
+    world.append(P, 10)
+    world.in_sync(P, 1, 2, min_in_sync=2)
+    world.in_sync(P, 1, proposed=proposed)
+    world.high_watermark(P, 5)
+    assert world.item(world.produce({P: 5})).error == error
+
+
+def test_caught_up_when_it_asked_not_when_it_arrived() -> None:
+    """A follower that reaches the log end of its previous fetch was caught up at that time: at 0, not at 90."""
+    world = World(lag_max_ms=100)
+    world.in_sync(P, 1)
+    world.append(P, 10)
+    world.follower(P, 2, 5)
+    world.now_ms = 50
+    world.append(P, 20)
+    world.now_ms = 90
+    world.follower(P, 2, 10)
+    world.now_ms = 150
+    world.append(P, 21)
+    assert world.marks(P).high_watermark == 21
+
+
+def test_a_mere_proposal_moves_nothing() -> None:
+    """The lag time has passed for a follower, but a proposal does not raise the high watermark; withdrawing it does."""
+    world = World(lag_max_ms=100)
+    world.in_sync(P, 1)
+    world.append(P, 10)
+    world.follower(P, 2, 10)
+    world.append(P, 20)
+    world.follower(P, 3, 20)
+    world.now_ms = 200
+    world.in_sync(P, 1, proposed=(1, 3))
+    assert world.marks(P).high_watermark == 10
+    world.in_sync(P, 1)
+    assert world.marks(P).high_watermark == 20
+
+
+def test_an_epoch_without_records_is_dropped() -> None:
+    """Epochs 2 and 3 begin at the same offset, so nothing was written in 2 and epoch 1 answers for it."""
+    cache = EpochCache()
+    for epoch, start in ((1, 0), (2, 10), (3, 10)):
+        cache.assign(epoch, start)
+    assert cache.end_offset(2, 20) == (1, 10)
+    assert cache.end_offset(3, 20) == (3, 20)
+    assert cache.end_offset(4, 20) == EpochCache().end_offset(0, 20) == (-1, -1)
+
+
+def test_the_newest_epochs_are_kept() -> None:
+    """The newest thousand epochs are kept; an older epoch is answered with the oldest start."""
+    cache = EpochCache()
+    for epoch in range(epochs.ENTRIES_MAX + 500):
+        cache.assign(epoch, 10 * epoch)
+    assert len(cache.epochs) == epochs.ENTRIES_MAX
+    assert cache.end_offset(501, 10**6) == (501, 5_020)
+    assert cache.end_offset(3, 10**6) == (3, 5_000)
+
+
+BYTES = 10
+APPENDS = 5 * ENTRIES_MAX
+
+
+def full() -> PositionIndex:
+    """An index of appends of one record of 10 bytes each, far more than it may hold."""
+    index = PositionIndex()
+    for offset in range(1, APPENDS + 1):
+        index.add(offset, 0, BYTES * offset)
+        assert len(index) <= ENTRIES_MAX
+    return index
+
+
+def test_the_newest_entries_stay_exact() -> None:
+    """Thinning drops entries of the older half: the newest quarter of the capacity stays exact to the byte."""
+    index = full()
+    for offset in range(APPENDS - ENTRIES_MAX // 4, APPENDS + 1):
+        assert index.reach(offset) == BYTES * offset
+
+
+def test_thinned_entries_are_lower_bounds() -> None:
+    """In the thinned part, a reach is never too high and never falls, and the oldest entry is kept."""
+    index = full()
+    reaches = [index.reach(offset) for offset in range(APPENDS + 1)]
+    assert reaches[0] == 0
+    assert reaches == sorted(reaches)
+    assert all(reach <= BYTES * offset for offset, reach in enumerate(reaches))
+
+
+def test_each_record_has_a_byte() -> None:
+    """Positions that grow by less than the offsets count as growing with them."""
+    index = PositionIndex()
+    index.add(10, 0, 3)
+    index.add(20, 0, 3)
+    assert (index.reach(10), index.reach(20)) == (10, 20)
+
+
+@pytest.mark.parametrize(
+    ("leo", "position", "segment", "is_refused"),
+    [
+        (6, 49, -1, True),  # the position went back
+        (6, 49, 0, True),
+        (6, 50, 0, False),
+        (6, 0, 5, False),  # a new segment begins at 0
+        (6, 0, 4, True),  # a segment below what the older one holds
+        (6, 0, 7, True),  # a segment above the log end
+    ],
+)
+def test_appends_that_cannot_be_are_refused(leo: int, position: int, segment: int, is_refused: bool) -> None:
+    """After offset 5 at byte 50 of segment 0, a contradicting append is refused and changes nothing."""
+    world = World()
+    world.append("orders-0", 5, position=50, segment=0)
+    answer = world.append("orders-0", leo, position=position, segment=segment)
+    assert (answer.refused is not None) == is_refused
+    assert world.marks("orders-0").log_end == (5 if is_refused else leo)

@@ -1,0 +1,169 @@
+"""How waits are stored and evaluated: fetches, rows on the fast path, and rows that are used again."""
+
+import tracemalloc
+
+from purgatory.engine.batches import OperationBatch
+from purgatory.engine.codes import PRODUCE
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from tests.engine import plain
+from tests.engine.world import World
+
+
+def evaluations(world: World) -> int:
+    """Number of evaluations of fetches."""
+    return world.engine.counts(plain.FETCH).evaluations
+
+
+def test_an_old_share_wakes_nobody() -> None:
+    """Shares 4, 4, 4; then a-0 is full and b-0 passes 3, so it waits for 5: its first share, 4, wakes nothing."""
+    world = World()
+    for name in ("a-0", "b-0", "c-0"):
+        world.append(name, 100)
+        world.high_watermark(name, 0)
+    handle = world.fetch({"a-0": 0, "b-0": 0, "c-0": 0}, min_bytes=12, max_bytes=6)
+    world.high_watermark("a-0", 6)
+    world.high_watermark("b-0", 3)
+    before = evaluations(world)
+    world.high_watermark("b-0", 4)
+    assert evaluations(world) == before
+    world.high_watermark("b-0", 5)
+    assert evaluations(world) == before + 1
+    assert world.outcome(handle) == "pending"
+    world.high_watermark("b-0", 6)
+    assert world.outcome(handle) == "satisfied"
+
+
+def test_a_throttled_fetch_that_ended_is_not_remembered() -> None:
+    """Changes of the in-sync set evaluate pending throttled fetches, and none that have ended."""
+    world = World()
+    world.append("a-0", 10)
+    world.fetch({"a-0": 5}, replica_id=7, throttled=True, timeout_ms=10)
+    world.wait(10)
+    handle = world.fetch({"a-0": 0})
+    before = evaluations(world)
+    world.in_sync("a-0", 1, 2)
+    assert world.outcome(handle) == "pending"
+    assert evaluations(world) == before
+
+
+def test_a_follower_whose_high_watermark_goes_down_answers_who_reads_beyond_it() -> None:
+    """If a follower's high watermark is lowered, a reader beyond it is answered immediately."""
+    world = World()
+    world.append("a-0", 10)
+    world.high_watermark("a-0", 8)
+    world.follow("a-0", 1)
+    beyond = world.fetch({"a-0": 8}, follower_reads=True)
+    within = world.fetch({"a-0": 5}, follower_reads=True, min_bytes=100)
+    assert (world.outcome(beyond), world.outcome(within)) == ("pending", "pending")
+    world.high_watermark("a-0", 5)
+    assert (world.outcome(beyond), world.outcome(within)) == ("satisfied", "pending")
+
+
+NAMES = [("orders", 0), ("orders", 1), ("payments", 0), ("orders", 1), ("unknown", 7)]
+"""A dictionary in which one name is repeated, and one names a partition that no event has named."""
+
+
+def test_an_operation_with_an_error_of_its_own_does_not_wait() -> None:
+    """An operation with only a local error ends immediately; its neighbours wait."""
+    engine = Engine(EngineLimits(), 0)
+    owner = engine.add_owner()
+    batch = OperationBatch([1, 2, 3], partitions=NAMES[:1], offsets=[1], local_error_codes=[0, 20, 0])
+    assert engine.register(owner, PRODUCE, batch, 0).accepted == 3
+    [completions] = engine.take_completions()
+    assert (list(completions.operation_ids), list(completions.error_codes), engine.pending) == ([2], [20], 2)
+
+
+def test_a_batch_without_names_is_refused_row_by_row() -> None:
+    """Each operation without a name to wait on is refused."""
+    engine = Engine(EngineLimits(), 0)
+    receipt = engine.register(engine.add_owner(), PRODUCE, OperationBatch([1, 2], offsets=[7]), 0)
+    assert [(refusal.index, refusal.field) for refusal in receipt.refusals] == [(0, "item_index"), (1, "item_index")]
+
+
+def test_a_place_stands_for_the_name_that_is_there_now() -> None:
+    """Batches with the same or an equal dictionary find the same partitions; a changed name finds another partition."""
+    engine = Engine(EngineLimits(), 0)
+    owner = engine.add_owner()
+    names = [("orders", 0), ("orders", 1)]
+    for first in (1, 3):
+        engine.register(owner, PRODUCE, OperationBatch([first, first + 1], partitions=names, item_indexes=[0, 1]), 0)
+    names.reverse()
+    engine.register(owner, PRODUCE, OperationBatch([5, 6], partitions=names, item_indexes=[0, 1]), 0)
+    alike = [(topic, partition) for topic, partition in names]
+    engine.register(owner, PRODUCE, OperationBatch([7, 8], partitions=alike, item_indexes=[0, 1]), 0)
+    assert engine.cancel_partition(("orders", 0), 0) == 4
+    [completions] = engine.take_completions()
+    assert list(completions.operation_ids) == [1, 3, 6, 8]
+
+
+ROUNDS = 150
+
+
+def test_rows_of_ended_waits_are_used_again() -> None:
+    """Any number of consecutive waits use the rows of one."""
+    world = World()
+    for _ in range(ROUNDS):
+        handle = world.produce({"orders-0": 10, "orders-1": 10})
+        assert world.outcome(handle) == "pending"
+        world.wait(1_000)
+    pending = world.engine._pending
+    assert (pending.operations.size, pending.items.size) == (1, 2)
+    world.assert_empty()
+
+
+def test_an_owner_forgets_what_has_ended() -> None:
+    """An owner's index of ids is bounded by its pending operations, and keeps all of them."""
+    world = World()
+    first = world.produce({"orders-0": 10}, timeout_ms=10_000_000)
+    for _ in range(ROUNDS):
+        world.produce({"orders-0": 10})
+        world.wait(1_000)
+    assert len(world.owner.ids) < 100
+    assert world.cancel(first) == [True]
+
+
+def test_places_of_partitions_and_keys_are_used_again() -> None:
+    """Names that are waited for once and named by no event leave nothing behind."""
+    world = World()
+    for number in range(ROUNDS):
+        world.produce({f"orders-{number}": 10})
+        world.wait_signal({f"key-{number}": 1})
+        world.wait(1_000)
+    assert len(world.engine._partitions.by_index) == 1
+    assert len(world.engine._keys.by_index) == 1
+    assert (world.engine.partition_count, world.engine.signal_key_count) == (0, 0)
+
+
+def test_places_of_owners_are_used_again() -> None:
+    """Owners that are added and removed in turn use one id."""
+    world = World()
+    for _ in range(ROUNDS):
+        world.engine.remove_owner(world.engine.add_owner(), world.now_ms)
+    assert len(world.engine._pending.owners) == 2
+
+
+STEP = 200
+
+
+def test_no_registration_makes_room_in_all_columns() -> None:
+    """At any row, a small batch allocates less than 48 bytes per pending operation: a column of 16 bytes per row, twice
+    as long as before. All columns together have 110 bytes per row.
+    """
+    engine = Engine(EngineLimits(), 0)
+    owner = engine.add_owner()
+    engine.register(owner, PRODUCE, OperationBatch([1], partitions=[("orders", 0)], offsets=[1_000]), 0)  # imports
+    tracemalloc.start()
+    try:
+        for first in range(2, 12_000, STEP):
+            batch = OperationBatch(
+                list(range(first, first + STEP)), partitions=[("orders", 0)], offsets=[1_000], timeouts_ms=[60_000]
+            )
+            before, _ = tracemalloc.get_traced_memory()
+            tracemalloc.reset_peak()
+            engine.register(owner, PRODUCE, batch, 0)
+            _, peak = tracemalloc.get_traced_memory()
+            assert peak - before < 48 * first + 50_000, f"at {first} operations"
+    finally:
+        tracemalloc.stop()
+    assert engine.pending == 12_001

@@ -1,0 +1,285 @@
+"""Bugs of other projects (docs/lessons.md) as tests of the daemon: herds, floods, leaks and shutdown."""
+
+import asyncio
+import contextlib
+import inspect
+import itertools
+import os
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from purgatory_client import AsyncClient, Outcome
+
+from purgatory.engine import codes
+from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from purgatory.service import host as host_module
+from purgatory.service import reaper as reaper_module
+from purgatory.service.host import Host
+from purgatory.service.registration import Registration
+from purgatory.service.settings import HostSettings
+from purgatory.service.translate.operations import OperationRun
+from purgatory.testing import ManualClock
+from purgatory.v1 import purgatory_service_pb2, result_pb2
+from tests.client.until import until_pending
+from tests.conftest import StartDaemon
+from tests.daemon_process import daemon_environment
+from tests.service.serving import DaemonChannel, Peer, apply_events, eventually, produce, produce_columns, serving
+from tests.service.test_daemon import fetch_page, sums_by_kind
+
+LONG = 3_600.0
+
+
+def produces(count: int, timeout_ms: int, topic: str = "orders", first_id: int = 1) -> OperationRun:
+    """Equal waits that nothing will satisfy."""
+    ids = list(range(first_id, first_id + count))
+    return OperationRun(
+        codes.PRODUCE, OperationBatch(ids, partitions=[(topic, 0)], offsets=[10**6], timeouts_ms=[timeout_ms])
+    )
+
+
+@pytest.mark.slow
+async def test_a_herd_goes_in_slices_and_events_in_between() -> None:
+    """With 100,000 waits due at once, no iteration of the loop ends more than a slice; events are served in between."""
+    herd, clock = 100_000, ManualClock(1)
+    async with serving(clock=clock) as served:
+        host = served.host
+        session, _ = host.sessions.open("s", 1)
+        for place in range(10):
+            Registration(host, session).register(
+                [produces(herd // 10, 1_000, f"t-{place}", place * herd // 10 + 1)], []
+            )
+        assert host.engine.pending == herd
+        turns: list[int] = []
+
+        async def watch() -> None:
+            while host.engine.pending:
+                before = host.engine.pending
+                await asyncio.sleep(0)
+                turns.append(before - host.engine.pending)
+
+        watching = asyncio.create_task(watch())
+        clock.jump(1_000)
+        host.reaper.wake()
+        pending_at_events: list[int] = []
+        while host.engine.pending:
+            pending_at_events.append(host.engine.pending)
+            await apply_events(host, EventBatch([codes.HIGH_WATERMARK], partitions=[("other", 0)], offsets=[1]))
+            await asyncio.sleep(0)
+        await watching
+        ended_between = [before - after for before, after in itertools.pairwise([*pending_at_events, 0])]
+        assert max(turns) <= reaper_module.EXPIRED_PER_SLICE
+        assert max(ended_between) <= 4 * reaper_module.EXPIRED_PER_SLICE
+        assert session.outbox.last_sequence == herd
+
+
+async def test_registered_at_every_await_of_an_event_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait registered between any two slices of a batch of events is satisfied when the batch is done."""
+    monkeypatch.setattr(host_module, "WORK_PER_SLICE", 1)
+    events = EventBatch([codes.HIGH_WATERMARK] * 8, partitions=[("orders", 0)], offsets=list(range(1, 9)))
+    for turns in itertools.count():
+        host = Host(Engine(EngineLimits(), 0), ManualClock(), HostSettings())
+        session, _ = host.sessions.open("s", 0)
+        applying = asyncio.create_task(apply_events(host, events))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        was_done = applying.done()
+        waits = OperationBatch(
+            [1, 2, 3], partitions=[("orders", 0)], offsets=[1, min(turns, 7) + 1, 8], timeouts_ms=[1_000]
+        )
+        Registration(host, session).register([OperationRun(codes.PRODUCE, waits)], [])
+        await applying
+        assert host.engine.counts(codes.PRODUCE).satisfied == 3, f"registered after {turns} turns"
+        if was_done:
+            assert turns >= 8, "the batch was not interleaved with anything"
+            return
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+async def read_results(peer: Peer, count: int) -> tuple[set[int], int]:
+    """Read `count` results as columns; returns their outcomes and the last sequence number."""
+    outcomes: set[int] = set()
+    last = 0
+    while count > 0:
+        batch = await peer.results()
+        outcomes |= set(batch.columns.outcome)
+        count -= len(batch.columns.operation_id)
+        last = batch.first_sequence + len(batch.columns.operation_id) - 1
+    return outcomes, last
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
+async def test_a_flood_of_registrations_does_not_grow_the_daemon(start_daemon: StartDaemon) -> None:
+    """In each round half the registrations are refused and the others cancelled early: memory levels off."""
+    room, flood = 5_000, 10_000
+    daemon = start_daemon("--limits-pending-operations-max", str(room))
+    async with DaemonChannel(daemon.address) as calls:
+        peer = await Peer(calls, "s").open(columns=True)
+        sizes: list[int] = []
+        for round_number in range(8):
+            first = round_number * flood + 1
+            await peer.send(register=produce_columns(range(first, first + flood), timeout_ms=2**31 - 1))
+            receipt = await peer.receipt()
+            assert (receipt.accepted, len(receipt.refusals)) == (room, flood - room)
+            assert {refusal.code for refusal in receipt.refusals} == {8}
+            assert (await read_results(peer, flood - room))[0] == {result_pb2.OUTCOME_REFUSED}
+            assert await calls.pending() == room
+            await calls.stub.Cancel(purgatory_service_pb2.CancelRequest(session_id="s"))
+            outcomes, last = await read_results(peer, room)
+            assert outcomes == {result_pb2.OUTCOME_CANCELLED}
+            await peer.acknowledge(last)
+            sizes.append(resident_bytes(daemon.process.pid))
+        assert await calls.pending() == 0
+        assert sizes[-1] < 1.25 * sizes[3], sizes
+        peer.cancel()
+
+
+def negative_gauges(text: str) -> Iterator[tuple[str, float]]:
+    """Gauges below zero."""
+    for family in text_string_to_metric_families(text):
+        if family.type == "gauge":
+            yield from ((sample.name, sample.value) for sample in family.samples if sample.value < 0)
+
+
+async def test_gauges_are_right_whoever_closes_first(start_daemon: StartDaemon) -> None:
+    """Streams break, are taken over and cancelled while waits end: no gauge is negative, and all return to zero."""
+    daemon = start_daemon("--session-ttl-ms", "100", "--session-heartbeat-interval-ms", "200")
+    rng = random.Random(36)
+
+    async def live(calls: DaemonChannel, number: int) -> None:
+        session_id = f"s-{number % 6}"
+        peer = Peer(calls, session_id)
+        try:
+            await peer.open()
+            highest = peer.opened.highest_operation_id
+            await peer.register(*(produce(highest + i, f"orders-{number % 3}", i) for i in range(1, 6)))
+            for _ in range(rng.randrange(3)):
+                await peer.read()
+            if rng.random() < 0.5:
+                await calls.stub.Cancel(purgatory_service_pb2.CancelRequest(session_id=session_id))
+        except (grpc.RpcError, AssertionError, asyncio.InvalidStateError):
+            pass  # another stream has taken over the session: that is the race under test
+        finally:
+            peer.cancel()
+
+    def metric(name: str) -> float:
+        """The sum over all labels."""
+        return sum(sums_by_kind(fetch_page(daemon, "/metrics")[1], name).values())
+
+    async with DaemonChannel(daemon.address) as calls, AsyncClient(daemon.address) as other:
+        for _ in range(12):
+            lives = [asyncio.create_task(live(calls, number)) for number in range(12)]
+            for topic in range(3):
+                await other.advance((f"orders-{topic}", 0), high_watermark=rng.randint(1, 6))
+                assert list(negative_gauges((await asyncio.to_thread(fetch_page, daemon, "/metrics"))[1])) == []
+            await asyncio.gather(*lives)
+
+        def all_gone() -> bool:
+            gauges = ("purgatory_pending_operations", "purgatory_watched_entries", "purgatory_result_backlog")
+            return all(metric(name) == 0 for name in gauges) and metric("purgatory_sessions") <= 1
+
+        async def are_all_gone() -> bool:
+            return await asyncio.to_thread(all_gone)
+
+        await eventually(are_all_gone, "everything that the vanished left is gone")
+        streams = [metric(f"purgatory_streams_{what}_total") for what in ("connected", "disconnected")]
+        assert streams[0] - streams[1] == metric("purgatory_sessions_connected")
+        kinds = (await calls.status()).kinds
+        assert kinds[0].registered > 100, "hardly anybody got as far as registering"
+        assert all(k.registered == k.satisfied + k.failed + k.expired + k.cancelled for k in kinds)
+
+
+WAIT_FOR_EVER = """
+import asyncio, sys
+from purgatory_client import AsyncClient, waits
+
+async def main():
+    async with AsyncClient(sys.argv[1]) as client:
+        once = [client.wait_once(waits.signal(["never"], timeout=3_600)) for _ in range(5)]
+        many = client.produce_many(["orders-0"], offsets=[1] * 500, timeouts_ms=[3_600_000])
+        await asyncio.gather(many, *once)
+
+asyncio.run(main())
+"""
+
+
+async def test_waits_of_a_killed_client_are_freed(start_daemon: StartDaemon) -> None:
+    """After kill -9, the client's calls are cancelled and its session is freed within the session's time."""
+    daemon = start_daemon("--session-ttl-ms", "200")
+    client_path = inspect.getfile(AsyncClient).rpartition("/purgatory_client/")[0]
+    environment = daemon_environment()
+    environment["PYTHONPATH"] = f"{environment['PYTHONPATH']}:{client_path}"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", WAIT_FOR_EVER, daemon.address, env=environment)
+    try:
+        async with AsyncClient(daemon.address) as client:
+            await until_pending(client, 505)
+            process.kill()
+            await until_pending(client, 0)
+            assert sum(kind.cancelled for kind in (await client.status()).kinds) == 505
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        await process.wait()
+
+
+async def test_a_reader_that_stops_reading_is_bounded(start_daemon: StartDaemon) -> None:
+    """Over its limit, a reader is refused and others are served; it then gets all its results, without a gap."""
+    limit, size, batches = 1_000, 500, 20
+    daemon = start_daemon(
+        "--limits-unacknowledged-results-max", str(limit), "--limits-operations-per-batch-max", str(size)
+    )
+    async with DaemonChannel(daemon.address) as calls, AsyncClient(daemon.address) as other:
+        await other.advance("orders-0", high_watermark=1)
+        slow = await Peer(calls, "slow").open(columns=True)
+        for number in range(batches):
+            first = number * size + 1
+            await slow.send(register=produce_columns(range(first, first + size)))
+        for offset in range(2, 52):
+            waiting = asyncio.create_task(other.produce({"orders-0": offset}, timeout=LONG))
+            assert (await other.advance("orders-0", high_watermark=offset)).refusals == []
+            assert (await waiting).satisfied
+            assert (await calls.status()).unacknowledged_results < limit + 3 * size
+        receipts: list[purgatory_service_pb2.Receipt] = []
+        sequences: list[int] = []
+        while len(receipts) < batches or len(sequences) < sum(r.accepted + len(r.refusals) for r in receipts):
+            message = await slow.read()
+            if message.HasField("receipt"):
+                receipts.append(message.receipt)
+            else:
+                first = message.results.first_sequence
+                sequences += range(first, first + len(message.results.columns.operation_id))
+        assert sequences == list(range(1, len(sequences) + 1))
+        assert sum(receipt.accepted for receipt in receipts) == limit
+        assert {receipt.batch_refusal.code for receipt in receipts[-3:]} == {8}
+        slow.cancel()
+
+
+@pytest.mark.slow
+async def test_sigterm_with_many_waits(start_daemon: StartDaemon) -> None:
+    """Each wait ends as SHUTTING_DOWN, and the process exits with 0, long before its grace period is over."""
+    many = 20_000
+    daemon = start_daemon("--shutdown-grace-ms", "600000")
+    async with AsyncClient(daemon.address) as client:
+        waiting = asyncio.create_task(
+            client.produce_many(["orders-0"], offsets=range(1, many + 1), timeouts_ms=[600_000])
+        )
+        await until_pending(client, many)
+        exit_code, answer = await asyncio.gather(asyncio.to_thread(daemon.stop), waiting)
+    assert exit_code == 0
+    assert answer.count(Outcome.SHUTTING_DOWN) == many
+    assert f"{many} pending operations ended as shutting down" in daemon.log
+    assert "Traceback" not in daemon.log
+    assert "unacknowledged" not in daemon.log
