@@ -1,4 +1,4 @@
-"""What a micro-batch of rows does at a real daemon: repeated, out of order, split over tasks or micro-batches."""
+"""Micro-batches of rows at a real daemon: repeated, out of order, split over tasks or micro-batches."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -37,7 +37,7 @@ def write(daemon: DaemonProcess, *tasks: Sequence[Row]) -> None:
 
 
 def waits(*ids: int, offset: int = 1_000, items: int = 1, topic: str = "t") -> list[Row]:
-    """The rows of produce waits of these ids, each for the same offset of so many partitions."""
+    """The rows of produce waits of these ids, each for the same offset of `items` partitions."""
     return [
         {"session_id": "s", "operation_id": id_, "kind": "produce", "timeout_ms": 60_000, "item": item,
          "item_count": items, "topic": topic, "partition": item, "offset": offset}
@@ -121,8 +121,8 @@ def test_large_operations_are_sent_in_several_calls(daemon: DaemonProcess) -> No
 
 
 def test_events_are_applied_in_the_order_of_their_time(daemon: DaemonProcess) -> None:
-    """Whatever task they are in; within a millisecond in the order of the archive. A log start above the high watermark
-    would be refused.
+    """In any task; within a millisecond in the order of the archive. A log start above the high watermark would be
+    refused.
     """
     rising = [
         event(1, "high_watermark", 5, call_number=1, row=0),
@@ -184,7 +184,7 @@ def test_events_without_a_time_are_refused(daemon: DaemonProcess) -> None:
 
 @pytest.mark.parametrize("columns", [("topic",), ("type", "kind")])
 def test_a_frame_must_be_of_events_or_of_registrations(columns: tuple[str, ...]) -> None:
-    """By its columns, before the query starts."""
+    """The schema is checked before the query starts."""
     schema = StructType([StructField(name, StringType()) for name in columns])
     with pytest.raises(RowsUnusable, match="`type`, or registrations with a column `kind`"):
         DaemonWriter(DaemonOptions.of({}), schema)

@@ -1,4 +1,4 @@
-"""What one reader of a session receives, without Spark."""
+"""One reader of a session's results, without Spark."""
 
 import pytest
 from purgatory_client import Client
@@ -27,7 +27,7 @@ def end_some(client: Client, first_id: int, count: int) -> None:
 
 
 def test_a_daemon_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the time that was waited and the status of the last call."""
+    """The error has the time waited and the status of the last call."""
     monkeypatch.setattr(session_results, "WAIT_S", 2.0)
     reader = SessionResults(options("127.0.0.1:1"), "s", BEGINNING)
     with pytest.raises(ResultsLost, match=r"session s at 127\.0\.0\.1:1: not opened within 2 s \(UNAVAILABLE"):

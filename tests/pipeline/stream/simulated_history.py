@@ -85,7 +85,7 @@ class DirectEngine:
 
 
 class SimulatedHistory:
-    """What happened in a history: rows for a stream, in order, and what a single engine made of them."""
+    """A history as rows for a stream, in order, and the outcomes of a single engine."""
 
     def __init__(self, sequence: Iterable[steps.Step]) -> None:
         self.rows: list[Row] = []
@@ -182,7 +182,7 @@ class SimulatedHistory:
 
 
 def given(value: int, default: int) -> int | None:
-    """Null for what says nothing."""
+    """Null for a default value."""
     return None if value == default else value
 
 

@@ -47,7 +47,7 @@ class MovingDrive(Drive):
 
 @pytest.mark.parametrize("seed", [1, 4, 5, 8, 11, 12])
 def test_a_history_ends_as_by_one_engine_though_it_went_through_a_journal(tmp_path: Path, seed: int) -> None:
-    """Whatever waits then, for whatever: operations that are half answered, removed partitions, epochs, keys."""
+    """Half-answered operations, removed partitions, epochs and keys are moved."""
     MovingDrive.folder = tmp_path / "journal"
     history = SimulatedHistory.of_seed(seed, 1_000)
     drive = MovingDrive(history, random.Random(seed), shards=2, delay_ms=0, divided=3)
@@ -56,8 +56,9 @@ def test_a_history_ends_as_by_one_engine_though_it_went_through_a_journal(tmp_pa
 
 
 def test_a_daemon_hands_over_and_takes_back(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """What waits in a real daemon goes on in a shard, by the marks that the daemon had, and what still waits there
-    goes on in another daemon: each ends once, and what was answered before the move does not come again.
+    """Waits of a real daemon continue in a shard with the daemon's marks, and those still pending in another daemon.
+
+    Each ends once; results sent before the move are not repeated.
     """
     first = start_daemon("--data-dir", str(tmp_path / "first"))
     with Client(first.address) as client:
@@ -128,7 +129,7 @@ def signals(count: int, at_ms: int) -> pa.Table:
 
 
 def signal_waits(caller: str, ids: range, keys: list[str], count: int, at_ms: int) -> pa.Table:
-    """Operations that wait until their key has been signalled so often."""
+    """Operations that wait until their key has been signalled `count` times."""
     wait = {"at_ms": at_ms, "kind": SIGNAL, "caller": caller, "timeout_ms": 1_000_000, "item": 0, "item_count": 1}
     return pa.Table.from_pylist(
         [wait | {"operation_id": id_, "topic": key, "offset": count} for id_, key in zip(ids, keys, strict=True)], ROWS
@@ -146,7 +147,7 @@ def test_counts_of_many_keys_do_not_depend_on_shards(tmp_path: Path) -> None:
         [signals(8, 1), signal_waits("first", range(1, 9), waited, 2, 2), signals(keys_max + 10, 3)],
         promote_options="default",
     )
-    # The first eight keys are signalled once more, so those waits end. What comes afterwards needs both counts.
+    # The first eight keys are signalled once more, so those waits end. The next ones need both counts.
     second = pa.concat_tables(
         [signal_waits("later", range(1, 9), waited, 2, 5), signal_waits("never", range(1, 9), waited, 3, 5)],
         promote_options="default",
@@ -187,7 +188,7 @@ def test_more_waited_keys_than_a_daemon_keeps_do_not_move(tmp_path: Path) -> Non
 
 
 def test_rows_that_are_kept_back_do_not_move(tmp_path: Path) -> None:
-    """Their time has not come, and a daemon has none for them: the error says what to do."""
+    """They are not due yet, and a daemon cannot hold them: the error names the remedy."""
     shard = Shard(1_000)
     wait = {"at_ms": 5_000, "kind": PRODUCE, "operation_id": 1, "item": 0, "item_count": 1, "topic": "t", "offset": 1}
     shard.play(pa.Table.from_pylist([wait | {"partition": 0}], schema=ROWS))

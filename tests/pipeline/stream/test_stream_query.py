@@ -49,7 +49,7 @@ def start(
     delay_ms: int = DELAY_MS,
     heartbeat_s: int = 0,
 ) -> StreamingQuery:
-    """With a heartbeat it goes on until it is stopped."""
+    """A stream with a heartbeat runs until it is stopped."""
     inputs = [
         StreamInput(OPERATION, str(folders.registrations), form, 1, 1),
         StreamInput(EVENT, str(folders.events), form, 1, 1),
@@ -223,9 +223,10 @@ def test_a_damaged_file_is_set_aside(spark: SparkSession, tmp_path: Path) -> Non
 
 
 def test_waits_expire_by_heartbeats_where_nothing_comes(spark: SparkSession, tmp_path: Path) -> None:
-    """Of two empty folders nothing comes, and nothing is said of them. Then one registration comes and no event, ever:
-    it waits on, until a run with a heartbeat goes on from the same checkpoint, and the clock of the machine ends it.
-    What tells the time is asked before the registrations in each micro-batch.
+    """Two empty folders have no outcomes and are no error. A registration without any event waits until a run with a
+    heartbeat continues from the same checkpoint, whose clock expires it.
+
+    Each micro-batch reads the time before the registrations.
     """
     folders = StreamFolders(tmp_path)
     run(spark, folders)

@@ -1,4 +1,4 @@
-"""What a stream keeps on an object store: nothing relies on moving a folder, and a query in the URI is kept."""
+"""A stream with its folders on an object store: no folder is moved, and a query in the URI is kept."""
 
 from collections.abc import Iterator
 
@@ -71,7 +71,7 @@ def test_layouts_and_states_of_a_stream_on_an_object_store(bucket: str) -> None:
 
 
 def test_outcomes_on_an_object_store_are_replaced_by_their_batch(bucket: str) -> None:
-    """What an earlier run wrote of a batch that it did not commit goes first, and nothing else does."""
+    """Output of an uncommitted batch of an earlier run is deleted first, and nothing else is."""
     results = bucket.format("results")
     output = StreamOutput(results, bucket.format("quarantine"))
     rows = pa.table({"operation_id": [1, 2]})
