@@ -74,7 +74,7 @@ notebook: $(STAMPS)/pipeline $(STAMPS)/engine ## Run the example notebook and ke
 
 test: $(STAMPS)/pipeline ## Run the whole suite, and the tests of the engine uncompiled too (both, even if one fails)
 	@$(MAKE) --no-print-directory -j 2 $(STAMPS)/engine $(SIMULATOR)/stamp # they have nothing to do with each other
-	@$(MAKE) --no-print-directory -k test-compiled test-pure
+	@$(MAKE) --no-print-directory -k test-compiled $(if $(ARGS),,test-pure)
 
 CORE_TESTS := tests/engine tests/timer tests/embedded tests/client/session
 test-core: $(STAMPS)/dev $(STAMPS)/engine ## Run the tests of the engine, timer and client session, without sockets, in seconds
@@ -92,7 +92,7 @@ test-pure: $(STAMPS)/pipeline $(STAMPS)/stubs ## Run the tests of the engine unc
 	@tar -cf - --exclude=./.venv --exclude=./.build --exclude=./build --exclude=./.git --exclude='*.so' --exclude=node_modules --exclude=./client/java/target \
 		--exclude='*.egg-info' --exclude=__pycache__ --exclude='.*_cache' . | tar -xf - -C $(PURE)
 	@cd $(PURE) && PURGATORY_BUILD=pure PYTHONPATH="$$PWD:$$PWD/client:$$PWD/pipeline:$$PWD/connectors" \
-		"$(CURDIR)/$(BIN)/python" -m pytest -n $(WORKERS) -m "not sockets" $(or $(ARGS),$(PURE_TESTS))
+		"$(CURDIR)/$(BIN)/python" -m pytest -n $(WORKERS) -m "not sockets" $(PURE_TESTS) $(ARGS)
 
 sim-daemon: $(STAMPS)/dev $(STAMPS)/engine ## Simulate days of daemon and clients over broken connections (SEEDS=200 SEED=1 JOBS=2)
 	@GRPC_VERBOSITY=NONE $(BIN)/python -m tests.daemon_simulation --seeds $(SEEDS) --jobs $(JOBS) $(if $(SEED),--seed $(SEED)) $(ARGS)

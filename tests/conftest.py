@@ -71,3 +71,11 @@ def start_daemon(tmp_path: Path) -> Iterator[StartDaemon]:
 def daemon(start_daemon: StartDaemon) -> DaemonProcess:
     """One daemon with default settings on free ports: .address, .http_address, .process, .log, .stop()."""
     return start_daemon()
+
+
+@pytest.fixture(scope="session")
+def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """One daemon with default settings for all tests that leave nothing behind."""
+    process = DaemonProcess(tmp_path_factory.mktemp("shared"))
+    yield process
+    process.kill()

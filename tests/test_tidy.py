@@ -4,10 +4,10 @@ Import contracts are in pyproject.toml. `purgatory/v1` is generated and not chec
 """
 
 import ast
+import functools
 import importlib
 import re
 from collections import Counter
-from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -31,7 +31,6 @@ ENTRY_POINTS = {
     "purgatory_connectors.uri",  # what each source is made from
     "bench.subjects.engine_runs",  # make bench
     "tests.mutants.budget",  # named in pyproject.toml, for make mutants
-    "tests.mutants.simulated_days",  # as above
 }
 TEXTS = ("*.py", "*.md", "*.toml", "*.yml", "*.yaml", "*.txt", "*.proto", "Makefile", "Dockerfile", ".dockerignore")
 EXPORTS = {
@@ -54,7 +53,8 @@ EXPORTS = {
 """Public names, pinned: a change here belongs in the changelog."""
 
 
-def read_modules() -> dict[str, tuple[Path, ast.Module]]:
+@functools.cache
+def modules() -> dict[str, tuple[Path, ast.Module]]:
     """Every Python file by its import name: its path relative to the root, and its syntax tree."""
     found = {}
     for path in [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")] + [ROOT / "server.py"]:
@@ -67,27 +67,28 @@ def read_modules() -> dict[str, tuple[Path, ast.Module]]:
     return found
 
 
-MODULES = read_modules()
-
-
+@functools.cache
 def imports_of(name: str) -> set[str]:
     """Known modules that a module imports, anywhere in its code."""
     found: set[str] = set()
-    for node in ast.walk(MODULES[name][1]):
+    for node in ast.walk(modules()[name][1]):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{name}: ruff rejects relative imports"
             full = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= (full & MODULES.keys()) or {node.module or ""}
-    return (found & MODULES.keys()) - {name}
+            found |= (full & modules().keys()) or {node.module or ""}
+    return (found & modules().keys()) - {name}
 
 
-def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    for name, (_, tree) in MODULES.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield name, node
+@functools.cache
+def functions() -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    return [
+        (name, node)
+        for name, (_, tree) in modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
 
 
 def code_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -101,8 +102,8 @@ def code_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 def test_sizes() -> None:
     """Functions have at most 70 lines, files 500, folders 15 modules."""
     long = [f"{name}.{node.name}" for name, node in functions() if code_lines(node) > FUNCTION_LINES_MAX]
-    files = {str(path): (ROOT / path).read_text("utf-8").count("\n") for path, _ in MODULES.values()}
-    folders = Counter(str(path.parent) for path, _ in MODULES.values() if path.stem not in {"__init__", "__main__"})
+    files = {str(path): (ROOT / path).read_text("utf-8").count("\n") for path, _ in modules().values()}
+    folders = Counter(str(path.parent) for path, _ in modules().values() if path.stem not in {"__init__", "__main__"})
     large = [f"{path}: {lines} lines" for path, lines in files.items() if lines > FILE_LINES_MAX]
     full = [f"{folder}: {count} modules" for folder, count in folders.items() if count > FOLDER_MODULES_MAX]
     assert long + large + full == []
@@ -117,7 +118,7 @@ def test_every_test_states_what_it_expects() -> None:
 
 def test_imports_have_no_cycle() -> None:
     """No module imports itself through others, not even in functions or for annotations. Raises CycleError."""
-    TopologicalSorter({name: imports_of(name) for name in MODULES}).prepare()
+    TopologicalSorter({name: imports_of(name) for name in modules()}).prepare()
 
 
 def test_every_module_is_used() -> None:
@@ -125,8 +126,8 @@ def test_every_module_is_used() -> None:
     by a test.
     """
     unused = []
-    users = {name: imports_of(name) for name in MODULES}
-    for name, (path, tree) in MODULES.items():
+    users = {name: imports_of(name) for name in modules()}
+    for name, (path, tree) in modules().items():
         is_test = name.startswith("tests.")
         is_program = any(isinstance(node, ast.If) and "__main__" in ast.unparse(node.test) for node in tree.body)
         is_found = path.stem in {"__init__", "__main__", "conftest"} or path.stem.startswith("test_")
@@ -140,8 +141,10 @@ def test_every_module_is_used() -> None:
 def test_no_path_of_a_machine() -> None:
     """No text contains a path into a home folder."""
     home = re.compile(r"(?<![\w.\-}])/(?:home|Users)/[A-Za-z]|(?<![\w.\-}])/(?:root)/")
-    paths = [path for pattern in TEXTS for path in ROOT.rglob(pattern)]
-    ours = [path for path in paths if not {".venv", ".build", "build", "target"} & set(path.relative_to(ROOT).parts)]
+    folders = [path for path in ROOT.iterdir() if path.is_dir() and path.name[0] != "." and path.name != "build"]
+    paths = [path for pattern in TEXTS for folder in folders for path in folder.rglob(pattern)]
+    paths += [path for pattern in TEXTS for path in ROOT.glob(pattern)]
+    ours = [path for path in paths if not {"node_modules", "target"} & set(path.relative_to(ROOT).parts)]
     assert [str(path) for path in ours if home.search(path.read_text("utf-8"))] == []
 
 

@@ -68,7 +68,7 @@ def _waiting(
 
     async def wait(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
         result = await self._wait(build(*args, **kwargs))
-        assert isinstance(result, answer), f"{answer.__name__} was due, not {result!r}"
+        assert isinstance(result, answer), f"{answer.__name__} expected, got {result!r}"
         return result
 
     signature = inspect.signature(build)
@@ -246,7 +246,7 @@ class AsyncClient(SingleCalls):
         if not chosen.offsets:
             return already_satisfied()
         result = await self._wait(chosen.wait(timeout=timeout, fail_when_stale=fail_when_stale))
-        assert isinstance(result, Result), f"Result was due, not {result!r}"
+        assert isinstance(result, Result), f"Result expected, got {result!r}"
         return result
 
     async def wait_once(self, wait: Wait) -> Result:
@@ -334,11 +334,11 @@ class AsyncClient(SingleCalls):
             SessionTakenOver: Another client has opened the session.
             ClientClosed: The client was closed before or during the call.
         """
-        return await self._session.outbox().result(ticket, Result, "is of a batch; ask for it by result_many")
+        return await self._session.outbox().result(ticket, Result, "the ticket is for a batch; use result_many")
 
     async def result_many(self, ticket: Ticket) -> ResultColumns:
         """As `result`, for a ticket from `submit_many`."""
-        otherwise = "is of a single wait; ask for it by result"
+        otherwise = "the ticket is for a single wait; use result"
         return await self._session.outbox().result(ticket, ResultColumns, otherwise)
 
     async def confirm(self, ticket: Ticket) -> None:
@@ -474,7 +474,7 @@ class AsyncClient(SingleCalls):
             request.key = key
         given = [operation_ids is not None or session_id is not None, partition is not None, key is not None]
         if given.count(True) != 1:
-            raise InvalidRequest("cancel", "say which: operation ids or a session, a partition, or a key; one of them")
+            raise InvalidRequest("cancel", "give exactly one of: operation ids (or a session), a partition, a key")
         response = await self._answer(self._stub().Cancel(request, timeout=CALL_TIMEOUT))
         return int(response.cancelled)
 

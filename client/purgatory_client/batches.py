@@ -72,7 +72,9 @@ class WaitBatch:
         self._refusals: dict[int, PurgatoryClientError] = {}
         self._gathered = BatchResults(kind, self.count, self.item_total)
         if not names or not self.count:
-            raise InvalidRequest("partitions" if kind != OperationKind.SIGNAL else "keys", "none; the batch is empty")
+            raise InvalidRequest(
+                "partitions" if kind != OperationKind.SIGNAL else "keys", "empty; at least one is required"
+            )
 
     def set_columns(self, columns: Mapping[str, Sequence[int] | None]) -> None:
         """Set columns by their names on the wire. Raises InvalidRequest for a column that does not fit."""

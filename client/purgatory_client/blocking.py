@@ -174,7 +174,7 @@ class Client:
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if os.getpid() != self._pid:
             coroutine.close()
-            raise ClientClosed("this client was made before a fork, in another process")
+            raise ClientClosed("this client was created before a fork, in another process")
         return self._loop.run(coroutine)
 
 

@@ -68,11 +68,9 @@ def events_of(name: Name, marks: Marks) -> list[Event]:
     """Convert marks to events. Raises InvalidRequest if no event results or the marks contradict each other."""
     found = list(_in_safe_order(name, marks))
     if not found:
-        raise InvalidRequest("events", "nothing to advance; give at least one mark, such as high_watermark=42")
+        raise InvalidRequest("events", "no event given; give at least one mark, such as high_watermark=42")
     if "log_end_offset" not in marks and ("byte_position" in marks or "segment_base_offset" in marks):
-        raise InvalidRequest(
-            "leader_append", "byte_position and segment_base_offset belong to log_end_offset; give it too"
-        )
+        raise InvalidRequest("leader_append", "byte_position and segment_base_offset require log_end_offset")
     return found
 
 
@@ -130,7 +128,7 @@ def _in_safe_order(name: Name, marks: Marks) -> Iterator[Event]:
 def _leadership(name: Name, marks: Marks) -> Event:
     epoch = marks.get("leader_epoch")
     if epoch is None:
-        raise InvalidRequest("leader_epoch", "a change of leadership needs its leader_epoch")
+        raise InvalidRequest("leader_epoch", "required with is_leader")
     return events.leadership(
         name,
         is_leader=marks["is_leader"],

@@ -32,7 +32,7 @@ def int64(value: int, field: str) -> int:
 def _signed(value: int, field: str, bits: int) -> int:
     number = index(value)
     if number.bit_length() >= bits and number != -(1 << bits - 1):
-        raise InvalidRequest(field, f"{number} does not fit {bits} bits")
+        raise InvalidRequest(field, f"{number} does not fit in {bits} bits")
     return number
 
 
@@ -70,13 +70,6 @@ def squeeze(column: list[T]) -> list[T]:
     if len(column) > 1 and column.count(column[0]) == len(column):
         return column[:1]
     return column
-
-
-def stale_ms(seconds: float | None) -> int | None:
-    """A stale timeout in milliseconds, converted like `milliseconds`. None stays None: the wait does not fail when
-    stale.
-    """
-    return milliseconds(seconds, "stale_timeout_ms")
 
 
 def milliseconds(seconds: float | None, field: str = "timeout_ms") -> int | None:

@@ -208,8 +208,8 @@ class ResultColumns:
 
 def already_satisfied() -> Result:
     """The result of waiting for no partitions, for example for the end of an empty topic."""
-    values: dict[str, list[Any]] = {"outcomes": [Outcome.SATISFIED], "waited_ms": [0], "lateness_ms": [0]}
-    values["item_counts"] = [0]
+    values: dict[str, list[Any]] = {name: [0] for name in (*OPERATION_COLUMNS, "item_counts")}
+    values["outcomes"] = [Outcome.SATISFIED]
     return Result(ResultColumns(OperationKind.PRODUCE, lambda name: values.get(name, [])), 0, 0)
 
 

@@ -246,7 +246,8 @@ class SingleCalls:
         check_process()
         if self._channel is None:
             self._channel = open_channel(self.address, self._security)
-        return PurgatoryServiceStub(self._channel)
+            self._methods = PurgatoryServiceStub(self._channel)  # kept: it makes an object for each method
+        return self._methods
 
 
 def topic_partition(name: Name) -> operation_pb2.TopicPartition:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
 from purgatory_client.base_errors import InvalidRequest
-from purgatory_client.number_checks import int32, int64, milliseconds, stale_ms
+from purgatory_client.number_checks import int32, int64, milliseconds
 from purgatory_client.partition_names import PartitionName, checked_key, format_partition, partition_name
 from purgatory_client.results import OperationKind
 from purgatory_client.sources.source_names import KAFKA, kafka_group
@@ -88,7 +88,15 @@ def produce(
     columns = _item_columns(
         names, local_error_code=("local_error_codes", local_error_codes), leader_epoch=("leader_epochs", leader_epochs)
     )
-    return Wait(OperationKind.PRODUCE, names, required, milliseconds(timeout), {}, columns, stale_ms(fail_when_stale))
+    return Wait(
+        OperationKind.PRODUCE,
+        names,
+        required,
+        milliseconds(timeout),
+        {},
+        columns,
+        milliseconds(fail_when_stale, "stale_timeout_ms"),
+    )
 
 
 def processed(
@@ -168,7 +176,13 @@ def fetch(
     if held_back:
         columns["throttled"] = [name in held_back for name in names]
     return Wait(
-        OperationKind.FETCH, names, fetch_offsets, milliseconds(timeout), options, columns, stale_ms(fail_when_stale)
+        OperationKind.FETCH,
+        names,
+        fetch_offsets,
+        milliseconds(timeout),
+        options,
+        columns,
+        milliseconds(fail_when_stale, "stale_timeout_ms"),
     )
 
 
@@ -190,7 +204,13 @@ def delete_records(
     names, required = _items(offsets, "delete_records.partitions", "offset")
     columns = _item_columns(names, local_error_code=("local_error_codes", local_error_codes))
     return Wait(
-        OperationKind.DELETE_RECORDS, names, required, milliseconds(timeout), {}, columns, stale_ms(fail_when_stale)
+        OperationKind.DELETE_RECORDS,
+        names,
+        required,
+        milliseconds(timeout),
+        {},
+        columns,
+        milliseconds(fail_when_stale, "stale_timeout_ms"),
     )
 
 
@@ -210,21 +230,21 @@ def signal(
         from_now: Count only signals after the registration; otherwise all since the key was first used at the daemon.
     """
     if isinstance(keys, str):
-        raise InvalidRequest("signal.keys", f"one string, {keys!r}; give a list of keys or a mapping of key to count")
+        raise InvalidRequest("signal.keys", f"{keys!r} is a string; give a list of keys, or a mapping of key to count")
     counts = keys if isinstance(keys, Mapping) else dict.fromkeys(keys, 1)
     if len(counts) != len(keys):
-        raise InvalidRequest("signal.keys", "a key is given twice; each key once, with a count where it takes several")
+        raise InvalidRequest("signal.keys", "a key is given twice; use a mapping of key to count")
     names = [checked_key(key) for key in counts]
     required = [int64(count, "signal.keys.required_count") for count in counts.values()]
     if not names:
-        raise InvalidRequest("signal.keys", "none; an operation needs at least one")
+        raise InvalidRequest("signal.keys", "empty; at least one is required")
     options: dict[str, int] = {"any": bool(any), "from_now": bool(from_now)}
     return Wait(OperationKind.SIGNAL, names, required, milliseconds(timeout), options, {})
 
 
 def _items(offsets: ByPartition, field: str, offset_field: str) -> tuple[list[PartitionName], list[int]]:
     if not offsets:
-        raise InvalidRequest(field, "none; an operation needs at least one")
+        raise InvalidRequest(field, "empty; at least one is required")
     names = [partition_name(name) for name in offsets]
     return names, [int64(offset, f"{field}.{offset_field}") for offset in offsets.values()]
 

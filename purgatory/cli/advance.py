@@ -1,86 +1,89 @@
 """`purgatory advance`: reports events; each kind of event is an option."""
 
 from collections.abc import Callable
-from typing import Annotated, Any, Final, NoReturn, cast
+from typing import Annotated, Any, Final, cast
 
-import typer
 from purgatory_client.aio import AsyncClient
 from purgatory_client.errors import EventRefused
 from purgatory_client.marks import Marks
+from typer import Argument, Option
 
 from purgatory.cli import render
-from purgatory.cli.connection_options import DEFAULT_ADDRESS, Address, AsJson, run
 from purgatory.cli.exit_codes import Exit
 from purgatory.cli.parsing import UsageError, checked_partition, follower, ids
 
 Offset = int | None
 
 
-def advance(
-    partition: Annotated[str | None, typer.Argument(metavar="[PARTITION]", help="Like orders-3.")] = None,
-    high_watermark: Annotated[
-        Offset, typer.Option(help="All in-sync replicas have every record below this offset.")
-    ] = None,
-    log_end_offset: Annotated[Offset, typer.Option(help="The leader's log has grown to this offset.")] = None,
-    byte_position: Annotated[Offset, typer.Option(help="Byte position of the log end (with --log-end-offset).")] = None,
+async def advance(
+    client: AsyncClient,
+    partition: Annotated[str | None, Argument(metavar="[PARTITION]", help="Like orders-3.")] = None,
+    high_watermark: Annotated[Offset, Option(help="All in-sync replicas have every record below this offset.")] = None,
+    log_end_offset: Annotated[Offset, Option(help="The leader's log has grown to this offset.")] = None,
+    byte_position: Annotated[Offset, Option(help="Byte position of the log end (with --log-end-offset).")] = None,
     segment_base_offset: Annotated[
-        Offset, typer.Option(help="Base offset of the segment of the log end (with --log-end-offset).")
+        Offset, Option(help="Base offset of the segment of the log end (with --log-end-offset).")
     ] = None,
     replica: Annotated[
-        str | None, typer.Option(metavar="ID:END[:START]", help="A follower has fetched up to END, like 2:41.")
+        str | None, Option(metavar="ID:END[:START]", help="A follower has fetched up to END, like 2:41.")
     ] = None,
     last_stable_offset: Annotated[
-        Offset, typer.Option(help="Start of the oldest open transaction; -1: none is open.")
+        Offset, Option(help="Start of the oldest open transaction; -1: none is open.")
     ] = None,
-    log_start_offset: Annotated[Offset, typer.Option(help="The first readable offset has moved up.")] = None,
-    in_sync_replicas: Annotated[str | None, typer.Option(metavar="IDS", help="The in-sync set, like 1,2,3.")] = None,
+    log_start_offset: Annotated[Offset, Option(help="The first readable offset has moved up.")] = None,
+    in_sync_replicas: Annotated[str | None, Option(metavar="IDS", help="The in-sync set, like 1,2,3.")] = None,
     proposed_in_sync_replicas: Annotated[
-        str | None, typer.Option(metavar="IDS", help="An in-sync set that is not confirmed yet.")
+        str | None, Option(metavar="IDS", help="An in-sync set that is not confirmed yet.")
     ] = None,
     min_in_sync_replicas: Annotated[
-        int | None, typer.Option(help="Minimum size of the in-sync set for acknowledging.")
+        int | None, Option(help="Minimum size of the in-sync set for acknowledging.")
     ] = None,
     is_leader: Annotated[
-        bool | None, typer.Option("--leader/--follower", help="Leadership has changed; needs --leader-epoch.")
+        bool | None, Option("--leader/--follower", help="Leadership has changed; needs --leader-epoch.")
     ] = None,
-    leader_epoch: Annotated[
-        int | None, typer.Option(help="Leader epoch of the report; an older epoch is refused.")
-    ] = None,
-    leader_id: Annotated[int | None, typer.Option(help="The leader's replica id.")] = None,
+    leader_epoch: Annotated[int | None, Option(help="Leader epoch of the report; an older epoch is refused.")] = None,
+    leader_id: Annotated[int | None, Option(help="The leader's replica id.")] = None,
     replica_ids: Annotated[
         str | None,
-        typer.Option("--replicas", metavar="IDS", help="All assigned replicas, including the leader (with --leader)."),
+        Option("--replicas", metavar="IDS", help="All assigned replicas, including the leader (with --leader)."),
     ] = None,
-    epoch_start_offset: Annotated[Offset, typer.Option(help="First offset of the epoch (with --leader).")] = None,
-    dead_replica: Annotated[int | None, typer.Option(help="This replica's broker is dead.")] = None,
-    fenced_replica: Annotated[int | None, typer.Option(help="This replica may not join the in-sync set.")] = None,
-    live_replica: Annotated[int | None, typer.Option(help="This replica is neither dead nor fenced.")] = None,
-    truncate_to: Annotated[Offset, typer.Option(help="The log was cut to this log end offset.")] = None,
-    deleted: Annotated[bool, typer.Option("--removed", help="The partition was deleted.")] = False,
-    moved: Annotated[bool, typer.Option("--moved", help="The partition has moved elsewhere.")] = False,
-    storage_failed: Annotated[
-        bool, typer.Option("--storage-failed", help="The partition's log directory failed.")
-    ] = False,
+    epoch_start_offset: Annotated[Offset, Option(help="First offset of the epoch (with --leader).")] = None,
+    dead_replica: Annotated[int | None, Option(help="This replica's broker is dead.")] = None,
+    fenced_replica: Annotated[int | None, Option(help="This replica may not join the in-sync set.")] = None,
+    live_replica: Annotated[int | None, Option(help="This replica is neither dead nor fenced.")] = None,
+    truncate_to: Annotated[Offset, Option(help="The log was cut to this log end offset.")] = None,
+    deleted: Annotated[bool, Option("--removed", help="The partition was deleted.")] = False,
+    moved: Annotated[bool, Option("--moved", help="The partition has moved elsewhere.")] = False,
+    storage_failed: Annotated[bool, Option("--storage-failed", help="The partition's log directory failed.")] = False,
     storage_online: Annotated[
-        bool, typer.Option("--storage-online", help="The partition's log directory is available again.")
+        bool, Option("--storage-online", help="The partition's log directory is available again.")
     ] = False,
     signal: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Signal this key instead of reporting on a partition.")
+        str | None, Option(metavar="KEY", help="Signal this key instead of reporting on a partition.")
     ] = None,
-    count: Annotated[int, typer.Option(help="Number of signals (with --signal).")] = 1,
-    address: Address = DEFAULT_ADDRESS,
-    as_json: AsJson = False,
-) -> NoReturn:
+    count: Annotated[int, Option(help="Number of signals (with --signal).")] = 1,
+) -> Exit:
     """Report events of a partition, or signal a key. Prints the number of waits that ended."""
     # The parameters have the names of the marks, so `locals()` collects them; two marks are made from flags.
     removed = "moved" if moved else deleted or None
     storage = "failed" if storage_failed else "online" if storage_online else None
-    given = {name: value for name, value in locals().items() if name in Marks.__annotations__ and value is not None}
-
-    async def call(client: AsyncClient) -> Exit:
-        return await _report(client, partition, _marks(given), signal, count, as_json)
-
-    raise typer.Exit(run(address, call))
+    marks = _marks({name: one for name, one in locals().items() if name in Marks.__annotations__ and one is not None})
+    if (partition is None) == (signal is None):
+        raise UsageError("give a partition or --signal KEY (not both)")
+    if partition is not None and not marks.keys() - {"leader_epoch"}:
+        raise UsageError("no event given; use an option such as --high-watermark 42 (see --help)")
+    if signal is not None and marks:
+        raise UsageError("--signal cannot be combined with marks of a partition")
+    try:
+        if signal is not None:
+            receipt = await client.signal_key(signal, count)
+        else:
+            receipt = await client.advance(checked_partition(partition or ""), **marks)
+    except EventRefused as error:
+        render.receipt(error.receipt)
+        raise
+    render.receipt(receipt)
+    return Exit.OK
 
 
 _PARSERS: Final[dict[str, Callable[[str], Any]]] = {
@@ -97,25 +100,3 @@ def _marks(given: dict[str, Any]) -> Marks:
     if marks.get("last_stable_offset") == -1:
         marks["last_stable_offset"] = None
     return cast("Marks", marks)
-
-
-async def _report(
-    client: AsyncClient, partition: str | None, marks: Marks, signal: str | None, count: int, as_json: bool
-) -> Exit:
-    if (partition is None) == (signal is None):
-        raise UsageError("give a partition or --signal KEY (not both)")
-    if partition is not None and not marks.keys() - {"leader_epoch"}:
-        raise UsageError("no event given; use an option such as --high-watermark 42 (see --help)")
-    if signal is not None and marks:
-        raise UsageError("--signal cannot be combined with marks of a partition")
-    try:
-        receipt = await (
-            client.signal_key(signal, count)
-            if signal is not None
-            else client.advance(checked_partition(partition or ""), **marks)
-        )
-    except EventRefused as error:
-        render.receipt(error.receipt, as_json=as_json)
-        raise
-    render.receipt(receipt, as_json=as_json)
-    return Exit.OK

@@ -3,16 +3,24 @@
 import math
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Annotated, Final
 
 from purgatory_client.errors import InvalidRequest
 from purgatory_client.partition_names import format_partition, partition_name
 from purgatory_client.results import OperationKind, Outcome
 from purgatory_client.sources.log_positions import offset_of_lsn
 from purgatory_client.views import OperationOrder
+from typer import Option
 
 UNITS_S: Final[dict[str, float]] = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "": 1}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
+
+
+Timeout = Annotated[str, Option("--timeout", "-t", help="How long to wait: 500ms, 30s, 2m, 1h; 0: answer immediately.")]
+FailWhenStale = Annotated[
+    str | None,
+    Option("--fail-when-stale", help="Fail if a mark is stale or unreported for this long: 500ms, 5s."),
+]
 
 
 class UsageError(Exception):
@@ -26,6 +34,10 @@ def seconds(text: str) -> float:
     if value == math.inf:
         raise UsageError(f"not a duration: {text!r}; expected a number and a unit, like 500ms, 30s, 2m or 1h")
     return value
+
+
+def optional_seconds(text: str | None) -> float | None:
+    return None if text is None else seconds(text)
 
 
 def partition_offsets(targets: Sequence[str], default_offset: int | None = None) -> dict[str, int]:
@@ -105,8 +117,10 @@ def ids(text: str) -> list[int]:
         ) from error
 
 
-def kind_of(name: str) -> OperationKind:
-    """The kind "delete_records" or "delete-records"."""
+def kind_of(name: str | None) -> OperationKind | None:
+    """The kind "delete_records" or "delete-records"; None if none is named."""
+    if name is None:
+        return None
     try:
         return OperationKind[name.upper().replace("-", "_")]
     except KeyError as error:

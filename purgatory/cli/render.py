@@ -1,13 +1,16 @@
 """Prints the output of the commands: data on stdout, messages on stderr.
 
 With `--json` each command prints one JSON document (listings: one object per line, so that they can be streamed).
-Durations are in seconds, unknown offsets are -1, and missing values are null.
+Durations are in seconds, unknown offsets are -1, and missing values are null. `AS_JSON` says whether it was given.
 """
 
 import json
 import sys
+from collections.abc import Iterable
+from contextvars import ContextVar
 from dataclasses import asdict
 from datetime import datetime
+from enum import IntEnum
 from typing import Any, Final
 
 from purgatory_client.events import AdvanceReceipt
@@ -19,6 +22,7 @@ from rich.console import Console
 from rich.markup import escape as escape_markup
 from rich.table import Table
 
+AS_JSON: Final = ContextVar("AS_JSON", default=False)
 PLAIN_WIDTH: Final = 400
 """Width of a table in a file or a pipe, where no column should be cut off."""
 
@@ -62,12 +66,12 @@ def error_line(message: str) -> None:
     Console(stderr=True, soft_wrap=True, highlight=False).print(f"purgatory: {escape(message)}")
 
 
-def result(answer: Result, *, as_json: bool) -> None:
+def result(answer: Result) -> None:
     """Print a line for the wait and one for each partition or key."""
     colour = COLOURS.get(answer.outcome, "red")
     late = f" ({answer.lateness:.3f} s late)" if answer.lateness else ""
     print_either(
-        result_document(answer) if as_json else None,
+        result_document(answer),
         f"[{colour}]{outcome_text(answer.outcome)}[/{colour}] after {answer.waited:.3f} s{late}",
         *(f"  {escape(item_line(item, answer.outcome))}" for item in answer.partitions.values()),
     )
@@ -100,44 +104,36 @@ def result_document(answer: Result) -> dict[str, Any]:
     }
 
 
-def token(ends: Positions, *, as_json: bool) -> None:
+def token(ends: Positions) -> None:
     """Print end positions as a token."""
-    if as_json:
+    if AS_JSON.get():
         print_json({"token": ends.token, "offsets": ends.offsets})
     else:
         sys.stdout.write(f"{ends.token}\n")  # not through rich, which would wrap a long line
 
 
-def receipt(answer: AdvanceReceipt, *, as_json: bool) -> None:
+def receipt(answer: AdvanceReceipt) -> None:
     refusals = [{name: getattr(one, name) for name in _REFUSAL_FIELDS} for one in answer.refusals]
-    document = {
-        "events": len(answer.ended),
-        "ended": answer.ended_total,
-        "unchanged": answer.unchanged,
-        "refusals": refusals,
-    }
+    counts = {"events": len(answer.ended), "ended": answer.ended_total, "unchanged": answer.unchanged}
     unchanged = f", {answer.unchanged} unchanged" if answer.unchanged else ""
     refused = f", {len(answer.refusals)} refused" if answer.refusals else ""
     events = f"{len(answer.ended)} {plural('event', len(answer.ended))}"
     ended = f"{answer.ended_total} {plural('wait', answer.ended_total)} ended"
-    print_either(document if as_json else None, f"{events}{unchanged}{refused}: {ended}")
+    print_either({**counts, "refusals": refusals}, f"{events}{unchanged}{refused}: {ended}")
 
 
-def cancelled(count: int, *, as_json: bool) -> None:
-    print_either({"cancelled": count} if as_json else None, f"{count} {plural('operation', count)} cancelled")
+def cancelled(count: int) -> None:
+    print_either({"cancelled": count}, f"{count} {plural('operation', count)} cancelled")
 
 
-def closed(session: ClosedSession, *, as_json: bool) -> None:
-    document = {"cancelled": session.cancelled, "results_dropped": session.results_dropped}
+def closed(session: ClosedSession) -> None:
     cancelled = f"{session.cancelled} {plural('operation', session.cancelled)} cancelled"
     dropped = f"{session.results_dropped} {plural('result', session.results_dropped)} dropped"
-    print_either(document if as_json else None, f"closed: {cancelled}, {dropped}")
+    print_either(document(session), f"closed: {cancelled}, {dropped}")
 
 
-def operations(found: list[PendingOperation], *, as_json: bool) -> None:
-    if as_json:
-        for one in found:
-            print_json(operation_document(one), indent=None)
+def operations(found: list[PendingOperation]) -> None:
+    if print_as_json(found):
         return
     table = plain_table("session", "id", "kind", "waited", "remaining", "waits for")
     for one in found:
@@ -149,7 +145,7 @@ def operations(found: list[PendingOperation], *, as_json: bool) -> None:
     console_for_data().print(table)
 
 
-def operation(one: PendingOperation, *, as_json: bool) -> None:
+def operation(one: PendingOperation) -> None:
     lines = [
         f"{one.kind.name.lower()} {one.operation_id} of session {escape(one.session_id or '-')}",
         f"  registered {_local(one.registered_time)}, waited {one.waited:.3f} s",
@@ -161,13 +157,11 @@ def operation(one: PendingOperation, *, as_json: bool) -> None:
         state = "waiting" if item.error_code == 7 else ERROR_NAMES.get(item.error_code, "reached")
         reached = "no mark reported" if item.reached_offset < 0 else str(item.reached_offset)
         lines.append(f"  {escape(item.name)}: {reached} of {item.required_offset}, {state}")
-    print_either(operation_document(one) if as_json else None, *lines)
+    print_either(document(one), *lines)
 
 
-def partitions(found: list[Partition], *, as_json: bool) -> None:
-    if as_json:
-        for one in found:
-            print_json(asdict(one), indent=None)
+def partitions(found: list[Partition]) -> None:
+    if print_as_json(found):
         return
     marks_shown = ("log start", "low", "stable", "high", "log end")
     table = plain_table("partition", "role", "epoch", *marks_shown, "in sync", "watched")
@@ -179,7 +173,7 @@ def partitions(found: list[Partition], *, as_json: bool) -> None:
     console_for_data().print(table)
 
 
-def partition(one: Partition, *, as_json: bool) -> None:
+def partition(one: Partition) -> None:
     lines = [
         f"{escape(one.name)}: {_role(one)}, leader epoch {_mark(one.leader_epoch)}, {one.watched} watching",
         f"  log {_mark(one.log_start_offset)} to {_mark(one.log_end_offset)}",
@@ -196,13 +190,12 @@ def partition(one: Partition, *, as_json: bool) -> None:
         flags = [name for name in ("in_sync", "dead", "fenced") if getattr(replica, name)]
         state = ", ".join(flags).replace("_", " ") or "out of sync"
         lines.append(f"  replica {replica.replica_id}: log end {_mark(replica.log_end_offset)}, {state}")
-    print_either(asdict(one) if as_json else None, *lines)
+    print_either(document(one), *lines)
 
 
-def status(answer: Status, *, as_json: bool) -> None:
-    if as_json:
-        kinds = [{**asdict(kind), "kind": kind.kind.name.lower()} for kind in answer.kinds]
-        print_json({**asdict(answer), "started_time": answer.started_time.isoformat(), "kinds": kinds})
+def status(answer: Status) -> None:
+    if AS_JSON.get():
+        print_json(document(answer))
         return
     console = console_for_data()
     engine = "compiled" if answer.compiled else "uncompiled"
@@ -262,23 +255,21 @@ def span(seconds: float) -> str:
     return f"{seconds / length:.3f}".rstrip("0").rstrip(".") + unit
 
 
-def operation_document(one: PendingOperation) -> dict[str, Any]:
-    return {
-        **asdict(one),
-        "kind": one.kind.name.lower(),
-        "registered_time": one.registered_time.isoformat(),
-        "deadline_time": one.deadline_time.isoformat(),
-    }
+def document(view: Any) -> dict[str, Any]:  # noqa: ANN401 - any dataclass
+    """A view as JSON has it: times in ISO form, and names of kinds and outcomes."""
+    return asdict(view, dict_factory=lambda pairs: {name: _plain(value) for name, value in pairs})
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return value.name.lower() if isinstance(value, IntEnum) else value
 
 
 def _item_document(item: PartitionResult) -> dict[str, Any]:
-    document = asdict(item)
-    del document["name"]
-    if item.fetched is None:
-        del document["fetched"]
-    if item.stale_for is None:
-        del document["stale_for"], document["stale_reason"]
-    return document
+    left_out = {"name", *(["fetched"] if item.fetched is None else [])}
+    left_out |= {"stale_for", "stale_reason"} if item.stale_for is None else set()
+    return {name: value for name, value in asdict(item).items() if name not in left_out}
 
 
 def _estimate(item: PartitionResult) -> str:
@@ -329,14 +320,26 @@ def console_for_data() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=PLAIN_WIDTH)
 
 
-def print_either(document: dict[str, Any] | None, *lines: str) -> None:
-    """Print the document as JSON, or the lines (rich's markup) if it is None."""
-    if document is not None:
+def print_either(document: dict[str, Any], *lines: str) -> None:
+    """Print the document, with `--json`, or the lines (rich's markup)."""
+    if AS_JSON.get():
         print_json(document)
-        return
+    else:
+        print_lines(*lines)
+
+
+def print_lines(*lines: str, soft_wrap: bool = False) -> None:
     console = console_for_data()
     for line in lines:
-        console.print(line)
+        console.print(line, soft_wrap=soft_wrap)
+
+
+def print_as_json(views: Iterable[Any]) -> bool:
+    """With `--json`, print an object per line for these views; returns whether it did."""
+    if AS_JSON.get():
+        for one in views:
+            print_json(document(one), indent=None)
+    return AS_JSON.get()
 
 
 def print_json(document: dict[str, Any], indent: int | None = 2) -> None:

@@ -1,60 +1,83 @@
 """`purgatory tail` shows operations as they end; `purgatory hot` shows the most watched partitions and keys."""
 
-from typing import Annotated, NoReturn
+import sys
+from typing import Annotated
 
-import typer
 from purgatory_client.aio import AsyncClient
+from purgatory_client.results import Outcome
+from purgatory_client.views import EndedOperation
+from typer import Option
 
-from purgatory.cli import render_tail
-from purgatory.cli.connection_options import DEFAULT_ADDRESS, Address, AsJson, run
+from purgatory.cli import render
 from purgatory.cli.exit_codes import Exit
 from purgatory.cli.parsing import kind_of, outcome_of
+from purgatory.cli.render import COLOURS, escape, outcome_text
 from purgatory.cli.watching import Watch, shown
 
 
-def tail(
+async def tail(
+    client: AsyncClient,
     outcomes: Annotated[
         list[str] | None,
-        typer.Option(
-            "--outcome", "-o", help="Only this outcome: satisfied, failed, expired or cancelled. May be repeated."
-        ),
+        Option("--outcome", "-o", help="Only this outcome: satisfied, failed, expired or cancelled. May be repeated."),
     ] = None,
-    kind: Annotated[str | None, typer.Option(help="Only this kind: produce, fetch, delete_records or signal.")] = None,
-    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="Exit after this many results.")] = None,
-    address: Address = DEFAULT_ADDRESS,
-    as_json: AsJson = False,
-) -> NoReturn:
+    kind: Annotated[str | None, Option(help="Only this kind: produce, fetch, delete_records or signal.")] = None,
+    count: Annotated[int | None, Option("--count", "-n", min=1, help="Exit after this many results.")] = None,
+) -> Exit:
     """Print results as they arrive, until Ctrl-C: your own, or everyone's with the role admin."""
-
-    async def call(client: AsyncClient) -> Exit:
-        left = count
-        wanted, only = [outcome_of(name) for name in outcomes or ()], None if kind is None else kind_of(kind)
-        async for ended in client.tail(outcomes=wanted, kind=only):
-            operations = ended.operations[:left]
-            render_tail.ended(operations, as_json=as_json)
-            if ended.left_out:
-                render_tail.left_out(ended.left_out)
-            if left is not None:
-                left -= len(operations)
-                if left <= 0:
-                    break
-        return Exit.OK
-
-    raise typer.Exit(run(address, call, interrupted="nothing was changed"))
+    left = count
+    async for ended in client.tail(outcomes=[outcome_of(name) for name in outcomes or ()], kind=kind_of(kind)):
+        operations = ended.operations[:left]
+        if not render.print_as_json(operations):
+            render.print_lines(*map(_ended_line, operations), soft_wrap=True)
+        sys.stdout.flush()
+        if ended.left_out:
+            render.error_line(f"{ended.left_out} more results were dropped because they arrived too fast")
+        if left is not None:
+            left -= len(operations)
+            if left <= 0:
+                break
+    return Exit.OK
 
 
-def hot(
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1_000, help="Number of names.")] = 20,
+async def hot(
+    client: AsyncClient,
+    limit: Annotated[int, Option("--limit", "-n", min=1, max=1_000, help="Number of names.")] = 20,
     watch: Watch = None,
-    address: Address = DEFAULT_ADDRESS,
-    as_json: AsJson = False,
-) -> NoReturn:
+) -> Exit:
     """List the partitions and keys that most operations wait on."""
 
-    async def call(client: AsyncClient) -> Exit:
-        async def show() -> None:
-            render_tail.hot_names(await client.hot_names(limit), as_json=as_json)
+    async def show() -> None:
+        names = await client.hot_names(limit)
+        if not render.print_as_json(names):
+            table = render.plain_table("watched", "what", "name")
+            for one in names:
+                table.add_row(str(one.watched), "key" if one.is_key else "partition", escape(one.name))
+            render.console_for_data().print(table)
 
-        return await shown(watch, show)
+    return await shown(watch, show)
 
-    raise typer.Exit(run(address, call, interrupted="nothing was changed"))
+
+def _ended_line(one: EndedOperation) -> str:
+    """An operation that has ended, as rich's markup."""
+    outcome = outcome_text(one.outcome)
+    colour = COLOURS.get(one.outcome, "red")
+    late = f", {one.lateness:.3f}s late" if one.lateness else ""
+    who = f"{one.session_id}/{one.operation_id}" if one.session_id else "-"
+    whose = f" of {one.principal}" if one.principal else ""
+    when = one.ended_time.astimezone().strftime("%H:%M:%S.%f")[:-3]
+    return (
+        f"{when} [{colour}]{outcome:9}[/{colour}] {one.kind.name.lower():14} "
+        f"after {one.waited:.3f}s{late}  {escape(who + whose)}  {escape(waited_for(one))}"
+    )
+
+
+def waited_for(one: EndedOperation, most: int = 3) -> str:
+    """The names and offsets that an operation waited for, and the offsets reached. Not escaped."""
+    shown = []
+    for item in one.items[:most]:
+        reached = "nothing" if item.reached_offset < 0 else item.reached_offset
+        missed = "" if one.outcome == Outcome.SATISFIED else f" (reached {reached})"
+        shown.append(f"{item.name}@{item.required_offset}{missed}")
+    more = len(one.items) - len(shown) + one.items_left_out
+    return ", ".join(shown) + (f" and {more} more" if more else "")

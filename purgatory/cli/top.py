@@ -17,7 +17,7 @@ from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Input, Static
 
 from purgatory.cli.render import COLOURS, outcome_text, plural, printable, span, waits_for
-from purgatory.cli.render_tail import waited_for
+from purgatory.cli.tail import waited_for
 
 INTERVAL_S: Final = 1.0
 ROWS_MAX: Final = 500
@@ -267,15 +267,15 @@ class Top(App[None]):
 
     def _summary(self, status: Status) -> str:
         pending = sum(kind.pending for kind in status.kinds)
-        rates = ", rates follow"
+        rates = ", rates after the next refresh"
         if self._before is not None:
             registered = _ended_of(status, "registered") - _ended_of(self._before, "registered")
             ended = {
                 name: _ended_of(status, name) - _ended_of(self._before, name)
                 for name in ("satisfied", "failed", "expired", "cancelled")
             }
-            told = ", ".join(f"{count} {name}" for name, count in ended.items() if count) or "none ended"
-            rates = f", since the last look {registered} registered, {told}"
+            changes = ", ".join(f"{count} {name}" for name, count in ended.items() if count) or "none ended"
+            rates = f", since the last refresh {registered} registered, {changes}"
         sources = [f"{source.name} {source.state}" for source in status.sources]
         connected = f"{status.sessions_connected} of {status.sessions} {plural('session', status.sessions)} connected"
         lines = [

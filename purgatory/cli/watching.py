@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Final
 
-import typer
 from purgatory_client.errors import Unavailable
+from typer import Option
 
 from purgatory.cli import render
 from purgatory.cli.exit_codes import Exit
@@ -15,7 +15,7 @@ INTERVAL_S_MIN: Final = 0.1
 
 Watch = Annotated[
     str | None,
-    typer.Option("--watch", "-w", metavar="INTERVAL", help="Repeat at this interval until Ctrl-C: 500ms, 2s."),
+    Option("--watch", "-w", metavar="INTERVAL", help="Repeat at this interval until Ctrl-C: 500ms, 2s."),
 ]
 
 

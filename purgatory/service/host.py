@@ -87,7 +87,8 @@ class Host:
         self.source_links: Final = SourceLinks(engine, self.sources, self.time.now_ms, limits.sources_max)
         self.shares.budget.calls = lambda: self.fair_queue.calls
         self.shares.budget.queues = lambda: (
-            self.source_links.held_bytes() + sum(listener.held_bytes() for listener in self.listeners)
+            sum(listener.held_bytes() for listener in self.listeners)
+            + (self.source_links.held_bytes() if self.source_links.is_used else 0)
         )
         self.started_time: Final = time.time()
         """Start time (wall clock, seconds since the epoch). For display only."""

@@ -21,7 +21,6 @@ from typing import Final, NamedTuple
 from tests.abuse.arena import Arena, attack
 from tests.abuse.churn import churn
 from tests.abuse.floods import FLOODS
-from tests.abuse.requests.coverage_guided import fuzz_guided
 from tests.abuse.requests.targets import TARGETS, fuzz
 from tests.abuse.result import HEADER, Result
 from tests.abuse.stalls import STALLS, stall
@@ -112,7 +111,6 @@ def abuses() -> dict[str, Run]:
     rows |= {f"flood-{method}": partial(run_attack, f"flood-{method}", FLOOD) for method in FLOODS}
     rows |= {name: partial(run_stall, name) for name in STALLS}
     rows |= {name: partial(run_requests, name) for name in TARGETS}
-    rows["requests-guided"] = lambda options, _folder: fuzz_guided(options.seed, seconds=60)
     rows["churn"] = lambda options, folder: churn(folder, options.seed, options.minutes * 60)
     return rows
 

@@ -113,17 +113,6 @@ async def replica_sets(stub: Stub) -> None:
         await advance(stub, [one, two] * 125)
 
 
-async def empty_names(stub: Stub) -> None:
-    """A million empty names in the dictionary of one operation."""
-    columns = operation_pb2.OperationColumns(
-        kind=PRODUCE, partitions=[operation_pb2.TopicPartition()] * 1_000_000, operation_id=[1]
-    )
-    try:
-        await stub.Register(wire.RegisterRequest(session_id=SESSION, batch=wire.RegisterBatch(columns=columns)))
-    except grpc.aio.AioRpcError as error:
-        assert error.code() in {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED}, error  # noqa: PT017
-
-
 async def used_names(stub: Stub) -> None:
     """As many names as a batch may have operations, each used once."""
     columns = operation_pb2.OperationColumns(
@@ -132,38 +121,12 @@ async def used_names(stub: Stub) -> None:
     await stub.Register(wire.RegisterRequest(session_id=SESSION, batch=wire.RegisterBatch(columns=columns)))
 
 
-async def rows(stub: Stub) -> None:
-    """50,000 operations as rows, of alternating kinds."""
-    produce = operation_pb2.Produce(partitions=[operation_pb2.ProducePartition(topic_partition=names(1)[0])])
-    signal = operation_pb2.Signal(keys=[operation_pb2.SignalKey(key="k")])
-    operations = [
-        operation_pb2.Operation(operation_id=number, produce=produce)
-        if number % 2
-        else operation_pb2.Operation(operation_id=number, signal=signal)
-        for number in range(1, 50_001)
-    ]
-    batch = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=operations))
-    await stub.Register(wire.RegisterRequest(session_id=SESSION, batch=batch))
-
-
 async def refused(stub: Stub) -> None:
     """100,000 operations that are refused one by one."""
     columns = operation_pb2.OperationColumns(
         kind=PRODUCE, partitions=names(1), operation_id=range(1, 100_001), offset=[-5]
     )
     await stub.Register(wire.RegisterRequest(session_id=SESSION, batch=wire.RegisterBatch(columns=columns)))
-
-
-async def list_partitions(stub: Stub) -> None:
-    """List all pages of 200 partitions with 1,000 replicas each."""
-    ids = list(range(1, 1_001))
-    change = event_pb2.InSyncReplicas(replica_ids=ids, leader_id=1)
-    for first in range(0, 200, 50):
-        await advance(
-            stub,
-            [event_pb2.Event(topic_partition=name, in_sync_replicas=change) for name in names(200)[first : first + 50]],
-        )
-    await read_pages(stub.ListPartitions, wire.ListPartitionsRequest(page_size=1_000))
 
 
 async def list_many_partitions(stub: Stub) -> None:
@@ -184,49 +147,17 @@ async def list_operations(stub: Stub) -> None:
     await read_pages(stub.ListOperations, wire.ListOperationsRequest(page_size=1_000))
 
 
-async def cancel_large(stub: Stub) -> None:
-    """Cancel operations of 2,000 items: by id, by partition, and all of a session."""
-    await fill(stub, 600, 2_000)
-    await stub.Cancel(wire.CancelRequest(session_id=SESSION, operation_ids=range(1, 201)))
-    await register(stub, 601, 100, 2_000, session="other")
-    await stub.Cancel(wire.CancelRequest(session_id="other"))
-    await stub.Cancel(wire.CancelRequest(topic_partition=names(1)[0]))
-
-
 async def cancel_a_million(stub: Stub) -> None:
     """Cancel a million operations of a session."""
     await fill(stub, 1_000_000)
     await stub.Cancel(wire.CancelRequest(session_id=SESSION))
 
 
-async def close_a_million(stub: Stub) -> None:
-    """Close a session with a million operations."""
-    await fill(stub, 1_000_000)
-    await stub.CloseSession(wire.CloseSessionRequest(session_id=SESSION))
-    pending = 1
-    while pending:
-        status: wire.GetStatusResponse = await stub.GetStatus(wire.GetStatusRequest())
-        pending = sum(kind.pending for kind in status.kinds)
-
-
-async def _end_at_once(stub: Stub, waits: int) -> None:
-    """One event that satisfies all waits of a partition: its effects are not split into slices."""
-    await fill(stub, waits)
-    await advance(
-        stub, [event_pb2.Event(topic_partition=names(1)[0], high_watermark=event_pb2.HighWatermark(offset=2_000))]
-    )
-
-
-async def end_10_000(stub: Stub) -> None:
-    await _end_at_once(stub, 10_000)
-
-
-async def end_100_000(stub: Stub) -> None:
-    await _end_at_once(stub, 100_000)
-
-
 async def end_a_million(stub: Stub) -> None:
-    await _end_at_once(stub, 1_000_000)
+    """One event that satisfies all waits of a partition: its effects are not split into slices."""
+    await fill(stub, 1_000_000)
+    high = event_pb2.HighWatermark(offset=2_000)
+    await advance(stub, [event_pb2.Event(topic_partition=names(1)[0], high_watermark=high)])
 
 
 async def count_remaining(stub: Stub) -> None:
@@ -238,9 +169,8 @@ async def count_remaining(stub: Stub) -> None:
 STALLS: Final[dict[str, Callable[[Stub], Awaitable[None]]]] = {
     f"stall-{attack.__name__.replace('_', '-')}": attack
     for attack in (
-        large_results, decided_already, replica_sets, empty_names, used_names, rows, refused, list_partitions,
-        list_many_partitions, list_operations, cancel_large, cancel_a_million, close_a_million, count_remaining,
-        end_10_000, end_100_000, end_a_million,
+        large_results, decided_already, replica_sets, used_names, refused, list_many_partitions, list_operations,
+        cancel_a_million, count_remaining, end_a_million,
     )
 }  # fmt: skip
 

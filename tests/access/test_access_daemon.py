@@ -12,8 +12,10 @@ import aiohttp
 import grpc
 import pytest
 
+from purgatory.service.access.errors import AccessError
 from purgatory.service.access.roles import PERMISSION_DENIED
 from purgatory.service.access.tokens import HEAD, add_token, hash_of
+from purgatory.service.setting_sources import SettingsError
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
@@ -21,6 +23,7 @@ from tests.access.guarded import POLICY, Caller
 from tests.archive.archive_replay import rows_of
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess, run_to_end
+from tests.service.in_process import InProcessDaemon, RunDaemon
 from tests.service.serving import PATIENCE_S, high_watermark, produce, refused
 from tests.transport.callers import secure_channel
 from tests.transport.conftest import TlsFolder
@@ -38,16 +41,14 @@ def batch(*operations: operation_pb2.Operation) -> wire.RegisterBatch:
     return wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=operations))
 
 
-async def test_a_certificate_names_the_principal(
-    start_daemon: StartDaemon, tls_folder: TlsFolder, tmp_path: Path
-) -> None:
+async def test_a_certificate_names_the_principal(run_daemon: RunDaemon, tls_folder: TlsFolder, tmp_path: Path) -> None:
     """With mutual TLS the common name is the principal; a token overrides it, and the loopback principal affects
     neither.
     """
     tls = tls_folder.flags(client_auth=True)
     flags = [*tls, *access_flags(tmp_path, f'loopback_principal = "root"\n{POLICY}')]
     token = add_token(tmp_path / "tokens", "advance")
-    daemon = start_daemon(*flags)
+    daemon = await run_daemon(*flags)
     client = tls_folder.authority.issue("observe")
     async with secure_channel(daemon.address, tls_folder.authority, client) as channel:
         stub = PurgatoryServiceStub(channel)
@@ -59,7 +60,7 @@ async def test_a_certificate_names_the_principal(
         await stub.Advance(wire.AdvanceRequest(rows={}), metadata=authorization)
         with refused(grpc.StatusCode.PERMISSION_DENIED):
             await stub.ListPartitions(wire.ListPartitionsRequest(), metadata=authorization)
-    assert daemon.stop() == 0
+    await daemon.stop()
 
 
 async def test_a_sighup_reads_the_files_again(start_daemon: StartDaemon, tmp_path: Path) -> None:
@@ -81,8 +82,8 @@ async def test_a_sighup_reads_the_files_again(start_daemon: StartDaemon, tmp_pat
 
 
 @pytest.mark.parametrize("fault", ["policy", "empty policy", "no policy", "tokens", "empty tokens", "keys"])
-def test_a_daemon_does_not_start_half_guarded(tmp_path: Path, fault: str) -> None:
-    """With unusable files the daemon exits, with a line that names the place, instead of serving without them."""
+async def test_a_daemon_does_not_start_half_guarded(run_daemon: RunDaemon, tmp_path: Path, fault: str) -> None:
+    """With unusable files the daemon does not start, and the error names the place."""
     flags = access_flags(tmp_path)
     if fault == "policy":
         (tmp_path / "policy.toml").write_text('[[grant]]\nto = ["a"]\nroles = ["wiat"]\ntopics = ["*"]', "utf-8")
@@ -97,16 +98,16 @@ def test_a_daemon_does_not_start_half_guarded(tmp_path: Path, fault: str) -> Non
     else:
         flags += ["--access-jwt-keys", str(tmp_path / "absent")]
         flags += ["--access-jwt-issuer", "issuer", "--access-jwt-audience", "audience"]
-    ended = run_to_end(tmp_path, [*flags, "--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"])
     said = {
         "policy": "grant 1, roles 1", "empty policy": "contains no [[grant]]", "no policy": "set policy_file",
         "tokens": "line 1", "empty tokens": "is empty", "keys": "no key set",
     }  # fmt: skip
-    assert ended.returncode in (1, 2)
-    assert said[fault] in ended.stderr + ended.stdout
+    with pytest.raises((AccessError, SettingsError)) as raised:
+        await run_daemon(*flags)
+    assert said[fault] in str(raised.value)
 
 
-async def registered(daemon: DaemonProcess, token: str) -> wire.Receipt:
+async def registered(daemon: DaemonProcess | InProcessDaemon, token: str) -> wire.Receipt:
     async with Caller(daemon.address, f"Bearer {token}") as caller:
         operations = [produce(1, "mine-1", 9), produce(2, "yours-1", 9)]
         request = wire.RegisterRequest(session_id="s", batch=batch(*operations))
@@ -138,13 +139,13 @@ async def test_sessions_are_their_principals_after_a_crash(start_daemon: StartDa
     assert daemon.stop() == 0
 
 
-async def test_history_says_who(start_daemon: StartDaemon, tmp_path: Path) -> None:
+async def test_history_says_who(run_daemon: RunDaemon, tmp_path: Path) -> None:
     """The archive has the principal of registrations, of calls of Wait and their outcomes, and of events; for a refused
     registration also the names and the reason.
     """
     flags = access_flags(tmp_path)
     token = add_token(tmp_path / "tokens", "wait")
-    daemon = start_daemon(*flags, "--archive", str(tmp_path / "archive"))
+    daemon = await run_daemon(*flags, "--archive", str(tmp_path / "archive"))
     assert [one.operation_id for one in (await registered(daemon, token)).refusals] == [2]
     for name in ("root", "wait"):
         async with Caller(daemon.address, f"Bearer {add_token(tmp_path / 'tokens', name)}") as caller:
@@ -152,7 +153,7 @@ async def test_history_says_who(start_daemon: StartDaemon, tmp_path: Path) -> No
             if name == "root":
                 await caller.call("Advance", wire.AdvanceRequest(rows={"events": [high_watermark("mine-2", 5)]}))
             await caller.call("Wait", wire.WaitRequest(operation=produce(1, "mine-2", 1)))
-    assert daemon.stop() == 0
+    await daemon.stop()
     waits, ended = (
         [(row["principal"], row["topic"]) for row in rows_of(tmp_path / "archive", table) if not row["session_number"]]
         for table in ("registrations", "outcomes")
@@ -168,17 +169,18 @@ async def test_history_says_who(start_daemon: StartDaemon, tmp_path: Path) -> No
     assert kept == {(1, "mine-1", "wait", 0), (2, "yours-1", "wait", PERMISSION_DENIED)}
 
 
-async def test_pages_beyond_loopback_need_the_role_observe(start_daemon: StartDaemon, tmp_path: Path) -> None:
+async def test_pages_beyond_loopback_need_the_role_observe(run_daemon: RunDaemon, tmp_path: Path) -> None:
     """With a policy, on an address that may not belong to this machine: metrics and page need the role observe, probes
     need no role, and refusals are in the audit log. On loopback no access is checked.
     """
     tokens = {name: add_token(tmp_path / "tokens", name) for name in ("observe", "wait")}
     flags = access_flags(tmp_path)
     # 127.1 is loopback to the system, but not to the daemon.
-    open_to_all, asking = start_daemon(*flags), start_daemon(*flags, "--http-address", "127.1:0", "--insecure")
+    open_to_all = await run_daemon(*flags)
+    asking = await run_daemon(*flags, "--http-address", "127.1:0", "--insecure")
     async with aiohttp.ClientSession() as session:
 
-        async def status(daemon: DaemonProcess, path: str, authorization: str | None = None) -> int:
+        async def status(daemon: InProcessDaemon, path: str, authorization: str | None = None) -> int:
             headers = {} if authorization is None else {"Authorization": authorization}
             port = daemon.http_address.rpartition(":")[2]
             async with session.get(f"http://127.0.0.1:{port}{path}", headers=headers) as answer:
@@ -194,7 +196,6 @@ async def test_pages_beyond_loopback_need_the_role_observe(start_daemon: StartDa
             assert await status(asking, path, f"Bearer {tokens['observe']}") == 200
         for path in ("/healthz", "/readyz"):
             assert await status(asking, path) == 200
-    assert asking.stop() == open_to_all.stop() == 0
     assert "purgatory.audit" in asking.log
     assert "/metrics" in asking.log
     assert not [token for token in tokens.values() if token in asking.log]

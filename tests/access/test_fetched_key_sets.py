@@ -117,7 +117,7 @@ async def test_the_exchange_is_limited(
         receive_data(connection, data)
 
     monkeypatch.setattr(h11.Connection, "receive_data", noted)
-    monkeypatch.setattr(json_web_tokens, "FETCH_TIMEOUT_S", 1.0 if serve is drips else 30.0)
+    monkeypatch.setattr(json_web_tokens, "FETCH_TIMEOUT_S", 1.0 if serve is drips else 300.0)
     async with serving_keys(context, serve) as port:
         tokens = tokens_from(port)
         tokens.keys = KeySet([EC])

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from joserfc import jwt
 from joserfc.jwk import ECKey, KeySet, OKPKey, RSAKey
@@ -137,6 +137,7 @@ PIECES = st.recursive(
 )
 
 
+@settings(max_examples=50)
 @given(header=PIECES, content=PIECES, signature=st.binary(max_size=70))
 async def test_any_three_parts(header: Any, content: Any, signature: bytes) -> None:  # noqa: ANN401 - any JSON value
     """Any untrusted text is a bad token and causes no other error."""

@@ -162,7 +162,7 @@ async def test_an_operator_cancels(client: AsyncClient) -> None:
         with pytest.raises(errors.WaitCancelled):
             result.raise_for_outcome()
     assert await client.cancel([]) == 0
-    with pytest.raises(errors.InvalidRequest, match="one of them"):
+    with pytest.raises(errors.InvalidRequest, match="exactly one of"):
         await client.cancel()
 
 

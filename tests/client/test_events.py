@@ -106,9 +106,9 @@ def test_marks_become_events_in_a_safe_order() -> None:
     [
         ({}, "at least one mark"),
         ({"leader_epoch": 3}, "at least one mark"),
-        ({"is_leader": True}, "needs its leader_epoch"),
-        ({"high_watermark": 3, "byte_position": 9}, "belong to log_end_offset"),
-        ({"high_watermark": 2**63}, "does not fit 64 bits"),
+        ({"is_leader": True}, "required with is_leader"),
+        ({"high_watermark": 3, "byte_position": 9}, "require log_end_offset"),
+        ({"high_watermark": 2**63}, "does not fit in 64 bits"),
     ],
 )
 def test_marks_that_mean_nothing_are_refused(marks: Marks, says: str) -> None:

@@ -104,7 +104,7 @@ async def resumes_after_a_cut(client: ClientProcess) -> None:
 
 
 async def sends_a_lost_batch_again(client: ClientProcess) -> None:
-    """What was on its way when the connection broke is sent again under the same ids. A timeout of 0 stays 0."""
+    """Messages in flight when the connection broke are sent again under the same ids. A timeout of 0 stays 0."""
     async with opened(client) as daemon:
         first = client.wait()
         await daemon.registered(1)

@@ -25,7 +25,7 @@ class ClientProcess:
         self._errors: Final = folder / "stderr"
 
     def open(self, address: str, **options: object) -> None:
-        """Open a session: with what is sent before `close` the client uses this daemon."""
+        """Open a session with this daemon, for all following commands up to `close`."""
         if self._process is None:
             self._start()
         self._lines.clear()
@@ -111,5 +111,5 @@ class ClientProcess:
 
     @property
     def errors(self) -> str:
-        """The end of what it wrote to standard error."""
+        """The last part of its standard error."""
         return self._errors.read_text("utf-8")[-2_000:]

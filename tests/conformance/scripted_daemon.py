@@ -203,7 +203,7 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         self.authorizations.add(metadata.get("authorization", ""))
 
     async def _serve(self, opening: Opening, context: Context) -> AsyncIterator[dict[str, Any]]:
-        """What the daemon sends on a stream, from `opened` to its end."""
+        """The daemon's messages on a stream, from `opened` to its end."""
         self._authorize(context)
         self.attempts += 1
         self._changed.set()
@@ -374,5 +374,5 @@ def operations_of(batch: wire.RegisterBatch) -> Iterator[Registered]:
 
 
 def full(column: Sequence[int], count: int) -> list[int]:
-    """A column in which one value may stand for all."""
+    """A column in which one value may represent all."""
     return list(column) * (count if len(column) == 1 else 1)

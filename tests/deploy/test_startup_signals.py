@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import StartDaemon
 from tests.daemon_process import DEADLINE_S, PACKAGE_PARENT, children_of, daemon_environment, is_running, wait_until
 
 SLOW_MODULE = "import pathlib, time\npathlib.Path('importing').touch()\ntime.sleep(600)\n"
@@ -53,12 +52,3 @@ def test_sigterm_ends_a_daemon_that_is_still_importing(tmp_path: Path, command: 
         os.kill(daemon, signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
         assert not is_running(daemon)
-
-
-@pytest.mark.slow
-def test_sighup_never_ends_the_daemon(start_daemon: StartDaemon) -> None:
-    """Without a policy or a secret file there is nothing to reload; the daemon logs that and continues."""
-    daemon = start_daemon()
-    daemon.process.send_signal(signal.SIGHUP)
-    wait_until(lambda: "SIGHUP" in daemon.log, "the daemon logs the signal")
-    assert daemon.stop() == 0

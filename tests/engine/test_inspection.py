@@ -36,30 +36,6 @@ def test_filters_go_together() -> None:
     assert ([view.operation_id for view in page], after) == ([produce, delete], 2)
 
 
-def test_what_is_reached_is_what_is_reached_now() -> None:
-    """Each item of a pending operation shows the current mark, not that of its registration."""
-    world = World()
-    world.append("orders-0", 30)
-    world.high_watermark("orders-0", 5)
-    world.log_start("orders-0", 1)
-    handles = [
-        world.produce({"orders-0": 20}),
-        world.delete_records({"orders-0": 4}),
-        world.fetch({"orders-0": 5}, min_bytes=100),
-        world.wait_signal({"a": 9}),
-    ]
-    world.high_watermark("orders-0", 8)
-    world.log_start("orders-0", 3)
-    world.signal("a", 2)
-    reached = []
-    for handle in handles:
-        view = world.engine.describe(world.owner, handle, world.now_ms)
-        assert view is not None
-        reached += [(item.reached_offset, item.error_code) for item in view.items]
-    assert reached == [(8, 7), (3, 7), (8, 7), (2, 7)]
-    assert world.engine.describe(world.owner, 99, world.now_ms) is None
-
-
 def test_time_left_is_counted_by_bounds_and_in_slices() -> None:
     """Each pending operation is counted under the first bound that it does not exceed, however the slots are sliced."""
     world = World()
@@ -126,3 +102,21 @@ def test_rings_show_where_the_wheel_has_everything() -> None:
     world.wait(26)
     assert [sum(ring.counts) for ring in world.engine.wheel_rings(100)] == [0, 0, 1, 1]
     assert world.engine.wheel_moves == moved + 5
+
+
+def test_hottest_names_have_the_most_waits() -> None:
+    """Partitions and keys with more than a number of waits are found, however the indexes are sliced."""
+    world = World()
+    world.produce_many(3, "orders-0")
+    world.produce({"orders-0": 9, "orders-1": 9})
+    handles = [world.wait_signal({"a": 1, "b": 1}), world.wait_signal({"a": 2})]
+    for limit in (1, 2, 100):
+        found: list[tuple[int, plain.Name]] = []
+        start = 0
+        while start >= 0:
+            some, start = world.engine.hottest(start, limit, 1)
+            found += some
+        assert found == [(4, ("orders", 0)), (2, ("a", -1))]
+    world.cancel(*handles)
+    assert world.engine.hottest(0, 100, 3) == ([(4, ("orders", 0))], -1)
+    assert world.engine.hottest(0, 100, 4) == ([], -1)

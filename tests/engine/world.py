@@ -4,6 +4,8 @@ The oracle gets the same calls, so a hand-computed expectation holds for both, a
 immediately. So does an operation that ends twice.
 """
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
 from purgatory.engine.batches import RegisterReceipt
@@ -11,12 +13,10 @@ from purgatory.engine.waiting.tables import Owner
 from tests.engine import plain
 from tests.engine.pair import Pair
 
-MEGABYTE = 1_048_576
-
 
 def parse(name: str) -> plain.Name:
-    """Parse "orders-0" as ("orders", 0)."""
-    topic, _, partition = name.rpartition("-")
+    """Parse "orders-0" as ("orders", 0), and "job--1" as the key ("job", -1)."""
+    topic, partition = re.fullmatch(r"(.*?)-(-?\d+)", name).groups()  # type: ignore[union-attr]
     return (topic, int(partition))
 
 
@@ -39,80 +39,81 @@ class World:
     def now_ms(self, now_ms: int) -> None:
         self.pair.now_ms = now_ms
 
-    # Events. Each method returns how many operations it ended, or how it was refused.
+    # Events. Each method returns how many operations it ended, or how it was refused. Fields are those of plain.Event.
 
-    def event(self, event: plain.Event) -> plain.EventAnswer:
-        (answer,) = self.pair.apply([event])
+    def event(self, event_type: int, name: str, offset: int = -1, **fields: Any) -> plain.EventAnswer:  # noqa: ANN401
+        (answer,) = self.pair.apply([plain.Event(event_type, parse(name), offset, **fields)])
         self.collect()
         return answer
 
-    def append(
-        self, name: str, leo: int, *, position: int = -1, segment: int = -1, epoch: int = -1
-    ) -> plain.EventAnswer:
+    def append(self, name: str, leo: int, **fields: int) -> plain.EventAnswer:
         """The leader's log has grown to `leo`."""
-        return self.event(plain.Event(1, parse(name), leo, epoch, position=position, segment=segment))
+        return self.event(plain.LEADER_APPEND, name, leo, **fields)
 
-    def follower(
-        self, name: str, replica_id: int, leo: int, *, log_start: int = -1, epoch: int = -1
-    ) -> plain.EventAnswer:
+    def follower(self, name: str, replica_id: int, leo: int, **fields: int) -> plain.EventAnswer:
         """A follower has fetched up to `leo`."""
-        return self.event(plain.Event(2, parse(name), leo, epoch, replica_id=replica_id, log_start=log_start))
+        return self.event(plain.FOLLOWER_PROGRESS, name, leo, replica_id=replica_id, **fields)
 
-    def high_watermark(self, name: str, offset: int, *, epoch: int = -1) -> plain.EventAnswer:
+    def high_watermark(self, name: str, offset: int, **fields: int) -> plain.EventAnswer:
         """The high watermark is `offset`."""
-        return self.event(plain.Event(3, parse(name), offset, epoch))
+        return self.event(plain.HIGH_WATERMARK, name, offset, **fields)
 
     def last_stable(self, name: str, offset: int) -> plain.EventAnswer:
         """The oldest open transaction starts at `offset`; -1: none is open."""
-        return self.event(plain.Event(4, parse(name), offset))
+        return self.event(plain.LAST_STABLE_OFFSET, name, offset)
 
     def log_start(self, name: str, offset: int) -> plain.EventAnswer:
         """The first readable offset is `offset`."""
-        return self.event(plain.Event(5, parse(name), offset))
+        return self.event(plain.LOG_START_OFFSET, name, offset)
 
     def in_sync(
         self, name: str, *members: int, proposed: tuple[int, ...] = (), leader_id: int = 1, min_in_sync: int = -1
     ) -> plain.EventAnswer:
         """The in-sync set is `members`, led by replica 1 unless another leader is given."""
-        event = plain.Event(
-            6, parse(name), in_sync=members, proposed=proposed, leader_id=leader_id, min_in_sync=min_in_sync
-        )
-        return self.event(event)
+        sets: dict[str, Any] = {"in_sync": members, "proposed": proposed}
+        return self.event(plain.IN_SYNC_REPLICAS, name, **sets, leader_id=leader_id, min_in_sync=min_in_sync)
 
     def lead(
         self, name: str, epoch: int, *, leader_id: int = 1, replicas: tuple[int, ...] = (), start: int = -1
     ) -> plain.EventAnswer:
         """We lead the partition from `epoch` on."""
-        return self.event(plain.Event(7, parse(name), start, epoch, flag=1, leader_id=leader_id, replicas=replicas))
+        return self.event(plain.LEADERSHIP, name, start, epoch=epoch, flag=1, leader_id=leader_id, replicas=replicas)
 
-    def follow(self, name: str, epoch: int, *, leader_id: int = -1) -> plain.EventAnswer:
+    def follow(self, name: str, epoch: int) -> plain.EventAnswer:
         """Another replica leads the partition from `epoch` on."""
-        return self.event(plain.Event(7, parse(name), epoch=epoch, flag=0, leader_id=leader_id))
+        return self.event(plain.LEADERSHIP, name, epoch=epoch, flag=0)
 
     def replica(self, name: str, replica_id: int, *, dead: bool = False, fenced: bool = False) -> plain.EventAnswer:
         """A replica's broker died, is alive, or is fenced."""
-        return self.event(plain.Event(8, parse(name), replica_id=replica_id, flag=int(dead) + 2 * int(fenced)))
+        return self.event(plain.REPLICA_STATE, name, replica_id=replica_id, flag=int(dead) + 2 * int(fenced))
 
     def truncate(self, name: str, offset: int) -> plain.EventAnswer:
         """The log was truncated at `offset`."""
-        return self.event(plain.Event(9, parse(name), offset))
+        return self.event(plain.TRUNCATION, name, offset)
 
     def remove(self, name: str, *, moved: bool = False) -> plain.EventAnswer:
-        return self.event(plain.Event(10, parse(name), flag=int(moved)))
+        return self.event(plain.PARTITION_REMOVED, name, flag=int(moved))
 
     def storage_failed(self, name: str) -> plain.EventAnswer:
-        return self.event(plain.Event(11, parse(name)))
+        return self.event(plain.STORAGE_FAILED, name)
 
     def storage_online(self, name: str) -> plain.EventAnswer:
-        return self.event(plain.Event(12, parse(name)))
+        return self.event(plain.STORAGE_ONLINE, name)
 
     def signal(self, key: str, count: int = -1) -> plain.EventAnswer:
-        return self.event(plain.Event(13, (key, -1), count))
+        return self.event(plain.KEY_SIGNALLED, f"{key}--1", count)
 
     # Registrations. Each returns a handle.
 
-    def register(self, operation: plain.Operation) -> int:
+    def register(
+        self,
+        kind: int,
+        items: Iterable[plain.Item],
+        timeout_ms: int,
+        **fields: Any,  # noqa: ANN401 - those of plain.Operation
+    ) -> int:
         """Register one operation, which must be accepted."""
+        operation = plain.Operation(kind, self.next_id(), timeout_ms, tuple(items), **fields)
         receipt = self.register_all([operation])
         refused = [(refusal.field, refusal.message) for refusal in receipt.refusals]
         assert receipt.accepted == 1, f"{operation} was refused: {refused}"
@@ -138,14 +139,12 @@ class World:
     ) -> int:
         """Wait until the high watermarks have reached the offsets."""
         local = errors or {}
-        items = tuple(plain.Item(parse(name), offset, epoch, local.get(name, 0)) for name, offset in required.items())
-        return self.register(plain.Operation(plain.PRODUCE, self.next_id(), timeout_ms, items))
+        items = [plain.Item(parse(name), offset, epoch, local.get(name, 0)) for name, offset in required.items()]
+        return self.register(plain.PRODUCE, items, timeout_ms)
 
-    def produce_many(
-        self, count: int, name: str = "orders-0", *, offset: int = 5, timeout_ms: int = 1_000
-    ) -> list[int]:
-        """Register equal produces in one batch."""
-        items = (plain.Item(parse(name), offset),)
+    def produce_many(self, count: int, name: str = "orders-0", *, timeout_ms: int = 1_000) -> list[int]:
+        """Register equal produces for offset 5 in one batch."""
+        items = (plain.Item(parse(name), 5),)
         operations = [plain.Operation(plain.PRODUCE, self.next_id(), timeout_ms, items) for _ in range(count)]
         assert self.register_all(operations).accepted == count
         return [operation.operation_id for operation in operations]
@@ -159,45 +158,31 @@ class World:
         replica_id: int = -1,
         committed: bool = False,
         follower_reads: bool = False,
-        max_bytes: int = MEGABYTE,
-        epoch: int = -1,
-        last_epoch: int = -1,
-        throttled: bool = False,
+        **fields: Any,  # noqa: ANN401 - those of plain.Item
     ) -> int:
         """Wait until this number of bytes is readable."""
-        items = tuple(
-            plain.Item(parse(name), offset, epoch, max_bytes=max_bytes, last_epoch=last_epoch, throttled=throttled)
-            for name, offset in offsets.items()
-        )
-        operation = plain.Operation(
+        return self.register(
             plain.FETCH,
-            self.next_id(),
+            [plain.Item(parse(name), offset, **fields) for name, offset in offsets.items()],
             timeout_ms,
-            items,
             min_bytes=min_bytes,
             replica_id=replica_id,
             isolation=plain.READ_COMMITTED if committed else plain.READ_UNCOMMITTED,
             follower_reads=follower_reads,
         )
-        return self.register(operation)
 
     def delete_records(
         self, offsets: dict[str, int], *, timeout_ms: int = 1_000, errors: dict[str, int] | None = None
     ) -> int:
         """Wait until the low watermarks have reached the offsets."""
         local = errors or {}
-        items = tuple(
-            plain.Item(parse(name), offset, local_error=local.get(name, 0)) for name, offset in offsets.items()
-        )
-        return self.register(plain.Operation(plain.DELETE_RECORDS, self.next_id(), timeout_ms, items))
+        items = [plain.Item(parse(name), offset, local_error=local.get(name, 0)) for name, offset in offsets.items()]
+        return self.register(plain.DELETE_RECORDS, items, timeout_ms)
 
-    def wait_signal(
-        self, counts: dict[str, int], *, timeout_ms: int = 1_000, any_key: bool = False, from_now: bool = False
-    ) -> int:
-        """Wait until the keys have been signalled this many times."""
-        items = tuple(plain.Item((key, -1), count) for key, count in counts.items())
-        operation = plain.Operation(plain.SIGNAL, self.next_id(), timeout_ms, items, any_key=any_key, from_now=from_now)
-        return self.register(operation)
+    def wait_signal(self, counts: dict[str, int], *, timeout_ms: int = 1_000, **fields: bool) -> int:
+        """Wait until the keys have been signalled this many times. `fields`: any_key, from_now."""
+        items = [plain.Item((key, -1), count) for key, count in counts.items()]
+        return self.register(plain.SIGNAL, items, timeout_ms, **fields)
 
     # Ends without an event.
 

@@ -17,10 +17,8 @@ from tests.archive.archive_replay import Replay, rows_of, without
 from tests.daemon_process import children_of, is_running
 
 PROJECT = Path(__file__).resolve().parents[2]
-REAL_LOG = Path(os.environ.get("PURGATORY_REAL_DATA", "/nonexistent")) / "HDFS_2k.log"
 RUN_SECONDS_MAX = 180
 pytestmark = pytest.mark.slow
-MODES = pytest.mark.parametrize("mode", [[], ["--kill-follower"]], ids=["plain", "kill-follower"])
 
 
 def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -75,15 +73,6 @@ def test_the_history_of_a_run_replays(odd_lines: Path, tmp_path: Path) -> None:
     outcomes = rows_of(folder, OUTCOMES)
     assert sum(row["kind"] == "produce" for row in outcomes) == len(odd_lines.read_bytes().split(b"\n"))
     assert without(Replay(folder).outcomes, "at") == without(outcomes, "at")
-
-
-@pytest.mark.skipif(not REAL_LOG.is_file(), reason="PURGATORY_REAL_DATA names no folder with HDFS_2k.log")
-@MODES
-def test_real_log_arrives_byte_for_byte(mode: list[str]) -> None:
-    """2,000 lines of a real log arrive byte for byte, with 2,000 acks=all waits at the daemon."""
-    run = run_demo("--input", str(REAL_LOG), *mode)
-    assert_proven(run, kills=bool(mode))
-    assert "/metrics produce: 2000 registered = 2000 satisfied" in run.stdout
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
@@ -99,14 +98,6 @@ OFFERS = {
 FRAMINGS = ["length", "chunked", "split", "upgrade to h2c", "upgrade to websocket", "pipelined", "HTTP/1.0"]
 
 
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    """One daemon for all requests of this file."""
-    process = DaemonProcess(tmp_path_factory.mktemp("framing"))
-    yield process
-    process.kill()
-
-
 def packets(entry: Entry, framing: str, encoding: str) -> list[bytes]:
     """The request, packet by packet."""
     headers, body = dict(entry.headers), entry.body
@@ -133,18 +124,18 @@ def packets(entry: Entry, framing: str, encoding: str) -> list[bytes]:
     ("name", "encoding"),
     [(name, "identity") for name in ENTRIES] + [(name, kind) for name in WITH_BODY for kind in ("gzip", "unknown")],
 )
-def test_every_framing(daemon: DaemonProcess, name: str, encoding: str, framing: str) -> None:
+def test_every_framing(shared_daemon: DaemonProcess, name: str, encoding: str, framing: str) -> None:
     """The request is served with its body, whatever upgrade is offered, and an unknown compression is refused. A
     pipelined request gets its own response after the first one. HTTP/1.0 never gets chunks.
     """
     entry = ENTRIES[name]
     if entry.is_endless:
-        with RawConnection(daemon.http_address) as preparing:
+        with RawConnection(shared_daemon.http_address) as preparing:
             batch = {"rows": {"operations": [WAIT["operation"]]}}
             body = json.dumps({"sessionId": "framing", "batch": batch}).encode()
             preparing.send(request("POST", f"{SERVICE}/Register", {"content-type": "application/json"}, body))
             assert preparing.answer().status == 200
-    with RawConnection(daemon.http_address) as connection:
+    with RawConnection(shared_daemon.http_address) as connection:
         connection.send(*packets(entry, framing, encoding))
         answer = connection.answer(entry.method, only_first_bytes=entry.is_endless)
         if encoding == "unknown":
@@ -166,14 +157,14 @@ def connection_headers() -> dict[str, str]:
 @pytest.mark.parametrize("offer", OFFERS)
 @pytest.mark.parametrize("is_chunked", [False, True])
 @pytest.mark.parametrize("is_split", [False, True])
-def test_a_body_is_never_a_request(daemon: DaemonProcess, offer: str, is_chunked: bool, is_split: bool) -> None:
+def test_a_body_is_never_a_request(shared_daemon: DaemonProcess, offer: str, is_chunked: bool, is_split: bool) -> None:
     """A body that looks like a request is answered as one invalid JSON document, and by nothing else."""
     headers = {"content-type": "application/json", **OFFERS[offer]}
     body = BAIT
     if is_chunked:
         headers["transfer-encoding"], body = "chunked", chunked(BAIT, len(BAIT))
     head = request("POST", f"{SERVICE}/Wait", headers | {"connection": "close, " + headers["connection"]}, body)
-    with RawConnection(daemon.http_address) as connection:
+    with RawConnection(shared_daemon.http_address) as connection:
         connection.send(*([head[: -len(body)], body] if is_split else [head]))
         answer = connection.answer("POST")
         assert answer.status == 400
@@ -195,9 +186,9 @@ def test_a_body_is_never_a_request(daemon: DaemonProcess, offer: str, is_chunked
     ],
     ids=["no request", "two hosts", "no host", "long header", "bad chunk", "bad length", "bad coding", "CONNECT"],
 )
-def test_what_is_not_http(daemon: DaemonProcess, sent: bytes, status: int) -> None:
+def test_what_is_not_http(shared_daemon: DaemonProcess, sent: bytes, status: int) -> None:
     """The response is an error in JSON, and the connection is closed, also if the client sends more than is read."""
-    with RawConnection(daemon.http_address) as connection:
+    with RawConnection(shared_daemon.http_address) as connection:
         connection.send(sent)
         answer = connection.answer()
         assert answer.status == status
@@ -206,21 +197,21 @@ def test_what_is_not_http(daemon: DaemonProcess, sent: bytes, status: int) -> No
             assert connection.is_closed()
 
 
-def test_expect_continue(daemon: DaemonProcess) -> None:
+def test_expect_continue(shared_daemon: DaemonProcess) -> None:
     """A client that waits for 100 Continue before its body gets it, and then its response."""
     entry = ENTRIES["unary POST, JSON"]
     assert entry.body is not None
     sent = request("POST", entry.path, {**entry.headers, "expect": "100-continue"}, entry.body)
-    with RawConnection(daemon.http_address) as connection:
+    with RawConnection(shared_daemon.http_address) as connection:
         connection.send(sent[: -len(entry.body)])
         assert connection.socket.recv(65_536) == b"HTTP/1.1 100 \r\n\r\n"
         connection.send(entry.body)
         assert entry.expected in connection.answer("POST").body
 
 
-def test_head(daemon: DaemonProcess) -> None:
+def test_head(shared_daemon: DaemonProcess) -> None:
     """It returns the headers of GET without a body; the connection is kept."""
-    with RawConnection(daemon.http_address) as connection:
+    with RawConnection(shared_daemon.http_address) as connection:
         connection.send(request("HEAD", "/healthz"))
         assert connection.answer("HEAD") == Answer(
             200, {"content-length": "3", "content-type": "text/plain; charset=utf-8"}, b""

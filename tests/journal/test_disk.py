@@ -116,21 +116,3 @@ async def test_reopening_the_file_is_retried(tmp_path: Path) -> None:
     assert not failures
     await daemon.stop()
     assert await read(tmp_path / "data") == (1, ["a"], 0)
-
-
-async def test_a_full_disk_by_sqlite_itself(tmp_path: Path) -> None:
-    """While the file must not grow, the daemon refuses with the reason; afterwards it continues."""
-    daemon = await JournaledHost.start(tmp_path / "data")
-    host = daemon.host
-    database = daemon.opened._store._database
-    database.execute(f"PRAGMA max_page_count = {database.execute('PRAGMA page_count').fetchone()[0]}")
-    session = daemon.session
-    register(host, session, {number: number * number for number in range(1, 2_000)})
-    await until_closed(host, True)
-    closed = host.journal.why_closed()
-    assert closed is not None
-    assert "no space" in closed.message
-    database.execute("PRAGMA max_page_count = 100000")
-    await until_closed(host, False)
-    await daemon.stop()
-    assert (await read(tmp_path / "data"))[0] == 1_999

@@ -203,7 +203,7 @@ def test_a_commit_torn_by_a_power_cut_is_not_damage(tmp_path: Path, killed: Kill
     chance = random.Random(1)
     log = log_of(killed.folder).read_bytes()
     old = killed.log_before.ljust(len(log), b"\0")
-    for _ in range(15):
+    for _ in range(5):
         folder = copy(killed.folder, tmp_path / "torn")
         note(folder, LAST - 1)
         torn = bytearray(log)

@@ -17,6 +17,7 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.engine.snapshot.live_set import LiveSet
 from purgatory.journal.row_codec import pack_results, unpack_results
 from purgatory.journal.session_rows import SessionRows
+from purgatory.journal.statements import StatementBuilder
 from purgatory.service.rpc.session_requests import register_or_refuse
 from purgatory.service.sessions.outbox import slices_of
 from purgatory.service.sessions.packed import packed
@@ -117,13 +118,10 @@ STEPS = 40
 
 def load(rows: Rows) -> SessionRows:
     """Build the object from existing rows, as after a restart."""
-    rows_of_session = SessionRows()
+    builder = StatementBuilder()
     for number in sorted(rows):
-        live = LiveSet(vec[i64](rows[number][0]), rows[number][1])
-        (rows_of_session.add if rows_of_session.is_above_all(int(live.first)) else rows_of_session.add_moved)(
-            number, live
-        )
-    return rows_of_session
+        builder.add_existing_registration(1, number, LiveSet(vec[i64](rows[number][0]), rows[number][1]))
+    return builder._rows_of(1)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -11,19 +11,15 @@ from examples.kafka_cluster import ClusterUnavailable, KafkaCluster, kafka_jars
 from tests.kafka.clients import ClusterClients
 
 HERE = Path(__file__).parent
-ONE_BUILD = "a source has nothing of the engine in it: its brokers run with the compiled engine only"
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run all broker tests in one worker and with one of the two builds, so that each cluster is started once."""
-    pure = os.environ.get("PURGATORY_BUILD") == "pure"
+    """Run all broker tests in one worker, so that each cluster is started once."""
     for item in items:
         if HERE not in item.path.parents or "kafka_brokers" not in getattr(item, "fixturenames", ()):
             continue
         item.add_marker(pytest.mark.xdist_group("kafka"))
-        if pure:
-            item.add_marker(pytest.mark.skip(reason=ONE_BUILD))
 
 
 @pytest.fixture(scope="session")

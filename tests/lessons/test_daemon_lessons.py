@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from purgatory_client import AsyncClient, Outcome
+from purgatory_client import AsyncClient
 
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
@@ -265,21 +265,3 @@ async def test_a_reader_that_stops_reading_is_bounded(start_daemon: StartDaemon)
         assert sum(receipt.accepted for receipt in receipts) == limit
         assert {receipt.batch_refusal.code for receipt in receipts[-3:]} == {8}
         slow.cancel()
-
-
-@pytest.mark.slow
-async def test_sigterm_with_many_waits(start_daemon: StartDaemon) -> None:
-    """Each wait ends as SHUTTING_DOWN, and the process exits with 0, long before its grace period is over."""
-    many = 20_000
-    daemon = start_daemon("--shutdown-grace-ms", "600000")
-    async with AsyncClient(daemon.address) as client:
-        waiting = asyncio.create_task(
-            client.produce_many(["orders-0"], offsets=range(1, many + 1), timeouts_ms=[600_000])
-        )
-        await until_pending(client, many)
-        exit_code, answer = await asyncio.gather(asyncio.to_thread(daemon.stop), waiting)
-    assert exit_code == 0
-    assert answer.count(Outcome.SHUTTING_DOWN) == many
-    assert f"{many} pending operations ended as shutting down" in daemon.log
-    assert "Traceback" not in daemon.log
-    assert "unacknowledged" not in daemon.log

@@ -11,14 +11,14 @@ from tests.page.many_waits import register_waits, tell_marks
 from tests.pipeline.page.browser import chromium_path, running_browser
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """A browser, closed after the last test of a module. While it runs, no test of another module may be async."""
+    """A browser, closed after the last test of this folder. While it runs, no test may be async."""
     with running_browser(chromium_path()) as browser:
         yield browser
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
     """A daemon with a thousand pending operations."""
     daemon = DaemonProcess(tmp_path_factory.mktemp("daemon"))

@@ -10,20 +10,16 @@ from examples.local_postgres import LocalPostgres, NoPostgres
 from tests.postgres.watched_servers import WatchedServers
 
 HERE = Path(__file__).parent
-ONE_BUILD = "PostgreSQL's servers need no engine: runs with the compiled engine only"
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run all tests with servers in one worker and with one of the two builds, so that servers are started once."""
-    pure = os.environ.get("PURGATORY_BUILD") == "pure"
+    """Run all tests with servers in one worker, so that servers are started once."""
     for item in items:
         if HERE not in item.path.parents or "postgres" not in getattr(item, "fixturenames", ()):
             continue
         item.add_marker(pytest.mark.xdist_group("postgres"))
         item.add_marker(pytest.mark.slow)
-        if pure:
-            item.add_marker(pytest.mark.skip(reason=ONE_BUILD))
 
 
 @pytest.fixture(scope="session")

@@ -1,53 +1,46 @@
 """The daemon runs with no extension and with each one alone; the use of a missing one is refused with a message."""
 
-import json
-import urllib.error
-import urllib.request
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
 
 from purgatory.extension import StartupError, chosen
 from purgatory.extensions.installed import ALL, ALL_SETTINGS
 from purgatory.service.setting_sources import load_settings
-from tests.conftest import StartDaemon
+from tests.service.in_process import RunDaemon
 
 NAMES = [extension.name for extension in ALL]
 
 
-def fetch(address: str, path: str, body: bytes | None = None) -> tuple[int, str]:
-    """Return status and text of a page, or of a call."""
-    request = urllib.request.Request(f"http://{address}{path}", body, {"Content-Type": "application/json"})
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-
-
-@pytest.mark.slow  # starts six daemons
 @pytest.mark.parametrize("loaded", ["none", *NAMES])
-def test_daemon_with_these_extensions(start_daemon: StartDaemon, loaded: str) -> None:
+async def test_daemon_with_these_extensions(run_daemon: RunDaemon, loaded: str) -> None:
     """The daemon serves a wait, its metrics and its probes. The page and the calls of webhooks exist only with their
     extension.
     """
-    daemon = start_daemon("--extensions", loaded)
-    address, service = daemon.http_address, "/purgatory.v1.PurgatoryService"
+    daemon = await run_daemon("--extensions", loaded)
+    service = "/purgatory.v1.PurgatoryService"
     wait = {"operation": {"timeoutMs": 0, "signal": {"keys": [{"key": "jobs/7"}]}}}
-    status, text = fetch(address, f"{service}/Wait", json.dumps(wait).encode())
-    assert (status, json.loads(text)["result"]["outcome"]) == (200, "OUTCOME_EXPIRED")
-    assert fetch(address, "/readyz") == (200, "ready\n")
-    assert "purgatory_pending_operations" in fetch(address, "/metrics")[1]
-    assert fetch(address, "/")[0] == (200 if loaded == "page" else 404)
-    status, text = fetch(address, f"{service}/ListDeadLetters", b"{}")
-    assert status == (200 if loaded == "webhooks" else 501), text
-    register = {
-        "sessionId": "s1",
-        "batch": {"rows": {"operations": []}},
-        "callbackUrl": "https://example.com/",
-    }
-    status, text = fetch(address, f"{service}/Register", json.dumps(register).encode())
-    assert (status, "callback_url" in text) == (400, True), text
+    register = {"sessionId": "s1", "batch": {"rows": {}}, "callbackUrl": "https://example.com/"}
+    async with aiohttp.ClientSession(f"http://{daemon.http_address}") as http:
+
+        async def page(path: str) -> tuple[int, str]:
+            async with http.get(path) as answer:
+                return answer.status, await answer.text()
+
+        async def call(method: str, body: object) -> tuple[int, Any]:
+            async with http.post(f"{service}/{method}", json=body) as answer:
+                return answer.status, await answer.json()
+
+        status, answer = await call("Wait", wait)
+        assert (status, answer["result"]["outcome"]) == (200, "OUTCOME_EXPIRED")
+        assert await page("/readyz") == (200, "ready\n")
+        assert "purgatory_pending_operations" in (await page("/metrics"))[1]
+        assert (await page("/"))[0] == (200 if loaded == "page" else 404)
+        assert (await call("ListDeadLetters", {}))[0] == (200 if loaded == "webhooks" else 501)
+        status, answer = await call("Register", register)
+        assert (status, "callback_url" in answer["message"]) == (400, True), answer
 
 
 def test_unknown_extension() -> None:

@@ -53,7 +53,6 @@ async def test_garbage_is_collected_only_while_nothing_is_pending() -> None:
     trimmer.stop()
 
 
-@pytest.mark.usefixtures("no_collections")
 async def test_an_interval_of_zero_switches_it_off() -> None:
     """No task is started."""
     before = asyncio.all_tasks()

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from purgatory.engine.engine import Engine
@@ -84,6 +84,7 @@ class Oracle:
             self.free.discard(one)
 
 
+@settings(max_examples=40)
 @given(Steps)
 def test_an_id_is_accepted_once_or_has_a_refused_result(steps: list[tuple[list[int], str]]) -> None:
     """An oracle checks every id after every batch: an id that was in a batch refused as a whole is not reported as
@@ -107,6 +108,7 @@ def test_an_id_is_accepted_once_or_has_a_refused_result(steps: list[tuple[list[i
         session.refused_ids = RefusedIds(session.refused_ids.to_bytes())
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 40), max_size=20)), max_size=20))
 def test_ranges_hold_what_a_set_would(steps: list[tuple[bool, list[int]]]) -> None:
     """After adding and removing in any order, the ranges equal a set; also after packing and unpacking."""

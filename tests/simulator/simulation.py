@@ -58,10 +58,10 @@ class Owners:
 
 
 class Simulation:
-    def __init__(self, swarm: Swarm) -> None:
+    def __init__(self, swarm: Swarm, recount_every: int = RECOUNT_EVERY) -> None:
         self.pair = Pair(swarm.settings)
         self.owners = Owners(swarm, self.pair)
-        self.recount_at = RECOUNT_EVERY
+        self.recount_every = self.recount_at = recount_every
         self.steps_done = 0
         self.weight_done = 0
         self.ended = 0
@@ -76,7 +76,7 @@ class Simulation:
                 self.note(self.pair.last_ended)
                 if self.steps_done >= self.recount_at:
                     self.pair.compare_everything()
-                    self.recount_at = self.steps_done + max(RECOUNT_EVERY, len(self.pair.oracle.pending))
+                    self.recount_at = self.steps_done + max(self.recount_every, len(self.pair.oracle.pending))
             except Exception as error:
                 raise Failure(self.steps_done, error) from error
             self.steps_done += 1

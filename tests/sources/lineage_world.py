@@ -109,15 +109,15 @@ class ModelSource:
         for name in wanted:
             self.replicator.on_daemon_mark(link, name, daemon.marks.get(name), now)
         batch = self.replicator.take(link, now)
-        codes = [] if is_lost else [daemon.apply(event) for event in batch.events]
+        codes = [] if is_lost else [daemon.apply(event) for _, event in batch]
         self.replicator.check()
         if is_lost or is_cut:
             self.connect(index)
             return True
-        for name, code in zip(batch.names, codes, strict=True):
+        for (name, _), code in zip(batch, codes, strict=True):
             if code:
                 self.replicator.refused(link, name, now, is_stale=code == STALE_EPOCH)
-        return bool(wanted or batch.events or link.to_look_at)
+        return bool(wanted or batch or link.to_look_at)
 
 
 class LineageWorld:

@@ -17,9 +17,9 @@ CLIENTS: Final = ROOT / "client"
 PROTOS: Final = tuple(ROOT.glob("proto/**/*.proto"))
 BUILT: Final = ROOT / ".build" / "strangers"
 BUILD_S: Final = 300.0
-"""With nothing kept from an earlier build, and the machine busy."""
+"""For a first build on a busy machine."""
 OFFLINE: Final = ("Could not transfer artifact", "ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "dial tcp")
-"""What Maven, npm and Go write when they cannot reach their registries."""
+"""Messages of Maven, npm and Go when they cannot reach their registries."""
 MORE_TOOLS: Final = ("/usr/local/go/bin", str(Path(sys.executable).parent))
 """Where Go is installed by default, and where this environment has buf."""
 
@@ -31,16 +31,13 @@ def tool_path() -> str:
 def build_go(program: str = "resume") -> list[str]:
     """The command of a program in client/go/cmd: "resume", "once" or "conformance"."""
     _require("GO", "go")
-    _build_go_once()
-    return [str(BUILT / "go" / program)]
-
-
-@functools.cache
-def _build_go_once() -> None:
-    built = BUILT / "go"
-    built.mkdir(parents=True, exist_ok=True)
-    _run("GO", ["buf", "generate"], CLIENTS / "go")
-    _run("GO", ["go", "build", "-o", f"{built}{os.sep}", "./cmd/..."], CLIENTS / "go")
+    folder, built = CLIENTS / "go", BUILT / "go"
+    if _is_new("go", [*folder.glob("go.*"), folder / "session.go", *folder.glob("cmd/*/*.go")], built / "conformance"):
+        built.mkdir(parents=True, exist_ok=True)
+        _run("GO", ["buf", "generate"], folder)
+        _run("GO", ["go", "build", "-o", f"{built}{os.sep}", "./cmd/..."], folder)
+        _keep("go")
+    return [str(built / program)]
 
 
 @functools.cache
@@ -58,44 +55,50 @@ def go_tool(package: str) -> str:
 def build_typescript(program: str = "resume") -> list[str]:
     """The command of a program in client/typescript/src, in Node: "resume", "once" or "conformance"."""
     _require("NODE", "node", "npm")
-    _build_typescript_once()
+    folder = CLIENTS / "typescript"
+    if _is_new("typescript", [*folder.glob("*.json"), *folder.glob("src/*.ts")], folder / "dist/bundle.js"):
+        _run("NODE", ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--prefer-offline"], folder)
+        _run("NODE", ["npm", "run", "generate"], folder)
+        _run("NODE", ["npm", "run", "build"], folder)
+        _run("NODE", ["npm", "run", "bundle"], folder)
+        _keep("typescript")
     return ["node", str(CLIENTS / "typescript" / "dist" / f"{program}.js")]
 
 
 def bundle_typescript() -> Path:
     """The TypeScript client for browsers as one script, whose names are in `purgatory`."""
     build_typescript()
-    _run("NODE", ["npm", "run", "bundle"], CLIENTS / "typescript")
     return CLIENTS / "typescript" / "dist" / "bundle.js"
-
-
-@functools.cache
-def _build_typescript_once() -> None:
-    folder = CLIENTS / "typescript"
-    installed, lock = folder / "node_modules" / ".package-lock.json", folder / "package-lock.json"
-    if not installed.exists() or installed.stat().st_mtime < lock.stat().st_mtime:
-        _run("NODE", ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--prefer-offline"], folder)
-    _run("NODE", ["npm", "run", "generate"], folder)
-    _run("NODE", ["npm", "run", "build"], folder)
 
 
 def build_java(program: str = "resume") -> list[str]:
     """The command of a program in client/java/src/main/java/purgatory/client, as above."""
     _require("JAVA", "javac", "mvn")
     folder = CLIENTS / "java"
-    built = folder / "target" / f"{_hash_of([folder / 'pom.xml', *folder.glob('src/**/*.java'), *PROTOS])}.built"
-    if not built.exists():
+    if _is_new("java", [folder / "pom.xml", *folder.glob("src/**/*.java")], folder / "target/classes"):
         _run("JAVA", ["mvn", "-q", "-B", "clean", "package"], folder)
-        built.touch()
+        _keep("java")
     classes = os.pathsep.join([str(folder / "target" / "classes"), str(folder / "target" / "lib" / "*")])
     return ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", classes, f"purgatory.client.{program.capitalize()}"]
 
 
-def _hash_of(files: Iterable[Path]) -> str:
+_hashes: dict[str, str] = {}
+
+
+def _is_new(language: str, sources: Iterable[Path], made: Path) -> bool:
+    """Whether these sources and the contract differ from those of the last build, or what it made is gone."""
     found = hashlib.sha256()
-    for file in sorted(files):
+    for file in sorted([*sources, *PROTOS]):
         found.update(file.read_bytes())
-    return found.hexdigest()
+    _hashes[language] = found.hexdigest()
+    kept = BUILT / f"{language}.sha256"
+    return not (made.exists() and kept.exists() and kept.read_text() == _hashes[language])
+
+
+def _keep(language: str) -> None:
+    """Record the sources of a build that succeeded."""
+    BUILT.mkdir(parents=True, exist_ok=True)
+    (BUILT / f"{language}.sha256").write_text(_hashes[language])
 
 
 def _require(language: str, *tools: str) -> None:

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that cuts its connections when it is told to, and may be turned to another daemon."""
+"""A TCP proxy on loopback whose connections can be cut, and which can be switched to another daemon."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHUNK_BYTES: Final = 65_536
 
 
 class CuttingProxy:
-    """Listens at `address`; passes what comes on to `target`, an address that may be changed for later connections."""
+    """Listens at `address` and forwards to `target`, an address that may be changed for later connections."""
 
     def __init__(self, target: str) -> None:
         self.target = target
@@ -27,7 +27,7 @@ class CuttingProxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self, after_bytes: int, timeout_s: float) -> None:
-        """Cuts all connections, once so many bytes have passed from the daemon since the last cut."""
+        """Cut all connections once `after_bytes` have passed from the daemon since the last cut."""
         with self._changed:
             arrived = self._changed.wait_for(lambda: self._passed_bytes >= after_bytes, timeout_s)
             assert arrived, f"{self._passed_bytes} bytes have passed, not {after_bytes}, in {timeout_s} s"

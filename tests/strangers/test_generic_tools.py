@@ -1,4 +1,4 @@
-"""grpcurl, ghz and buf against the real daemon: what docs/grpc.md shows of them runs as it stands."""
+"""grpcurl, ghz and buf run as docs/grpc.md shows them, against the real daemon."""
 
 import re
 import shlex
@@ -31,9 +31,9 @@ SIGNS = {
     "AttachSource": '"demand"',
     "GetSourceEnds": "Code: Unavailable",
 }
-"""What the output of a call says; of the others that there is one."""
+"""A text in the output of a call; other calls only print JSON."""
 GO_ON = ("Wait", "StreamResults", "TailResults")
-"""Calls that end when another one is made, or never."""
+"""Calls that run until another call ends them, or forever."""
 
 
 def printed(program: str, page: str = PAGE) -> list[str]:
@@ -43,13 +43,13 @@ def printed(program: str, page: str = PAGE) -> list[str]:
 
 
 def name_of(words: list[str]) -> str:
-    """The method that is called, or what reflection is asked."""
+    """The called method, or the verb of a reflection query."""
     called = words[-1].rpartition("/")[2]
     return called if "/" in words[-1] else next(word for word in words if word in ("list", "describe"))
 
 
-def told(process: subprocess.Popen[str], sign: str) -> str:
-    """What it writes until that is part of it, or it ends."""
+def read_until(process: subprocess.Popen[str], sign: str) -> str:
+    """Read the output of a program until it contains a text."""
     text = ""
     assert process.stdout is not None
     while sign not in text and (line := process.stdout.readline()):
@@ -58,9 +58,17 @@ def told(process: subprocess.Popen[str], sign: str) -> str:
     return text
 
 
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """One daemon for all tools."""
+    process = DaemonProcess(tmp_path_factory.mktemp("daemon"))
+    yield process
+    process.kill()
+
+
 @pytest.fixture
 def going_on() -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """Programs that run until they end or the test does, by the call that they make."""
+    """Running programs by the call that they make; killed at the end of the test."""
     started: dict[str, subprocess.Popen[str]] = {}
     yield started
     for process in started.values():
@@ -72,7 +80,7 @@ def going_on() -> Iterator[dict[str, subprocess.Popen[str]]]:
 def test_each_grpcurl_call_of_the_page_runs_in_its_order(
     daemon: DaemonProcess, going_on: dict[str, subprocess.Popen[str]]
 ) -> None:
-    """With the answer that the page leads to; those that go on end by the calls that follow."""
+    """Each call prints the expected answer; calls that keep running are ended by later calls."""
     grpcurl = go_tool(GRPCURL)
     for line in printed("grpcurl"):
         words = [grpcurl, *shlex.split(line.replace("127.0.0.1:7440", daemon.address))[1:]]
@@ -85,15 +93,15 @@ def test_each_grpcurl_call_of_the_page_runs_in_its_order(
         assert SIGNS.get(name, "{") in written, f"{line}\n{written}"
         assert process.returncode == 0 or name == "GetSourceEnds", f"{line}\n{written}"
         if name == "Cancel":
-            told(going_on["StreamResults"], SIGNS["StreamResults"])  # it has been sent, and can be acknowledged
-    told(going_on["Wait"], SIGNS["Wait"])
-    told(going_on["TailResults"], "{")
+            read_until(going_on["StreamResults"], SIGNS["StreamResults"])  # it has been sent, and can be acknowledged
+    read_until(going_on["Wait"], SIGNS["Wait"])
+    read_until(going_on["TailResults"], "{")
     assert going_on["StreamResults"].wait(END_S) == 0
 
 
 @pytest.mark.xdist_group("strangers")
 def test_ghz_makes_the_calls_of_the_page(daemon: DaemonProcess) -> None:
-    """It finds the method by reflection, and each of its thousand waits is answered with OK."""
+    """Ghz finds the method by reflection, and each of its thousand waits is answered with OK."""
     ghz = go_tool(GHZ)
     [line] = printed("ghz")
     words = shlex.split(line.replace("127.0.0.1:7440", daemon.address))[1:]
@@ -109,21 +117,21 @@ def mark_of_orders(daemon: DaemonProcess) -> list[str]:
 
 
 def test_buf_curl_as_the_page_shows_it(daemon: DaemonProcess) -> None:
-    """Over gRPC, with what reflection says of the call."""
+    """Buf curl calls the daemon over gRPC, with the types from reflection."""
     [line] = printed("buf curl")
     assert '"version"' in buf_curl(*shlex.split(line.replace("127.0.0.1:7440", daemon.address))[2:])
 
 
 @pytest.mark.parametrize("protocol", ["grpcweb", "connect"])
 def test_buf_curl_over_the_http_port(daemon: DaemonProcess, protocol: str) -> None:
-    """As docs/http.md shows it for gRPC-Web, and by Connect."""
+    """Buf curl speaks gRPC-Web, as docs/http.md shows it, and Connect."""
     [line] = printed("buf curl", (ROOT / "docs" / "http.md").read_text("utf-8"))
     line = line.replace("127.0.0.1:7441", daemon.http_address).replace("grpcweb", protocol)
     assert '"version"' in buf_curl(*shlex.split(line)[2:])
 
 
 def buf_curl(*arguments: str) -> str:
-    """What it writes; its exit code is that of a shell."""
+    """The output of `buf curl`."""
     ran = subprocess.run(
         ["buf", "curl", *arguments],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""The complete programs of docs/grpc.md: each is a file of a client, as it stands, and prints what the page says."""
+"""The complete programs in docs/grpc.md are files of the clients, and print what the page says."""
 
 import json
 import re
@@ -19,18 +19,17 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("language", PROGRAMS)
 def test_the_page_prints_the_file(language: str) -> None:
-    """Whoever copies a program from the page has the one that is run here."""
+    """The page shows exactly the program that is run here."""
     [printed] = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
     assert printed == PROGRAMS[language][0].read_text("utf-8")
 
 
 @pytest.mark.xdist_group("strangers")
-@pytest.mark.parametrize("language", PROGRAMS)
-def test_it_waits_and_is_answered(language: str, daemon: DaemonProcess) -> None:
-    """Against the real daemon it prints the outcome and the mark, and ends by itself."""
-    _, build, printed = PROGRAMS[language]
-    ran = subprocess.run([*build("once"), daemon.address], capture_output=True, text=True, check=False, timeout=60)
-    assert (ran.stdout, ran.returncode) == (printed, 0), ran.stderr
+def test_it_waits_and_is_answered(daemon: DaemonProcess) -> None:
+    """Each program prints the outcome and the mark of the real daemon, and ends by itself."""
+    for _, build, printed in PROGRAMS.values():
+        ran = subprocess.run([*build("once"), daemon.address], capture_output=True, text=True, check=False, timeout=60)
+        assert (ran.stdout, ran.returncode) == (printed, 0), ran.stderr
 
 
 def test_stated_versions() -> None:

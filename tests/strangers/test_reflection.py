@@ -1,4 +1,4 @@
-"""What generic tools (grpcurl, ghz, buf curl) ask of reflection, in its own messages, by v1 and by v1alpha."""
+"""Reflection answers the queries of generic tools (grpcurl, ghz, buf curl), in v1 and v1alpha."""
 
 from collections.abc import Iterator
 

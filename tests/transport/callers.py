@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 import tempfile
@@ -30,8 +31,12 @@ def client_context(authority: Authority, client: Issued | None = None) -> ssl.SS
     return context
 
 
-def certificate_served(address: str, authority: Authority, *, alpn: str = "h2") -> int:
+async def certificate_served(address: str, authority: Authority, *, alpn: str = "h2") -> int:
     """Return the serial number of the certificate that a new connection gets. Raises ssl.SSLError."""
+    return await asyncio.to_thread(_certificate_served, address, authority, alpn)
+
+
+def _certificate_served(address: str, authority: Authority, alpn: str) -> int:
     host, _, port = address.rpartition(":")
     context = client_context(authority)
     context.set_alpn_protocols([alpn])

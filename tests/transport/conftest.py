@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from examples.secure_demo.authority import Authority, Issued
+from tests.service.in_process import run_daemon
+
+__all__ = ["run_daemon"]
 
 HOSTS = ("localhost", "127.0.0.1")
 

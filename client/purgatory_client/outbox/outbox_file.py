@@ -29,14 +29,19 @@ from typing import Final, TypeAlias
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client.errors import OutboxCopied, OutboxDamaged, OutboxInUse, OutboxTooNew, OutboxUnwritable
 
-VERSION: Final = 2
+VERSION: Final = 1
 IDS_SKIPPED_MAX: Final = 2**31
 """Maximum number of operation ids that are skipped when a file is opened again."""
 APPLICATION_ID: Final = 0x50757267
 """The SQLite application id that identifies an outbox: "Purg"."""
 
 SCHEMA: Final = """
-CREATE TABLE session (session_id TEXT NOT NULL, next_operation_id INTEGER NOT NULL);
+CREATE TABLE session (
+    session_id TEXT NOT NULL,
+    next_operation_id INTEGER NOT NULL,
+    removed_operation_id INTEGER NOT NULL,
+    incarnation TEXT NOT NULL
+);
 CREATE TABLE registrations (
     first_operation_id INTEGER PRIMARY KEY,
     operations INTEGER NOT NULL,
@@ -48,13 +53,6 @@ CREATE TABLE registrations (
 );
 CREATE TABLE results (place INTEGER PRIMARY KEY, batch BLOB NOT NULL, checksum INTEGER NOT NULL);
 """
-
-FROM_VERSION_1: Final = """
-ALTER TABLE session ADD COLUMN removed_operation_id INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE session ADD COLUMN incarnation TEXT NOT NULL DEFAULT '';
-UPDATE session SET removed_operation_id = next_operation_id - 1;
-"""
-"""Migration from version 1: all ids that such a file has assigned count as its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +178,7 @@ class OutboxFile:
 
     def _opened(self) -> sqlite3.Connection:
         if self._database is None:
-            self._open()
+            self._open()  # after a failed commit, which closed it
         assert self._database is not None, "the outbox is not open"
         return self._database
 
@@ -195,16 +193,16 @@ class OutboxFile:
         database.execute("PRAGMA synchronous = FULL")
         version = int(database.execute("PRAGMA user_version").fetchone()[0])
         if version > VERSION:
-            raise OutboxTooNew(f"{self.path} has version {version}, this client knows up to {VERSION}; install a newer")
+            raise OutboxTooNew(
+                f"{self.path} has version {version}, this client knows up to {VERSION}; install a newer one"
+            )
         if version == 0:
             self._make(database)
         elif int(database.execute("PRAGMA application_id").fetchone()[0]) != APPLICATION_ID:
-            raise OutboxDamaged(f"{self.path} is a SQLite file of something else; give the outbox a path of its own")
-        if version < VERSION:
-            database.executescript(f"BEGIN IMMEDIATE; {FROM_VERSION_1} PRAGMA user_version = {VERSION}; COMMIT;")
+            raise OutboxDamaged(f"{self.path} is a SQLite file, but not an outbox; choose another path")
         sessions = database.execute("SELECT * FROM session").fetchall()
         if len(sessions) != 1:
-            raise OutboxDamaged(f"{self.path} has {len(sessions)} sessions, where there must be one")
+            raise OutboxDamaged(f"{self.path} has {len(sessions)} sessions; expected one")
         session_id, next_operation_id, removed_operation_id, incarnation = sessions[0]
         self._session_id, self.incarnation = str(session_id), str(incarnation)
         self._next_operation_id, self._removed_operation_id = int(next_operation_id), int(removed_operation_id)
@@ -220,11 +218,11 @@ class OutboxFile:
 
     def _make(self, database: sqlite3.Connection) -> None:
         if database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            raise OutboxDamaged(f"{self.path} is a SQLite file of something else; give the outbox a path of its own")
+            raise OutboxDamaged(f"{self.path} is a SQLite file, but not an outbox; choose another path")
         database.executescript(
-            f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 1;"
+            f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION};"
         )
-        database.execute("INSERT INTO session VALUES (?, 1)", (uuid.uuid4().hex,))
+        database.execute("INSERT INTO session VALUES (?, 1, 0, '')", (uuid.uuid4().hex,))
         database.execute("COMMIT")
 
     def _read_registrations(self, database: sqlite3.Connection) -> list[RegistrationRecord]:
@@ -232,7 +230,7 @@ class OutboxFile:
         for row in database.execute("SELECT * FROM registrations ORDER BY first_operation_id"):
             registration = RegistrationRecord(row[0], row[1], bool(row[2]), row[3], row[4], row[5])
             if registration.checksum != row[6]:
-                raise OutboxDamaged(f"{self.path}: the registration of operation {row[0]} is not as it was written")
+                raise OutboxDamaged(f"{self.path}: operation {row[0]} is corrupt (checksum mismatch)")
             found.append(registration)
         return found
 
@@ -240,7 +238,7 @@ class OutboxFile:
         found = []
         for place, batch, checksum in database.execute("SELECT * FROM results ORDER BY place"):
             if zlib.crc32(batch) != checksum:
-                raise OutboxDamaged(f"{self.path}: results row {place} is not as it was written")
+                raise OutboxDamaged(f"{self.path}: results row {place} is corrupt (checksum mismatch)")
             found.append((int(place), bytes(batch)))
         return found
 
@@ -341,7 +339,7 @@ class OutboxFile:
             self._drop_database()
             name = getattr(error, "sqlite_errorname", "") or ""
             if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-                message = f"{self.path} is damaged: {error}; set it aside, its waits are still at the daemon"
+                message = f"{self.path} is damaged: {error}; move it away, its waits are still at the daemon"
                 raise OutboxDamaged(message) from error
             message = f"{self.path} cannot be written: {error} ({name}); nothing was registered"
             raise OutboxUnwritable(message) from error

@@ -107,7 +107,7 @@ class OutboxGate:
         `expected`.
         """
         future = ticket.entry.future
-        assert future is not None, f"{ticket} is of no outbox"
+        assert future is not None, f"{ticket} does not belong to an outbox"
         answer = await asyncio.shield(future)
         if not isinstance(answer, expected):
             raise InvalidRequest("ticket", otherwise)
@@ -121,7 +121,9 @@ class OutboxGate:
         if entry not in self._tags:
             return
         if entry.future is None or not entry.future.done():
-            raise InvalidRequest("ticket", f"operation {ticket.operation_id} has not ended; ask for its result first")
+            raise InvalidRequest(
+                "ticket", f"operation {ticket.operation_id} is still pending; confirm it after its result"
+            )
         del self._tags[entry]
         self._confirming[entry.operation_id] = confirmed = asyncio.get_running_loop().create_future()
         self._forget(entry)

@@ -87,7 +87,7 @@ class ChannelSecurity:
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
-            raise InvalidRequest("", "tls_certificate and tls_key go together; one of them is missing")
+            raise InvalidRequest("", "tls_certificate and tls_key must be given together")
 
     @property
     def is_encrypted(self) -> bool:
@@ -113,7 +113,7 @@ class ChannelSecurity:
             token = token()
         token = token.strip()
         if not token or not token.isascii() or not token.isprintable():
-            raise InvalidRequest("token", "should be one line of ASCII")  # and is never quoted
+            raise InvalidRequest("token", "must be one line of printable ASCII")  # and is never quoted
         return (("authorization", f"Bearer {token}"),)
 
 
@@ -133,7 +133,7 @@ def open_channel(address: str, security: ChannelSecurity = UNPROTECTED) -> grpc.
         channel = grpc.aio.insecure_channel(address, options=OPTIONS)
     _channels.add(channel)
     if security.token is not None and not security.is_encrypted and not _is_loopback(address):
-        _log.warning("the token for %s travels unencrypted; use TLS (tls_ca=...)", address)
+        _log.warning("the token for %s is sent unencrypted; use TLS (tls_ca=...)", address)
     return cast("grpc.aio.Channel", _Channel(channel, security))
 
 
@@ -148,11 +148,15 @@ class _Channel:
     def __init__(self, channel: grpc.aio.Channel, security: ChannelSecurity) -> None:
         self._channel: Final = channel
         self._security: Final = security
+        self.unary_stream: Final = self._showing(channel.unary_stream)
+        self.stream_unary: Final = self._showing(channel.stream_unary)
+        self.stream_stream: Final = self._showing(channel.stream_stream)
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - gRPC's own arguments
-        method = self._showing(self._channel.unary_unary(*args, **kwargs))
+        method = self._showing(self._channel.unary_unary)(*args, **kwargs)
 
         async def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - gRPC's own arguments and answer
+            # A refused stream was not processed, so the call may be repeated even if it is not idempotent.
             retry = Retry(REFUSED_GIVE_UP)
             while True:
                 try:
@@ -164,15 +168,6 @@ class _Channel:
 
         return call
 
-    def unary_stream(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - gRPC's own arguments
-        return self._showing(self._channel.unary_stream(*args, **kwargs))
-
-    def stream_unary(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - gRPC's own arguments
-        return self._showing(self._channel.stream_unary(*args, **kwargs))
-
-    def stream_stream(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - gRPC's own arguments
-        return self._showing(self._channel.stream_stream(*args, **kwargs))
-
     async def __aenter__(self) -> Self:
         return self
 
@@ -182,11 +177,14 @@ class _Channel:
     async def close(self, grace: float | None = None) -> None:
         await self._channel.close(grace)
 
-    def _showing(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - gRPC's own arguments and answer
-            return method(*args, metadata=self._security.metadata(), **kwargs)
+    def _showing(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a constructor of methods: each call of a method that it makes shows the current token."""
 
-        return call
+        def made(*args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - gRPC's own arguments
+            method = make(*args, **kwargs)
+            return lambda *request, **options: method(*request, metadata=self._security.metadata(), **options)
+
+        return made
 
 
 def _was_unread(error: grpc.aio.AioRpcError) -> bool:

@@ -71,6 +71,7 @@ async def register(
         try:
             response = await stub.Register(request, timeout=CALL_TIMEOUT)
         except grpc.aio.AioRpcError as error:
+            # Safe to repeat: ids that the daemon knows are counted as `already_known` and skipped.
             await retry.pause(error)
         else:
             receipt = response.receipt
@@ -121,6 +122,7 @@ class Collector:
                 return await self._read(call)
             # Repeating loses nothing: the stream is opened with `_used`, after which the daemon sends again.
             except (grpc.aio.AioRpcError, TimeoutError, Unavailable) as error:
+                # What was read but not returned is sent again: the next opening reports `_used`.
                 self._leave()
                 await retry.pause(error)
             except BaseException:
@@ -142,6 +144,7 @@ class Collector:
             session_id=self._session_id, last_sequence=self._used, columns=True, incarnation=self._incarnation
         )
         await call.write(wire.SessionRequest(open=opening))
+        # Half-closed at once: this makes the daemon end the stream when nothing is pending any more.
         await call.done_writing()
         answer = await call.read()
         if answer is grpc.aio.EOF:
@@ -169,12 +172,13 @@ class Collector:
             if message.HasField("going_away"):
                 if message.going_away.reason == wire.GoingAway.REASON_TAKEN_OVER:
                     raise SessionTakenOver(f"another client opened the session {self._session_id}")
-                raise Unavailable("the daemon shuts down")
+                raise Unavailable("the daemon is shutting down")
             if message.HasField("results"):
                 return self._take(message.results)
 
     def _take(self, batch: wire.ResultBatch) -> Collected:
         arrived = ResultsArrived(batch.columns)
+        # The first batch may begin anywhere: earlier results were acknowledged by another caller.
         if self._used and batch.first_sequence != self._used + 1:
             raise ProtocolError(f"expected result {self._used + 1} next, received {batch.first_sequence}")
         self._used = batch.first_sequence + len(arrived.operation_ids) - 1

@@ -51,7 +51,7 @@ class EventSender:
             return AdvanceReceipt([], 0, [])
         if self._queued + len(events) > self._events_max:
             raise LimitExceeded(
-                f"{self._queued} events wait to be sent, and the limit of this client is {self._events_max}"
+                f"{self._queued} events are waiting to be sent; the limit of this client is {self._events_max}"
             )
         loop = asyncio.get_running_loop()
         parts = [_Batch(part, loop.create_future()) for part in _parts(events)]
@@ -75,6 +75,8 @@ class EventSender:
 
     async def _run(self) -> None:
         while self._queue:
+            # Taken only after the receipt of the previous message, so messages grow under load without a delay when
+            # there is none.
             batches = self._take()
             try:
                 receipt = await self._exchange(advance_request([event for batch in batches for event in batch.events]))
@@ -84,7 +86,7 @@ class EventSender:
                 self._fail(batches, ClientClosed("the client was closed while these events were being sent"))
                 raise
             except Exception as error:  # noqa: BLE001 - raised in its callers, with its cause
-                failed = ProtocolError(f"this client failed: {error!r}")
+                failed = ProtocolError(f"internal error in this client: {error!r}")
                 failed.__cause__ = error
                 self._fail(batches, failed)
             else:

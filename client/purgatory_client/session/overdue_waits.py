@@ -62,6 +62,5 @@ def due_after(entry: Entry, timeout_default: float | None) -> float | None:
 
 def no_answer() -> NoAnswer:
     return NoAnswer(
-        "the daemon never answered, though the timeout of this wait passed long ago; whether it was registered is not "
-        "known"
+        "the daemon did not answer long after the timeout of this wait; whether it was registered is not known"
     )

@@ -81,7 +81,7 @@ class PendingWaits:
         self._next_id += entry.count
         self._entries[entry.operation_id] = entry
         if isinstance(entry, WaitBatch):
-            self._batch_ids.append(entry.operation_id)
+            self._batch_ids.append(entry.operation_id)  # stays sorted, because ids only increase
         self.count += entry.remaining
 
     def __contains__(self, entry: Entry) -> bool:
@@ -106,7 +106,7 @@ class PendingWaits:
         for start, end in arrived.runs(skip):
             place = start
             if columns.outcomes[place] == Outcome.REFUSED:
-                error = columns.refusals.get(place) or Unavailable("refused; the receipt that said why was lost")
+                error = columns.refusals.get(place) or Unavailable("refused; the receipt with the reason was lost")
                 self.refuse(operation_ids[place], error, ended)
                 continue
             while place < end:
@@ -126,7 +126,7 @@ class PendingWaits:
         operation_id = arrived.operation_ids[place]
         batch = self._find_batch(operation_id)
         if batch is None:
-            return 1
+            return 1  # cancelled, or ended before: the next result of the run may belong to another entry
         count = min(end - place, batch.operation_id + batch.count - operation_id)
         self._some_ended(
             batch, batch.set_results(operation_id - batch.operation_id, arrived, place, place + count), ended
@@ -160,13 +160,26 @@ class PendingWaits:
     def chunks_above(self, operation_id: int, chunk_max: int) -> list[WaitChunk]:
         """All pending waits with a higher id, as chunks in the order of ids."""
         above: list[Entry] = []
-        # The dictionary is in the order of ids, so only the waits that are returned are visited.
+        # Entries are in the order of ids, so the search ends at the first known one instead of visiting a million.
         for entry in reversed(self._entries.values()):
             if entry.operation_id + entry.count - 1 <= operation_id:
                 break
             above.append(entry)
         above.reverse()
         return cut_into_chunks(above, chunk_max, operation_id)
+
+    def still_pending(self, chunk: WaitChunk) -> WaitChunk | None:
+        """The chunk without the operations that have ended since it was planned; None: all of them have."""
+        if chunk.batch is None:
+            waits = [wait for wait in chunk.waits if wait in self]
+            return WaitChunk(waits) if waits else None
+        if chunk.batch not in self:
+            return None
+        if chunk.batch.remaining == chunk.batch.count:
+            return chunk
+        outcomes = chunk.batch.outcomes
+        positions = [position for position in chunk.positions if outcomes[position] == Outcome.PENDING]
+        return WaitChunk([], chunk.batch, positions) if positions else None
 
     def entries(self) -> list[Entry]:
         return list(self._entries.values())

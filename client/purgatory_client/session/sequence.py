@@ -48,9 +48,11 @@ class ResultSequence:
         Raises ProtocolError if earlier results are missing, because no later message will contain them.
         """
         if self._restarted:
+            # After a restart any first number is accepted, once.
             self.last, self._restarted = first - 1, False
+        # A gap cannot be closed later: the daemon resends only from the last acknowledged number of an opening.
         if first > self.last + 1:
-            raise ProtocolError(f"results {self.last + 1} to {first - 1} never came; next was {first}")
+            raise ProtocolError(f"results {self.last + 1} to {first - 1} are missing; received {first}")
         repeats = min(count, self.last + 1 - first)
         self.last = max(self.last, first + count - 1)
         # Counted from the first unacknowledged result, so a steady flow of results cannot postpone it.

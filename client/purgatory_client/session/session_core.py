@@ -171,6 +171,7 @@ class SessionCore:
         An operation without a receipt may be waiting behind others in the window, so its grace starts at the last
         receipt of any batch.
         """
+        # A batch is overdue by its longest timeout: only then can none of its operations still be on time.
         after = due_after(wait, self._timeout_default)
         if after is None:
             return math.inf
@@ -193,6 +194,8 @@ class SessionCore:
         """
         if not self._unreceipted:
             return False
+        # gRPC does not report which message was refused; the largest is the likeliest. A wrong guess costs another
+        # reconnect, but no wait.
         chunk = max(self._unreceipted.values(), key=lambda chunk: chunk.size_bytes)
         self._batch_bytes_max = chunk.size_bytes * 2 // 3  # leaves room for either half of it
         if chunk.halves() is None:
@@ -224,6 +227,7 @@ class SessionCore:
         """
         self._has_outbox = True
         for entry in entries:
+            # `add` assigns the next id, so each wait gets the id that it has in the file.
             self._table.start_after(entry.operation_id - 1)
             self._table.add(entry)
         self._table.start_after(next_id - 1)
@@ -286,6 +290,8 @@ class SessionCore:
         """
         self.opened = False
         self._lost_at = now
+        # Invariant: planned and sent waits stay in the table until they end. `_on_opened` plans from there again what
+        # the daemon does not know.
         self._unreceipted.clear()
         self._plan.clear()
 
@@ -393,6 +399,8 @@ class SessionCore:
         return ended
 
     def _on_results(self, message: wire.ResultBatch, now: float) -> list[Ended]:
+        # Repeats after a reconnect are skipped by number. Results of cancelled waits are not repeats; the table ignores
+        # them, because their ids are no longer in it.
         arrived = _arrived(message)
         skip = self._sequence.arrive(message.first_sequence, sum(len(one.operation_ids) for one in arrived), now)
         ended: list[Ended] = []
@@ -404,6 +412,7 @@ class SessionCore:
         return ended
 
     def _on_cancelled(self, receipt: wire.CancelReceipt) -> None:
+        # Either list answers the cancel. A cancelled operation has no result: its wait was forgotten in `cancel`.
         for operation_ids in (receipt.cancelled_operation_ids, receipt.not_pending_operation_ids):
             for operation_id in operation_ids:
                 self._cancelling.pop(operation_id, None)
@@ -432,6 +441,8 @@ class SessionCore:
             else:
                 fill_with_many(message.register.columns, chunk.batch, chunk.positions, self._lost_at, now)
             chunk.size_bytes = message.ByteSize()
+            # Encoding twice happens only to batches at the limit; an estimate of the size would have to be conservative
+            # for every batch.
             if chunk.size_bytes > self._batch_bytes_max and (halves := chunk.halves()) is not None:
                 # Back to the front and in order: the daemon drops ids below those it knows.
                 self._plan.extendleft(reversed(halves))
@@ -447,7 +458,8 @@ class SessionCore:
     def _next_chunk(self) -> WaitChunk | None:
         """The next batch. None: there is none, or it is not in the outbox file yet, and nothing may overtake it."""
         while self._plan or (not self._has_outbox and self._plan_unsent()):
-            chunk = self._still_pending(self._plan.popleft())
+            # Between planning and sending, waits may have been cancelled, answered by a replayed result or drained.
+            chunk = self._table.still_pending(self._plan.popleft())
             if chunk is None:
                 continue
             if chunk.last_id <= self.written_id:
@@ -473,19 +485,6 @@ class SessionCore:
                 self._plan.extend(cut_into_chunks(planned, self._chunk_max))
                 return planned
         return []
-
-    def _still_pending(self, chunk: WaitChunk) -> WaitChunk | None:
-        """The chunk without the operations that have ended since it was planned; None: all of them have."""
-        if chunk.batch is None:
-            waits = [wait for wait in chunk.waits if wait in self._table]
-            return WaitChunk(waits) if waits else None
-        if chunk.batch not in self._table:
-            return None
-        if chunk.batch.remaining == chunk.batch.count:
-            return chunk
-        outcomes = chunk.batch.outcomes
-        positions = [position for position in chunk.positions if outcomes[position] == Outcome.PENDING]
-        return WaitChunk([], chunk.batch, positions) if positions else None
 
 
 def _pending_ids(wait: Entry) -> Sequence[int]:

@@ -139,7 +139,7 @@ class SessionDriver:
     def outbox(self) -> OutboxGate:
         """The outbox, with its file loaded. Raises OutboxError if the client has none."""
         if self._outbox is None:
-            raise OutboxError("this client has no outbox; make it with outbox=PATH")
+            raise OutboxError("this client has no outbox; create it with outbox=PATH")
         if self._closed is not None:
             raise self._closed
         self._outbox.load()
@@ -154,6 +154,7 @@ class SessionDriver:
         if self._closed is None:
             self._closed = ClientClosed("the client is closed")
         task, self._task = self._task, None
+        # The task sends the cancels, so it is stopped last; the outbox is closed after it, to write its last records.
         if task is not None and not task.done():
             await self._leave(task)
         if self._outbox is not None:
@@ -212,6 +213,8 @@ class SessionDriver:
         # The deadline for giving up includes the time until the session is opened: a daemon that accepts connections
         # but never answers counts as absent.
         while True:
+            # An attempt counts as a connection only if the session was opened. Otherwise a daemon that accepts
+            # connections and then hangs would reset the backoff and `give_up_after` for ever.
             before = self.connections
             open_timeout = self._open_timeout
             if self._give_up_after is not None:
@@ -273,6 +276,8 @@ class SessionDriver:
         if self._outbox is not None:
             tasks.append(asyncio.create_task(_outcome(self._outbox.connecting())))
         try:
+            # Whichever ends first ends the connection. Several may end together, so `_why` looks at the going-away
+            # message before the tasks: after a takeover the stream's own end says nothing.
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             # In the order of `tasks`: if several have ended, the reader knows the cause best.
             return await self._why(call, [task for task in tasks if task in done])
@@ -346,13 +351,17 @@ class SessionDriver:
 
     async def _write(self, call: Call, stub: PurgatoryServiceStub) -> str:
         loop = asyncio.get_running_loop()
+        # The opening must be the first message; nothing else is sent until the daemon has answered it, because
+        # `next_message` returns None before that.
         await call.write(self._core.open_message())
         while True:
             message = self._core.next_message(loop.time())
+            # `next_message` may have refused operations that are too large, also if it returned none.
             self._settle(self._core.take_too_large())
             if message is not None:
                 await call.write(message)
             elif self._core.ended and self._outbox is not None:
+                # Not half-closed and not closed at the daemon: its pending waits must stay registered.
                 return "this client was closed"
             elif self._core.ended:
                 await self._close_session(stub)

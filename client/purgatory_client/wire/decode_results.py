@@ -122,11 +122,9 @@ def arrived_row(row: result_pb2.Result) -> ResultsArrived:
     message = result_pb2.ResultColumns(
         kind=row.kind,
         operation_id=[row.operation_id],
-        outcome=[row.outcome],
-        waited_ms=[row.waited_ms],
-        lateness_ms=[row.lateness_ms],
         item_count=[len(row.partitions)],
         item_index=range(len(row.partitions)),
+        **{field: [getattr(row, field)] for field, _ in OPERATION_COLUMNS.values()},
     )
     by_key = any(item.key for item in row.partitions)
     for item in row.partitions:

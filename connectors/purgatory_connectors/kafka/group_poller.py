@@ -67,13 +67,6 @@ class GroupPoller:
                 raise SourceStale(f"the coordinator of group {group!r} does not answer: {_said(error)}") from error
         return {(group, at.topic, at.partition): value.offset for at, value in found.items() if value.offset >= 0}
 
-    async def groups(self) -> list[str]:
-        """The ids of all visible groups. Raises SourceStale."""
-        try:
-            return await self._to_its_end(self._all_groups())
-        except (KafkaError, OSError, TimeoutError, AssertionError) as error:
-            raise SourceStale(f"brokers do not answer: {_said(error)}") from error
-
     async def offsets_of(self, groups: Iterable[str]) -> dict[str, dict[CommitName, int] | Exception]:
         """Call `offsets` for several groups; each result is its offsets or its exception."""
         wanted = list(groups)
@@ -112,9 +105,6 @@ class GroupPoller:
         if coordinator is None:
             coordinator = self._coordinators[group] = await admin.find_coordinator(group)
         return dict(await admin.list_consumer_group_offsets(group, group_coordinator_id=coordinator))
-
-    async def _all_groups(self) -> list[str]:
-        return [group for group, _ in await (await self._connected()).list_consumer_groups()]
 
     async def _connected(self) -> _OutspokenClient:
         async with self._starting:

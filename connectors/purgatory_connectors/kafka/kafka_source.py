@@ -99,6 +99,7 @@ class KafkaSession:
             self._groups.poll_only()
         else:
             self._reader.start()
+        # A part that fails ends all others, and the publisher then starts a new session.
         async with asyncio.TaskGroup() as group:
             group.create_task(self._handle_events())
             group.create_task(self._follow_demand())
@@ -110,6 +111,7 @@ class KafkaSession:
             group.create_task(self._reconcile_on())
 
     async def close(self) -> None:
+        # Blocks until the thread has closed its consumer, which takes seconds if a broker hangs.
         await asyncio.to_thread(self._reader.stop)
         await asyncio.to_thread(self._fetcher.stop)
         await self._idle.close()
@@ -134,6 +136,7 @@ class KafkaSession:
 
     def _handle(self, event: events.KafkaEvent) -> None:
         match event:
+            # Batches must be applied in the order in which they were read, which one queue guarantees.
             case events.CommitsRead(batches):
                 self._groups.take(batches)
             case events.EndsFetched(ends):
@@ -175,6 +178,8 @@ class KafkaSession:
             raise SourceStale(refused[1] if refused else f"there is no topic {topic!r} in the cluster")
         partitions = {topic: [(topic, number) for number in range(self._view.topics[topic])] for topic in topics}
         spans = await self._spans([one for of_topic in partitions.values() for one in of_topic])
+        # A group may stop below the end because only markers or aborted records follow. Its mark is raised only if that
+        # is checked, and a wait for these ends would otherwise never complete.
         for _, group, topic in wanted:
             if group is not None:
                 self._idle.ask((group, *partition) for partition in partitions[topic])
@@ -192,6 +197,7 @@ class KafkaSession:
         for (topic, number), seen in [*latest.items(), *earliest.items()]:
             if seen.offset < 0:
                 raise SourceStale(f"the end of {topic}-{number} cannot be seen: {seen.error}")
+        # These readings are as good as those of a poll, so they are published too.
         self._topics.take(self._topics.marks.seen(latest, begun))
         return {one: (earliest[one].offset, latest[one].offset) for one in partitions}
 

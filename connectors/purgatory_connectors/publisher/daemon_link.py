@@ -104,15 +104,15 @@ class DaemonLink:
             batch = replicator.take(marks, time.monotonic(), _EVENTS_PER_BATCH_MAX)
             # Before sending: after a crash the stored lineages must not be behind those of a daemon.
             self._source.store_lineages()
-            if batch.events:
-                receipt = await client.advance_many(batch.events)
+            if batch:
+                receipt = await client.advance_many([event for _, event in batch])
                 for refusal in receipt.refusals:
                     is_stale = refusal.error_code == STALE_EPOCH
-                    replicator.refused(marks, batch.names[refusal.index], time.monotonic(), is_stale=is_stale)
+                    replicator.refused(marks, batch[refusal.index][0], time.monotonic(), is_stale=is_stale)
                 if others := [refusal for refusal in receipt.refusals if refusal.error_code != STALE_EPOCH]:
                     _logger.warning(
                         "the daemon at %s refused %d of %d events and will be asked again; the first: %s",
-                        self.address, len(others), len(batch.events), others[0].message,
+                        self.address, len(others), len(batch), others[0].message,
                     )  # fmt: skip
             elif not marks.to_look_at:
                 self._due.clear()

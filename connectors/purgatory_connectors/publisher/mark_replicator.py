@@ -30,11 +30,8 @@ class DaemonMark(NamedTuple):
     is_leader: bool = True
 
 
-class MarkBatch(NamedTuple):
-    """Events in the order in which they must be sent, and the mark that each belongs to."""
-
-    events: list[Event]
-    names: list[MarkName]
+MarkBatch = list[tuple[MarkName, Event]]
+"""Events in the order in which they must be sent, each with the mark that it belongs to."""
 
 
 class DaemonMarks:
@@ -203,9 +200,9 @@ class MarkReplicator:
         The caller sends the batches one after the other and calls `refused` for each refused event. If a batch may not
         have arrived, the caller reconnects and calls `on_daemon_marks`.
         """
-        batch = MarkBatch([], [])
+        batch: MarkBatch = []
         due = daemon.due
-        while due and len(batch.events) < events_max:
+        while due and len(batch) < events_max:
             name = next(iter(due))
             del due[name]
             self._take_name(daemon, name, now, batch)
@@ -227,8 +224,7 @@ class MarkReplicator:
         if lineage.is_gone:
             # `known` is empty once the removal is in the batch, so a mark that returns starts with a leadership event.
             if known is not None and self._has_looked_at(daemon, name, known, lineage):
-                batch.events.append(events.removed(name, leader_epoch=lineage.epoch))
-                batch.names.append(name)
+                batch.append((name, events.removed(name, leader_epoch=lineage.epoch)))
                 del daemon.known[name]
                 daemon.replicas.pop(name, None)
             return
@@ -240,20 +236,15 @@ class MarkReplicator:
                 return  # `on_daemon_mark` makes it due again
             # The order matters: the epoch must fence the old lineage before the mark is lowered, and the mark must be
             # lowered before the new value is sent. Otherwise a wait could complete with an offset of the old lineage.
-            news = [events.leadership(name, is_leader=True, leader_epoch=epoch)]
+            batch.append((name, events.leadership(name, is_leader=True, leader_epoch=epoch)))
             if known is not None:
                 if known[1] > offset:
-                    news.append(events.truncation(name, offset, leader_epoch=epoch))
+                    batch.append((name, events.truncation(name, offset, leader_epoch=epoch)))
                 # Two connectors may publish the same break concurrently; the second truncation then lowers a value that
                 # the first one published after its own. Reading the mark back later repairs that.
                 daemon.to_look_at_later[name] = now + SETTLE_S
-            news.append(events.high_watermark(name, offset, leader_epoch=epoch))
-            batch.events.extend(news)
-            batch.names.extend([name] * len(news))
-            daemon.known[name] = (epoch, offset)
-        elif known[1] < offset:
-            batch.events.append(events.high_watermark(name, offset, leader_epoch=epoch))
-            batch.names.append(name)
+        if known is None or known < (epoch, offset):
+            batch.append((name, events.high_watermark(name, offset, leader_epoch=epoch)))
             daemon.known[name] = (epoch, offset)
         # No branch for `known` above the lineage: `_settle` returns False until the offset has caught up with the
         # daemon, or begins a new lineage, whose epoch is higher.
@@ -267,12 +258,9 @@ class MarkReplicator:
         daemon.replicas[name] = seen
         leads, keeps, in_sync = seen
         if told is None or told[:2] != seen[:2]:  # leadership rechecks all waits: not for the set alone
-            batch.events.append(
-                events.leadership(name, is_leader=True, leader_epoch=epoch, leader_id=leads, replica_ids=keeps)
-            )
-            batch.names.append(name)
-        batch.events.append(events.in_sync_replicas(name, in_sync, leader_id=leads, leader_epoch=epoch))
-        batch.names.append(name)
+            leads_now = events.leadership(name, is_leader=True, leader_epoch=epoch, leader_id=leads, replica_ids=keeps)
+            batch.append((name, leads_now))
+        batch.append((name, events.in_sync_replicas(name, in_sync, leader_id=leads, leader_epoch=epoch)))
 
     @staticmethod
     def _has_looked_at(

@@ -1,5 +1,6 @@
 """The connectors extension: connectors as child processes of the daemon."""
 
+import asyncio
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ import grpc
 
 from purgatory.extension import Core, Extension, StartupError, own_settings
 from purgatory.extensions.connectors.settings import WithSources
-from purgatory.extensions.connectors.supervised_sources import PRINCIPAL, SupervisedSources
+from purgatory.extensions.connectors.supervised_sources import PRINCIPAL, SupervisedSource, command_of
 from purgatory.service.rpc.grpc_options import server_options
 from purgatory.service.sources.source_table import STATE_NAMES
 
@@ -24,7 +25,8 @@ class ConnectorsExtension(Extension):
     def __init__(self, core: Core) -> None:
         self._core = core
         self._folder: Path | None = None
-        self._sources: SupervisedSources | None = None
+        self._sources: list[SupervisedSource] = []
+        self._tasks: list[asyncio.Task[None]] = []
         self._server: grpc.aio.Server | None = None
         self._uris = own_settings(core.settings, WithSources).source
         if self._uris:  # connections of children have no maximum age
@@ -43,35 +45,29 @@ class ConnectorsExtension(Extension):
         except (OSError, RuntimeError) as error:
             raise StartupError(f"cannot listen for connectors (source): {error}") from None
         settings, links = self._core.settings, self._core.host.source_links
-        self._sources = SupervisedSources(
-            self._uris,
-            socket=socket_address,
-            token=self._core.access.make_token(PRINCIPAL),
-            data_dir=settings.journal.dir,
-            log_level=settings.log.level,
-            on_restart=links.count_restart,
-        )
-        links.supervised = self._sources.sources
+        token = self._core.access.make_token(PRINCIPAL)
+        for uri in self._uris:
+            command = command_of(uri, socket_address, settings.journal.dir, settings.log.level)
+            self._sources.append(SupervisedSource(uri, command, token, links.count_restart))
+        links.supervised = self._sources
 
     def serving(self) -> None:
-        if self._sources is not None:
-            self._sources.start()
+        self._tasks = [asyncio.create_task(source.run(), name=source.name) for source in self._sources]
 
     def readiness(self) -> Sequence[str]:
         """The state of each connector, in the order of the settings."""
-        if self._sources is None:
-            return []
         now_ms = self._core.host.time.now_ms()
         states = {source.name: STATE_NAMES[source.state_at(now_ms)] for source in self._core.host.sources}
-        shown = [states.get(one.name, "loading") if one.is_running else "not running" for one in self._sources.sources]
+        shown = [states.get(one.name, "loading") if one.is_running else "not running" for one in self._sources]
         return [f"source {number}: {state}" for number, state in enumerate(shown, 1)]
 
     def terminate(self) -> None:
-        if self._sources is not None:
-            self._sources.terminate()
+        for source in self._sources:
+            source.terminate()
 
     async def close(self, _grace_s: float) -> None:
-        if self._sources is not None:
-            await self._sources.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)

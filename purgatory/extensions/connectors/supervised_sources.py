@@ -44,7 +44,9 @@ OF_CLIENTS: Final = (
 
 
 class SupervisedSource:
-    """One connector. It is started with `command`; `on_restart` is called with its name after each restart."""
+    """One connector. It is started with `command`; `on_restart` is called with its name after each restart. `token`
+    authenticates it if there is a policy.
+    """
 
     def __init__(self, uri: str, command: Sequence[str], token: str, on_restart: Callable[[str], None]) -> None:
         self.name = uri.partition("?")[0]
@@ -129,49 +131,8 @@ class SupervisedSource:
             LOGGER.log(level, "source %s: %s", self.name, text)
 
 
-class SupervisedSources:
-    """All connectors of the daemon.
-
-    Args:
-        uris: One for each connector, without secrets.
-        socket: gRPC address at which the daemon listens for the children.
-        token: Authenticates the children if there is a policy.
-        data_dir: Parent of the children's state folders; None: they keep no state.
-        log_level: Log level of the children.
-        on_restart: Called with the name of each connector that was restarted.
-    """
-
-    def __init__(
-        self,
-        uris: Sequence[str],
-        *,
-        socket: str,
-        token: str,
-        data_dir: Path | None,
-        log_level: str,
-        on_restart: Callable[[str], None],
-    ) -> None:
-        self.sources: Final = [
-            SupervisedSource(uri, _command(uri, socket, data_dir, log_level), token, on_restart) for uri in uris
-        ]
-        self._tasks: Final[list[asyncio.Task[None]]] = []
-
-    def start(self) -> None:
-        self._tasks.extend(asyncio.create_task(source.run(), name=source.name) for source in self.sources)
-
-    def terminate(self) -> None:
-        """Ask all children to end, without waiting."""
-        for source in self.sources:
-            source.terminate()
-
-    async def stop(self) -> None:
-        """End all children."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-def _command(uri: str, socket: str, data_dir: Path | None, log_level: str) -> list[str]:
+def command_of(uri: str, socket: str, data_dir: Path | None, log_level: str) -> list[str]:
+    """The command that starts the connector of this address. Without `data_dir`, it keeps no state."""
     scheme = urlsplit(uri).scheme.replace("postgresql", "postgres")
     # -P: do not import packages from the working directory.
     command = [sys.executable, "-P", "-m", "purgatory_connectors", scheme, uri, "--supervised", "--to", socket]

@@ -267,14 +267,14 @@ def _file(name: str) -> Response:
     media_type = MEDIA_TYPES.get("." + name.rpartition(".")[2])
     path = folder / name
     if media_type is None or "/" in name or "\\" in name or not path.is_file():
-        return PlainTextResponse("there is no such file\n", HTTPStatus.NOT_FOUND, HEADERS)
+        return PlainTextResponse("file not found\n", HTTPStatus.NOT_FOUND, HEADERS)
     return Response(path.read_bytes(), headers={**HEADERS, "Content-Type": media_type})
 
 
 def _number(parameters: dict[str, str], name: str, largest: int) -> int:
     text = parameters.get(name, "0")
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(largest)) and int(text) <= largest):
-        raise invalid_argument(name, f"is no number from 0 to {largest}")
+        raise invalid_argument(name, f"must be an integer from 0 to {largest}")
     return int(text)
 
 

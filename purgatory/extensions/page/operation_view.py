@@ -64,10 +64,10 @@ def _held_back_by(host: Host, kind: int, item: ItemView) -> str:
     now_ms = host.time.now_ms()
     stale = host.sources.stale(item.name, now_ms)
     if stale is not None:
-        return f"nobody has seen this mark for {stale.ms(now_ms) / 1_000:.1f} s: {stale.reason}"
+        return f"the mark has been stale for {stale.ms(now_ms) / 1_000:.1f} s: {stale.reason}"
     partition = host.engine.partition_view(item.name, now_ms)
     if partition is None:
-        return "the partition is not known"
+        return "nothing has been reported for this partition"
     if kind == PRODUCE:
         if partition.log_end_offset < item.required_offset:
             return f"the leader's log ends at {partition.log_end_offset}"
@@ -81,4 +81,4 @@ def _held_back_by(host: Host, kind: int, item: ItemView) -> str:
         if len(partition.in_sync_replica_ids) < partition.min_in_sync_replicas:
             in_sync = len(partition.in_sync_replica_ids)
             return f"only {in_sync} replicas are in sync, {partition.min_in_sync_replicas} must be"
-    return "nothing has come yet"
+    return "the mark has not reached the offset yet"

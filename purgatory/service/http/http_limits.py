@@ -19,6 +19,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final, Protocol
 
+from purgatory.service.budget.shares import MemoryHolder
 from purgatory.service.http.probes import PROBES
 from purgatory.service.settings import HttpSettings
 
@@ -67,7 +68,7 @@ class Connection(Protocol):
         """Close the connection at once."""
 
 
-class HttpLimits:
+class HttpLimits(MemoryHolder):
     """The open connections by state, in the order in which they entered it, and the bytes that they hold."""
 
     def __init__(self, settings: HttpSettings, memory_bytes_max: int, grpc_connections_max: int) -> None:

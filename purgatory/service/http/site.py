@@ -72,7 +72,7 @@ class HttpSite:
         memory_bytes_max = MEMORY_BYTES_MAX if budget is None else budget.bytes_max
         self.limits: Final = HttpLimits(settings, memory_bytes_max, grpc_connections_max)
         if budget is not None:
-            budget.http = lambda: self.limits.held_bytes
+            budget.http = self.limits
         self._acceptor: Final = HttpAcceptor(
             lambda: HttpConnection(self._serve, self.limits, self._tasks),
             self.limits,

@@ -58,10 +58,12 @@ class SourceLinks:
         self._links: Final[list[AttachedSource]] = []
         self._watching: asyncio.Task[None] | None = None
         self._is_shut_down = False
+        self.is_used = False
+        """Whether a source was ever attached."""
 
     def held_bytes(self) -> int:
         """Estimated memory of reports and names, bytes."""
-        return self.table.held_bytes + self.demand.held_bytes if self.table else 0
+        return self.table.held_bytes + self.demand.held_bytes
 
     def count_restart(self, name: str) -> None:
         """The daemon has restarted a source that it runs itself."""
@@ -73,6 +75,7 @@ class SourceLinks:
             raise unavailable(SHUTTING_DOWN)
         if len(self._links) >= self._sources_max:
             raise resource_exhausted("sources", f"{self._sources_max} sources are attached, the most allowed", None)
+        self.is_used = True
         now_ms = self._now_ms()
         link = AttachedSource(name, principal, self.table.attach(name, principal, topic_prefixes, now_ms), self.demand)
         self._links.append(link)

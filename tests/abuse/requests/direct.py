@@ -1,12 +1,11 @@
-"""Programs of bytes that call the translate layer, the host and the engine directly, without a network.
+"""Messages and changed bytes that call the translate layer, the host and the engine directly, without a network.
 
-A program is a sequence of steps, each a type of message and its bytes. Everything that a message can contain reaches
-the same code as over gRPC, at a hundred times the rate, and a coverage-guided fuzzer can modify one flat input.
+Everything that a message can contain reaches the same code as over gRPC, at a hundred times the rate.
 """
 
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, cast
 
 from google.protobuf.message import DecodeError, Message
@@ -40,7 +39,6 @@ STEP_TYPES: Final[tuple[type[Message], ...]] = (
     wire.GetOperationRequest,
     wire.AcknowledgeResults,
 )
-LENGTH_BYTES: Final = 2
 SESSION_ID: Final = "direct"
 STEPS_PER_HOST: Final = 2_000
 MUTANTS: Final = 12
@@ -66,7 +64,7 @@ class NoContext:
 
 
 class Direct:
-    """One host without an event loop. `run` takes a program; any exception is a bug."""
+    """One host without an event loop. Any exception of `serve` is a bug."""
 
     def __init__(self, seed: int = 0) -> None:
         self.cases: Final[Counter[str]] = Counter()
@@ -94,10 +92,6 @@ class Direct:
             wire.GetOperationRequest: self._get_operation,
             wire.AcknowledgeResults: lambda request: self._session.acknowledge(request.sequence),
         }
-
-    def run(self, program: bytes) -> None:
-        for kind, data in steps_of(program):
-            self.serve(kind, data)
 
     def serve(self, kind: type[Message], data: bytes) -> None:
         """Perform one step, and count it as refused, undecodable or served."""
@@ -150,34 +144,6 @@ class Direct:
             batch.SerializeToString()
         if outbox.unacknowledged > 200:
             outbox.acknowledge(outbox.last_sequence)
-
-
-def steps_of(program: bytes) -> Iterator[tuple[type[Message], bytes]]:
-    """The steps encoded in a program's bytes; any bytes are valid."""
-    place = 0
-    while place < len(program):
-        kind = STEP_TYPES[program[place] % len(STEP_TYPES)]
-        start = place + 1 + LENGTH_BYTES
-        length = int.from_bytes(program[place + 1 : start], "big")
-        yield kind, program[start : start + length]
-        place = start + length
-
-
-def program_of(shaper: MessageMaker, steps: int) -> bytes:
-    """A program of messages generated from their descriptors."""
-    parts = []
-    for _ in range(steps):
-        index = shaper.rng.randrange(len(STEP_TYPES))
-        data = shaper.message(STEP_TYPES[index]).SerializeToString()[: 2 ** (8 * LENGTH_BYTES) - 1]
-        parts.append(bytes((index,)) + len(data).to_bytes(LENGTH_BYTES, "big") + data)
-    return b"".join(parts)
-
-
-def replay(program: bytes) -> None:
-    """Run one program on a new host and check the host at the end; used by the coverage-guided fuzzer."""
-    direct = Direct(len(program))
-    direct.run(program)
-    direct.check()
 
 
 def nudged(rng: random.Random, data: bytes) -> bytes:

@@ -35,18 +35,23 @@ def printed(daemon: DaemonProcess, *arguments: str) -> str:
     return (ended.stdout + ended.stderr).decode()
 
 
-def test_names_are_shown_escaped(daemon: DaemonProcess) -> None:
+def test_names_are_shown_escaped(shared_daemon: DaemonProcess) -> None:
     """`ls` and an error print only printable characters, and a name cannot add lines; JSON contains the exact names."""
     operations = [produce(number, topic, 9, 60_000, partition=1) for number, topic in enumerate(NAMES.values(), 1)]
     session = "".join(NAMES.values())[:60]
-    with grpc.insecure_channel(daemon.address) as channel:
+    with grpc.insecure_channel(shared_daemon.address) as channel:
         stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
         rows = operation_pb2.OperationRows(operations=operations)
         registered = stub.Register(wire.RegisterRequest(session_id=session, batch=wire.RegisterBatch(rows=rows)))
     assert registered.receipt.accepted == len(NAMES)
-    listed = printed(daemon, "ls", "--partitions")
-    document = printed(daemon, "ls", "--partitions", "--json")
-    for output in (listed, document, printed(daemon, "ls"), printed(daemon, "cancel", "--session", f"{session}?")):
+    listed = printed(shared_daemon, "ls", "--partitions")
+    document = printed(shared_daemon, "ls", "--partitions", "--json")
+    for output in (
+        listed,
+        document,
+        printed(shared_daemon, "ls"),
+        printed(shared_daemon, "cancel", "--session", f"{session}?"),
+    ):
         assert all(one.isprintable() or one == "\n" for one in output), ascii(output)
         assert "purgatory: all is well" not in output.splitlines()
     assert NAMES["rich's markup"] in listed

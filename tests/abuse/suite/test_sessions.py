@@ -1,4 +1,4 @@
-"""Attacks on sessions: fill the table, leave sessions behind, use another caller's ids, lose batches."""
+"""Attacks on sessions: fill the table, leave sessions behind, use another caller's ids."""
 
 import asyncio
 
@@ -10,8 +10,7 @@ from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
-from tests.service.serving import DaemonChannel, Peer, eventually, high_watermark, produce
-from tests.service.test_refused_ids import batch_of
+from tests.service.serving import DaemonChannel, eventually, high_watermark, produce
 
 SESSIONS_MAX = 50
 FEW = ("--limits-sessions-max", str(SESSIONS_MAX))
@@ -40,20 +39,6 @@ async def test_empty_sessions_shut_nobody_out(start_daemon: StartDaemon) -> None
             await stranger.stub.Register(wire.RegisterRequest(session_id=f"empty-{number}", batch=nothing))
         assert await sessions(stranger) == SESSIONS_MAX
         await serve_an_honest_wait(daemon)
-
-
-async def test_empty_sessions_are_gone_in_seconds(start_daemon: StartDaemon) -> None:
-    """They do not stay for the ten minutes for which a session with contents is kept."""
-    daemon = start_daemon("--session-finished-ttl-ms", "200")
-    async with DaemonChannel(daemon.address) as stranger:
-        for number in range(SESSIONS_MAX):
-            peer = await Peer(stranger, f"empty-{number}").open()
-            peer.cancel()
-
-        async def all_gone() -> bool:
-            return await sessions(stranger) == 0
-
-        await eventually(all_gone, "the empty sessions are gone")
 
 
 async def test_a_full_table_is_told_to_caller_and_operator(start_daemon: StartDaemon) -> None:
@@ -86,26 +71,12 @@ async def test_short_lived_callers_leave_nothing_behind(start_daemon: StartDaemo
         assert await sessions(looking) == 0
 
 
-async def test_callers_that_just_vanish_shut_nobody_out(start_daemon: StartDaemon) -> None:
-    """The same for older programs, which cannot close a session: each is answered, and disconnects."""
-    daemon = start_daemon(*FEW)
-    async with DaemonChannel(daemon.address) as callers:
-        await callers.stub.Advance(_reached("orders"))
-        for number in range(2 * SESSIONS_MAX):
-            peer = await Peer(callers, f"job-{number}").open()
-            await peer.registered(produce(1, "orders", 42))
-            await peer.results()
-            await peer.acknowledge(1)
-            await peer.half_close()
-            assert await peer.code() is grpc.StatusCode.OK
-        await serve_an_honest_wait(daemon)
-
-
-async def test_a_stranger_who_uses_up_my_ids_cannot_make_me_hang(daemon: DaemonProcess) -> None:
+async def test_a_stranger_who_uses_up_my_ids_cannot_make_me_hang(shared_daemon: DaemonProcess) -> None:
     """A stranger registers the highest possible id in my session. My waits then fail with the reason long before their
     timeout, and my client starts another session.
     """
-    async with AsyncClient(daemon.address) as client, AsyncClient(daemon.address) as stranger, asyncio.timeout(LONG):
+    address = shared_daemon.address
+    async with AsyncClient(address) as client, AsyncClient(address) as stranger, asyncio.timeout(LONG):
         assert (await client.produce({"orders-3": 42}, timeout=0)).outcome is Outcome.EXPIRED
         before = client.session_id
         last = batches.produce(["elsewhere-0"], offsets=[1], indexes=[0])
@@ -114,41 +85,6 @@ async def test_a_stranger_who_uses_up_my_ids_cannot_make_me_hang(daemon: DaemonP
             await client.produce({"orders-3": 42}, timeout=10 * LONG)
         await eventually(lambda: client.session_id != before, "another session")
         assert (await client.produce({"orders-3": 42}, timeout=0)).outcome is Outcome.EXPIRED
-
-
-async def test_a_corrected_batch_loses_nothing(daemon: DaemonProcess) -> None:
-    """A batch is refused because of a short column, the next one is accepted, and the first one is sent again,
-    corrected. Its operations are refused, each with a result, and can be registered with new ids. None is reported as
-    known.
-    """
-    async with DaemonChannel(daemon.address) as caller:
-        peer = await Peer(caller, "s").open()
-        await peer.send(register=batch_of([1, 2, 3], "short column"))
-        assert (await peer.receipt()).batch_refusal.field == "columns.timeout_ms"
-        await peer.send(register=batch_of([4, 5], "columns"))
-        assert (await peer.receipt()).accepted == 2
-        await peer.send(register=batch_of([1, 2, 3], "columns"))
-        receipt = await peer.receipt()
-        assert (receipt.accepted, receipt.already_known) == (0, 0)
-        assert [one.operation_id for one in receipt.refusals] == [1, 2, 3]
-        assert [one.operation_id for one in (await peer.results()).rows.results] == [1, 2, 3]
-        await peer.send(register=batch_of([6, 7, 8], "columns"))
-        assert (await peer.receipt()).accepted == 3
-        await peer.send(register=batch_of([1, 4, 6], "columns"))
-        assert (await peer.receipt()).already_known == 3
-        assert await caller.pending() == 5
-        peer.cancel()
-
-
-async def test_a_batch_sent_again_at_once_is_registered(daemon: DaemonProcess) -> None:
-    """No higher id has been accepted, so the ids are free."""
-    async with DaemonChannel(daemon.address) as caller:
-        peer = await Peer(caller, "s").open()
-        await peer.send(register=batch_of([1, 2, 3], "short column"))
-        await peer.receipt()
-        await peer.send(register=batch_of([1, 2, 3], "columns"))
-        assert (await peer.receipt()).accepted == 3
-        peer.cancel()
 
 
 def _reached(topic: str) -> wire.AdvanceRequest:

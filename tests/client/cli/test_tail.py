@@ -1,4 +1,4 @@
-"""`tail`, `hot`, `--watch` and completion as a user runs them: real processes and a separate real daemon."""
+"""`tail`, `hot`, `--watch` and completion, with a daemon that no other test uses."""
 
 import json
 import os
@@ -8,15 +8,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from purgatory_client import Client
+from purgatory_client import Client, batches
 from purgatory_client.waits import produce
 from purgatory_client.waits import signal as signal_wait
 
 from purgatory.cli.exit_codes import Exit
-from tests.client.cli.test_commands import DEADLINE_S, PROGRAM, Background, purgatory
+from tests.client.cli.test_commands import DEADLINE_S, Answer, Background, purgatory
 from tests.client.test_blocking import environment
 from tests.daemon_process import DaemonProcess
 
@@ -39,44 +40,33 @@ def client(quiet_daemon: DaemonProcess) -> Iterator[Client]:
         yield one
 
 
-def followed(daemon: DaemonProcess, client: Client, *arguments: str) -> tuple[int, str, str]:
-    """Run `purgatory tail -n 1` while waits end one after another, until it prints a matching one; returns its
-    output.
-    """
+def followed(daemon: DaemonProcess, client: Client, *arguments: str) -> Answer:
+    """Run `purgatory tail -n 1` while waits end one after another, until it prints a matching one."""
     client.advance("tailed-0", high_watermark=1)
-    tail = Background(daemon.address, "tail", "--count", "1", *arguments)
-    while tail.process.poll() is None:
-        client.wait_once(signal_wait({EVIL: 1}, timeout=0.02))
-        client.wait_once(produce({"tailed-0": 0}, timeout=1))
-    return tail.end()
+    with ThreadPoolExecutor(1) as thread:
+        tail = thread.submit(purgatory, "tail", "--count", "1", *arguments, address=daemon.address)
+        while not tail.done():
+            client.wait_once(signal_wait({EVIL: 1}, timeout=0.02))
+            client.wait_once(produce({"tailed-0": 0}, timeout=1))
+        return tail.result()
 
 
 def test_tail_prints_what_ends(quiet_daemon: DaemonProcess, client: Client) -> None:
     """One line per result, with text from other callers escaped; it ends after the requested number."""
-    code, out, err = followed(quiet_daemon, client, "--outcome", "expired")
-    assert (code, err) == (Exit.OK, "")
-    assert out.count("\n") == 1
-    assert re.search(r"expired +signal +after 0\.\d+s", out)
-    assert SHOWN in out
-    assert "\x1b" not in out
-    assert "\u202e" not in out
+    answer = followed(quiet_daemon, client, "--outcome", "expired")
+    assert (answer.returncode, answer.stderr) == (Exit.OK, "")
+    assert answer.stdout.count("\n") == 1
+    assert re.search(r"expired +signal +after 0\.\d+s", answer.stdout)
+    assert SHOWN in answer.stdout
+    assert "\x1b" not in answer.stdout
+    assert "\u202e" not in answer.stdout
 
 
 def test_tail_as_json_filters_by_kind(quiet_daemon: DaemonProcess, client: Client) -> None:
     """One JSON object per line, only of the requested kind."""
-    code, out, _ = followed(quiet_daemon, client, "--kind", "produce", "--json")
-    assert code == Exit.OK
-    told = json.loads(out)
+    told = json.loads(followed(quiet_daemon, client, "--kind", "produce", "--json").stdout)
     assert (told["kind"], told["outcome"], told["session_id"], told["operation_id"]) == ("produce", "satisfied", "", 0)
     assert told["items"][0]["name"] == "tailed-0"
-
-
-@pytest.mark.parametrize(("option", "value"), [("--outcome", "refused"), ("--outcome", "late"), ("--kind", "delay")])
-def test_tail_says_what_it_knows(quiet_daemon: DaemonProcess, option: str, value: str) -> None:
-    """An unknown outcome or kind is a usage error that lists the valid ones."""
-    answer = purgatory("tail", option, value, address=quiet_daemon.address)
-    assert answer.returncode == Exit.USAGE
-    assert "expected" in answer.stderr
 
 
 def test_hot_lists_most_watched_first(quiet_daemon: DaemonProcess, client: Client) -> None:
@@ -84,28 +74,23 @@ def test_hot_lists_most_watched_first(quiet_daemon: DaemonProcess, client: Clien
     listed.
     """
     client.advance("cold-0", high_watermark=1)
-    targets = (("hot-1@9", "hot-2@9"), ("hot-1@9",), ("--signal", EVIL, "hot"))
-    waiting = [Background(quiet_daemon.address, "wait", *one) for one in targets]
-    try:
-        while len(list(client.operations())) < 3:
-            assert all(one.process.poll() is None for one in waiting)
-        answer = purgatory("hot", "--json", address=quiet_daemon.address)
-        names = [(one["name"], one["is_key"], one["watched"]) for one in map(json.loads, answer.stdout.splitlines())]
-        assert names[0] == ("hot-1", False, 2)
-        assert sorted(names[1:]) == [(EVIL, True, 1), ("hot", True, 1), ("hot-2", False, 1)]
-        table = purgatory("hot", "--limit", "1", address=quiet_daemon.address).stdout.splitlines()
-        assert [line.split() for line in table] == [["watched", "what", "name"], ["2", "partition", "hot-1"]]
-        assert SHOWN in purgatory("hot", address=quiet_daemon.address).stdout
-    finally:
-        for one in waiting:
-            one.process.send_signal(signal.SIGINT)
-            one.end()
+    client.register(
+        "hot", 1, batches.produce(["hot-1", "hot-2"], offsets=[9, 9, 9], indexes=[0, 1, 0], item_counts=[2, 1])
+    )
+    client.register("hot", 3, batches.signal([EVIL, "hot"], indexes=[0, 1], item_counts=[2]))
+    answer = purgatory("hot", "--json", address=quiet_daemon.address)
+    names = [(one["name"], one["is_key"], one["watched"]) for one in map(json.loads, answer.stdout.splitlines())]
+    assert names[0] == ("hot-1", False, 2)
+    assert sorted(names[1:]) == [(EVIL, True, 1), ("hot", True, 1), ("hot-2", False, 1)]
+    table = purgatory("hot", "--limit", "1", address=quiet_daemon.address).stdout.splitlines()
+    assert [line.split() for line in table] == [["watched", "what", "name"], ["2", "partition", "hot-1"]]
+    assert SHOWN in purgatory("hot", address=quiet_daemon.address).stdout
+    client.close_session("hot")
 
 
-@pytest.mark.parametrize("command", [("ls",), ("status",), ("hot",)])
-def test_watch_shows_it_again_until_interrupted(quiet_daemon: DaemonProcess, command: tuple[str, ...]) -> None:
+def test_watch_shows_it_again_until_interrupted(quiet_daemon: DaemonProcess) -> None:
     """Ctrl-C ends `--watch` with 130, and nothing is left behind or changed."""
-    watching = Background(quiet_daemon.address, *command, "--watch", "100ms")
+    watching = Background(quiet_daemon.address, "ls", "--watch", "100ms")
     assert watching.process.stdout is not None
     heading = watching.process.stdout.readline()
     assert heading
@@ -117,34 +102,11 @@ def test_watch_shows_it_again_until_interrupted(quiet_daemon: DaemonProcess, com
     assert "nothing was changed" in err
 
 
-def test_watch_takes_no_interval_of_nothing(quiet_daemon: DaemonProcess) -> None:
-    """An interval of zero, which would poll continuously, is a usage error."""
-    assert purgatory("ls", "--watch", "0", address=quiet_daemon.address).returncode == Exit.USAGE
-
-
 def require_shell(shell: str) -> None:
     """Skip if the shell is not installed; fail if shells are required."""
     if shutil.which(shell) is None:
         assert os.environ.get("PURGATORY_REQUIRE_SHELLS") != "1", f"PURGATORY_REQUIRE_SHELLS=1: there is no {shell}"
         pytest.skip(f"no {shell} found; apt install {shell}")
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_script(shell: str, tmp_path: Path) -> None:
-    """Each shell has a completion script that the shell itself accepts."""
-    script = subprocess.run(
-        PROGRAM,
-        env={**environment(), "_PURGATORY_COMPLETE": f"source_{shell}"},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=True,
-    ).stdout
-    assert "_PURGATORY_COMPLETE" in script
-    path = tmp_path / "completion"
-    path.write_text(script, "utf-8")
-    require_shell(shell)
-    subprocess.run([shell, "-n", str(path)], check=True, timeout=DEADLINE_S)
 
 
 IN_BASH = """

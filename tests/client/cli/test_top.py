@@ -12,14 +12,13 @@ import termios
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from purgatory_client import Client
+from purgatory_client import Client, batches
 
 from purgatory.cli.exit_codes import Exit
-from tests.client.cli.test_commands import PROGRAM, purgatory
+from tests.client.cli.test_commands import PROGRAM, program, purgatory
 from tests.client.test_blocking import environment
 from tests.daemon_process import DaemonProcess
 
@@ -91,47 +90,41 @@ def plain(written: str) -> str:
     return re.sub(r"\x1b(\[[0-9;?<>=$]*[a-zA-Z]|[()][A-B0]|[=>])", "", written)
 
 
-@pytest.fixture
-def busy_daemon(tmp_path: Path) -> Iterator[tuple[DaemonProcess, Client]]:
-    """A daemon with waits on a hostile key and on a partition, and a client to inspect it."""
-    daemon = DaemonProcess(tmp_path / "daemon")
-    waiting = [
-        subprocess.Popen([*PROGRAM, "wait", *target, "-t", "10m", "-a", daemon.address], env=environment())
-        for target in (("--signal", EVIL), ("orders-3@42",))
-    ]
+@pytest.fixture(scope="module")
+def busy_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[DaemonProcess, Client]]:
+    """A daemon with waits on a hostile key and on a partition, and a client to inspect it. The last test kills it."""
+    pytest.importorskip("textual")
+    daemon = DaemonProcess(tmp_path_factory.mktemp("top"))
     try:
         with Client(daemon.address) as client:
-            while len(list(client.operations())) < 2:
-                assert all(one.poll() is None for one in waiting)
+            client.register("busy", 1, batches.signal([EVIL], timeouts_ms=[600_000]))
+            client.register("busy", 2, batches.produce(["orders-3"], offsets=[42], timeouts_ms=[600_000]))
             yield daemon, client
     finally:
-        for one in waiting:
-            one.kill()
-            one.wait(DEADLINE_S)
         daemon.kill()
 
 
 def test_top_shows_sorts_filters_and_ends(busy_daemon: tuple[DaemonProcess, Client]) -> None:
     """Pending waits are shown within 80 columns, with hostile names escaped; keys change the view; q exits."""
-    pytest.importorskip("textual")
     daemon, client = busy_daemon
+    client.register("reached", 1, batches.produce(["orders-4"], offsets=[42]))
     terminal = PseudoTerminal("top", "--address", daemon.address)
     try:
         terminal.until(SHOWN)
         terminal.until("orders-3@42")
-        terminal.until("2 pending")
+        terminal.until("3 pending")
         place = len(terminal.written)
         terminal.press("/")
         terminal.until("only rows", place)
         terminal.press("orders\r")
-        terminal.until("waits: 1", place)
+        terminal.until("waits: 2", place)
         place = len(terminal.written)
         terminal.press("2")
-        terminal.until("hot names: 1", place)
+        terminal.until("hot names: 2", place)
         place = len(terminal.written)
         terminal.press("3")
         terminal.until("just ended: 0", place)
-        client.advance("orders-3", high_watermark=42)
+        client.advance("orders-4", high_watermark=42)
         terminal.until("satisfied", place)
         terminal.press("q")
         assert terminal.end() == Exit.OK
@@ -146,44 +139,31 @@ def test_top_finds_the_urgent_waits_among_thousands(busy_daemon: tuple[DaemonPro
     """The daemon ranks and searches all operations: five short waits are listed first, and a filter finds a late
     one.
     """
-    pytest.importorskip("textual")
     daemon, client = busy_daemon
-    with ThreadPoolExecutor(2) as threads:
-        names, urgent = ([f"{kind}-{number}" for number in range(count)] for kind, count in KINDS.items())
-        waits = [
-            threads.submit(
-                client.produce_many,
-                topics,
-                indexes=list(range(len(topics))),
-                offsets=[1] * len(topics),
-                timeouts_ms=[timeout_ms] * len(topics),
-            )
-            for topics, timeout_ms in ((names, 3_600_000), (urgent, 300_000))
-        ]
-        try:
-            while len(list(client.operations())) < 4_007:
-                assert not any(wait.done() for wait in waits)
-            terminal = PseudoTerminal("top", "--address", daemon.address)
-            try:
-                terminal.until("of 4007")
-                terminal.until("urgent-4@1")
-                place = len(terminal.written)
-                terminal.press("/")
-                terminal.until("only rows", place)
-                terminal.press("bulk-3999\r")
-                terminal.until("waits: 1 of 4007", place)
-            finally:
-                terminal.kill()
-            listed = purgatory("ls", "--sort", "remaining", "--limit", "5", "--json", address=daemon.address)
-            first = [json.loads(line)["items"][0]["name"] for line in listed.stdout.splitlines()]
-            assert sorted(first) == urgent
-        finally:
-            client.cancel(session_id=client.session_id)
+    bulk, urgent = ([f"{kind}-{number}" for number in range(count)] for kind, count in KINDS.items())
+    for first, topics, timeout_ms in ((1, bulk, 3_600_000), (1 + len(bulk), urgent, 300_000)):
+        places, count = range(len(topics)), len(topics)
+        batch = batches.produce(topics, indexes=places, offsets=[1] * count, timeouts_ms=[timeout_ms])
+        client.register("thousands", first, batch)
+    terminal = PseudoTerminal("top", "--address", daemon.address)
+    try:
+        terminal.until("of 4007")
+        terminal.until("urgent-4@1")
+        place = len(terminal.written)
+        terminal.press("/")
+        terminal.until("only rows", place)
+        terminal.press("bulk-3999\r")
+        terminal.until("waits: 1 of 4007", place)
+    finally:
+        terminal.kill()
+    listed = purgatory("ls", "--sort", "remaining", "--limit", "5", "--json", address=daemon.address)
+    first_names = [json.loads(line)["items"][0]["name"] for line in listed.stdout.splitlines()]
+    assert sorted(first_names) == urgent
+    client.close_session("thousands")
 
 
 def test_top_waits_for_a_daemon_that_is_away(busy_daemon: tuple[DaemonProcess, Client]) -> None:
     """While the daemon is away, `top` says so and continues; Ctrl-C and a hang-up also end it."""
-    pytest.importorskip("textual")
     daemon, _ = busy_daemon
     terminal = PseudoTerminal("top", "--address", daemon.address)
     try:
@@ -199,6 +179,6 @@ def test_top_waits_for_a_daemon_that_is_away(busy_daemon: tuple[DaemonProcess, C
 def test_top_says_what_it_needs(tmp_path: Path) -> None:
     """Without Textual, one line explains how to install it."""
     (tmp_path / "textual.py").write_text("raise ModuleNotFoundError(name='textual')", "utf-8")
-    answer = purgatory("top", packages=str(tmp_path))
+    answer = program("top", packages=str(tmp_path))
     assert answer.returncode == Exit.ERROR
     assert "pip install 'purgatory-waits[top]'" in answer.stderr

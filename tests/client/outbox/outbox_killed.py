@@ -44,7 +44,7 @@ class Killed:
     def kill_at_random(self, daemon: DaemonProcess, life: int) -> None:
         """Run the caller until it has logged a random number of lines, then kill it."""
         with self.live(daemon, life, 100_000) as process, Client(daemon.address) as client:
-            lines = len(self.lines()) + self.random.randint(0, 200)
+            lines = len(self.lines()) + self.random.randint(0, 100)
             deadline = time.monotonic() + DEADLINE_S
             try:
                 while len(self.lines()) < lines:

@@ -10,7 +10,7 @@ from purgatory_client.outbox.outbox_file import OutboxFile
 from tests.client.outbox.outbox_killed import Killed
 from tests.daemon_process import DaemonProcess
 
-KILLS = 8
+KILLS = 3
 
 
 @pytest.mark.slow
@@ -41,18 +41,22 @@ def test_a_caller_that_is_killed_gets_each_result(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.slow
-def test_both_are_killed_and_the_daemon_forgets(tmp_path: Path) -> None:
-    """Caller and daemon are killed, and the daemon has no journal: waits without a result are registered again."""
+@pytest.mark.parametrize("remembers", [False, True], ids=["forgets", "remembers"])
+def test_caller_and_daemon_are_killed(tmp_path: Path, remembers: bool) -> None:
+    """Each stored wait ends once. A daemon without a journal gets the waits without a result again."""
+    flags = ["--data-dir", str(tmp_path / "journal")] if remembers else []
     killed = Killed(tmp_path, seed=8132)
-    for life in range(1, 4):
-        daemon = DaemonProcess(tmp_path / f"daemon-{life}")
+    for life in (1, 2):
+        daemon = DaemonProcess(tmp_path / f"daemon-{life}", flags)
         try:
             killed.kill_at_random(daemon, life)
         finally:
             daemon.kill()
-    daemon = DaemonProcess(tmp_path / "daemon-last")
+    daemon = DaemonProcess(tmp_path / "daemon-last", flags)
     try:
         killed.finish(daemon)
         assert len(killed.check()) > 3
+        with Client(daemon.address) as client:
+            assert sum(kind.pending for kind in client.status().kinds) == 0
     finally:
         daemon.kill()

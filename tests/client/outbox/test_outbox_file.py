@@ -75,7 +75,7 @@ def test_a_file_that_is_no_outbox_is_refused(tmp_path: Path) -> None:
         with sqlite3.connect(other) as database:
             database.executescript(f"CREATE TABLE t (a); PRAGMA user_version = {version}")
         database.close()
-        with pytest.raises(OutboxDamaged, match="something else"):
+        with pytest.raises(OutboxDamaged, match="not an outbox"):
             OutboxFile(other)
     empty = tmp_path / "empty.db"
     OutboxFile(empty).close()
@@ -89,9 +89,9 @@ def test_a_file_that_is_no_outbox_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("statement", "what"),
     [
-        ("UPDATE registrations SET columns = x'00' WHERE first_operation_id = 2", "registration of operation 2"),
-        ("UPDATE registrations SET tag = 'other' WHERE first_operation_id = 1", "registration of operation 1"),
-        ("UPDATE results SET batch = x'0801'", "results row 1"),
+        ("UPDATE registrations SET columns = x'00' WHERE first_operation_id = 2", "operation 2 is corrupt"),
+        ("UPDATE registrations SET tag = 'other' WHERE first_operation_id = 1", "operation 1 is corrupt"),
+        ("UPDATE results SET batch = x'0801'", "results row 1 is corrupt"),
     ],
 )
 def test_a_row_that_is_not_as_written_is_named(tmp_path: Path, statement: str, what: str) -> None:
@@ -112,28 +112,8 @@ def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "o.db") as database:
         database.execute("PRAGMA user_version = 7")
     database.close()
-    with pytest.raises(OutboxTooNew, match="version 7, this client knows up to 2"):
+    with pytest.raises(OutboxTooNew, match="version 7, this client knows up to 1"):
         OutboxFile(tmp_path / "o.db")
-
-
-def test_a_file_of_version_1_is_continued(tmp_path: Path) -> None:
-    """A file of version 1 keeps its contents, and every id that it assigned counts as its own."""
-    file = OutboxFile(tmp_path / "o.db")
-    file.commit([registration(1), registration(2)])
-    file.commit([ConfirmationRecord(2)])
-    file.close()
-    with sqlite3.connect(tmp_path / "o.db") as database:
-        for column in ("removed_operation_id", "incarnation"):
-            database.execute(f"ALTER TABLE session DROP COLUMN {column}")
-        database.execute("PRAGMA user_version = 1")
-    database.close()
-    for _ in range(2):
-        file = OutboxFile(tmp_path / "o.db")
-        assert [one.first_operation_id for one in file.registrations()] == [1]
-        file.commit([OpeningRecord("a", 2)])
-        with pytest.raises(OutboxCopied):
-            file.commit([OpeningRecord("a", 3)])
-        file.close()
 
 
 def test_an_incarnation_that_others_made_is_refused(tmp_path: Path) -> None:
@@ -284,4 +264,4 @@ class OutboxFileMachine(RuleBasedStateMachine):
 
 
 TestOutboxFileMachine = pytest.mark.slow(OutboxFileMachine.TestCase)
-TestOutboxFileMachine.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
+TestOutboxFileMachine.settings = settings(max_examples=6, stateful_step_count=20, deadline=None)

@@ -179,7 +179,7 @@ async def test_a_fault_of_this_client_is_not_taken_for_its_closing() -> None:
     advancer = EventSender(send)
     full = [events.signalled("key")] * EVENTS_PER_MESSAGE_MAX
     hit, served = (asyncio.create_task(advancer.send(batch)) for batch in (full, full[:1]))
-    with pytest.raises(errors.ProtocolError, match="this client failed: RuntimeError") as told:
+    with pytest.raises(errors.ProtocolError, match="internal error in this client: RuntimeError") as told:
         await hit
     assert isinstance(told.value.__cause__, RuntimeError)
     assert (await served).ended == [3]

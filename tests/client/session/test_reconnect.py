@@ -20,15 +20,15 @@ from tests.service.serving import eventually
 pytestmark = pytest.mark.sockets
 
 LONG = 120.0
-TOTAL = 10_000
-IN_COLUMNS = 4_000
-NEVER = 1_000
+TOTAL = 3_000
+IN_COLUMNS = 1_000
+NEVER = 300
 """The number of single waits that are never satisfied, and expire."""
 
 
 @pytest.mark.slow
-async def test_ten_thousand_waits_through_a_connection_that_breaks(daemon: DaemonProcess) -> None:
-    """Connections are dropped at random during 10,000 waits: each ends once, with the right outcome."""
+async def test_thousands_of_waits_through_a_connection_that_breaks(daemon: DaemonProcess) -> None:
+    """Connections are dropped at random during 3,000 waits: each ends once, with the right outcome."""
     generator = random.Random(8131)
     singles = TOTAL - IN_COLUMNS
     async with FaultyProxy(daemon.address) as proxy, AsyncClient(daemon.address) as direct:
@@ -45,18 +45,18 @@ async def test_ten_thousand_waits_through_a_connection_that_breaks(daemon: Daemo
             offsets = list(range(1, IN_COLUMNS + 1))
             many = asyncio.create_task(client.produce_many(["orders-4"], offsets=offsets, timeouts_ms=[120_000]))
             drops = 0
-            for step in range(60):
-                chunk = range(len(tasks), min(singles, len(tasks) + 200))
+            for step in range(30):
+                chunk = range(len(tasks), min(singles, len(tasks) + 100))
                 tasks.extend(asyncio.create_task(wait_for(place)) for place in chunk)
                 await asyncio.sleep(generator.uniform(0, 0.05))
                 if generator.random() < 0.4:
                     drops += proxy.drop_all()
-                await direct.advance("orders-3", high_watermark=min(singles, (step + 1) * singles // 60))
-                await direct.advance("orders-4", high_watermark=(step + 1) * IN_COLUMNS // 60)
+                await direct.advance("orders-3", high_watermark=min(singles, (step + 1) * singles // 30))
+                await direct.advance("orders-4", high_watermark=(step + 1) * IN_COLUMNS // 30)
             await direct.advance("orders-4", high_watermark=IN_COLUMNS)
             results = await asyncio.gather(*tasks)
             answer = await many
-        assert drops >= 5, "the proxy has hardly dropped anything; this run shows nothing"
+        assert drops >= 3, "the proxy has hardly dropped anything; this run shows nothing"
         assert ends == [1] * singles
         assert [result.outcome for result in results[:NEVER]] == [Outcome.EXPIRED] * NEVER
         assert all(result.satisfied for result in results[NEVER:])
@@ -118,9 +118,12 @@ async def test_an_idle_session_stays_connected(start_daemon: StartDaemon) -> Non
         assert proxy.accepted == 1
 
 
-async def test_a_session_that_is_taken_over_says_so(daemon: DaemonProcess) -> None:
+async def test_a_session_that_is_taken_over_says_so(shared_daemon: DaemonProcess) -> None:
     """When another stream opens the same session, waits end with SessionTakenOver and the client does not reconnect."""
-    async with AsyncClient(daemon.address) as client, grpc.aio.insecure_channel(daemon.address) as channel:
+    async with (
+        AsyncClient(shared_daemon.address) as client,
+        grpc.aio.insecure_channel(shared_daemon.address) as channel,
+    ):
         waiting = asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG))
         await until_pending(client, 1)
         call = PurgatoryServiceStub(channel).Session()
@@ -133,9 +136,9 @@ async def test_a_session_that_is_taken_over_says_so(daemon: DaemonProcess) -> No
         call.cancel()
 
 
-async def test_a_stranger_in_the_session_is_noticed(daemon: DaemonProcess) -> None:
+async def test_a_stranger_in_the_session_is_noticed(shared_daemon: DaemonProcess) -> None:
     """A wait whose id another client has used fails at once with an explanation; so does a batch. Later ones work."""
-    async with AsyncClient(daemon.address) as client, AsyncClient(daemon.address) as stranger:
+    async with AsyncClient(shared_daemon.address) as client, AsyncClient(shared_daemon.address) as stranger:
         assert (await client.produce({"orders-3": 42}, timeout=0)).outcome is Outcome.EXPIRED
         foreign = batches.produce(["elsewhere-0"], offsets=[1], indexes=[0])
         assert (await stranger.register(client.session_id, 1_000, foreign)).accepted == 1
@@ -167,13 +170,13 @@ async def test_no_daemon_is_given_up_after_a_while() -> None:
             await client.advance("orders-3", high_watermark=1)
 
 
-async def test_a_daemon_that_comes_late_still_serves(daemon: DaemonProcess) -> None:
+async def test_a_daemon_that_comes_late_still_serves(shared_daemon: DaemonProcess) -> None:
     """A wait that was submitted before the daemon could be reached is sent once it can."""
     async with FaultyProxy("127.0.0.1:1") as proxy, AsyncClient(proxy.address) as client:
         waiting = asyncio.create_task(client.signal(["k"], timeout=LONG))
         await eventually(lambda: proxy.accepted >= 2, "the client has tried twice")
-        proxy.target = daemon.address
-        async with AsyncClient(daemon.address) as direct:
+        proxy.target = shared_daemon.address
+        async with AsyncClient(shared_daemon.address) as direct:
             await direct.signal_key("k")
         assert (await waiting).satisfied
 

@@ -122,7 +122,7 @@ def test_repeated_results_are_dropped() -> None:
 def test_missing_results_are_an_error() -> None:
     """A gap in the sequence numbers raises an error, because it cannot be repaired."""
     core, _ = core_with_sent(2)
-    with pytest.raises(ProtocolError, match="results 1 to 4 never came"):
+    with pytest.raises(ProtocolError, match="results 1 to 4 are missing"):
         core.receive(results(5, [1]), 0.0)
 
 

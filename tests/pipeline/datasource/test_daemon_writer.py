@@ -1,4 +1,4 @@
-"""Micro-batches of rows at a real daemon: repeated, out of order, split over tasks or micro-batches."""
+"""The effect of a micro-batch of rows on a real daemon: repeated, out of order, split over tasks or micro-batches."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -121,8 +121,8 @@ def test_large_operations_are_sent_in_several_calls(daemon: DaemonProcess) -> No
 
 
 def test_events_are_applied_in_the_order_of_their_time(daemon: DaemonProcess) -> None:
-    """In any task; within a millisecond in the order of the archive. A log start above the high watermark would be
-    refused.
+    """Across all tasks, and within a millisecond in the order of the archive. A log start above the high watermark
+    would be refused.
     """
     rising = [
         event(1, "high_watermark", 5, call_number=1, row=0),
@@ -184,7 +184,7 @@ def test_events_without_a_time_are_refused(daemon: DaemonProcess) -> None:
 
 @pytest.mark.parametrize("columns", [("topic",), ("type", "kind")])
 def test_a_frame_must_be_of_events_or_of_registrations(columns: tuple[str, ...]) -> None:
-    """The schema is checked before the query starts."""
+    """The columns decide, before the query starts."""
     schema = StructType([StructField(name, StringType()) for name in columns])
     with pytest.raises(RowsUnusable, match="`type`, or registrations with a column `kind`"):
         DaemonWriter(DaemonOptions.of({}), schema)

@@ -323,7 +323,7 @@ def test_rows_become_messages_of_the_wire() -> None:
 
 
 def test_a_message_of_the_wire_becomes_rows() -> None:
-    """Refused operations have a reason, signals have no partition, and a column of one value applies to all rows."""
+    """Refused operations have a reason, signals have no partition, and a single value applies to all rows."""
     columns = result_pb2.ResultColumns(
         kind=4, keys=["k", "l"], operation_id=[5, 6], outcome=[1, 6], waited_ms=[3, 0], item_count=[2, 0],
         item_index=[0, 1], error_code=[0, 0], required_offset=[1, 2], reached_offset=[1, 2], log_start_offset=[-1, -1],

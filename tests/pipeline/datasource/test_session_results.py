@@ -1,4 +1,4 @@
-"""One reader of a session's results, without Spark."""
+"""The results that one reader of a session receives, without Spark."""
 
 import pytest
 from purgatory_client import Client

@@ -1,4 +1,4 @@
-"""The committed offsets of Spark queries as marks of a real daemon."""
+"""Offsets committed by Spark queries, as marks of a real daemon."""
 
 import asyncio
 import json
@@ -144,7 +144,7 @@ async def handed_over(source: QuerySource) -> tuple[SourceState, dict[str, int]]
 
 
 async def test_a_checkpoint_read_too_late_says_nothing_of_the_query_that_has_the_name_now() -> None:
-    """It does not revive a query that has stopped; a running query takes it."""
+    """It does not make a stopped query live either; a running query uses it."""
     source = QuerySource("lines")
     source.started("first")
     source.started("second")
@@ -162,7 +162,7 @@ async def test_a_checkpoint_read_too_late_says_nothing_of_the_query_that_has_the
 def test_a_wait_is_answered_when_the_batch_with_my_line_is_committed(
     spark: SparkSession, listen: Callable[..., PurgatoryListener], daemon: DaemonProcess, tmp_path: Path
 ) -> None:
-    """There is no mark before the first line is written. A query that has stopped is stale."""
+    """It is not answered before, and not for a line that was never written. The marks of a stopped query are stale."""
     listen(daemon.address)
     job = LinesJob(spark, tmp_path)
     with Client(daemon.address) as client:
@@ -201,7 +201,7 @@ def test_the_marks_of_a_query_that_failed_are_stale_with_the_cause(
 def test_a_restart_with_nothing_new_tells_what_was_committed(
     spark: SparkSession, listen: Callable[..., PurgatoryListener], start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """Spark has no event for it, so a new listener reads the checkpoint for a new daemon."""
+    """Spark sends no event, so a new listener reads the checkpoint and publishes to a new daemon."""
     job = LinesJob(spark, tmp_path)
     for _ in range(2):
         job.write()
@@ -243,8 +243,8 @@ def test_a_query_that_starts_anew_is_a_new_lineage(
 def test_a_daemon_that_hangs_or_dies_never_holds_up_a_query(
     spark: SparkSession, listen: Callable[..., PurgatoryListener], start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """The other daemon gets every batch. The hung daemon gets the newest one when it continues, and so does the
-    replacement of a dead daemon.
+    """Another daemon receives the marks of every batch. A daemon that hung, or one that replaces a dead one, receives
+    the latest marks.
     """
     hung, other = start_daemon(), start_daemon()
     listen(hung.address, other.address)

@@ -66,7 +66,6 @@ def report_info(**changes: object) -> ReportInfo:
         "first_at": START,
         "last_at": START + 48 * WINDOW,
         "window_ms": 3_600_000,
-        "approximate": False,
         "slow_over_ms": 145,
         "slow_share": 0.01,
         "totals": totals(),

@@ -22,8 +22,8 @@ class Drive:
     """Takes a history through shards: rows out of order within the delay, cut into batches at random, and each shard
     saved and loaded between them.
 
-    `divided`: the number of shards in the second half. `strays`: some rows are late or malformed. `late` and
-    `malformed` count the rows that the shards quarantined, `strays_late` and `strays_malformed` those that were sent.
+    `divided`: the number of shards in the second half. `strays`: some rows are late or cannot be read; `late` and
+    `malformed` count the rows that the shards set aside, `strays_late` and `strays_malformed` those that were sent.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ class DirectEngine:
 
 
 class SimulatedHistory:
-    """A history as rows for a stream, in order, and the outcomes of a single engine."""
+    """A history as rows for a stream, in order, and the outcomes that a single engine gives for it."""
 
     def __init__(self, sequence: Iterable[steps.Step]) -> None:
         self.rows: list[Row] = []
@@ -182,7 +182,7 @@ class SimulatedHistory:
 
 
 def given(value: int, default: int) -> int | None:
-    """Null for a default value."""
+    """The value, or None if it is the default."""
     return None if value == default else value
 
 

@@ -67,7 +67,7 @@ class StreamFolders:
         self._written += 1
 
     def slices(self, rows: list[Row], count: int) -> list[list[Row]]:
-        """The rows in `count` slices, without writing them; rows of one instant stay together."""
+        """Divide rows into `count` slices without writing them; rows of one instant stay together."""
         cuts = [rows[len(rows) * number // count]["at_ms"] for number in range(1, count)]
         parts: list[list[Row]] = [[] for _ in range(count)]
         for row in rows:
@@ -80,6 +80,6 @@ class StreamFolders:
         return pa.concat_tables([pq.ParquetFile(file).read() for file in files]) if files else pa.table({})
 
     def outcomes(self) -> list[Outcome]:
-        """The outcomes of the stream."""
+        """The outcomes that the stream has written."""
         found = self.rows("outcomes")
         return outcomes_of(found) if found.num_rows else []

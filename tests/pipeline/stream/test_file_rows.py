@@ -30,7 +30,7 @@ def test_an_io_error_fails_the_task(tmp_path: Path, path: str, error: type[OSErr
     [(b"PAR1 and nothing else", False), (b"", False), (b"PAR1" + b"\xff" * 100 + b"PAR1", False), (b"\xff\xfe", True)],
 )
 def test_broken_content_is_malformed(tmp_path: Path, content: bytes, *, is_json: bool) -> None:
-    """The row has the reason; other files of the micro-batch are read."""
+    """The reason is given, and the other files of the micro-batch count."""
     paths = [tmp_path / "broken", tmp_path / "whole"]
     paths[0].write_bytes(content)
     if is_json:

@@ -10,7 +10,7 @@ import pytest
 from purgatory_client import Client, Outcome
 from purgatory_client.batches import produce
 from purgatory_pipeline.streaming.stream.journal_moves import (
-    LoadCannotMove,
+    MoveRefused,
     journal_of_shards,
     opened,
     shard_of_journal,
@@ -47,7 +47,7 @@ class MovingDrive(Drive):
 
 @pytest.mark.parametrize("seed", [1, 4, 5, 8, 11, 12])
 def test_a_history_ends_as_by_one_engine_though_it_went_through_a_journal(tmp_path: Path, seed: int) -> None:
-    """Half-answered operations, removed partitions, epochs and keys are moved."""
+    """Partly satisfied operations, removed partitions, epochs and key counts survive the move."""
     MovingDrive.folder = tmp_path / "journal"
     history = SimulatedHistory.of_seed(seed, 1_000)
     drive = MovingDrive(history, random.Random(seed), shards=2, delay_ms=0, divided=3)
@@ -56,18 +56,17 @@ def test_a_history_ends_as_by_one_engine_though_it_went_through_a_journal(tmp_pa
 
 
 def test_a_daemon_hands_over_and_takes_back(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """Waits of a real daemon continue in a shard with the daemon's marks, and those still pending in another daemon.
-
-    Each ends once; results sent before the move are not repeated.
+    """Operations move from a real daemon to a shard, with the daemon's marks, and from there to another daemon. Each
+    completes once, and results from before the move are not repeated.
     """
     first = start_daemon("--data-dir", str(tmp_path / "first"))
     with Client(first.address) as client:
         client.advance(("orders", 0), high_watermark=5)
         client.register("nightly", 1, produce([("orders", 0)], offsets=list(range(1, 41)), timeouts_ms=[600_000]))
-        with pytest.raises(LoadCannotMove, match="in use by process"):
+        with pytest.raises(MoveRefused, match="in use by process"):
             shard_of_journal(tmp_path / "first")
     first.stop()
-    with pytest.raises(LoadCannotMove, match="unacknowledged results"):
+    with pytest.raises(MoveRefused, match="unacknowledged results"):
         shard_of_journal(tmp_path / "first")
     again = start_daemon("--data-dir", str(tmp_path / "first"))
     with grpc.insecure_channel(again.address) as channel:
@@ -83,7 +82,7 @@ def test_a_daemon_hands_over_and_takes_back(start_daemon: StartDaemon, tmp_path:
     assert set(played.outcomes.column("caller").to_pylist()) == {"nightly"}
     assert journal_of_shards([shard_bytes.to_bytes(shard)], tmp_path / "second") == 20
     assert journal_main(["check", str(tmp_path / "second")]) == 0
-    with pytest.raises(LoadCannotMove, match="already"):
+    with pytest.raises(MoveRefused, match="already"):
         journal_of_shards([shard_bytes.to_bytes(shard)], tmp_path / "second")
     second = start_daemon("--data-dir", str(tmp_path / "second"))
     with Client(second.address) as client:
@@ -147,7 +146,7 @@ def test_counts_of_many_keys_do_not_depend_on_shards(tmp_path: Path) -> None:
         [signals(8, 1), signal_waits("first", range(1, 9), waited, 2, 2), signals(keys_max + 10, 3)],
         promote_options="default",
     )
-    # The first eight keys are signalled once more, so those waits end. The next ones need both counts.
+    # The first eight keys are signalled once more, so those waits end. Later waits need both counts.
     second = pa.concat_tables(
         [signal_waits("later", range(1, 9), waited, 2, 5), signal_waits("never", range(1, 9), waited, 3, 5)],
         promote_options="default",
@@ -183,16 +182,16 @@ def test_more_waited_keys_than_a_daemon_keeps_do_not_move(tmp_path: Path) -> Non
     keys = [f"key-{number}" for number in range(EngineLimits().signal_keys_max + 1)]
     shard = Shard()
     shard.play(signal_waits("a", range(1, len(keys) + 1), keys, 1, 5))
-    with pytest.raises(LoadCannotMove, match="wait for 100,001 keys; a daemon keeps the counts of 100,000"):
+    with pytest.raises(MoveRefused, match="wait for 100,001 keys; a daemon keeps the counts of 100,000"):
         journal_of_shards([shard_bytes.to_bytes(shard)], tmp_path / "journal")
 
 
 def test_rows_that_are_kept_back_do_not_move(tmp_path: Path) -> None:
-    """They are not due yet, and a daemon cannot hold them: the error names the remedy."""
+    """They are not due yet, and a daemon cannot store them: the error has the remedy."""
     shard = Shard(1_000)
     wait = {"at_ms": 5_000, "kind": PRODUCE, "operation_id": 1, "item": 0, "item_count": 1, "topic": "t", "offset": 1}
     shard.play(pa.Table.from_pylist([wait | {"partition": 0}], schema=ROWS))
-    with pytest.raises(LoadCannotMove, match="not due yet"):
+    with pytest.raises(MoveRefused, match="not due yet"):
         journal_of_shards([shard_bytes.to_bytes(shard)], tmp_path / "journal")
-    with pytest.raises(LoadCannotMove, match="no journal"):
+    with pytest.raises(MoveRefused, match="no journal"):
         shard_of_journal(tmp_path / "journal")

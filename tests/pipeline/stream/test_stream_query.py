@@ -49,7 +49,7 @@ def start(
     delay_ms: int = DELAY_MS,
     heartbeat_s: int = 0,
 ) -> StreamingQuery:
-    """A stream with a heartbeat runs until it is stopped."""
+    """A query with a heartbeat runs until it is stopped; without one, it ends after the available input."""
     inputs = [
         StreamInput(OPERATION, str(folders.registrations), form, 1, 1),
         StreamInput(EVENT, str(folders.events), form, 1, 1),
@@ -223,10 +223,9 @@ def test_a_damaged_file_is_set_aside(spark: SparkSession, tmp_path: Path) -> Non
 
 
 def test_waits_expire_by_heartbeats_where_nothing_comes(spark: SparkSession, tmp_path: Path) -> None:
-    """Two empty folders have no outcomes and are no error. A registration without any event waits until a run with a
-    heartbeat continues from the same checkpoint, whose clock expires it.
-
-    Each micro-batch reads the time before the registrations.
+    """Empty folders are not an error. A registration without any event stays pending until a run with a heartbeat
+    continues from the same checkpoint: then it expires by the machine's clock. In each micro-batch, sources that
+    advance time are polled before registrations.
     """
     folders = StreamFolders(tmp_path)
     run(spark, folders)

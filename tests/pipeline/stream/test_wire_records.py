@@ -37,7 +37,7 @@ Record = operation_pb2.Operation | event_pb2.Event
 
 @st.composite
 def messages(draw: st.DrawFn, descriptor: Any, made: Any) -> Any:  # noqa: ANN401 - of any type
-    """A message with any of its fields, and one field of each oneof, taken from the descriptor."""
+    """A message with any of its fields, new ones included, and one field of each oneof."""
     message = made()
     chosen = {draw(st.sampled_from(tuple(one.fields))).name for one in descriptor.oneofs if len(one.fields) > 1}
     for field in descriptor.fields:
@@ -87,7 +87,7 @@ def register(direct: DirectEngine, operation: operation_pb2.Operation) -> bool:
 
 
 def as_record(message: Record, at_ms: int, *, is_json: bool) -> bytes:
-    """The message with its time and caller, if it is JSON."""
+    """The encoded message; as JSON it includes its time and caller."""
     if not is_json:
         return message.SerializeToString()
     said = json_format.MessageToDict(message, preserving_proto_field_name=True) | {"at": at_ms, "caller": "c"}
@@ -130,7 +130,7 @@ def test_a_record_says_the_same_to_a_stream_as_to_the_daemon(records: list[tuple
 
 @pytest.mark.parametrize("operation_id", [0, 2**63, 2**64 - 1])
 def test_an_operation_without_a_usable_id_is_malformed(operation_id: int) -> None:
-    """Its result could not be delivered."""
+    """Its outcome could not be delivered."""
     rows = RecordRows(OPERATION, is_json=False)
     one = operation_pb2.ProducePartition(topic_partition=operation_pb2.TopicPartition(topic="a"))
     operation = operation_pb2.Operation(operation_id=operation_id, produce=operation_pb2.Produce(partitions=[one]))

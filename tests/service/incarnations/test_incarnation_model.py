@@ -194,7 +194,7 @@ async def live(steps: Sequence[Step]) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=8, deadline=None, phases=[Phase.reuse, Phase.generate])  # shrinking would take minutes
+@settings(max_examples=5, deadline=None, phases=[Phase.reuse, Phase.generate])  # shrinking would take minutes
 @given(st.lists(STEPS, min_size=4, max_size=14))
 def test_a_cursor_loses_nothing(steps: list[Step]) -> None:
     """Through closing, expiry and restarts with and without the journal: whichever cursor a client reconnects with, it

@@ -1,9 +1,7 @@
 """Incarnations of sessions: a cursor acknowledges results only of the incarnation in which it was issued."""
 
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
-import aiohttp
 import grpc
 import pytest
 
@@ -11,11 +9,7 @@ from purgatory.service.settings import HostSettings, SessionSettings
 from purgatory.testing import ManualClock
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from tests.conftest import StartDaemon
-from tests.daemon_process import DaemonProcess
-from tests.http.test_server_sent_events import Event, EventReader
-from tests.service.serving import Peer, ServedHost, eventually, produce, refused, serving, signal
+from tests.service.serving import Peer, ServedHost, eventually, produce, refused, serving
 from tests.service.test_sessions import drained, ids_and_sequences
 
 TTL_MS = 5_000
@@ -111,54 +105,3 @@ async def test_the_opening_states_what_is_pending_and_the_largest_message() -> N
         await register(served, 1)
         peer = await Peer(served, "s").open()
         assert (peer.opened.pending, peer.opened.message_bytes_max) == (1, 4_194_304)
-
-
-async def register_at(daemon: DaemonProcess, first: int, last: int) -> None:
-    """Register operations that end at once."""
-    operations = [signal(operation_id, "k", timeout_ms=0) for operation_id in range(first, last + 1)]
-    batch = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=operations))
-    async with grpc.aio.insecure_channel(daemon.address) as channel:
-        request = wire.RegisterRequest(session_id="s", batch=batch)
-        receipt = (await PurgatoryServiceStub(channel).Register(request)).receipt
-        assert receipt.accepted == last + 1 - first
-
-
-async def events_of(daemon: DaemonProcess, count: int, cursor: str = "") -> list[Event]:
-    """Return the first events of the session's stream, with the id of the last event received before."""
-    headers = {"Last-Event-ID": cursor} if cursor else {}
-    address = f"http://{daemon.http_address}/v1/results?session=s"
-    async with aiohttp.ClientSession() as http, http.get(address, headers=headers) as response:
-        reader = EventReader(response)
-        return [await reader.next() for _ in range(count)]
-
-
-@pytest.mark.slow
-async def test_a_cursor_after_a_restart_without_a_journal(start_daemon: StartDaemon) -> None:
-    """The new session has other results with the same numbers: none of them is acknowledged, and all are delivered."""
-    daemon = start_daemon()
-    await register_at(daemon, 1, 3)
-    cursor = (await events_of(daemon, 4))[-1].number
-    daemon.kill()
-    daemon = start_daemon()
-    await register_at(daemon, 1, 5)
-    opened, *results = await events_of(daemon, 6, cursor)
-    assert isinstance(opened.data, dict)
-    assert opened.data["resumed"] is False
-    assert opened.data["incarnation"] not in cursor
-    assert [one.number.partition("-")[2] for one in results] == ["1", "2", "3", "4", "5"]
-
-
-@pytest.mark.slow
-async def test_a_cursor_after_a_restart_with_a_journal(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """The session is the same one, even after a crash: received results are acknowledged, and the rest is delivered."""
-    folder = str(tmp_path / "journal")
-    daemon = start_daemon("--data-dir", folder)
-    await register_at(daemon, 1, 3)
-    opened, *_, last = await events_of(daemon, 4)
-    daemon.kill()
-    daemon = start_daemon("--data-dir", folder)
-    await register_at(daemon, 4, 5)
-    again, *results = await events_of(daemon, 3, last.number)
-    assert again.data == opened.data
-    incarnation = last.number.partition("-")[0]
-    assert [one.number for one in results] == [f"{incarnation}-4", f"{incarnation}-5"]

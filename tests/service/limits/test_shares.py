@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from functools import partial
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from purgatory.engine import codes
@@ -277,6 +277,7 @@ async def test_what_calls_wait_for_counts_for_their_account() -> None:
     assert register(host, session_of(host, "ann"), 1) == 1
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from(["call", "hold", "drop", "stream", "end"])), max_size=60))
 def test_accounts_that_hold_nothing_are_forgotten(steps: list[tuple[int, str]]) -> None:
     """For any sequence of calls: an account that holds something or is in use is never replaced by another object, and
@@ -333,6 +334,7 @@ STEP = st.tuples(
 )
 
 
+@settings(max_examples=40)
 @given(st.lists(STEP, max_size=30))
 def test_accounts_are_what_a_recount_says(steps: list[tuple[str, str, str, int]]) -> None:
     """For any sequence of registrations, ends, reads, acknowledgements and closes: the counts of each account equal

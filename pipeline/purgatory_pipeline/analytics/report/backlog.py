@@ -18,9 +18,6 @@ from purgatory_pipeline.analytics.report.report_tables import BACKLOG
 
 KEY: Final = ("run_id", "topic", "partition", "kind")
 
-COARSE_MS: Final = 1_000
-"""In approximate mode, only the end of each second is examined."""
-
 SLOT_BITS: Final = 5
 """A slot is 2**5 ms, shorter than most waits, so that few waits begin in a slot compared with those pending."""
 
@@ -28,16 +25,12 @@ BROADCAST_ROWS_MAX: Final = 1_000_000
 """Up to this many slots are broadcast, so that joining the waits with them needs no shuffle."""
 
 
-def deepest_backlog(
-    outcomes: DataFrame, unfinished: DataFrame | None = None, *, approximate: bool = False
-) -> DataFrame:
+def deepest_backlog(outcomes: DataFrame, unfinished: DataFrame | None = None) -> DataFrame:
     """Makes the table `backlog`: the deepest moment of each partition and kind over all runs, the first in a tie."""
-    waits = _waits(outcomes, F.col("time_ms") - F.col("waited_ms"), F.col("time_ms"), approximate=approximate)
+    waits = _waits(outcomes, F.col("time_ms") - F.col("waited_ms"), F.col("time_ms"))
     if unfinished is not None:
         never = F.lit(None).cast("bigint")
-        waits = waits.unionAll(
-            _waits(unfinished.where("waited_ms is not null"), F.col("time_ms"), never, approximate=approximate)
-        )
+        waits = waits.unionAll(_waits(unfinished.where("waited_ms is not null"), F.col("time_ms"), never))
     steps = (
         waits.unpivot([*KEY, "key", "ahead_ms"], ["begin_ms", "end_ms"], "border", "step_ms")
         .where("step_ms is not null")
@@ -66,12 +59,10 @@ def deepest_backlog(
     )
 
 
-def _waits(rows: DataFrame, begin_ms: Column, end_ms: Column, *, approximate: bool) -> DataFrame:
+def _waits(rows: DataFrame, begin_ms: Column, end_ms: Column) -> DataFrame:
     """The start and end of each wait on the engine's clock (end null: still pending), and the wall clock's lead over
     it.
     """
-    if approximate:
-        begin_ms, end_ms = ((F.floor(time_ms / COARSE_MS) + 1) * COARSE_MS for time_ms in (begin_ms, end_ms))
     return rows.select(
         *KEY,
         F.xxhash64(*KEY).alias("key"),

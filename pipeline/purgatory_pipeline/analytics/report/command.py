@@ -38,9 +38,6 @@ def report(
             help="Length of a time window, such as 10s, 5m or 1d (default: 1h; less for a short history).",
         ),
     ] = "",
-    approx: Annotated[
-        bool, typer.Option("--approx", help="Round waits by less than 1 %: faster on long histories.")
-    ] = False,
     slow_share: Annotated[
         float, typer.Option(metavar="SHARE", help="Share of produces, the slowest, that are examined one by one.")
     ] = 0.01,
@@ -68,7 +65,6 @@ def report(
     start, end = parse_window(since, until)
     options = ReportOptions(
         window_ms=parse_span_ms("--window", window) if window else WINDOWS_MS[-1],
-        approximate=approx,
         slow_share=slow_share,
         slow_over_ms=parse_span_ms("--slow-over", slow_over) if slow_over else None,
         top=top,
@@ -142,7 +138,6 @@ def _write_page(
         first_at=first_at,
         last_at=last_at,
         window_ms=options.window_ms,
-        approximate=options.approximate,
         slow_over_ms=made.slow_over_ms,
         slow_share=options.slow_share,
         totals=made.totals,

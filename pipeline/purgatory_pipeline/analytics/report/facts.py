@@ -30,10 +30,6 @@ ENDS: Final = tuple(codes.OUTCOME_NAMES[outcome] for outcome in codes.OUTCOMES)
 
 GROUP: Final = ("topic", "partition", "kind", "principal")
 
-BITS_KEPT: Final = 7
-"""Significant bits of an approximate wait; the rounding error is below 1 %."""
-
-
 SLOT_BITS: Final = 16
 """A slot is 2**16 ms."""
 
@@ -133,14 +129,12 @@ def registered_counts(registrations: DataFrame, window_ms: int) -> DataFrame:
     ).agg(*_counted())
 
 
-def ended_counts(outcomes: DataFrame, window_ms: int, *, approximate: bool) -> DataFrame:
-    """Ends as facts. `approximate` rounds `waited_ms`, which makes fewer facts."""
-    return _counted_by(outcomes, window_ms, F.col("outcome"), _waited(approximate=approximate), F.col("lateness_ms"))
+def ended_counts(outcomes: DataFrame, window_ms: int) -> DataFrame:
+    """Outcomes as facts."""
+    return _counted_by(outcomes, window_ms, F.col("outcome"), F.col("waited_ms"), F.col("lateness_ms"))
 
 
-def make_facts(
-    registered: DataFrame, ended: DataFrame, unmatched: UnmatchedRows, window_ms: int, *, approximate: bool
-) -> DataFrame:
+def make_facts(registered: DataFrame, ended: DataFrame, unmatched: UnmatchedRows, window_ms: int) -> DataFrame:
     """All facts: `window`, the group, `fate`, `waited_ms`, `lateness_ms`, and the number of waits with these values.
 
     `waits` counts every partition of an operation, `operations` only the first. `waited_ms` is null where it does not
@@ -151,8 +145,8 @@ def make_facts(
     begun = registered.groupBy("window", *GROUP, fate.alias("fate")).agg(*_added())
     facts = ended.unionByName(begun.withColumns({"waited_ms": nothing, "lateness_ms": nothing}))
     if unmatched.unfinished is not None:
-        waited_ms = _waited(approximate=approximate)
-        facts = facts.unionByName(_counted_by(unmatched.unfinished, window_ms, F.lit(UNFINISHED), waited_ms, nothing))
+        unfinished = _counted_by(unmatched.unfinished, window_ms, F.lit(UNFINISHED), F.col("waited_ms"), nothing)
+        facts = facts.unionByName(unfinished)
     if unmatched.carried_in is not None:
         facts = facts.unionByName(_counted_by(unmatched.carried_in, window_ms, F.lit(CARRIED_IN), nothing, nothing))
     return facts
@@ -161,13 +155,6 @@ def make_facts(
 def condensed(facts: DataFrame) -> DataFrame:
     """Sums the facts over partitions and principals."""
     return facts.groupBy("window", "topic", "kind", "fate", "waited_ms", "lateness_ms").agg(*_added())
-
-
-def rounded(value: Column) -> Column:
-    """Keeps the highest bits of a value and returns the middle of the values that share them."""
-    dropped = F.greatest(F.floor(F.log2(F.greatest(value, F.lit(1)))).cast("int") - (BITS_KEPT - 1), F.lit(0))
-    step = F.pow(F.lit(2.0), dropped).cast("bigint")
-    return (F.floor(value / step) * step + F.floor(step / 2)).cast("bigint")
 
 
 def has_ended() -> Column:
@@ -187,10 +174,6 @@ def _group() -> list[Column]:
         F.col("kind"),
         F.coalesce("principal", F.lit("")).alias("principal"),
     ]
-
-
-def _waited(*, approximate: bool) -> Column:
-    return rounded(F.col("waited_ms")) if approximate else F.col("waited_ms")
 
 
 def _counted_by(rows: DataFrame, window_ms: int, fate: Column, waited_ms: Column, lateness_ms: Column) -> DataFrame:

@@ -41,8 +41,6 @@ class ReportOptions:
     """Options of a report. Raises `PolicyInvalid` for a value out of range."""
 
     window_ms: int = 3_600_000
-    approximate: bool = False
-    """Round waits by less than 1 %, and compute the backlog per second: less to sort."""
     slow_share: float = 0.01
     """The share of satisfied produces, the slowest, that is examined one by one."""
     slow_over_ms: int | None = None
@@ -112,11 +110,11 @@ def make_report(
         row = ["run_id", "session_number", "operation_id", "item"]
         outcomes = outcomes.join(F.broadcast(unmatched.again.select(row)), row, "left_anti")
     registered = registered_counts(registrations, options.window_ms)
-    ended = ended_counts(outcomes, options.window_ms, approximate=options.approximate)
+    ended = ended_counts(outcomes, options.window_ms)
     with ThreadPoolExecutor(2) as pool:  # while one side is planned, another has the cores
-        deepest = pool.submit(backlog.deepest_backlog, outcomes, unmatched.open, approximate=options.approximate)
+        deepest = pool.submit(backlog.deepest_backlog, outcomes, unmatched.open)
         registered = registered.localCheckpoint()
-        facts = make_facts(registered, ended, unmatched, options.window_ms, approximate=options.approximate)
+        facts = make_facts(registered, ended, unmatched, options.window_ms)
         few = condensed(facts.persist()).localCheckpoint()
         levels = pool.submit(_of_levels, facts, few, options)
         largest = advice.largest_topics(few, options.topics_max)

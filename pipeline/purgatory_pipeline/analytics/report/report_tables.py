@@ -74,7 +74,6 @@ class ReportInfo:
     first_at: datetime | None
     last_at: datetime | None
     window_ms: int
-    approximate: bool
     slow_over_ms: int | None
     """Produces that waited longer were examined one by one; None if there were none."""
     slow_share: float

@@ -12,7 +12,9 @@ from purgatory.engine.completions import FETCHED_COLUMNS, OPTIONAL_COLUMNS, RESU
 from purgatory.extensions.archive.schema import RESULT_ITEM
 from purgatory.v1 import result_pb2
 
-TIMES: Final = tuple(column.name for column in RESULT_COLUMNS if column.name.endswith("_ms"))
+NUMBERS: Final = [
+    one.name for one in RESULT_COLUMNS if one.name not in ("operation_id", "kind", "outcome", "item_count")
+]
 RESULT_ROWS: Final = pa.schema(
     [
         ("session", pa.string()),
@@ -21,7 +23,7 @@ RESULT_ROWS: Final = pa.schema(
         ("operation_id", pa.int64()),
         ("kind", pa.string()),
         ("outcome", pa.string()),
-        *((name, pa.int64()) for name in TIMES),
+        *((name, pa.int64()) for name in NUMBERS),
         ("items", pa.list_(RESULT_ITEM)),
         ("refusal", pa.string()),
     ]
@@ -50,7 +52,7 @@ def rows_of(session: str, incarnation: str, first_sequence: int, columns: result
             "operation_id": np.array(columns.operation_id, np.uint64).astype(np.int64),
             "kind": pa.repeat(pa.scalar(KIND_NAMES.get(columns.kind), pa.string()), count),
             "outcome": _words(outcomes, OUTCOME_NAMES),
-            **{name: _values(getattr(columns, name), count, np.int64) for name in TIMES},
+            **{name: _values(getattr(columns, name), count, np.int64) for name in NUMBERS},
             "items": pa.ListArray.from_arrays(starts, _items(columns, int(item_counts.sum()))),
             "refusal": pa.array(refusals, pa.string()),
         },

@@ -41,7 +41,7 @@ NAMELESS: Final = "stream"
 """Session name for operations without a caller; a session needs a name."""
 
 
-class LoadCannotMove(PipelineError):
+class MoveRefused(PipelineError):
     """The pending operations cannot be moved in their present state. The message names the remedy."""
 
 
@@ -49,19 +49,19 @@ def shard_of_journal(folder: Path) -> bytes:
     """Convert the pending operations in a stopped daemon's journal to one saved shard (see `shard_bytes.divided`).
 
     Raises:
-        LoadCannotMove: Results are unacknowledged or are sent to a callback; a stream supports neither.
+        MoveRefused: Results are unacknowledged or are sent to a callback; a stream supports neither.
     """
     if not (folder / DATABASE).exists():
-        raise LoadCannotMove(f"no journal in {folder}: name the daemon's data folder")
+        raise MoveRefused(f"no journal in {folder}: name the daemon's data folder")
     with opened(folder) as store:
         last = store.moment()
         if last is None:
-            raise LoadCannotMove(f"the journal in {folder} is empty")
+            raise MoveRefused(f"the journal in {folder} is empty")
         sessions = [SessionState(*row) for row in store.rows("sessions")]
         if store.count("results"):
-            raise LoadCannotMove(f"{folder} has unacknowledged results: start the daemon and collect them")
+            raise MoveRefused(f"{folder} has unacknowledged results: start the daemon and collect them")
         if any(state.callback_url for state in sessions):
-            raise LoadCannotMove(f"{folder} has sessions with a callback: wait until they have ended")
+            raise MoveRefused(f"{folder} has sessions with a callback: wait until they have ended")
         rows = [*store.rows("registrations")]
         parts = [SavedOperations.from_bytes(row[-1]) for row in rows]
         # The daemon has completed what was due. The shard starts before the earliest deadline, so that nothing expires
@@ -120,20 +120,20 @@ def journal_of_shards(saved: Sequence[bytes], folder: Path) -> int:
     """Write the pending operations of saved shards as a new journal. Returns the number of operations.
 
     Raises:
-        LoadCannotMove: The folder has a journal, or the shards contain rows that are not due yet.
+        MoveRefused: The folder has a journal, or the shards contain rows that are not due yet.
     """
     if (folder / DATABASE).exists():
-        raise LoadCannotMove(f"{folder} already contains a journal: name another folder")
+        raise MoveRefused(f"{folder} already contains a journal: name another folder")
     shards = [shard_bytes.from_bytes(octets, 0) for octets in saved if octets]
     kept = sum(shard.kept.num_rows for shard in shards)
     if kept:
-        raise LoadCannotMove(
+        raise MoveRefused(
             f"{kept} rows are not due yet: send an empty event dated at least the stream's --delay after them, and run "
             "`stream --once`"
         )
     engines = [(shard, shard.engine) for shard in shards if shard.engine is not None]
     if not engines:
-        raise LoadCannotMove("the stream has played nothing yet")
+        raise MoveRefused("the stream has played nothing yet")
     # The daemon adds the time since this instant, by the wall clock. A stream's clock may be ahead of that; deadlines
     # would then come early by as much.
     now_ms = min(time.time_ns() // 1_000_000, *(shard.clock_ms for shard, _ in engines))
@@ -155,12 +155,12 @@ def keys_of(engines: Sequence[Engine]) -> list[tuple[str, int]]:
     """The key counts that a daemon keeps, in eviction order: keys with waiting operations last.
 
     Raises:
-        LoadCannotMove: Operations wait for more keys than a daemon keeps.
+        MoveRefused: Operations wait for more keys than a daemon keeps.
     """
     keys_max = EngineLimits().signal_keys_max
     waited = {key for engine in engines for key, known in engine.snapshots.keys.by_key.items() if known.references}
     if len(waited) > keys_max:
-        raise LoadCannotMove(f"operations wait for {len(waited):,} keys; a daemon keeps the counts of {keys_max:,}")
+        raise MoveRefused(f"operations wait for {len(waited):,} keys; a daemon keeps the counts of {keys_max:,}")
     return sorted(engines[0].snapshots.save_keys(), key=lambda counted: counted[0] in waited)[-keys_max:]
 
 
@@ -173,7 +173,7 @@ def sessions_of(
     tables = [shard.callers.table.to_pandas().assign(shard=place) for place, (shard, _) in enumerate(engines)]
     waiting = pd.concat(tables)
     if {"", NAMELESS} <= set(waiting["caller"]):
-        raise LoadCannotMove(f"operations without a caller would join session {NAMELESS!r}, which is already a caller")
+        raise MoveRefused(f"operations without a caller would join session {NAMELESS!r}, which is already a caller")
     waiting["caller"] = waiting["caller"].replace("", NAMELESS)
     for number, (caller, rows) in enumerate(waiting.groupby("caller"), 1):
         owner = together.add_owner()
@@ -193,7 +193,7 @@ def sessions_of(
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Store]:
-    """Open and lock a journal. Errors of the journal are raised as `LoadCannotMove`."""
+    """Open and lock a journal. Errors of the journal are raised as `MoveRefused`."""
     try:
         directory = Directory(folder)
         try:
@@ -206,4 +206,4 @@ def opened(folder: Path) -> Iterator[Store]:
         finally:
             directory.release()
     except (JournalError, sqlite3.Error) as error:
-        raise LoadCannotMove(str(error)) from error
+        raise MoveRefused(str(error)) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from purgatory_pipeline.analytics.archive.location import open_location
-from purgatory_pipeline.streaming.stream.journal_moves import LoadCannotMove, journal_of_shards, shard_of_journal
+from purgatory_pipeline.streaming.stream.journal_moves import MoveRefused, journal_of_shards, shard_of_journal
 from purgatory_pipeline.streaming.stream.shard import shard_bytes
 from purgatory_pipeline.streaming.stream.shard_layout import ShardLayout, newest_layout, write_layout
 from purgatory_pipeline.streaming.stream.stream_inputs import StreamUnusable
@@ -31,10 +31,10 @@ def begin_from_journal(folder: Path, checkpoint: str, shards: int) -> int:
         shards: Number of shards.
 
     Raises:
-        LoadCannotMove: The stream has already started, or the journal cannot be moved.
+        MoveRefused: The stream has already started, or the journal cannot be moved.
     """
     if newest_layout(checkpoint) is not None:
-        raise LoadCannotMove(f"{checkpoint} already contains a stream: name another checkpoint")
+        raise MoveRefused(f"{checkpoint} already contains a stream: name another checkpoint")
     saved = shard_of_journal(folder)
     write_layout(checkpoint, 0, shard_bytes.divided([saved], shards))
     return shard_bytes.from_bytes(saved, 0).pending
@@ -45,7 +45,7 @@ def end_in_journal(checkpoint: str, folder: Path) -> int:
 
     Raises:
         StreamUnusable: There is no stream, or its last micro-batch is not committed.
-        LoadCannotMove: The pending operations cannot be moved.
+        MoveRefused: The pending operations cannot be moved.
     """
     layout, batch = stopped_stream(checkpoint)
     return journal_of_shards(layout.read_all(batch), folder)

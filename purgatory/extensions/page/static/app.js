@@ -58,7 +58,7 @@ class Page {
         if (knownRun && run !== knownRun) {
           knownRun = run;
           show();
-          say("The daemon was started anew; the page shows its new state.");
+          say("The daemon has restarted; the page shows its new state.");
         }
         knownRun = run;
       },
@@ -104,7 +104,7 @@ class Page {
       say(`${count(answer.cancelled ?? 0)} cancelled.`);
     } catch (error) {
       // No response: the operation may have been cancelled all the same.
-      const text = error instanceof Refused ? `Not cancelled: ${visible(error.message)}` : "The daemon has not answered: see what still waits once the page is live again.";
+      const text = error instanceof Refused ? `Not cancelled: ${visible(error.message)}` : "The daemon did not answer. Check what is still pending once the page is live again.";
       say(text);
       this.add(element("p", { class: "notice", role: "alert" }, text));
     }

@@ -7,24 +7,24 @@ import { itemsText, operationLink } from "./waits.js";
 const worst = (row) => row.items.find((item) => item.error_code !== 0) ?? row.items[0];
 
 export function showEnds(page) {
-  const table = new Table("The latest first", [
+  const table = new Table("Newest first", [
     { title: "Operation", cell: (row) => ({ text: row.session ? `${visible(row.session)} / ${row.id}` : `call ${row.id}`, href: operationLink(row) }) },
     { title: "Outcome", cell: (row) => ({ text: row.outcome, className: row.outcome === "satisfied" ? "good" : "bad" }) },
     { title: "Kind", cell: (row) => ({ text: spaced(row.kind), kind: row.kind }) },
     { title: "Waited on", cell: itemsText },
     { title: "Waited", number: true, cell: (row) => duration(row.waited_ms) },
     { title: "Late", number: true, cell: (row) => (row.lateness_ms > 0 ? duration(row.lateness_ms) : "–") },
-    { title: "How far it came", cell: (row) => {
+    { title: "Progress", cell: (row) => {
       const item = worst(row);
       if (!item) return "–";
       const far = `${offset(item.reached_offset)} of ${offset(item.required_offset)}`;
       return row.items.length > 1 ? `${nameText(item.name)}: ${far}` : far;
     } },
-    { title: "Would have come in", number: true, cell: (row) => { const eta = worst(row)?.estimated_remaining_ms ?? -1; return eta >= 0 ? duration(eta) : "–"; } },
+    { title: "Remaining estimate", number: true, cell: (row) => { const eta = worst(row)?.estimated_remaining_ms ?? -1; return eta >= 0 ? duration(eta) : "–"; } },
     { title: "Ended", number: true, cell: (row) => `${duration(row.ago_ms)} ago` },
-  ], "Nothing has ended since somebody began to look.");
-  page.add(element("h1", {}, "Ended lately"),
-    element("p", { class: "lead" }, "What expires or fails while a page is open, within fifty a second, and a few of those that are satisfied. The archive has all of them."),
+  ], "Nothing has ended since a viewer connected.");
+  page.add(element("h1", {}, "Recently ended"),
+    element("p", { class: "lead" }, "Operations that expire or fail while a page is open (at most fifty per second), and some of the satisfied ones. The archive contains all of them."),
     table.element);
   page.follow("/page/live/ends", {}, (picture) => table.show(picture.ends, (row) => `${row.principal} ${row.session} ${row.id}`));
 }

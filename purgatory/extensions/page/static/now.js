@@ -9,10 +9,10 @@ const RATE_MS = 3_000;
 export function showNow(page) {
   const pending = element("p", { class: "big", id: "pending" }, "–");
   const curve = new Curve("Pending operations over the last two minutes");
-  const figures = new Figures(["registered / s", "satisfied / s", "expired / s", "events / s", "lateness p99", "event loop lag p99", "sessions", "results not acknowledged"]);
+  const figures = new Figures(["registered / s", "satisfied / s", "expired / s", "events / s", "lateness p99", "event loop lag p99", "sessions", "unacknowledged results"]);
   const wait = (share) => (row) => within(row.times?.[share]);
   const perSecond = (name) => (row) => rate(row.rates[name]);
-  const kinds = new Table("Rates a second; how long satisfied operations waited, over up to five minutes", [
+  const kinds = new Table("Rates per second, and waiting times of satisfied operations over the last five minutes", [
     { title: "Kind", cell: (row) => ({ text: spaced(row.kind), kind: row.kind }) },
     { title: "Pending", number: true, cell: (row) => count(row.pending) },
     { title: "Registered / s", number: true, cell: perSecond("registered") },
@@ -23,7 +23,7 @@ export function showNow(page) {
     { title: "p95", number: true, cell: wait("p95") },
     { title: "p99", number: true, cell: wait("p99") },
   ], "");
-  const sources = new Table("The programs that tell this daemon what the marks are", [
+  const sources = new Table("Programs that report marks to this daemon", [
     { title: "Source", cell: (row) => visible(row.name) },
     { title: "State", cell: (row) => stateOf(row) },
     { title: "Topics", cell: (row) => (row.topicPrefixes ?? []).map((one) => visible(one) || "all").join(", ") },
@@ -31,11 +31,11 @@ export function showNow(page) {
     { title: "Lag", number: true, cell: (row) => duration(row.lagMs ?? 0) },
     { title: "Stale for", number: true, cell: (row) => (row.staleMs === undefined ? "–" : duration(row.staleMs)) },
     { title: "Stale partitions", number: true, cell: (row) => count(row.stalePartitions ?? 0) },
-  ], "No source is attached: events come from elsewhere.");
+  ], "No source is attached.");
   const files = new Table("Since the daemon started", [
     { title: "Series", cell: (row) => spaced(row[0].replace("purgatory_", "")) },
     { title: "Value", number: true, cell: (row) => (Number.isInteger(row[1]) ? count(row[1]) : row[1].toPrecision(3)) },
-  ], "Neither journal nor archive is kept.");
+  ], "There is no journal and no archive.");
   page.add(
     element("h1", {}, "Now"),
     element("div", { class: "headline" }, element("div", {}, pending, element("p", { class: "quiet" }, "operations pending")), curve.element),
@@ -68,10 +68,10 @@ export function showNow(page) {
     figures.show("events / s", rate(since(picture.events, first.events)), `${count(picture.events)} in all`);
     const late = picture.kinds.map((kind) => picture.times[`lateness ${kind.kind}`]).filter(Boolean);
     const latest = (share) => within(worst(late.map((one) => one[share])));
-    figures.show("lateness p99", latest("p99"), late.length ? `p50 ${latest("p50")}` : "nothing expired lately");
-    figures.show("event loop lag p99", within(picture.times.lag?.p99), `longest hold ${picture.longest_hold_ms.toFixed(1)} ms`);
+    figures.show("lateness p99", latest("p99"), late.length ? `p50 ${latest("p50")}` : "nothing expired recently");
+    figures.show("event loop lag p99", within(picture.times.lag?.p99), `longest stall ${picture.longest_hold_ms.toFixed(1)} ms`);
     figures.show("sessions", count(picture.sessions), `${count(picture.connected)} connected`);
-    figures.show("results not acknowledged", count(picture.unacknowledged), `${count(picture.partitions)} partitions, ${count(picture.keys)} keys`);
+    figures.show("unacknowledged results", count(picture.unacknowledged), `${count(picture.partitions)} partitions, ${count(picture.keys)} keys`);
     files.show(Object.entries(picture.files), (row) => row[0]);
   });
   page.follow("/page/repeat/GetStatus", {}, (status) => sources.show(status.sources ?? [], (row) => `${row.principal} ${row.name}`));

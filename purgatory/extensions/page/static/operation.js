@@ -9,25 +9,25 @@ const ERRORS = { 0: "reached", 7: "waiting" };
 export function showOperation(page) {
   const parameters = Object.fromEntries(["session", "principal", "id", "slot"].map((name) => [name, page.parameters.get(name) ?? ""]).filter(([, value]) => value));
   const title = parameters.session ? `${visible(parameters.session)} / ${visible(parameters.id)}` : `Call ${visible(parameters.id ?? "")}`;
-  const lead = element("p", { class: "lead" }, "Looking …");
+  const lead = element("p", { class: "lead" }, "Loading …");
   const outcome = element("p", { id: "outcome" });
   const figures = new Figures(["kind", "waited", "left", "registered by"]);
   const marks = new Paces();
-  const items = new Table("What it waits for", [
+  const items = new Table("Required marks", [
     { title: "Topic and partition, or key", cell: (row) => ({ text: nameText(row.name), href: nameLink(row.name) }) },
     { title: "Needs", number: true, cell: (row) => offset(row.required_offset) },
-    { title: "Is at", number: true, cell: (row) => offset(row.reached_offset) },
-    { title: "How far", cell: (row) => ({ text: `${offset(row.reached_offset)} of ${offset(row.required_offset)}`, progress: row.required_offset > 0 ? Math.min(1, Math.max(0, row.reached_offset) / row.required_offset) : 1 }) },
+    { title: "Current", number: true, cell: (row) => offset(row.reached_offset) },
+    { title: "Progress", cell: (row) => ({ text: `${offset(row.reached_offset)} of ${offset(row.required_offset)}`, progress: row.required_offset > 0 ? Math.min(1, Math.max(0, row.reached_offset) / row.required_offset) : 1 }) },
     { title: "Pace", number: true, cell: (row) => (row.pace_per_second > 0 ? `${rate(row.pace_per_second)} / s` : "–") },
-    { title: "There in", number: true, cell: (row) => (row.estimated_remaining_ms >= 0 ? duration(row.estimated_remaining_ms) : "–") },
+    { title: "Estimate", number: true, cell: (row) => (row.estimated_remaining_ms >= 0 ? duration(row.estimated_remaining_ms) : "–") },
     { title: "State", cell: (row) => ({ text: row.held_back_by ? `held back: ${visible(row.held_back_by)}` : ERRORS[row.error_code] ?? `error ${row.error_code}`, className: row.error_code === 0 ? "good" : row.error_code === 7 ? "" : "bad" }) },
   ], "");
   const button = element("button", { class: "grave", hidden: true, onclick: () => page.cancel(
-    "Cancel this operation?", "Whoever waits for it is told that it was cancelled. This cannot be undone.",
+    "Cancel this operation?", "Its caller gets the outcome cancelled. This cannot be undone.",
     { sessionId: parameters.session, principal: parameters.principal ?? "", operationIds: [parameters.id] }) }, "Cancel it …");
   page.add(element("h1", {}, title), lead, outcome, figures.element, element("h2", {}, "Marks"), items.element, element("p", {}, button));
   page.onRefused = (error) => {
-    setText(lead, error.code === "not_found" ? "It is not pending, and nobody was looking when it ended." : visible(error.message));
+    setText(lead, error.code === "not_found" ? "It is not pending, and it ended before a viewer connected." : visible(error.message));
     button.hidden = true;
   };
   page.follow("/page/live/operation", parameters, (row) => {

@@ -11,7 +11,7 @@ const WAITING_SHOWN = 50;
 const nameOf = (row) => [row.topicPartition?.topic ?? "", row.topicPartition?.partition ?? 0];
 
 export function showPartitions(page) {
-  const table = new Table("In order of name; follow one to see who waits", [
+  const table = new Table("By name; open one to see its waits", [
     { title: "Topic and partition", cell: (row) => ({ text: nameText(nameOf(row)), href: nameLink(nameOf(row)) }) },
     { title: "High watermark", number: true, cell: (row) => offset(row.highWatermark ?? 0) },
     { title: "Log end", number: true, cell: (row) => offset(row.logEndOffset ?? 0) },
@@ -44,9 +44,9 @@ export function showPartition(page) {
   const partition = Number(page.parameters.get("partition") ?? 0);
   const topicPartition = { topic, partition };
   const figures = new Figures(["high watermark", "log end", "log start", "last stable", "leader", "epoch", "in sync", "waits"]);
-  const held = element("p", { class: "lead", id: "held" }, "Looking …");
+  const held = element("p", { class: "lead", id: "held" }, "Loading …");
   const curve = new Curve("The high watermark over the last two minutes", { fromZero: false });
-  const replicas = new Table("As the leader sees them", [
+  const replicas = new Table("As reported by the leader", [
     { title: "Replica", cell: (row) => String(row.replicaId ?? 0) },
     { title: "Log end", number: true, cell: (row) => offset(row.logEndOffset ?? 0) },
     { title: "Behind", number: true, cell: (row) => (Number(row.logEndOffset ?? 0) < 0 ? "–" : count(Math.max(0, row.leaderEnd - Number(row.logEndOffset ?? 0)))) },
@@ -54,7 +54,7 @@ export function showPartition(page) {
     { title: "State", cell: (row) => ({ text: row.dead ? "dead" : row.fenced ? "fenced" : "alive", className: row.dead || row.fenced ? "bad" : "" }) },
   ], "No other replica is known.");
   page.add(element("h1", {}, nameText([topic, partition])), held, curve.element, figures.element, element("h2", {}, "Replicas"), replicas.element);
-  page.onRefused = (error) => setText(held, error.code === "not_found" ? "This partition is not known (any more)." : visible(error.message));
+  page.onRefused = (error) => setText(held, error.code === "not_found" ? "The daemon does not know this partition." : visible(error.message));
   page.follow("/page/repeat/GetPartition", { request: JSON.stringify({ topicPartition }) }, ({ partition: row }) => {
     const [mark, end] = [Number(row.highWatermark ?? 0), Number(row.logEndOffset ?? 0)];
     curve.add(mark);
@@ -74,38 +74,38 @@ export function showPartition(page) {
 }
 
 function heldBack(row, mark, end, inSync) {
-  if (row.staleMs !== undefined) return `Nobody has seen its mark for ${duration(row.staleMs)}: ${visible(row.staleReason ?? "")}`;
+  if (row.staleMs !== undefined) return `Its mark has been stale for ${duration(row.staleMs)}: ${visible(row.staleReason ?? "")}`;
   if (row.storageFailed) return "Its storage has failed.";
-  if (!row.isLeader || end < 0 || mark >= end) return "Nothing holds the high watermark back.";
+  if (!row.isLeader || end < 0 || mark >= end) return "The high watermark is not held back.";
   if (inSync.length < (row.minInSyncReplicas ?? 0)) return `The high watermark stands: ${inSync.length} in sync, ${row.minInSyncReplicas} must be.`;
   const behind = (row.replicas ?? []).filter((one) => one.inSync && Number(one.logEndOffset ?? 0) <= mark).map((one) => one.replicaId ?? 0);
-  return behind.length ? `The high watermark is held back by replica ${behind.join(", ")}.` : "The high watermark is about to move.";
+  return behind.length ? `The high watermark is held back by replica ${behind.join(", ")}.` : "The high watermark will move shortly.";
 }
 
 export function showKey(page) {
   const key = page.parameters.get("key") ?? "";
-  page.add(element("h1", {}, visible(key)), element("p", { class: "lead" }, "A key that is signalled."));
+  page.add(element("h1", {}, visible(key)), element("p", { class: "lead" }, "A signal key."));
   page.follow("/page/repeat/GetStatus", {}, () => {});  // detects whether the daemon is up, and counts this page as a viewer
   showWaiting(page, { key }, visible(key));
 }
 
 function showWaiting(page, filter, name) {
   const item = (row) => row.partitions?.find((one) => (filter.key === undefined ? one.topicPartition?.topic === filter.topicPartition.topic && (one.topicPartition?.partition ?? 0) === filter.topicPartition.partition : one.key === filter.key));
-  const table = new Table("In the order in which the daemon keeps them", [
+  const table = new Table("In the daemon's order", [
     { title: "Operation", cell: (row) => (row.sessionId ? { text: `${visible(row.sessionId)} / ${row.operationId}`, href: operationLink({ session: row.sessionId, principal: row.principal ?? "", id: row.operationId }) } : `call ${row.operationId}`) },
     { title: "Kind", cell: (row) => ({ text: spaced(kindName(row.kind)), kind: kindName(row.kind) }) },
     { title: "Needs", number: true, cell: (row) => offset(item(row)?.requiredOffset ?? 0) },
-    { title: "Is at", number: true, cell: (row) => offset(item(row)?.reachedOffset ?? 0) },
+    { title: "Current", number: true, cell: (row) => offset(item(row)?.reachedOffset ?? 0) },
     { title: "Waited", number: true, cell: (row) => duration(row.waitedMs ?? 0) },
     { title: "Left", number: true, cell: (row) => duration(row.remainingMs ?? 0) },
-  ], "Nobody that you may see waits here.");
+  ], "No operations that you may see wait here.");
   const note = element("p", { class: "quiet" });
-  const more = element("button", { type: "button", hidden: true }, "Look further");
+  const more = element("button", { type: "button", hidden: true }, "Search further");
   const cancel = element("button", { type: "button", class: "grave", onclick: async () => {
-    await page.cancel(`Cancel all that waits on ${name}?`, "Everybody who waits here is told that it was cancelled. This cannot be undone.", filter);
+    await page.cancel(`Cancel all operations that wait on ${name}?`, "Their callers get the outcome cancelled. This cannot be undone.", filter);
     look();
   } }, "Cancel all of them …");
-  page.add(element("h2", {}, "Who waits"), table.element, note, element("p", { class: "search" }, more, cancel));
+  page.add(element("h2", {}, "Waiting operations"), table.element, note, element("p", { class: "search" }, more, cancel));
 
   let from = "";
   let following = "";
@@ -126,7 +126,7 @@ function showWaiting(page, filter, name) {
     if (page.signal.aborted) return;
     following = token;
     more.hidden = !following && !from;
-    setText(more, following ? "Look further" : "From the beginning");
+    setText(more, following ? "Search further" : "From the beginning");
     table.show(rows, (row) => `${row.principal ?? ""} ${row.sessionId ?? ""} ${row.operationId}`);
   };
   more.addEventListener("click", () => { from = following; look(); });

@@ -4,18 +4,18 @@ import { element, setText, Table } from "./elements.js";
 import { count, duration, visible } from "./text.js";
 
 export function showSessions(page) {
-  const found = element("p", { class: "lead" }, "Looking …");
+  const found = element("p", { class: "lead" }, "Loading …");
   const search = element("input", { type: "search", id: "search", autocomplete: "off", spellcheck: "false" });
-  const table = new Table("In the order in which they were opened", [
+  const table = new Table("By opening time", [
     { title: "Session", cell: (row) => visible(row.session) },
     { title: "Principal", cell: (row) => visible(row.principal) || "–" },
     { title: "Connected for", number: true, cell: (row) => (row.connected ? { text: duration(row.connected_ms), className: "good" } : { text: `away ${duration(row.idle_ms)}`, className: "warn" }) },
     { title: "Registered", number: true, cell: (row) => count(row.registered) },
     { title: "Pending", number: true, cell: (row) => count(row.pending) },
     { title: "Results", number: true, cell: (row) => count(row.results) },
-    { title: "Not acknowledged", number: true, cell: (row) => count(row.unacknowledged) },
-    { title: "Oldest of those", number: true, cell: (row) => (row.unacknowledged ? `no. ${count(row.results - row.unacknowledged + 1)}` : "–") },
-  ], "There is no such session.");
+    { title: "Unacknowledged", number: true, cell: (row) => count(row.unacknowledged) },
+    { title: "Oldest unacknowledged", number: true, cell: (row) => (row.unacknowledged ? `no. ${count(row.results - row.unacknowledged + 1)}` : "–") },
+  ], "No matching session.");
   page.add(element("h1", {}, "Sessions"), found,
     element("form", { class: "search", role: "search", onsubmit: (event) => event.preventDefault() }, element("label", { for: "search" }, "Id contains"), search),
     table.element);

@@ -20,7 +20,7 @@ const UNITS = [[86_400_000, "d"], [3_600_000, "h"], [60_000, "min"], [1_000, "s"
 
 export function duration(milliseconds) {
   const ms = Math.max(0, Number(milliseconds));
-  if (ms > 86_400_000 * 10_000) return "for ever";
+  if (ms > 86_400_000 * 10_000) return "no limit";
   if (ms < 1_000) return `${Math.round(ms)} ms`;
   for (const [size, unit] of UNITS) {
     if (ms >= size) {

@@ -22,17 +22,17 @@ export const operationColumns = [
 const keyOf = (row) => `${row.principal} ${row.session} ${row.id}`;
 
 export function showWaits(page) {
-  const found = element("p", { class: "lead", id: "found" }, "Looking …");
+  const found = element("p", { class: "lead", id: "found" }, "Loading …");
   const search = element("input", { type: "search", id: "search", autocomplete: "off", spellcheck: "false", value: page.parameters.get("q") ?? "" });
-  const hot = new Table("The topics, partitions and keys on which most waits are", [
+  const hot = new Table("Partitions and keys with the most waits", [
     { title: "Topic and partition, or key", cell: (row) => ({ text: nameText(row), href: nameLink(row) }) },
     { title: "Waits", number: true, cell: (row) => count(row[2]) },
     { title: "Share", cell: (row) => ({ text: `share of the most: ${count(row[2])}`, progress: row[2] / row[3] }) },
-  ], "Nothing waits.", "hot");
-  const longest = new Table("Those registered first", operationColumns, "Nothing waits.");
-  const soonest = new Table("Those whose time is over next", operationColumns, "Nothing waits.");
+  ], "No operations are pending.", "hot");
+  const longest = new Table("Registered first", operationColumns, "No operations are pending.");
+  const soonest = new Table("Expiring next", operationColumns, "No operations are pending.");
   page.add(
-    element("h1", {}, "Who waits on what"),
+    element("h1", {}, "Pending operations"),
     found,
     element("form", { class: "search", role: "search", onsubmit: (event) => event.preventDefault() }, element("label", { for: "search" }, "Topic or key contains"), search),
     hot.element,
@@ -47,7 +47,7 @@ export function showWaits(page) {
     soonest.show(picture.soonest, keyOf);
     const whose = picture.sees_all ? "" : " of yours";
     const cut = picture.names_are_cut ? "more than " : "";
-    const matches = search.value ? `, ${count(picture.matching)} of them match` : "";
+    const matches = search.value ? `, ${count(picture.matching)} match` : "";
     setText(found, `${count(picture.operations)} operations${whose} wait on ${cut}${count(picture.names)} names${matches}.`);
   });
   const asked = () => ask(search.value ? { search: search.value } : {});

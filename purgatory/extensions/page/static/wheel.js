@@ -8,11 +8,11 @@ const HUB = 62;
 const STILL = window.matchMedia("(prefers-reduced-motion: reduce)");
 
 export function showWheel(page) {
-  const picture = drawn("svg", { viewBox: `0 0 ${SIZE} ${SIZE}`, role: "img", "aria-label": "The timing wheel; the table beside it has the same in numbers" });
-  const levels = new Table("The same in numbers", [
+  const picture = drawn("svg", { viewBox: `0 0 ${SIZE} ${SIZE}`, role: "img", "aria-label": "The timing wheel; the table next to it shows the same numbers" });
+  const levels = new Table("Levels of the wheel", [
     { title: "Ring", cell: (row) => `${row.level}${row.level === 1 ? ", innermost" : ""}` },
-    { title: "A bucket is", number: true, cell: (row) => duration(row.tick_ms) },
-    { title: "A turn takes", number: true, cell: (row) => duration(row.tick_ms * row.size) },
+    { title: "Bucket width", number: true, cell: (row) => duration(row.tick_ms) },
+    { title: "Turn", number: true, cell: (row) => duration(row.tick_ms * row.size) },
     { title: "Waiting", number: true, cell: (row) => `${row.cut.includes(true) ? "≥ " : ""}${count(row.total)}` },
     { title: "Fullest", number: true, cell: (row) => `${row.cut.includes(true) ? "≥ " : ""}${count(Math.max(...row.counts))}` },
   ], "");
@@ -20,12 +20,12 @@ export function showWheel(page) {
   const expired = element("strong", {}, "0");
   page.add(
     element("h1", {}, "The wheel"),
-    element("p", { class: "lead" }, "Every pending operation has a deadline, and lies in a bucket of this wheel until it is satisfied or its time has come."),
+    element("p", { class: "lead" }, "Each pending operation is in a bucket of this wheel until it is satisfied or its deadline passes."),
     element("div", { class: "wheel" }, picture, element("div", {},
       element("ul", { class: "legend" },
-        element("li", {}, element("strong", {}, "Fill. "), "A new operation goes to the innermost ring that reaches as far as its deadline. The fuller a bucket, the stronger its colour."),
-        element("li", {}, element("strong", {}, "Cascade. "), "When the hand of an outer ring reaches a bucket, what is left in it moves to finer buckets further in. The bucket flashes as it empties."),
-        element("li", {}, element("strong", {}, "Fire. "), "A bucket of the innermost ring is one tick wide: what is in it when its tick has come expires, never early. Whatever was satisfied before is simply taken out."),
+        element("li", {}, element("strong", {}, "Fill. "), "A new operation is added to the innermost ring that covers its deadline. Fuller buckets have stronger colours."),
+        element("li", {}, element("strong", {}, "Cascade. "), "When the hand of an outer ring reaches a bucket, its operations move to finer buckets of inner rings. The bucket flashes."),
+        element("li", {}, element("strong", {}, "Fire. "), "A bucket of the innermost ring is one tick wide. Its operations expire when the tick is reached, never earlier. Satisfied operations are removed before that."),
       ),
       element("p", {}, moved, " a second fired or cascaded, ", expired, " a second expired."),
       levels.element)),

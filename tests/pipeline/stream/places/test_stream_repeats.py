@@ -74,7 +74,7 @@ def test_a_batch_done_again_with_another_delay_replaces_all_of_itself(
 def test_a_table_of_a_catalog_in_memory_is_refused(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line names the remedy before anything is written: the next run would not find the table."""
+    """The error is one line with the remedy, and nothing is written: the next run would not find the table."""
     del spark
     places = [
         word
@@ -90,7 +90,7 @@ def test_a_table_of_a_catalog_in_memory_is_refused(
 
 @pytest.mark.slow  # two processes with a Spark each
 def test_a_table_of_a_persistent_catalog_grows_from_run_to_run(java: int, tmp_path: Path) -> None:
-    """The command runs twice, and the second run adds the outcomes of the rows in between."""
+    """The command runs twice, and the second run adds the outcomes of its new input."""
     del java
     history = SimulatedHistory.of_seed(3, 200)
     folders = StreamFolders(tmp_path)

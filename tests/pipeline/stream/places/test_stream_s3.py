@@ -1,4 +1,4 @@
-"""A stream with its folders on an object store: no folder is moved, and a query in the URI is kept."""
+"""The files of a stream on an object store: no folder is moved, and a query in the URI is kept."""
 
 from collections.abc import Iterator
 
@@ -46,8 +46,8 @@ def test_a_child_of_a_place_keeps_the_query(bucket: str) -> None:
 
 
 def test_layouts_and_states_of_a_stream_on_an_object_store(bucket: str) -> None:
-    """A layout counts once `complete` is there; files of an incomplete attempt are replaced. Of the states of a shard
-    the last two are kept.
+    """A layout counts once `complete` exists; files of an incomplete attempt are replaced. The last two states of
+    a shard are kept.
     """
     checkpoint = bucket.format("divided/_checkpoint")
     assert newest_layout(checkpoint) is None
@@ -71,7 +71,7 @@ def test_layouts_and_states_of_a_stream_on_an_object_store(bucket: str) -> None:
 
 
 def test_outcomes_on_an_object_store_are_replaced_by_their_batch(bucket: str) -> None:
-    """Output of an uncommitted batch of an earlier run is deleted first, and nothing else is."""
+    """Only files that an earlier run wrote for an uncommitted batch are deleted."""
     results = bucket.format("results")
     output = StreamOutput(results, bucket.format("quarantine"))
     rows = pa.table({"operation_id": [1, 2]})

@@ -88,8 +88,8 @@ STEPS = st.lists(
 def test_outcomes_do_not_depend_on_how_rows_fell_into_batches(
     sequence: list[steps.Step], seed: int, shards: int, delay_ms: int, strays: bool
 ) -> None:
-    """For any order within the delay, cuts and shards, each operation has the engine's outcome once; other rows are
-    counted and quarantined, and nothing is pending.
+    """The outcomes are the engine's, each once, for any order within the delay, any batches and any number of shards.
+    Other rows are set aside and counted, and no operation stays pending.
     """
     history = SimulatedHistory(sequence)
     drive = Drive(history, random.Random(seed), shards=shards, delay_ms=delay_ms, strays=strays, batch_max=3)

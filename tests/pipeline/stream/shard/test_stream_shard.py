@@ -1,4 +1,4 @@
-"""One shard of a stream, without Spark: outcomes, saved state and quarantined rows."""
+"""One shard of a stream, without Spark: its outcomes, its state, and the rows that it sets aside."""
 
 import random
 from typing import Any
@@ -49,12 +49,12 @@ def again(shard: Shard) -> Shard:
 
 
 def ends(played: PlayedRows) -> list[tuple[int, str, int]]:
-    """The id, outcome and wait of each operation that ended."""
+    """Id, outcome and wait of each operation."""
     return [(row[1], row[4], row[5]) for row in outcomes_of(played.outcomes)]
 
 
 def test_a_mark_answers_and_time_expires_without_rows_of_their_own() -> None:
-    """A batch answers its own rows, at the time of the row; a heartbeat is enough for an expiry."""
+    """Operations complete in the batch of the row that satisfies them, at its time; a heartbeat lets them expire."""
     shard = Shard()
     assert ends(play(shard, produce(100, 7, 5), produce(110, 8, 50), mark(200, 5))) == [(7, "satisfied", 100)]
     assert shard.pending == 1
@@ -145,7 +145,7 @@ def test_an_operation_sent_twice_that_is_satisfied_at_once_has_one_outcome() -> 
     ],
 )
 def test_what_no_engine_could_take_is_set_aside(row: Row) -> None:
-    """A row without the other rows of its operation, or of an unknown kind, changes nothing."""
+    """A row of an incomplete operation or of an unknown kind changes nothing."""
     shard = Shard()
     played = play(shard, row, mark(6, 1))
     assert (played.malformed.num_rows, played.late.num_rows, ends(played), shard.pending) == (1, 0, [], 0)
@@ -184,7 +184,7 @@ def test_what_the_engine_refuses_says_why() -> None:
 
 
 def test_nothing_is_kept_of_what_has_ended() -> None:
-    """After a thousand operations the state is as large as before, except for the marks."""
+    """A thousand operations later the state is as large as before, apart from the marks."""
     shard = Shard()
     play(shard, mark(1, 0))
     before = len(shard_bytes.to_bytes(shard))
@@ -195,7 +195,7 @@ def test_nothing_is_kept_of_what_has_ended() -> None:
 
 @pytest.mark.parametrize("version", [0, shard_bytes.VERSION + 1])
 def test_a_shard_in_another_format_is_refused(version: int) -> None:
-    """The message names the remedy."""
+    """The message has the remedy."""
     octets = bytes([version]) + shard_bytes.to_bytes(Shard())[1:]
     with pytest.raises(shard_bytes.SavedShardUnusable, match=f"in format {version}; .* use the one that saved it"):
         shard_bytes.from_bytes(octets, 0)

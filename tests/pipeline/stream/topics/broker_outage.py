@@ -103,7 +103,7 @@ class TopicsOfStream:
 
 @contextlib.contextmanager
 def streaming(cluster: KafkaCluster, folder: Path, *more: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The command between the topics, with `more` options. Its log is `FOLDER/log`. It is killed at the end."""
+    """The command between the topics, with `more` options. It logs to `FOLDER/log` and is killed at the end."""
     topics = f"kafka://{cluster.bootstrap}"
     command = [
         sys.executable, "-m", "purgatory_pipeline.cli", "stream", "--registrations", f"{topics}/registrations",
@@ -143,7 +143,7 @@ def answers_over_outage(folder: Path, down_s: float) -> list[Answer]:
 
 
 def until(reached: Callable[[], bool], stream: subprocess.Popen[bytes], folder: Path) -> None:
-    """Waits until a condition is reached."""
+    """Wait for a condition. Fails if the stream ends first."""
     deadline = time.monotonic() + END_S
     while not reached():
         said = (folder / "log").read_text("utf-8", "replace")[-3_000:]
@@ -153,7 +153,7 @@ def until(reached: Callable[[], bool], stream: subprocess.Popen[bytes], folder: 
 
 
 def expected() -> dict[str, tuple[str, int]]:
-    """The outcome and wait of each operation, by key."""
+    """The outcome and wait of each operation, by its key."""
     found = {}
     for number in range(1, 2 * OPERATIONS + 1):
         place = (number - 1) % OPERATIONS

@@ -20,7 +20,7 @@ FLAGS = {"leadership": ("is_leader",), "partition_removed": ("moved",), "replica
 
 
 class TopicRecord(NamedTuple):
-    """An operation or an event in a topic."""
+    """An operation or an event as a record of a topic."""
 
     topic: str
     at_ms: int
@@ -29,7 +29,7 @@ class TopicRecord(NamedTuple):
 
 
 def spaced_history(seed: int, step_count: int) -> SimulatedHistory:
-    """A history in which time passes after each step: records of two topics in the same millisecond have no order."""
+    """A history in which time passes after each step, as records of one millisecond in two topics have no order."""
 
     def spaced() -> Iterator[steps.Step]:
         for step in steps_of(Generator(seed), step_count):

@@ -39,7 +39,7 @@ def report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Page:
         ),
         sections=(
             load_section(lines),
-            waits_section(frames["topics"], lines, approximate=info.approximate),
+            waits_section(frames["topics"], lines),
             advice_section(frames["advice"], frames["timeouts"], frames["survival"]),
             stragglers_section(frames["stragglers"], frames["slow_produces"], info),
             lateness_section(frames["topics"], lines),

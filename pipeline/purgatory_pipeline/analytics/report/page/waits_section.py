@@ -41,14 +41,12 @@ LATENESS: Final = Percentiles(
 )
 
 
-def waits_section(topics: pd.DataFrame, lines: WindowSeries, approximate: bool) -> Section:
+def waits_section(topics: pd.DataFrame, lines: WindowSeries) -> Section:
     """Percentiles of the time waited, for all outcomes."""
     title = "How long they waited"
     if topics.empty or topics["wait_p50_ms"].isna().all():
         return Section("waits", title, ("Nothing ended in this time.",))
-    lead = Markup(
-        "Waits count whatever their outcome, so one that expired counts for as long as its timeout. {}"
-    ).format("Percentiles are right to about 1 %." if approximate else "Percentiles are exact.")
+    lead = Markup("Waits count whatever their outcome, so one that expired counts for as long as its timeout.")
     panels = tuple(_over_time(lines, kind) for kind in lines.kinds() if lines.lines(kind, WAITS.names))
     drawn = topics[topics["wait_p50_ms"].notna()].head(TOPICS_DRAWN)
     by_topic = _by_topic(

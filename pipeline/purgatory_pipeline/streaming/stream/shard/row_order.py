@@ -45,7 +45,7 @@ class Records:
     count: Integers
     at_ms: Integers
     is_registration: Flags
-    is_whole: Flags
+    is_complete: Flags
     """False if rows of the operation are missing, or a row has no operation."""
 
     def __len__(self) -> int:

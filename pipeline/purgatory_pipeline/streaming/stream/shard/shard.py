@@ -24,7 +24,7 @@ from purgatory_pipeline.streaming.stream.shard.caller_ids import CALLERS, Caller
 from purgatory_pipeline.streaming.stream.shard.outcome_rows import OUTCOME_ROWS, completed_rows, refused_rows
 from purgatory_pipeline.streaming.stream.shard.repeated_operations import Repeats
 from purgatory_pipeline.streaming.stream.shard.row_order import Records, column_of, play_order, records_of
-from purgatory_pipeline.streaming.stream.shard.shard_tape import TapeOfRows, tape_of
+from purgatory_pipeline.streaming.stream.shard.shard_tape import RowTape, tape_of
 from purgatory_pipeline.streaming.stream.shard.stream_rows import ROWS, conformed, hashes_of
 
 UNBOUNDED: Final = 2**60
@@ -108,15 +108,15 @@ class Shard:
         known = known_records(rows, records)
         is_late = (records.at_ms < before_ms) & (records.start >= first_fresh) & known
         self.late += int(is_late.sum())
-        is_whole = known & records.is_whole & ~is_late
+        is_complete = known & records.is_complete & ~is_late
         # With a delay a millisecond is played once it is complete, so that the batches never split it.
         is_due = records.at_ms < self.horizon_ms if self.delay_ms else records.at_ms <= self.horizon_ms
-        self.kept = used_columns(rows.take(pa.array(records.rows(is_whole & ~is_due))))
-        due = np.flatnonzero(is_whole & is_due)
+        self.kept = used_columns(rows.take(pa.array(records.rows(is_complete & ~is_due))))
+        due = np.flatnonzero(is_complete & is_due)
         outcomes, refused = self._play(rows, records, play_order(rows, records, due))
         owned = records.is_registration if self.number else np.ones(len(records), np.bool_)
         is_heartbeat = ~records.is_registration & (column_of(rows, "type")[records.start] == 0)
-        broken = owned & ~is_late & (~known | ~records.is_whole) & ~is_heartbeat
+        broken = owned & ~is_late & (~known | ~records.is_complete) & ~is_heartbeat
         malformed = [quarantined(rows, records.rows(broken), BROKEN)]
         malformed += refused if not self.number else []
         late = quarantined(rows, records.rows(is_late & owned), "")
@@ -133,7 +133,7 @@ class Shard:
         refused = self._refused(rows, arriving, played)
         return self._outcomes(played, arriving, repeats), refused
 
-    def _add(self, rows: pa.Table, records: Records, arriving: TapeOfRows) -> Repeats:
+    def _add(self, rows: pa.Table, records: Records, arriving: RowTape) -> Repeats:
         """Add the arriving operations to the pending ones."""
         operations = arriving.operations
         if operations is None:
@@ -155,15 +155,15 @@ class Shard:
         self.next_id += len(first)
         return repeats
 
-    def _refused(self, rows: pa.Table, arriving: TapeOfRows, played: Played) -> list[pa.Table]:
+    def _refused(self, rows: pa.Table, arriving: RowTape, played: Played) -> list[pa.Table]:
         """The events that the engine refused."""
         refusals = played.events.refusals
         if not refusals:
             return []
         places = arriving.events[[refusal.index for refusal in refusals]]
-        return [quarantined(rows, places, [said(refusal) for refusal in refusals])]
+        return [quarantined(rows, places, [refusal_text(refusal) for refusal in refusals])]
 
-    def _outcomes(self, played: Played, arriving: TapeOfRows, repeats: Repeats) -> pa.Table:
+    def _outcomes(self, played: Played, arriving: RowTape, repeats: Repeats) -> pa.Table:
         """Outcomes of refused and completed operations. Duplicates of a pending operation are cancelled instead."""
         assert self.engine is not None, "nothing was played"
         ids = [np.array(played.refused_ids, np.int64)]
@@ -181,7 +181,7 @@ class Shard:
             self._forget(waiting)
         return outcomes.filter(pa.array(~np.isin(ended_ids, repeated))) if len(repeated) else outcomes
 
-    def _refused_rows(self, played: Played, arriving: TapeOfRows) -> pa.Table:
+    def _refused_rows(self, played: Played, arriving: RowTape) -> pa.Table:
         if not played.refused_ids:
             return OUTCOME_ROWS.empty_table()
         assert arriving.operations is not None, f"refused {played.refused_ids[:3]}, nothing was registered"
@@ -224,6 +224,6 @@ def quarantined(rows: pa.Table, places: Integers, reason: str | Sequence[str]) -
     return pa.table({**columns, "reason": pa.array(reasons, pa.string())}, schema=QUARANTINED)
 
 
-def said(refusal: Refusal) -> str:
+def refusal_text(refusal: Refusal) -> str:
     """Format a refusal as one line."""
     return f"{refusal.field}: {refusal.message}" if refusal.field else refusal.message

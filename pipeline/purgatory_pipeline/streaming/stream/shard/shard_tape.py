@@ -24,7 +24,7 @@ _WORDS: Final = {REGISTRATIONS: ("kind", KIND_LABELS), EVENTS: ("type", EVENT_LA
 
 
 @dataclass(frozen=True)
-class TapeOfRows:
+class RowTape:
     """Operations and events in the order in which they are played, and the tape that plays them."""
 
     tape: tape.Tape
@@ -37,7 +37,7 @@ class TapeOfRows:
 
 def tape_of(
     rows: pa.Table, records: Records, order: Integers, first_id: int, until_ms: int, default_ms: int
-) -> TapeOfRows:
+) -> RowTape:
     """Build the tape that plays these records and then advances time to an instant.
 
     `default_ms`: the timeout of operations that were registered without.
@@ -66,7 +66,7 @@ def tape_of(
         parts.append(steps(chunk.columns["call"], chunk.columns["time"], tape.APPLY))
     codes, times, counts = merged(parts, by_time=False) if parts else ([], [], [])
     played = tape.Tape([*codes, tape.PASS], [*times, until_ms], [*counts, 0], operations=batches, events=batch)
-    return TapeOfRows(played, operations, registrations, records.start[events])
+    return RowTape(played, operations, registrations, records.start[events])
 
 
 def _timed(rows: pa.Table, default_ms: int) -> pa.Table:
