@@ -89,6 +89,7 @@ class Directory:
 
     def noted_group(self) -> int:
         """The number stored last; 0 if there is none or its checksum is wrong."""
+        # A number that was torn by a power cut counts as none: it must not make a complete journal look cut off.
         text, _, crc32 = os.pread(self._lock, 32, HOLDER_BYTES).partition(b" ")
         return int(text) if crc32 == b"%010d\n" % zlib.crc32(text) else 0
 

@@ -42,6 +42,7 @@ def faults(directory: Directory) -> tuple[list[str], dict[str, int]]:
     Raises:
         JournalError: There is no journal in the folder.
     """
+    # With a number of a last group there was a journal, so a missing file is a fault.
     if not is_present(directory.database) and not directory.noted_group():
         raise JournalError(f"there is no journal in {directory.path}")
     found: list[str] = []

@@ -124,6 +124,8 @@ class JournalThread:
             LOGGER.warning("the journal was rewritten after a failed fsync")
         elif self._must_reopen:
             self._store.reopen()
+        # Reset only here: if reopening itself fails, the next attempt has to reopen again, or it would use a closed
+        # connection.
         self._must_reopen = False
 
     def _on_failure(self, error: sqlite3.Error | JournalError | OSError) -> None:

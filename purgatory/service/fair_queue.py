@@ -191,6 +191,8 @@ class FairQueue:
 
     def _charge(self, now_us: int) -> None:
         """Add the time of the latest turn to what its caller has used; `_take` has added the minimum."""
+        # Each turn is charged its own time. Splitting the time of an iteration evenly made callers with short turns pay
+        # for those with long ones.
         if self._running is not None:
             self._running.start_us += max(0, now_us - self._running_since_us - TURN_US_MIN)
             self._running = None

@@ -74,6 +74,15 @@ def test_a_file_of_tokens_is_read_line_by_line(tmp_path: Path, line: str) -> Non
     assert path.read_text("utf-8") == f"# a comment\n\n{line}\n"
 
 
+def test_a_token_follows_a_line_without_an_end(tmp_path: Path) -> None:
+    """A file that an editor has left without a final newline keeps its last token."""
+    path = tmp_path / "tokens"
+    add_token(path, "one")
+    path.write_text(path.read_text("utf-8").rstrip("\n"), "utf-8")
+    add_token(path, "two")
+    assert [token.principal for token in read_tokens(path).values()] == ["one", "two"]
+
+
 async def test_only_valid_tokens_are_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Unknown, expired and malformed tokens are UNAUTHENTICATED; the message, the log and the metrics contain no part
     of them.

@@ -69,6 +69,7 @@ def test_a_follower_is_told_what_it_wants_and_may_see(seed: int, monkeypatch: py
     is_own = seeded.random() < 0.3
     follower = TailSubscriber(account("me", grants), outcomes, kind)
     follower.add(Completed(None, "me" if is_own else "other", completions_of(rows)))
+    is_woken = follower.woken.is_set()
     told, left_out = follower.take()
 
     def may_see(row: Row) -> bool:
@@ -82,6 +83,7 @@ def test_a_follower_is_told_what_it_wants_and_may_see(seed: int, monkeypatch: py
         for place, row in enumerate(rows, 1)
         if kind in (0, row[0]) and (not outcomes or row[1] in outcomes) and may_see(row)
     ]
+    assert is_woken == bool(expected), "operations that it may not see do not even wake it"
     assert left_out == max(0, len(expected) - 20)
     assert [plain(one) for one in told] == [
         (place, row[0], row[1], row[2][:10], max(0, len(row[2]) - 10)) for place, row in expected[:20]

@@ -162,6 +162,7 @@ class _Channel:
                 try:
                     return await method(*args, **kwargs)
                 except grpc.aio.AioRpcError as error:
+                    # Anything else may have been processed: repeating it could register or signal twice.
                     if not _was_unread(error):
                         raise
                     await retry.pause(error)

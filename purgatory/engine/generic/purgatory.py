@@ -274,6 +274,8 @@ class DelayedOperationPurgatory:
         if not outermost:
             return
         try:
+            # Effects may end further operations, whose effects are drained in the next round. They run while `_is_busy`
+            # is set, so calls from within them do not recurse into this loop.
             while self._runs_effects and len(self._actions) > 0:
                 self._actions.drain(self._on_error)
         finally:

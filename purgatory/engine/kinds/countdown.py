@@ -197,6 +197,7 @@ class Countdown(Kind):
 
     def wake(self, partition: Partition, now_ms: i64) -> None:
         waits = partition.waits[self.code]
+        # A list without live entries may still hold stale ones; they are left to compaction.
         if waits is None or waits.live == 0:
             return
         mark = self.mark(partition)

@@ -37,6 +37,7 @@ class SignalKind(Kind):
         required: list[i64] = []
         left = 0
         for place, key in enumerate(held):
+            # Cannot overflow: both are below OFFSET_MAX.
             wanted = columns.offsets.at(first_item + place)
             if from_now:
                 wanted += key.count

@@ -145,6 +145,7 @@ class EventChecks:
         return (
             self._shape_fault(event)
             or self._state_fault(name, partition, partition_count, event)
+            # Memory last: an event that is wrong anyway must not be told to come again when there is room.
             or self._room_fault(partition, event, account)
         )
 
@@ -159,6 +160,7 @@ class EventChecks:
             return no_memory("topic_partition") if self.is_full else None
         if not self.is_full:
             return None
+        # A newer epoch adds an entry to the epoch cache.
         if event.leader_epoch > partition.leader_epoch:
             return no_memory("leader_epoch")
         sets = event.sets
@@ -277,6 +279,7 @@ class EventChecks:
         """Check that there is room for the replicas that the event would create: they make each append slower."""
         kind = event.kind
         known = partition.replicas
+        # A leadership event is not limited here: it replaces the replicas, and its list has a limit of its own.
         made = 0
         if kind in (FOLLOWER_PROGRESS, REPLICA_STATE):
             made = 0 if event.replica_id in known else 1

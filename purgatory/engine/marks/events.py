@@ -274,6 +274,7 @@ class Events:
 
     def _settle(self, partition: Partition, now_ms: i64, fetches_first: bool) -> None:
         """Let the high watermark follow the replicas, then wake."""
+        # In this order: no wait may be evaluated, and answer, with a mark that the same event is still going to move.
         self._recompute(partition, now_ms)
         self.wakeups.wake(partition, now_ms, fetches_first)
 

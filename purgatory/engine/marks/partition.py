@@ -114,6 +114,7 @@ class Partition:
         unstable = self.first_unstable_offset
         if unstable < 0 or unstable >= self.high_watermark:
             return self.high_watermark
+        # The beginning of an open transaction may have been deleted.
         return unstable if unstable > self.log_start_offset else self.log_start_offset
 
     def low_watermark(self) -> i64:
@@ -201,6 +202,7 @@ class Partition:
             self.log_start_offset = log_end_offset
         if self.high_watermark > log_end_offset:
             self.high_watermark = log_end_offset
+        # The records of that transaction are gone.
         if self.first_unstable_offset >= log_end_offset:
             self.first_unstable_offset = -1
         self.positions.truncate(log_end_offset)

@@ -72,6 +72,7 @@ class PositionIndex:
             self._push(segment, segment, 0, self.reach(segment))
         count = len(self.offsets)
         ahead: i64 = offset - self.offsets[count - 1]
+        # After a roll the entry for the start of the segment is at this offset already.
         if ahead <= 0:
             return
         # Count at least one byte per record, so that reaches rise with offsets whatever the positions are.

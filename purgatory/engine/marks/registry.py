@@ -76,6 +76,7 @@ class Partitions:
         partition = self.by_name.get(name)
         if partition is None:
             if self.strict:
+                # Not stored by name, so it ends with its item and does not make the partition known.
                 partition = self.make_missing(name, UNKNOWN_TOPIC_OR_PARTITION, account)
             else:
                 partition = self.make(name, account)
@@ -221,8 +222,6 @@ class SignalKeys:
         self.by_index: Final[list[SignalKey | None]] = []
         self.bytes: i64 = 0
         """Total bytes."""
-        self.unreported: i64 = 0
-        """Named partitions that no event has mentioned."""
         self.unowned: Final = AccountUsage()
         """Usage of idle keys and of restored ones."""
         self.notes_forgotten = False

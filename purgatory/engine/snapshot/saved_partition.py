@@ -82,6 +82,7 @@ def partition_from(partition: Partition, octets: bytes) -> None:
     # below.
     for first in range(0, len(replicas), REPLICA_COLUMNS):
         replica_from(partition.know(replicas[first]), replicas[first : first + REPLICA_COLUMNS])
+    # The sets were restored above, so this sets the flags that are not saved; it also counts the in-sync set.
     partition.mark_members()
     positions = partition.positions
     positions.offsets = reader.column()

@@ -76,6 +76,7 @@ class Admission:
                     receipt.accepted += 1
                 else:
                     receipt.refusals.append(Refusal(int(row), fault.code, fault.field, fault.message))
+            # Also after a refused row: items are numbered over the whole batch.
             first_item += item_count
         receipt.highest_operation_id = owner.highest_operation_id
         return receipt

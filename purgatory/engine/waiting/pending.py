@@ -190,6 +190,8 @@ class PendingOperations:
         """The completions of an owner, to append to. For a closed owner they are discarded."""
         completions = owner.completions
         if completions is None:
+            # Made as large as last time: a receiver of thousands of results would otherwise double every column several
+            # times.
             completions = Completions(owner.owner_id, owner.ended_last, owner.items_ended_last)
             if not owner.closed:
                 owner.completions = completions

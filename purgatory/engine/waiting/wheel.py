@@ -122,6 +122,8 @@ class TimingWheel:
         self.levels: i64 = 1
         self.moves_total: i64 = 0
         levels_max: i64 = levels_needed(tick_ms, wheel_size)
+        # Kafka's TimingWheel makes overflow wheels on demand. Here the sentinels of all levels exist from the start,
+        # which are 15 levels and 300 sentinels by default, so that linking has no case for a missing level.
         self._top: i64 = levels_max - 1
         self._base: i64 = levels_max * wheel_size
         self._level_ticks: vec[i64] = vec[i64]()
@@ -219,6 +221,7 @@ class TimingWheel:
                 moves_left -= self._fire(bucket, room if room < moves_left else moves_left, fired)
             else:
                 moves_left -= self._cascade(bucket, moves_left)
+            # Only entries that fired use up room. Cascading uses up moves, which bound a call in which nothing fires.
             room = limit - (i64(len(fired)) - fired_before)
             # A bucket that is not empty (the limit was reached within it) stays queued and is continued by the next
             # call.

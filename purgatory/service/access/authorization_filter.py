@@ -49,6 +49,7 @@ def filter_operations(account: Account, kind: int, batch: OperationBatch) -> tup
         return _with_places(batch, [NO_PLACE]), reasons
     if len(counts) not in (0, 1, rows):
         return batch, {}  # the engine refuses it as a whole
+    # A copy: the archive records the batch as the caller sent it.
     readable = list(places)
     reasons = {}
     item = 0

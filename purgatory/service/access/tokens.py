@@ -91,9 +91,14 @@ def add_token(path: Path, principal: str, expires_s: int | None = None) -> str:
         read_tokens(path)
     token = new_token()
     line = f"{hash_of(token)} {principal} {NEVER if expires_s is None else expires_s} {int(time.time())}\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(descriptor, (line if os.fstat(descriptor).st_size else HEAD + line).encode())
+        size = os.fstat(descriptor).st_size
+        if not size:
+            line = HEAD + line
+        elif os.pread(descriptor, 1, size - 1) != b"\n":  # edited by hand
+            line = "\n" + line
+        os.write(descriptor, line.encode())
     finally:
         os.close(descriptor)
     return token

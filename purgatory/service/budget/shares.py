@@ -187,6 +187,7 @@ class Shares:
         refused = budget.refusal(more_bytes, held_by_all)
         if refused is not None or account.principal == NOBODY:
             return refused
+        # The program itself belongs to no account, so it is taken off the budget and off what is held.
         held, program = self.held_bytes(account), budget.program_bytes
         own_most = account.own_shares.memory_bytes_max
         most = self._of(account, budget.bytes_max - program, held_by_all - program, held, own_most)

@@ -114,6 +114,7 @@ class Undecoded:
 
     async def message(self, run: OffLoop = off_loop) -> Message:
         """Return the decoded request. Raises `RpcError` if it cannot be decoded."""
+        # Before the thread: a request that is too large must not wait for it, nor keep others waiting.
         self._check_size(self._data)
         if isinstance(self._data, Deflated) or (self.is_json and len(self._data) > TEXT_BYTES_MAX):
             decoded: Message = await run(self._decoded)

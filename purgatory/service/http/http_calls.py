@@ -102,6 +102,7 @@ class HttpCall:
         assert caller is not None, "as above"
         code = code_pb2.UNKNOWN
         try:
+            # Again, because the body may have arrived long after `enter`.
             call.recheck()
             await self._methods.gate.call_turn(call.context, caller, self.method.work)
             answer = await self.method.serve(await decode(), call)

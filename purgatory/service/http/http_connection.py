@@ -46,6 +46,8 @@ CODES: Final = {
 RETRY_AFTER_S: Final = 1
 
 
+# A server of our own, because uvicorn's parser handles all pipelined requests of a chunk at once, and runs the body of
+# a request that offers an upgrade as a second request.
 class HttpConnection(asyncio.Protocol):
     """`tasks` holds the tasks that serve requests, of all connections."""
 

@@ -64,10 +64,10 @@ class TailSubscriber:
         """Buffer the operations that this subscriber wants and may see."""
         session, whose, completions = event.session, event.principal, event.completions
         places = self._wanted(completions)
-        if not places:
-            return
         if whose != self._account.principal and ADMIN not in self._account.grants.everywhere:
             places = self._visible(completions, places[:EXAMINED_MAX])
+        if not places:
+            return
         room = ROWS_MAX - len(self._rows)
         self._left_out += max(0, len(places) - room)
         places = places[:room]

@@ -185,7 +185,8 @@ class Outbox:
 
     def release(self, sequence: int) -> None:
         """Allow results up to `sequence` to be written."""
-        self._released_sequence = sequence
+        # Never lowered: `release_all` may have been called since the group of these results was sealed.
+        self._released_sequence = max(self._released_sequence, sequence)
 
     def release_all(self) -> None:
         """Allow all results to be written, including those appended later."""
@@ -349,6 +350,7 @@ class Outbox:
             queue.pop()
             self._count(-part.held_bytes())
         tail.reverse()
+        # Such results then take a sixth of the memory: a set of columns costs a kilobyte, whatever it holds.
         together = packed(tail)
         whole = ResultSlice(together, kind, 0, len(together.kinds), 0, len(together.item_partitions), 0)
         queue.append(whole)

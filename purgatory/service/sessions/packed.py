@@ -44,6 +44,7 @@ class ArrayCompletions:
 def packed(spans: Sequence[SliceSpan]) -> ArrayCompletions:
     """Concatenate the results of several spans, none of which are fetches."""
     found = ArrayCompletions()
+    # Slices of columns are buffers of 64-bit values, so joining them creates no Python number.
     for column in RESULT_COLUMNS:
         values = [getattr(span.completions, column.attribute)[span.start : span.stop] for span in spans]
         getattr(found, column.attribute).frombytes(b"".join(values))

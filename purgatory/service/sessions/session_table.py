@@ -150,6 +150,8 @@ class Sessions:
             raise resource_exhausted("sessions", message, self._next_expiry_ms(now_ms))
         account = account or self.accounts.nobody
         self._check_share(account, now_ms)
+        # Counted upwards, also past restored sessions: the journal identifies sessions by number, and their ids are
+        # reused.
         return self._add(session_id, self._opened + 1, account, now_ms), False
 
     def _check_share(self, account: Account, now_ms: int) -> None:

@@ -43,6 +43,7 @@ class ResetWatch:
             self._since_s = now_s
             self._resets.clear()
         self._resets[peer] += 1
+        # Exactly equal, so that a connection is looked for once per interval.
         if self._resets[peer] == RESETS_MAX:  # looking at thousands of files would block the loop for too long
             asyncio.get_running_loop().run_in_executor(None, close_connection, peer)
 

@@ -48,5 +48,6 @@ def _fingerprint(path: Path) -> Fingerprint:
     try:
         status = path.stat()
     except OSError as error:
+        # A missing file has a fingerprint too, so that its return is a change.
         return (error.errno or 0,)
     return status.st_mtime_ns, status.st_ino, status.st_size
