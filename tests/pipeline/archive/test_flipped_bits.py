@@ -11,7 +11,7 @@ from purgatory_pipeline.analytics.archive.footer import ArchiveFile, open_parque
 from purgatory_pipeline.analytics.archive.location import open_location
 from pyspark.sql import SparkSession
 
-from purgatory.extensions.archive import checksums, schema
+from purgatory.extensions.archive import layout, schema
 from purgatory.extensions.archive.files import ArchiveWriter
 from purgatory.extensions.archive.table_columns import TABLE_COLUMNS
 from tests.pipeline.archive.histories import small_history, table_of
@@ -75,7 +75,7 @@ def test_a_cut_file_and_one_without_checksums(written: Path, tmp_path: Path) -> 
     other = tmp_path / "other.parquet"
     pq.write_table(pa.table({"a": [1]}), other)
     assert open_parquet(other.read_bytes()).read().num_rows == 1
-    assert checksums.KEY not in (pq.read_metadata(other).metadata or {})
+    assert layout.CHECKSUMS_KEY not in (pq.read_metadata(other).metadata or {})
 
 
 @pytest.mark.slow  # asks Spark

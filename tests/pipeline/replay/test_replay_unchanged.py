@@ -28,7 +28,7 @@ def replayed(facts: RunContext, parts: Iterable[list[RowChunk]]) -> ReplaySums:
     sums = ReplaySums()
     for chunks in parts:
         run = RunReplay(facts, [UNCHANGED], sums)
-        for window in windows(chunks, facts.first_ms, rows_min=100):
+        for window in windows(chunks, facts.first_ms, rows_min=20):
             run.take(window)
         run.finish()
     return sums
