@@ -4,7 +4,7 @@ Written from the archive's schema (purgatory.extensions.archive.schema) with lis
 """
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -99,20 +99,7 @@ class Replay:
             assert receipt.accepted == len(batch.operation_ids), [refusal.message for refusal in receipt.refusals]
 
     def _call(self, row: Row, now_ms: int, names: set[PartitionName]) -> None:
-        call = row["call"]
-        if call == schema.CANCEL:
-            ended = sum(self._engine.cancel(self._owner(row), row["operation_ids"], now_ms))
-        elif call == schema.CANCEL_SESSION:
-            ended = self._engine.cancel_all(self._owner(row), now_ms)
-        elif call == schema.CANCEL_PARTITION:
-            ended = self._engine.cancel_partition((row["topic"], row["partition"]), now_ms)
-        elif call == schema.CANCEL_KEY:
-            ended = self._engine.cancel_key(row["topic"], now_ms)
-        elif call == schema.FAIL_STALE:
-            ended = sum(self._engine.fail_stale(self._owner(row), row["operation_ids"], names, now_ms))
-        else:
-            assert call == schema.SHUT_DOWN, call
-            ended = self._engine.shut_down(now_ms, row["ended"])
+        ended = repeat_call(self._engine, lambda: self._owner(row), row, names, now_ms)
         assert ended == row["ended"], f"{row}: {ended} ended"
 
     def _owner(self, row: Row) -> Owner:
@@ -120,6 +107,30 @@ class Replay:
         if number not in self._owners:
             self._owners[number] = self._engine.add_owner()
         return self._owners[number]
+
+
+def repeat_call(
+    engine: Engine, owner: Callable[[], Owner], row: Row, names: set[PartitionName], now_ms: int, limit: int = 0
+) -> int:
+    """Make the call of a row of `calls`; returns how many operations it ended.
+
+    `names` are the stale marks of a call that has several rows. `limit`: how many operations a shutdown may end, if not
+    as many as recorded.
+    """
+    match row["call"]:
+        case schema.CANCEL:
+            return sum(engine.cancel(owner(), row["operation_ids"], now_ms))
+        case schema.CANCEL_SESSION:
+            return engine.cancel_all(owner(), now_ms)
+        case schema.CANCEL_PARTITION:
+            return engine.cancel_partition((row["topic"], row["partition"]), now_ms)
+        case schema.CANCEL_KEY:
+            return engine.cancel_key(row["topic"], now_ms)
+        case schema.FAIL_STALE:
+            return sum(engine.fail_stale(owner(), row["operation_ids"], names, now_ms))
+        case call:
+            assert call == schema.SHUT_DOWN, call
+            return engine.shut_down(now_ms, limit or row["ended"])
 
 
 def operations_of(rows: list[Row]) -> OperationBatch:

@@ -1,4 +1,4 @@
-"""Spark for the tests of the pipeline: one local session for the whole run, in one worker, if there is a Java."""
+"""Spark for the tests of the pipeline: one local session for the whole run, in one worker."""
 
 import os
 import sys
@@ -27,21 +27,21 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
-"""Small and quick to start: tests have few rows, and others need the processors too."""
+"""Tests have few rows, and other tests need the processors too."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything on Spark goes to one worker, so that one JVM is started."""
+    """Tests that share the session run in one worker. Others that start Java may run in another, a file in one."""
     for item in items:
-        if HERE not in item.path.parents or "java" not in getattr(item, "fixturenames", ()):
-            continue
-        item.add_marker(pytest.mark.xdist_group("spark"))
+        fixtures = getattr(item, "fixturenames", ())
+        if HERE in item.path.parents and "java" in fixtures:
+            item.add_marker(pytest.mark.xdist_group("spark" if "spark" in fixtures else item.path.stem))
 
 
 @pytest.fixture(scope="session")
 def java() -> int:
-    """The version of the installed Java. Without one the test is skipped, or fails where Java is required."""
+    """The version of the installed Java. Without one, the test is skipped, or fails with PURGATORY_REQUIRE_JAVA=1."""
     try:
         return java_version()
     except JavaMissing as missing:
@@ -52,12 +52,12 @@ def java() -> int:
 
 @pytest.fixture(scope="session")
 def spark(java: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session on local[2], shared by all tests: put back any setting that you change."""
+    """A session on local[2], shared by all tests. Restore every setting that you change."""
     folder = tmp_path_factory.mktemp("spark")
     builder = SparkSession.builder.master("local[2]").appName("tests")
     for key, value in {**SETTINGS, "spark.local.dir": str(folder), "spark.sql.warehouse.dir": str(folder)}.items():
         builder = builder.config(key, value)
-    with pytest.MonkeyPatch.context() as patch:  # what executors inherit from us
+    with pytest.MonkeyPatch.context() as patch:  # inherited by executors
         for key, value in worker_environment().items():
             patch.setenv(key, value)
         session = builder.getOrCreate()
@@ -66,7 +66,7 @@ def spark(java: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark
 
 
 def worker_environment() -> dict[str, str]:
-    """Executors run this interpreter on this tree, whatever is installed."""
+    """Makes executors run this interpreter on this tree."""
     paths = [str(ROOT), str(ROOT / "client"), str(ROOT / "pipeline"), os.environ.get("PYTHONPATH", "")]
     return {
         "PYSPARK_PYTHON": sys.executable,

@@ -1,4 +1,4 @@
-"""Runs the code of a notebook cell after cell, as Jupyter does, and keeps what it shows: `make notebook`.
+"""Runs the cells of a notebook in order, as Jupyter does, and stores their output in it: `make notebook`.
 
 python -m tests.pipeline.notebooks examples/notebooks/report.ipynb
 """
@@ -16,14 +16,14 @@ Json = dict[str, Any]
 
 
 def code_cells(notebook: Json) -> list[Json]:
-    """Those that are run."""
+    """The cells with code."""
     return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
 def run_cells(notebook: Json, names: Json) -> Iterator[tuple[Json, str, object]]:
-    """Runs each code cell with the names that the cells before it have left: the cell, what it printed, and its value.
+    """Runs the code cells with shared names. Yields each cell, its printed text, and its value.
 
-    A cell's value is that of its last line, where that is an expression.
+    The value of a cell is that of its last line, if that is an expression.
     """
     for number, cell in enumerate(code_cells(notebook), 1):
         body = ast.parse("".join(cell["source"])).body
@@ -36,7 +36,7 @@ def run_cells(notebook: Json, names: Json) -> Iterator[tuple[Json, str, object]]
 
 
 def outputs(printed: str, value: object) -> list[Json]:
-    """What a reader sees below a cell: text, and pictures of charts."""
+    """The output below a cell: text, and charts as pictures."""
     import vl_convert
 
     shown: list[Json] = []
@@ -50,7 +50,7 @@ def outputs(printed: str, value: object) -> list[Json]:
 
 
 def main(path: Path) -> None:
-    """Writes a notebook anew, with what its cells show now."""
+    """Rewrites a notebook with the current output of its cells."""
     notebook: Json = json.loads(path.read_text(encoding="utf-8"))
     for number, (cell, printed, value) in enumerate(run_cells(notebook, {"__name__": "__main__"}), 1):
         cell["execution_count"] = number

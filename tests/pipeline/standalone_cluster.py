@@ -1,19 +1,11 @@
-"""A real Spark cluster on this machine: one master and some workers, processes of the installed PySpark, on loopback.
-
-    python -m tests.pipeline.standalone_cluster --workers 2 --cores 1 --memory 1g
-
-prints the master's URL and runs until it is interrupted. Tests start it in a folder of their own.
-"""
+"""A real Spark cluster on this machine: a master and some workers, processes of the installed PySpark, on loopback."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
@@ -31,17 +23,17 @@ PR_SET_PDEATHSIG = 1
 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""Makes a process end when the one that started it is gone, by a Linux signal. Set in the process itself: in a program
-with gRPC's threads nothing is safe between fork and exec.
+"""Makes a process end with its parent, by a Linux signal. The process sets it itself: in a program with gRPC's threads
+nothing is safe between fork and exec.
 """
 START_S = 300
-"""A busy machine may take its time."""
+"""Generous for a busy machine."""
 
 
 class StandaloneCluster:
-    """Started on entry, ended on exit, each process by its pid. Its workers do not see this tree.
+    """Starts on entry and ends on exit. Its workers do not see this tree.
 
-    `pinned`: each worker, with all that it starts, has one processor, as on a machine of its own (Linux).
+    `pinned`: each worker and its child processes have one processor, as on a machine of its own (Linux).
     """
 
     def __init__(
@@ -107,7 +99,7 @@ class StandaloneCluster:
             )
 
     def _wait(self, name: str, ready: str) -> str:
-        """Waits for the line of a log that says that a process is ready, and returns its match."""
+        """Waits for the line in a log that shows that a process is ready, and returns its match."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and self._processes[name].poll() is None:
             found = re.search(ready, self._log(name).read_text(errors="replace"))
@@ -121,31 +113,7 @@ class StandaloneCluster:
 
 
 def _environment() -> dict[str, str]:
-    """As on a machine that has Spark and nothing of ours."""
+    """The environment of a machine that has Spark and nothing of ours."""
     own = {"SPARK_HOME": str(HOME), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m"}
     kept = {name: os.environ[name] for name in ("PATH", "JAVA_HOME", "HOME", "TMPDIR") if name in os.environ}
     return {**kept, **own, "SPARK_DAEMON_JAVA_OPTS": DAEMON_OPTIONS}
-
-
-def main() -> int:
-    """Runs a cluster until it is interrupted or terminated."""
-    parser = argparse.ArgumentParser(description="A Spark cluster on this machine, on loopback only.")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--cores", type=int, default=1, help="of each worker")
-    parser.add_argument("--memory", default="1g", help="of each worker")
-    options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with (
-        tempfile.TemporaryDirectory(prefix="spark-cluster-") as folder,
-        StandaloneCluster(Path(folder), options.workers, options.cores, options.memory) as cluster,
-    ):
-        print(f"{cluster.url} with {options.workers} workers, logs in {folder}; Ctrl-C ends it", flush=True)
-        try:
-            signal.pause()
-        except KeyboardInterrupt:
-            return 0
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,11 +1,10 @@
-"""The commands on a real Spark cluster of this machine, whose workers have nothing of ours but what is sent to them."""
+"""Commands on a real Spark cluster of this machine. Its workers have only the packed environment of ours."""
 
 import os
 import re
 import subprocess
 import sys
 import sysconfig
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,24 +13,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from purgatory_pipeline import pack
-from purgatory_pipeline.analytics.report.report_tables import TABLES
 from purgatory_pipeline.streaming.stream.file_rows import file_packer
 from purgatory_pipeline.streaming.stream.shard.shard import Shard
 from purgatory_pipeline.streaming.stream.shard_task import OUTCOMES, play_payloads
 from purgatory_pipeline.streaming.stream.wire_records import EVENT, OPERATION
 
-from purgatory.engine import COMPILED
 from tests.pipeline.conftest import worker_environment
 from tests.pipeline.history.make import make_history
 from tests.pipeline.history.plan import Plan
 from tests.pipeline.standalone_cluster import HOME, StandaloneCluster
 from tests.pipeline.stream.stream_folders import listed
 
-pytestmark = pytest.mark.slow  # six Java processes
+pytestmark = pytest.mark.slow  # three Java processes, and three more for each command
 
 SCRIPT = Path(purgatory_pipeline.__file__).parent / "cli.py"
 INSTALLED_THERE = ("numpy", "pandas", "pyarrow", "altair", "vl-convert-python", "grpcio", "grpcio-status", "rich")
-"""Left out of the packed environment because they are large: the cluster has them."""
+"""Large packages that the cluster has, so that they are not packed."""
 ALL_USED = re.compile(r"in ([\d,]+) rows = used \1 \+ set aside 0")
 QUICK_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 TIMEOUT_S = 600
@@ -48,7 +45,7 @@ def cluster(java: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The environment that the tests run in, packed, without what the cluster has."""
+    """The packed environment of the tests, without the packages that the cluster has."""
     out = tmp_path_factory.mktemp("packed") / "environment.tar.gz"
     pack.write_environment(out, INSTALLED_THERE)
     return out
@@ -64,12 +61,12 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def settings(cluster: StandaloneCluster, environment: Path) -> list[str]:
-    """What a user gives to run on the cluster with a packed environment."""
+    """Options to run on the cluster with a packed environment."""
     values = {
         "spark.archives": f"{environment}#environment",
         "spark.pyspark.python": "./environment/bin/python",
         "spark.pyspark.driver.python": sys.executable,
-        "spark.executorEnv.PYTHONPATH": sysconfig.get_paths()["platlib"],  # of this test: what the cluster has
+        "spark.executorEnv.PYTHONPATH": sysconfig.get_paths()["platlib"],  # packages that the cluster has
         "spark.executor.memory": "512m",
         "spark.executor.extraJavaOptions": QUICK_START,
         "spark.driver.extraJavaOptions": QUICK_START,
@@ -92,27 +89,13 @@ def run(cluster: StandaloneCluster, command: list[str]) -> str:
     return done.stdout
 
 
-def test_packed_environment_holds_what_executors_need(environment: Path) -> None:
-    """It is a virtual environment with our packages and their requirements, without Spark and what was left out."""
-    with tarfile.open(environment) as archive:
-        names = archive.getnames()
-        assert archive.getmember("bin/python").linkname == os.path.realpath(sys.executable)
-    inside = {name.split("/")[3] for name in names if name.startswith("lib/") and name.count("/") > 3}
-    assert {"purgatory", "purgatory_client", "purgatory_pipeline", "typer"} <= inside
-    assert not {"pyspark", "py4j", "pytest", *INSTALLED_THERE} & inside
-    assert any(name.endswith("/site-packages/purgatory/engine/engine.py") for name in names)
-    if COMPILED:  # what is packed is what is installed, also when a copy of the sources runs uncompiled
-        assert any("/purgatory_engine__mypyc." in name for name in names)
-    assert not [name for name in names if "__pycache__" in name or name.startswith("/")]
-
-
 def test_replay_runs_unchanged_on_the_cluster(
     cluster: StandaloneCluster, settings: list[str], history: Path, tmp_path: Path
 ) -> None:
-    """By spark-submit, which runs the console script's file: executors replay the history on their packed engine."""
-    submit = str(HOME / "bin" / "spark-submit")
+    """With the console script and the options of spark-submit, executors replay the history on their packed engine."""
+    script = Path(sys.executable).with_name("purgatory-pipeline")
     words = ["replay", str(history), "--set", "timeout_ms=*2", "--out", str(tmp_path / "out")]
-    printed = run(cluster, [submit, *settings, str(SCRIPT), *words])
+    printed = run(cluster, [str(script), *words, *settings])
     assert ALL_USED.search(printed)
     assert "unchanged policy: 100 % of" in printed
     assert "timeout_ms=*2" in printed
@@ -122,9 +105,7 @@ def test_replay_runs_unchanged_on_the_cluster(
 def test_stream_runs_unchanged_on_the_cluster(
     cluster: StandaloneCluster, settings: list[str], history: Path, tmp_path: Path
 ) -> None:
-    """By spark-submit: two shards on two workers give each outcome once
-    and the same as a single shard that is called here.
-    """
+    """With spark-submit, two shards on two workers give each outcome once, equal to that of a single shard here."""
     submit = str(HOME / "bin" / "spark-submit")
     sides = {OPERATION: history / "registrations", EVENT: history / "events"}
     places = ["--registrations", str(sides[OPERATION]), "--events", str(sides[EVENT]), "--results", str(tmp_path)]
@@ -142,19 +123,5 @@ def test_stream_runs_unchanged_on_the_cluster(
 
 
 def as_words(outcomes: pa.Table) -> list[str]:
-    """Each outcome as text, sorted: they are compared whole."""
+    """All columns of the outcomes as sorted texts."""
     return sorted(map(repr, outcomes.to_pylist()))
-
-
-def test_report_runs_unchanged_on_the_cluster(
-    cluster: StandaloneCluster, settings: list[str], history: Path, tmp_path: Path
-) -> None:
-    """By the console script, with the same settings: both workers compute, all tables and the page are there."""
-    script = Path(sys.executable).with_name("purgatory-pipeline")
-    out = tmp_path / "out"
-    printed = run(cluster, [str(script), "report", str(history), "--out", str(out), *settings])
-    assert ALL_USED.search(printed)
-    assert f"the page: {out / 'report.html'}" in printed
-    assert (out / "report.html").is_file()
-    assert {path.parent.name for path in out.glob("tables/*/*.parquet")} == set(TABLES)
-    assert {path.parent.name for path in cluster.folder.glob("work/*/app-*")} == {"worker-0", "worker-1"}

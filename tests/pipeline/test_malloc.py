@@ -1,4 +1,4 @@
-"""Memory that tasks keep: what is asked of Arrow and of the C library, in a process of its own."""
+"""Tasks keep freed memory: settings of Arrow and the C library, in a process of its own."""
 
 import subprocess
 import sys

@@ -19,10 +19,16 @@ EXAMPLE = ROOT / "examples" / "notebooks" / "report.ipynb"
 
 @pytest.mark.slow  # asks Spark
 def test_dataframes_in_and_out(spark: SparkSession, tmp_path: Path) -> None:
-    """A history filtered by hand gives the tables of a report, each with the columns of its description."""
+    """A filtered history gives the tables of a report, each with the columns of its description.
+
+    Waits are counted by principal.
+    """
     history = small_history(operations=10)
     history.register(11, 120, topic="payments")
     history.end(11, 130, waited_ms=10, topic="payments")
+    for table in (schema.REGISTRATIONS, schema.OUTCOMES):
+        for row in history.rows[table][:3]:
+            row["principal"] = "ann"
     history.write(tmp_path)
     tables = read(spark, str(tmp_path))
     assert list(tables) == list(schema.TABLES)
@@ -33,12 +39,14 @@ def test_dataframes_in_and_out(spark: SparkSession, tmp_path: Path) -> None:
         assert set(TABLES[name].column_names) <= set(frame.columns)
     assert [row.asDict()["topic"] for row in made.tables["topics"].collect()] == ["orders"]
     assert (made.totals["registered"], made.totals["satisfied"], made.totals["expired"]) == (10, 8, 2)
+    groups = made.tables["groups"].groupBy("principal").agg({"ended": "sum"}).collect()
+    assert dict(map(tuple, groups)) == {"ann": 3, "": 7}
     made.release()
 
 
 @pytest.mark.slow  # asks Spark
-def test_tables_that_are_no_history_are_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """A missing table or column is named at once, not by Spark in the middle of the work."""
+def test_unusable_tables_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """A missing table or column is named before Spark starts to work."""
     small_history(operations=2).write(tmp_path)
     tables = read(spark, str(tmp_path))
     with pytest.raises(ArchiveUnusable, match=r"lacks events, outcomes\.waited_ms: give what read\(\) gives"):
@@ -51,7 +59,7 @@ def test_tables_that_are_no_history_are_refused(spark: SparkSession, tmp_path: P
 
 @pytest.mark.slow  # asks Spark
 def test_the_example_runs(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every cell of the example runs after those before it, and shows what the text around it says."""
+    """Every cell of the example runs after the previous ones, and shows what the text around it says."""
     monkeypatch.setattr(type(spark), "stop", lambda self: None)  # other tests use it too
     notebook = json.loads(EXAMPLE.read_text(encoding="utf-8"))
     ran = list(run_cells(notebook, {"__name__": "__main__"}))

@@ -1,4 +1,4 @@
-"""The packed environment: what goes into it, and that its Python finds that and nothing else of ours."""
+"""The packed environment: its packages, and that its Python imports ours from there."""
 
 import subprocess
 import tarfile
@@ -12,14 +12,14 @@ from purgatory.engine import COMPILED
 LARGE = ("numpy", "pandas", "pyarrow", "vl-convert-python", "altair", "grpcio")
 
 
-def test_what_is_needed_follows_requirements() -> None:
-    """All that the extra requires, directly or not, but not Spark's own, nor what tests or the daemon need."""
+def test_packages_follow_requirements() -> None:
+    """It has all requirements of the extra, but none of Spark, the tests or the daemon."""
     names = pack.required_packages({"pyspark", "py4j"})
     assert {"pyarrow", "pandas", "numpy", "python-dateutil", "typer", "altair"} <= set(names)
     assert not {"pyspark", "py4j", "pytest", "ruff", "uvloop", "aiohttp", "purgatory"} & set(names)
 
 
-def test_what_is_left_out_takes_its_own_needs_with_it() -> None:
+def test_an_omitted_package_takes_its_requirements_with_it() -> None:
     """Leaving out a package leaves out what only it needs."""
     everything = set(pack.required_packages(set()))
     without = set(pack.required_packages({"pandas"}))
@@ -36,6 +36,8 @@ def test_unpacked_anywhere_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture
     assert f"--conf spark.archives={out}#environment" in shown
     assert not [name for name in LARGE if f" {name}," in shown]
     with tarfile.open(out) as archive:
+        names = archive.getnames()
+        assert not [name for name in names if "__pycache__" in name or "/pyspark/" in name or name.startswith("/")]
         archive.extractall(tmp_path / "there", filter="fully_trusted")
     program = (
         "import sys, purgatory, purgatory.engine, purgatory_pipeline.cli, typer;"

@@ -1,4 +1,4 @@
-"""The command line of the pipeline: settings, exit codes, and errors in one line."""
+"""The command line of the pipeline: settings, exit codes, and one-line errors."""
 
 import json
 import os
@@ -52,10 +52,10 @@ def test_settings_may_stand_behind_the_command(given: list[str], ordered: list[s
         ([*REPORT, "--top", "0"], "top 0: must be at least 1"),
     ],
 )
-def test_what_is_wrong_is_one_line_and_exit_2(
+def test_invalid_input_is_one_line_and_exit_2(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Input that cannot be used gives one line on stderr, nothing on stdout, and 2; Spark is not even started."""
+    """Unusable input gives one line on stderr, nothing on stdout, and exit code 2; Spark is not started."""
     monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
     assert cli.main(arguments) == cli.EXIT_UNUSABLE
@@ -66,10 +66,10 @@ def test_what_is_wrong_is_one_line_and_exit_2(
 
 
 @pytest.mark.parametrize("command", ["report", "replay"])
-def test_results_that_cannot_be_written_are_told_first(
+def test_an_unusable_output_folder_is_reported_first(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """If the folder for the results is a file, one line says so before the work begins."""
+    """If the output folder is a file, one line reports it before the work begins."""
     small_history().write(tmp_path / "archive")
     (tmp_path / "out").write_text("x")
     assert cli.main([command, str(tmp_path / "archive"), "--out", str(tmp_path / "out")]) == cli.EXIT_UNUSABLE
@@ -78,7 +78,7 @@ def test_results_that_cannot_be_written_are_told_first(
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["check"], ["check", "x", "--colour"]])
 def test_wrong_usage_is_exit_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """An unknown command or option, or a missing argument, is answered with the usage."""
+    """An unknown command or option, or a missing argument, prints the usage."""
     assert cli.main(arguments) == cli.EXIT_UNUSABLE
     assert "Usage: purgatory-pipeline" in capsys.readouterr().err
 
@@ -103,7 +103,7 @@ def test_help_lists_commands_and_settings(capsys: pytest.CaptureFixture[str]) ->
     ],
 )
 def test_java_is_17_or_newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, said: str) -> None:
-    """However it writes its version; one that is too old, missing or does not work is named, with what to install."""
+    """All formats of the version are read; an old, missing or broken Java is named, with the package to install."""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     if words:
         java = tmp_path / "bin" / "java"
@@ -115,18 +115,14 @@ def test_java_is_17_or_newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wo
         return
     with pytest.raises(JavaMissing, match=said):
         spark_session.java_version()
-
-
-def test_java_is_looked_for_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no JAVA_HOME is set."""
-    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(JavaMissing, match=r"^no Java found \(java\)\. "):
         spark_session.java_version()
 
 
 def test_settings_reach_spark_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings from the command line come after those from the environment, so that they win."""
+    """Settings from the command line follow those from the environment, and override them."""
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--conf spark.a=1 pyspark-shell")
     monkeypatch.setenv("PYSPARK_PYTHON", "python")
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
@@ -139,9 +135,7 @@ def test_settings_reach_spark_in_their_order(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_spark_submit_takes_its_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under spark-submit the JVM is already running: a setting that would come too late is refused, with where it
-    belongs.
-    """
+    """Under spark-submit the JVM is already running, so a setting is an error that names its place."""
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     with pytest.raises(SettingInvalid, match="put them before the script"):
         spark_session.pass_settings("local[1]", [])
@@ -157,8 +151,8 @@ def listening_addresses(pid: int) -> set[str]:
 
 @pytest.mark.slow  # starts Spark
 def test_settings_of_the_user_win_over_ours(java: int) -> None:
-    """A session has our settings only where neither the command line nor the environment says otherwise. On one machine
-    it serves no page and listens on loopback only, and starts without a line on stderr.
+    """The command line and the environment override our settings. A local session serves no page, listens on loopback
+    only, and starts without a line on stderr.
     """
     program = (
         "import json; from purgatory_pipeline.spark.spark_session import pass_settings, spark_session, stop_session;"
@@ -182,9 +176,7 @@ def test_settings_of_the_user_win_over_ours(java: int) -> None:
 
 
 def test_only_what_java_begins_with_is_left_out(capfd: pytest.CaptureFixture[str]) -> None:
-    """A process started meanwhile writes to stderr unhindered, also afterwards, except for lines that are known, with
-    the empty line after them; other empty lines stay.
-    """
+    """A process started in the block writes to stderr, also later, except known lines and the empty line after each."""
     left_out = "".join(f"{start.decode()} and more.\\n\\n" for start in spark_session.DROPPED_LINES)
     said = f"echo first; echo; printf '{left_out}'; read line; echo $line; printf 'no end'"
     with spark_session.without_startup_lines() as passing:
@@ -196,7 +188,7 @@ def test_only_what_java_begins_with_is_left_out(capfd: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize(("master", "cores", "partitions"), [("local[*]", 2, 8), ("yarn", 2, 200), ("yarn", 96, 384)])
 def test_shuffle_partitions_follow_the_cores(master: str, cores: int, partitions: int) -> None:
-    """On one machine as many as its cores can use; on a cluster no fewer than Spark's own, as cores may come later."""
+    """On one machine the cores decide; on a cluster there are at least Spark's default, as cores may be added."""
     context = SimpleNamespace(master=master, defaultParallelism=cores)
     asked = SimpleNamespace(sparkContext=context, conf=SimpleNamespace(get=lambda name: "200"))
     assert spark_session._shuffle_partitions(cast(SparkSession, asked)) == partitions
@@ -206,9 +198,7 @@ def test_shuffle_partitions_follow_the_cores(master: str, cores: int, partitions
 def test_command_uses_the_session_that_runs(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Called from a program with its own session, a command uses that Spark and leaves it running. The session keeps
-    its settings, although the command has others.
-    """
+    """In a program with its own session, a command uses that session, and keeps it running with its settings."""
     before = spark.conf.getAll
     small_history().write(tmp_path)
     (tmp_path / "notes.txt").write_text("x")
@@ -225,7 +215,7 @@ def test_command_uses_the_session_that_runs(
 def test_failure_of_spark_is_one_line_and_exit_1(
     spark: SparkSession, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error of Python or Java in the middle is cut to its cause; with PURGATORY_TRACEBACK=1 it is raised."""
+    """An error of Python or Java is shortened to its cause; with PURGATORY_TRACEBACK=1 it is raised."""
 
     def fail(*, java: bool) -> None:
         if java:
@@ -256,8 +246,8 @@ def failing(error: BaseException) -> Callable[..., None]:
 @pytest.mark.parametrize(
     "bug", [ZeroDivisionError(), ModuleNotFoundError(name="purgatory_pipeline.x")], ids=lambda bug: type(bug).__name__
 )
-def test_a_bug_of_ours_is_raised_with_its_traceback(bug: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what a user can mend is cut to a line: a module of ours that is missing is not."""
+def test_a_bug_is_raised_with_its_traceback(bug: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only errors that a user can fix are one line; a missing module of the pipeline is not."""
     monkeypatch.setattr(cli, "app", failing(bug))
     with pytest.raises(type(bug)):
         cli.main([])
@@ -273,10 +263,10 @@ def test_a_bug_of_ours_is_raised_with_its_traceback(bug: Exception, monkeypatch:
         ),
     ],
 )
-def test_what_a_user_can_mend_is_one_line(
+def test_an_error_that_a_user_can_fix_is_one_line(
     error: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ctrl-C ends with 130 and one word; without the extra, the command says how to install it."""
+    """Ctrl-C ends with 130 and one word; without the extra, the message has the command that installs it."""
     monkeypatch.setattr(cli, "app", failing(error))
     assert cli.main([]) == code
     assert capsys.readouterr().err == f"purgatory-pipeline: {said}\n"
@@ -287,8 +277,8 @@ def python_exception(last_line: str) -> PythonException:
     return PythonException(f"An exception was thrown from the Python worker:\n{stack}{last_line}\n")
 
 
-def test_own_error_from_an_executor_is_itself_again() -> None:
-    """A `PipelineError` raised on an executor arrives as itself; other errors stay Spark's."""
+def test_a_pipeline_error_from_an_executor_is_unwrapped() -> None:
+    """A `PipelineError` raised on an executor keeps its type; other errors stay Spark's."""
     with pytest.raises(ArchiveUnusable, match=r"^a\.parquet: gone$"), failures.unwrapped_errors():
         raise python_exception("purgatory_pipeline.errors.ArchiveUnusable: a.parquet: gone")
     for line in ("ValueError: a", "purgatory_pipeline.errors.Unheard: a", "purgatory_pipeline.errors.annotations: a"):
@@ -299,7 +289,7 @@ def test_own_error_from_an_executor_is_itself_again() -> None:
 
 
 def test_windows_are_instants_in_order() -> None:
-    """Dates and instants are UTC unless they say otherwise; an empty window is refused."""
+    """Dates and instants are UTC unless they have an offset; an empty window is an error."""
     assert parse_window("", "") == (None, None)
     since, until = parse_window("2026-11-21T18:00:00", "2026-11-21T20:00:00+01:00")
     assert since == START

@@ -1,4 +1,4 @@
-"""What report and replay print: advice in sentences, and how much changes under which policy."""
+"""The printed results of report and replay: advice in sentences, and the changes under each policy."""
 
 from datetime import timedelta
 
@@ -19,13 +19,13 @@ UNSEEN = "not enough seen beyond 500 ms to say which would expire less."
 
 
 def lines_of(waited_ms: list[int], fates: list[str], in_use: pd.DataFrame = IN_USE, topic: str = "orders") -> list[str]:
-    """What is printed for single operations."""
+    """The printed lines for these operations."""
     counts = pd.DataFrame({"topic": topic, "kind": "produce", "fate": fates, "waited_ms": waited_ms, "operations": 1})
     return advised(advise(counts, in_use)["advice"].to_pandas())
 
 
 def cut_at(timeout_ms: int, needs: list[int]) -> list[str]:
-    """The same for operations by what they need, under a timeout."""
+    """The same for operations with these needs, under a timeout."""
     fates = ["satisfied" if need <= timeout_ms else "expired" for need in needs]
     return lines_of(np.minimum(needs, timeout_ms).tolist(), fates)
 
@@ -47,7 +47,7 @@ def cut_at(timeout_ms: int, needs: list[int]) -> list[str]:
     ],
 )
 def test_advice_says_no_more_than_was_seen(needs: list[int], said: str) -> None:
-    """What operations need and what timeouts do, as far as was seen; with few operations, that they are too few.
+    """Needs and the effect of timeouts are given as far as waits were observed, or the operations are too few.
 
     A single topic is not repeated as "all topics".
     """
@@ -59,13 +59,13 @@ def test_advice_says_no_more_than_was_seen(needs: list[int], said: str) -> None:
     [(0, 1_000), (11, 1_000), (119, 1_000), (120, 10_000), (7_200, 600_000), (43_200, 3_600_000), (10**8, 3_600_000)],
 )
 def test_a_short_history_has_short_windows(lasts_s: int, window_ms: int) -> None:
-    """At least twelve windows where there is time for them, none longer than an hour or shorter than a second."""
+    """There are at least twelve windows if possible, none longer than an hour or shorter than a second."""
     assert window_for(START, START + timedelta(seconds=lasts_s)) == window_ms
     assert window_for(None, None) == 3_600_000
 
 
 def test_advice_names_the_longest_timeout_where_none_is_long_enough() -> None:
-    """Half are cut off at 500 ms, the others have all the time they need: what is known beyond 500 ms is said."""
+    """Half are cut off at 500 ms, the others wait as long as they need: the line has a value beyond 500 ms."""
     needs = list(range(10, 4_010, 10))
     cut = [500 if place % 2 and need > 500 else need for place, need in enumerate(needs)]
     fates = ["expired" if waited < need else "satisfied" for waited, need in zip(cut, needs, strict=True)]
@@ -74,13 +74,16 @@ def test_advice_names_the_longest_timeout_where_none_is_long_enough() -> None:
 
 
 def test_topics_cannot_write_to_the_terminal() -> None:
-    """A topic is other people's text: control characters are spelled out."""
+    """Control characters in a topic are escaped."""
     (line,) = lines_of([1], ["satisfied"], IN_USE.iloc[:1], topic="a\x1b[2J\n")
     assert line == "produce, a\\u001b[2J\\u000a: Too few to advise: 1 seen, 1 of them satisfied."
 
 
 def test_kinds_that_no_policy_changes_take_one_line() -> None:
-    """A kind that ends alike under every policy takes one line, others one for each policy."""
+    """A kind with the same outcomes under every policy takes one line, others one for each policy.
+
+    Without policies, there is one line for each kind.
+    """
     rows = [
         (policy, None, kind, outcome, share)
         for policy, expired in (("", 0.25), ("produce:timeout_ms=5", 1.0), ("produce:timeout_ms=500", 0.25))
@@ -96,9 +99,5 @@ def test_kinds_that_no_policy_changes_take_one_line() -> None:
         "produce, produce:timeout_ms=5: 100.00 % expired",
         "produce, produce:timeout_ms=500: 75.00 % satisfied, 25.00 % expired",
     ]
-
-
-def test_a_replay_without_policies_tells_what_was_recorded() -> None:
-    """With nothing to compare with, there is one line for each kind."""
-    frame = pd.DataFrame({"policy": [""], "topic": [None], "kind": ["fetch"], "outcome": ["expired"], "share": [1.0]})
-    assert outcome_lines(frame) == ["fetch, as recorded: 100.00 % expired"]
+    alone = pd.DataFrame({"policy": [""], "topic": [None], "kind": ["fetch"], "outcome": ["expired"], "share": [1.0]})
+    assert outcome_lines(alone) == ["fetch, as recorded: 100.00 % expired"]

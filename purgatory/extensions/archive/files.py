@@ -25,15 +25,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from purgatory.extensions.archive import checksums
 from purgatory.extensions.archive.layout import (
+    CHECKSUMS_KEY,
     FILE_NUMBER_KEY,
     RUN_KEY,
     TABLE_KEY,
+    UNSEALED,
     VERSION_KEY,
     WRITING,
     file_name,
     folder,
+    sealed,
     unfinished_path,
 )
 from purgatory.extensions.archive.rows import plain
@@ -98,7 +100,7 @@ class TableFile:
             TABLE_KEY: table.encode(),
             RUN_KEY: run_id.encode(),
             FILE_NUMBER_KEY: str(number).encode(),
-            checksums.KEY: checksums.UNSEALED,
+            CHECKSUMS_KEY: UNSEALED,
         }
         columns = TABLE_COLUMNS[table]
         fields = zip(SCHEMAS[table], columns, strict=True)
@@ -133,7 +135,7 @@ class TableFile:
         if self._waiting:
             self._encode()
         self._writer.close()
-        self.content = checksums.sealed(self._sink.getvalue().to_pybytes())
+        self.content = sealed(self._sink.getvalue().to_pybytes())
 
     def _joined(self) -> pa.Table:
         # Dictionaries are unified because pyarrow writes batches with different dictionaries as plain strings.

@@ -1,4 +1,4 @@
-"""Small archives written by hand, row by row, through pyarrow alone: intact ones, and broken ones of every kind."""
+"""Small intact and broken archives, written row by row with pyarrow."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -20,12 +20,12 @@ _ZEROS = {
     "session_number": 1, "session_id": "session-1", "principal": "", "refusal_code": schema.ACCEPTED, "item": 0,
     "item_count": 1, "partition": 0, "lateness_ms": 0, "row": 0, "ended": 0, "error_code": 0,
 }  # fmt: skip
-"""The values of a row where a test does not care; other columns are null."""
+"""Default values of columns; all others are null."""
 
 
 @dataclass
 class History:
-    """The rows of one run. Calls number themselves; `at_ms` is the engine's clock."""
+    """The rows of one run. Calls are numbered automatically; `at_ms` is the engine's clock."""
 
     run_id: str = "run-a"
     start: datetime = START
@@ -33,7 +33,7 @@ class History:
     calls: int = 0
 
     def add(self, table: str, at_ms: int, /, **values: object) -> dict[str, object]:
-        """One row of any table, in a call of its own unless `call_number` is given."""
+        """Adds a row to a table, in a call of its own unless `call_number` is given."""
         self.calls += 0 if "call_number" in values else 1
         own = {name: _ZEROS[name] for name in schema.SCHEMAS[table].names if name in _ZEROS}
         common = {
@@ -47,21 +47,21 @@ class History:
         return row
 
     def register(self, operation_id: int, at_ms: int = 0, *, timeout_ms: int = 500, **values: object) -> None:
-        """A produce on `orders` that waits for offset 10, unless `values` say otherwise."""
+        """Registers a produce on `orders` that waits for offset 10, unless `values` differ."""
         own = {"kind": "produce", "topic": "orders", "offset": 10, "timeout_ms": timeout_ms}
         self.add(schema.REGISTRATIONS, at_ms, operation_id=operation_id, **{**own, **values})
 
     def end(self, operation_id: int, at_ms: int, *, waited_ms: int = 0, **values: object) -> None:
-        """It was satisfied, unless `values` say otherwise."""
+        """Ends an operation, as satisfied unless `values` differ."""
         own = {"kind": "produce", "topic": "orders", "outcome": "satisfied", "waited_ms": waited_ms}
         self.add(schema.OUTCOMES, at_ms, operation_id=operation_id, **{**own, **values})
 
     def event(self, type: str, at_ms: int, **values: object) -> None:  # noqa: A002
-        """One event, on partition 0 of `orders` unless `values` say otherwise."""
+        """Adds an event, on partition 0 of `orders` unless `values` differ."""
         self.add(schema.EVENTS, at_ms, type=type, **{"topic": "orders", **values})
 
     def mark(self, marker: str, at_ms: int = 0, /, **values: object) -> None:
-        """A marker; of `started`, the settings are empty unless given."""
+        """Adds a marker. The settings of `started` are empty unless given."""
         values.setdefault("detail", json.dumps({"version": "1", "settings": {}}) if marker == schema.STARTED else "")
         self.add(schema.MARKERS, at_ms, marker=marker, **values)
 
@@ -75,7 +75,7 @@ class History:
 
 
 def write_file(root: Path, table: str, rows: Iterable[Row], run_id: str = "run-a", number: int = 1) -> Path:
-    """Writes one complete file at its place: folder and name follow from its first row."""
+    """Writes one complete file. Folder and name follow from its first row."""
     rows = list(rows)
     at = rows[0]["at"] if rows else START
     assert isinstance(at, datetime)

@@ -1,4 +1,4 @@
-"""A flipped bit in a file of the archive: an error or the same values, on every way to read it."""
+"""A flipped bit in a file of the archive is an error or changes no value, for every reader."""
 
 import random
 from pathlib import Path
@@ -11,7 +11,7 @@ from purgatory_pipeline.analytics.archive.footer import ArchiveFile, open_parque
 from purgatory_pipeline.analytics.archive.location import open_location
 from pyspark.sql import SparkSession
 
-from purgatory.extensions.archive import checksums, schema
+from purgatory.extensions.archive import layout, schema
 from purgatory.extensions.archive.files import ArchiveWriter
 from purgatory.extensions.archive.table_columns import TABLE_COLUMNS
 from tests.pipeline.archive.histories import small_history, table_of
@@ -21,15 +21,11 @@ FLIPS = 300
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
-    """A file of outcomes, as the daemon's archive writer writes it."""
+    """A file of outcomes, written by the daemon's archive writer."""
     rows = table_of(schema.OUTCOMES, small_history(operations=2_000).rows[schema.OUTCOMES])
     columns = [
-        rows.column(one.name)
-        if one.has_nulls
-        else rows.column(one.name).fill_null(pa.scalar(7).cast(field.type))
-        if rows.column(one.name).null_count
-        else rows.column(one.name)
-        for one, field in zip(TABLE_COLUMNS[schema.OUTCOMES], rows.schema, strict=True)
+        column.fill_null(pa.scalar(7).cast(column.type)) if column.null_count and not one.has_nulls else column
+        for one, column in zip(TABLE_COLUMNS[schema.OUTCOMES], rows.columns, strict=True)
     ]
     place = open_location(str(tmp_path / "archive"))
     writer = ArchiveWriter(place.filesystem, place.root, "run-a")
@@ -41,7 +37,7 @@ def written(tmp_path: Path) -> Path:
 
 
 def read(path: Path) -> tuple[ArchiveFile, pa.Table]:
-    """As intake, report and replay do. Raises OSError or ArrowException where the file cannot be used."""
+    """Read a file like intake, report and replay. Raises OSError or ArrowException if the file cannot be used."""
     place = open_location(str(path.parents[3]))
     judged = read_footer(place, str(path), schema.OUTCOMES)
     if not isinstance(judged, ArchiveFile):
@@ -50,7 +46,7 @@ def read(path: Path) -> tuple[ArchiveFile, pa.Table]:
 
 
 def test_a_flipped_bit_is_an_error_or_changes_nothing(written: Path) -> None:
-    """Anywhere in the file: in values, in headers of pages, in the footer and its statistics."""
+    """Anywhere in the file: in values, page headers, the footer and its statistics."""
     whole = written.read_bytes()
     judged, rows = read(written)
     rng = random.Random(5)
@@ -70,7 +66,7 @@ def test_a_flipped_bit_is_an_error_or_changes_nothing(written: Path) -> None:
 
 
 def test_a_cut_file_and_one_without_checksums(written: Path, tmp_path: Path) -> None:
-    """What is missing is noticed. Files of other programs have no checksums of their own, and can be read."""
+    """A truncated file is an error. Files of other programs have no checksums and can be read."""
     whole = written.read_bytes()
     for size in (0, 4, 7, 100, len(whole) - 1):
         written.write_bytes(whole[:size])
@@ -79,12 +75,12 @@ def test_a_cut_file_and_one_without_checksums(written: Path, tmp_path: Path) -> 
     other = tmp_path / "other.parquet"
     pq.write_table(pa.table({"a": [1]}), other)
     assert open_parquet(other.read_bytes()).read().num_rows == 1
-    assert checksums.KEY not in (pq.read_metadata(other).metadata or {})
+    assert layout.CHECKSUMS_KEY not in (pq.read_metadata(other).metadata or {})
 
 
 @pytest.mark.slow  # asks Spark
 def test_spark_verifies_pages_in_any_session(spark: SparkSession, written: Path) -> None:
-    """Values that are damaged under an intact footer are not read, though nothing was set in the session."""
+    """Damaged values under an intact footer are not read, whatever the settings of the session."""
     archive = find_archive(str(written.parents[3]))
     assert archive.read(spark, schema.OUTCOMES).count() == 2_000
     whole = bytearray(written.read_bytes())

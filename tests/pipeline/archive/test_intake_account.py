@@ -1,7 +1,9 @@
-"""The account of an intake: rows are used or set aside, and what is inconsistent is named with a reason."""
+"""The account of an archive: each row is used or set aside, and each inconsistency is counted with its reason."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,22 +13,27 @@ from purgatory_pipeline.analytics.archive import intake_account as names
 from purgatory_pipeline.analytics.archive import survey
 from purgatory_pipeline.analytics.archive.accounting import account
 from purgatory_pipeline.analytics.archive.catalog import find_archive
+from purgatory_pipeline.analytics.archive.daemon_runs import read_runs
+from purgatory_pipeline.analytics.archive.findings import missing_files
 from purgatory_pipeline.analytics.archive.intake_account import IntakeAccount
 from purgatory_pipeline.errors import ArchiveUnusable
+from purgatory_pipeline.notebook import report
 from pyspark.sql import SparkSession
 from rich.console import Console
 
 from purgatory.extensions.archive import layout, schema
+from purgatory.extensions.archive.run_details import RunDetails
 from tests.pipeline.archive.histories import START, History, small_history, write_file
 
 pytestmark = pytest.mark.slow  # each asks Spark
 
 TakeIn = Callable[..., IntakeAccount]
+Change = Callable[[History], object]
 
 
 @pytest.fixture
 def taken_in(spark: SparkSession, tmp_path: Path) -> TakeIn:
-    """The account of the archive in the test's folder; arguments are those of `account`."""
+    """The account of the archive in the test's folder, with the arguments of `account`."""
 
     def take(**arguments: Any) -> IntakeAccount:  # noqa: ANN401 -- as `account` takes them
         return account(spark, find_archive(str(tmp_path)), **arguments)
@@ -42,20 +49,19 @@ def found(taken: IntakeAccount) -> dict[str, int]:
     return {finding.name: finding.count for finding in taken.findings}
 
 
-def test_whole_history_has_nothing_to_say(taken_in: TakeIn, tmp_path: Path) -> None:
-    """Every row of an intact history is used, and there are no findings."""
+def test_an_intact_history_has_no_findings(taken_in: TakeIn, tmp_path: Path) -> None:
+    """Every row is used."""
     history = small_history(operations=50)
     history.write(tmp_path, rows_per_file=7)
     taken = taken_in()
     assert taken.rows_in() == taken.rows_used() == sum(len(rows) for rows in history.rows.values())
     assert [line.reason for line in taken.lines] == [survey.USED] * len(schema.TABLES)
-    assert taken.findings == ()
-    assert taken.notes() == []
+    assert (taken.findings, taken.notes()) == ((), [])
     assert [(run.run_id, run.state, run.started_at) for run in taken.runs] == [("run-a", schema.ENDED, START)]
 
 
-def test_sums_are_printed(taken_in: TakeIn, tmp_path: Path) -> None:
-    """In = used + set aside, in the table and in one line below it, followed by the findings."""
+def test_the_account_is_printed(taken_in: TakeIn, tmp_path: Path) -> None:
+    """Rows in the archive = used + set aside, in a table and in a line below it."""
     paths = small_history(ended=False).write(tmp_path)
     copied = tmp_path / schema.EVENTS / "copy.parquet"
     copied.write_bytes(next(path for path in paths if schema.EVENTS in path.parts).read_bytes())
@@ -72,16 +78,18 @@ def test_sums_are_printed(taken_in: TakeIn, tmp_path: Path) -> None:
     assert any(line.split() == ["calls", "unreadable", "1", "?"] for line in printed.splitlines())
 
 
-LOST = {schema.OUTCOMES: slice(3, 6), schema.REGISTRATIONS: slice(8, 9)}
+def lose_both_ends(history: History) -> None:
+    del history.rows[schema.OUTCOMES][3:6]
+    del history.rows[schema.REGISTRATIONS][8:9]
 
 
-def mark_lost(history: History) -> None:
+def drop_both_ends(history: History) -> None:
+    lose_both_ends(history)
     history.mark(schema.DROPPED, 90, table=schema.OUTCOMES, rows=3, last_call_number=20)
     history.mark(schema.DROPPED, 90, table=schema.REGISTRATIONS, rows=1, last_call_number=30)
 
 
-def add_wide(history: History) -> None:
-    """An operation of three items."""
+def add_three_items(history: History) -> None:
     call = history.calls + 1
     for item in range(3):
         history.register(99, 500, item=item, item_count=3, partition=item, **({"call_number": call} if item else {}))
@@ -89,48 +97,47 @@ def add_wide(history: History) -> None:
         history.end(99, 510, waited_ms=10, item=item, item_count=3, partition=item)
 
 
-@pytest.mark.parametrize(
-    ("more", "lost", "expected"),
-    [
-        pytest.param(lambda history: history.register(98, 400), {}, {names.OUTCOME_MISSING: 1}, id="no known reason"),
-        pytest.param(lambda _: None, LOST, {names.OUTCOME_MISSING: 3, names.REGISTRATION_MISSING: 1}, id="both ends"),
-        pytest.param(
-            mark_lost,
-            LOST,
-            {names.OUTCOME_DROPPED: 3, names.REGISTRATION_DROPPED: 1, names.DROPPED: 4},
-            id="a marker says that rows were dropped",
-        ),
-        pytest.param(lambda history: history.register(3, 500), {}, {names.REPEATED: 1}, id="registered twice"),
-        pytest.param(lambda history: history.end(3, 500, waited_ms=470), {}, {names.REPEATED: 1}, id="ended twice"),
-        pytest.param(lambda history: history.register(98, 500, refusal_code=3), {}, {}, id="refused: lacks nothing"),
-        pytest.param(add_wide, {}, {}, id="several items are one operation"),
-    ],
-)
-def test_operations_without_both_ends_are_named(
-    taken_in: TakeIn,
-    tmp_path: Path,
-    more: Callable[[History], None],
-    lost: dict[str, slice],
-    expected: dict[str, int],
-) -> None:
-    """In a run that ended, each operation has one registration and one outcome, or is counted with the reason.
+def crash(history: History) -> None:
+    """Lose the last outcome and the end."""
+    del history.rows[schema.OUTCOMES][-1], history.rows[schema.MARKERS][-1]
 
-    Both ends may be in files far apart.
+
+CHANGES: list[tuple[Change, dict[str, int]]] = [
+    (lambda history: history.register(98, 400), {names.OUTCOME_MISSING: 1}),
+    (lose_both_ends, {names.OUTCOME_MISSING: 3, names.REGISTRATION_MISSING: 1}),
+    (drop_both_ends, {names.OUTCOME_DROPPED: 3, names.REGISTRATION_DROPPED: 1, names.DROPPED: 4}),
+    (lambda history: history.register(3, 500), {names.REPEATED: 1}),
+    (lambda history: history.end(3, 500, waited_ms=470), {names.REPEATED: 1}),
+    (lambda history: history.register(98, 500, refusal_code=3), {}),
+    (add_three_items, {}),
+    (crash, {names.CRASHED: 1, names.CRASHES: 1}),
+]
+
+
+def test_operations_without_both_ends_are_counted_by_reason(taken_in: TakeIn, tmp_path: Path) -> None:
+    """In each run, an operation has one registration and one outcome, or is counted with the reason.
+
+    The runs have the same sessions and operations, and both ends may be in files far apart. A refused registration
+    needs no outcome, and several items are one operation.
     """
-    history = small_history(operations=40)
-    for table, rows in lost.items():
-        del history.rows[table][rows]
-    more(history)
-    history.write(tmp_path, rows_per_file=10)
+    expected: Counter[str] = Counter()
+    for number, (change, findings) in enumerate(CHANGES):
+        history = small_history(f"run-{number}", operations=40)
+        change(history)
+        history.write(tmp_path, rows_per_file=10)
+        expected.update(findings)
+    later = small_history("run-later")  # it found that the last run had crashed
+    later.mark(schema.CRASHED, 600, run_id=history.run_id, call_number=history.calls)
+    later.write(tmp_path)
     taken = taken_in()
     assert found(taken) == expected
     assert len(taken.notes()) == len(expected)
+    states = {run.run_id: run.state for run in taken.runs}
+    assert states == dict.fromkeys(states, schema.ENDED) | {history.run_id: schema.CRASHED}
 
 
-def test_missing_outcomes_of_a_run_that_is_alive_are_pending(taken_in: TakeIn, tmp_path: Path) -> None:
-    """Registrations without outcome in a run that has not ended are still waiting, and unfinished files are counted and
-    not read: ordinary findings.
-    """
+def test_operations_of_a_live_run_are_pending(taken_in: TakeIn, tmp_path: Path) -> None:
+    """Registrations without outcome are ordinary in a run that has not ended, and so are unfinished files."""
     history = small_history(ended=False)
     history.register(98, 400)
     history.write(tmp_path)
@@ -143,64 +150,78 @@ def test_missing_outcomes_of_a_run_that_is_alive_are_pending(taken_in: TakeIn, t
     assert taken.notes() == []
 
 
-def test_outcomes_older_than_what_is_kept_are_rolled_away(taken_in: TakeIn, tmp_path: Path) -> None:
-    """Old files were deleted: outcomes of operations they registered count, and are told apart from losses."""
+def test_missing_and_damaged_files_are_reasons(taken_in: TakeIn, tmp_path: Path) -> None:
+    """Outcomes of operations in a deleted old file count as rolled away; a truncated file explains missing outcomes."""
     history = small_history()
     for number in (91, 92):
         history.end(number, 230 + number, waited_ms=230 + number - 15)
     paths = history.write(tmp_path, rows_per_file=5)
     next(path for path in paths if schema.REGISTRATIONS in path.parts).unlink()
-    assert found(taken_in()) == {names.ROLLED_AWAY: 7}
+    others = small_history("run-b").write(tmp_path, rows_per_file=5)
+    truncated = [path for path in others if schema.OUTCOMES in path.parts][1]
+    truncated.write_bytes(truncated.read_bytes()[:-100])
+    assert found(taken_in()) == {names.ROLLED_AWAY: 7, names.OUTCOME_SET_ASIDE: 5}
 
 
-def test_what_a_journal_kept_over_a_restart_is_told_apart(taken_in: TakeIn, tmp_path: Path) -> None:
-    """Waits registered in one run that ended in the daemon's next run are named on both sides."""
-    first, second = History("run-a"), History("run-b", start=START + timedelta(hours=1))
-    first.mark(schema.STARTED, detail=json.dumps({"version": "1", "journal": True}))
-    for number in (1, 2, 3):
-        first.register(number, 10)
-    first.end(1, 15, waited_ms=5)
-    first.mark(schema.ENDED, 20)
-    first.write(tmp_path)
-    second.mark(schema.STARTED, detail=json.dumps({"version": "1", "journal": True, "continued": True}))
-    for number in (2, 3):
-        second.end(number, 10 * number, waited_ms=3_600_000)
-    second.register(4, 30)
-    second.end(4, 35, waited_ms=5)
-    second.mark(schema.ENDED, 40)
-    second.write(tmp_path)
-    taken = taken_in()
-    assert found(taken) == {names.KEPT: 2, names.EARLIER_RUN: 2}
-    assert taken.notes() == []
+def test_waits_that_a_journal_kept_over_a_kill_count_once(
+    spark: SparkSession, taken_in: TakeIn, tmp_path: Path
+) -> None:
+    """A wait registered in the run that was killed and ended in the next has one wait of its whole length in the curve.
 
-
-def test_ends_in_a_file_that_was_set_aside_are_named_so(taken_in: TakeIn, tmp_path: Path) -> None:
-    """A truncated file of outcomes explains the operations that lack theirs."""
-    paths = small_history().write(tmp_path, rows_per_file=5)
-    outcomes = [path for path in paths if schema.OUTCOMES in path.parts]
-    outcomes[1].write_bytes(outcomes[1].read_bytes()[:-100])
-    assert found(taken_in()) == {names.OUTCOME_SET_ASIDE: 5}
-
-
-def test_missing_outcomes_of_a_run_that_crashed_are_told_apart(taken_in: TakeIn, tmp_path: Path) -> None:
-    """A later run's marker says that an earlier one crashed: its operations without outcome are named as such.
-
-    The later run has outcomes of the same sessions and operations, but they are numbered by run.
+    A wait whose end the journal did not record in time ends in both runs, and counts once.
     """
-    crashed = small_history("run-a", ended=False)
-    del crashed.rows[schema.OUTCOMES][-1]
-    crashed.write(tmp_path)
-    later = small_history("run-b")
-    later.mark(schema.CRASHED, 400, run_id="run-a", call_number=crashed.calls)
-    later.write(tmp_path)
-    taken = taken_in()
-    assert found(taken) == {names.CRASHED: 1, names.CRASHES: 1}
-    assert {run.run_id: run.state for run in taken.runs} == {"run-a": schema.CRASHED, "run-b": schema.ENDED}
-    assert any("run-a" in note for note in taken.notes())
+    first, second = History("run-a"), History("run-b", START)
+    first.mark(schema.STARTED, 0, detail=RunDetails("1", journal=True).to_json())
+    for number in range(1, 41):
+        first.register(number, 10 * number, timeout_ms=60_000)
+    for number in range(1, 12):
+        first.end(number, 10 * number + 5, waited_ms=5)
+    unary: dict[str, Any] = {"session_number": 0, "session_id": ""}  # a unary wait ends with its daemon
+    first.register(1, 400, timeout_ms=60_000, **unary)
+    first.mark(schema.CRASHED, 410)
+    second.mark(schema.STARTED, 1_000, detail=RunDetails("1", journal=True, continued=True).to_json())
+    second.register(1, 1_500, timeout_ms=60_000, **unary)
+    second.end(1, 1_600, waited_ms=100, **unary)
+    for number in range(11, 41):
+        second.end(number, 2_000, waited_ms=2_000 - 10 * number)
+    second.mark(schema.ENDED, 2_100)
+    for history in (first, second):
+        history.write(tmp_path)
+    assert found(taken_in()) == {names.CRASHES: 1, names.KEPT: 29, names.EARLIER_RUN: 30, names.CRASHED: 1}
+    made = report(spark, str(tmp_path))
+    assert [made.totals[name] for name in ("registered", "ended", "unfinished", "carried_in")] == [42, 41, 1, 0]
+    (all_topics,) = made.tables["advice"].where("kind = 'produce' and topic is null").collect()
+    assert all_topics["operations"] == 42
+    made.release()
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2, 3])
+def test_a_missing_file_is_found(tmp_path: Path, missing: int) -> None:
+    """The first, one in between, or the last: the end of a run says how many files it has."""
+    history = small_history(operations=30, ended=False)
+    history.mark(schema.ENDED, 400, detail=json.dumps({"files": {schema.EVENTS: 3}}))
+    for path in history.write(tmp_path, rows_per_file=10):
+        if path.name == layout.file_name("run-a", missing) and schema.EVENTS in path.parts:
+            path.unlink()
+    archive = find_archive(str(tmp_path))
+    finding = missing_files(read_runs(archive), archive)
+    assert (finding.count, finding.is_ordinary) == (int(missing > 0), False)
+    assert finding.meaning.startswith(f"events {missing} of run-a;" if missing else ";")
+
+
+def test_files_that_were_rolled_away_are_not_missing(tmp_path: Path) -> None:
+    """Where the beginning of a run is gone, its first files are not expected."""
+    history = small_history(operations=30)
+    del history.rows[schema.MARKERS][0]
+    for path in history.write(tmp_path, rows_per_file=10):
+        if path.name == layout.file_name("run-a", 1) and schema.MARKERS not in path.parts:
+            path.unlink()
+    archive = find_archive(str(tmp_path))
+    assert missing_files(read_runs(archive), archive).count == 0
 
 
 def test_clocks_that_went_back_are_counted(taken_in: TakeIn, tmp_path: Path) -> None:
-    """Steps back from one call to the next, within a file and between two, with the deepest; rows stay."""
+    """Steps back from one call to the next, within a file and between two, with the largest; rows are kept."""
     history = History()
     for number, (time_ms, at_ms) in enumerate([(10, 10), (20, 5), (15, 15), (30, 30), (26, 22), (40, 40)], 1):
         history.register(number, time_ms, at=at(at_ms))
@@ -213,21 +234,30 @@ def test_clocks_that_went_back_are_counted(taken_in: TakeIn, tmp_path: Path) -> 
     assert taken.rows_used() == 12
 
 
-def test_repeated_operations_and_rows_are_told_apart(taken_in: TakeIn, tmp_path: Path) -> None:
-    """The same row in two files is used once; an operation that ended twice, in two calls, is reported."""
+def test_repeated_rows_are_used_once(spark: SparkSession, taken_in: TakeIn, tmp_path: Path) -> None:
+    """The same rows in two files, or twice in one, are duplicates; an operation that ended twice is a finding."""
     history = small_history()
     rows = history.rows[schema.OUTCOMES]
     history.rows[schema.OUTCOMES] = [*rows[:12], *rows[8:]]
     history.end(20, 300, waited_ms=100)
     history.write(tmp_path, rows_per_file=12)
+    for table in (schema.REGISTRATIONS, schema.EVENTS):
+        one = history.rows[table]
+        for path in (tmp_path / table).rglob("*.parquet"):
+            path.unlink()
+        write_file(tmp_path, table, [*one, *one[3:8]])
     taken = taken_in()
     assert found(taken) == {names.REPEATED: 1}
-    assert (taken.rows_in(schema.OUTCOMES), taken.rows_used(schema.OUTCOMES)) == (25, 21)
-    assert names.TWICE in [line.reason for line in taken.lines if line.table == schema.OUTCOMES]
+    twice = {line.table: line.rows for line in taken.lines if line.reason == names.TWICE}
+    assert twice == {schema.OUTCOMES: 4, schema.REGISTRATIONS: 5, schema.EVENTS: 5}
+    archive = replace(find_archive(str(tmp_path)), doubled=taken.doubled)
+    assert len(archive.overlapping(schema.OUTCOMES)) == 2
+    for table, used in {schema.OUTCOMES: 21, schema.REGISTRATIONS: 20, schema.EVENTS: 20}.items():
+        assert taken.rows_used(table) == archive.read(spark, table).count() == used
 
 
 def test_window_and_topics_are_accounted_for(spark: SparkSession, taken_in: TakeIn, tmp_path: Path) -> None:
-    """Rows outside the window or of other topics are set aside; what is used is what `read` returns."""
+    """Rows outside the window or of other topics are set aside; the used ones are those that `read` returns."""
     history = small_history(operations=40)
     history.register(90, 195, topic="payments")
     history.end(90, 215, waited_ms=20, topic="payments")
@@ -242,12 +272,8 @@ def test_window_and_topics_are_accounted_for(spark: SparkSession, taken_in: Take
     assert reasons == {survey.USED, survey.OUTSIDE, survey.OTHER_TOPIC}
 
 
-def test_operation_that_ends_behind_the_window_has_its_outcome(taken_in: TakeIn, tmp_path: Path) -> None:
-    """An operation registered in the window may end after it, and one that ended in it may be older: neither lacks an
-    end.
-
-    Nor does one whose wall clock jumped over the window's border in between.
-    """
+def test_operations_over_the_edge_of_a_window_have_both_ends(taken_in: TakeIn, tmp_path: Path) -> None:
+    """An operation may be registered before the window or end after it, or its wall clock may jump over the edge."""
     history = History()
     history.register(1, 50)
     history.register(2, 105)
@@ -261,8 +287,8 @@ def test_operation_that_ends_behind_the_window_has_its_outcome(taken_in: TakeIn,
     assert found(taken_in(since=at(100), until=at(203))) == {names.WALL_FELL: 1, names.EARLIER: 1}
 
 
-def test_damage_behind_a_right_footer_is_one_clear_error(taken_in: TakeIn, tmp_path: Path) -> None:
-    """A file with overwritten pages cannot be set aside by its footer: the error names it and what to do."""
+def test_a_damaged_page_is_one_clear_error(taken_in: TakeIn, tmp_path: Path) -> None:
+    """A file with an intact footer and overwritten pages is an error that names it and the remedy."""
     history = small_history(operations=500)
     history.write(tmp_path)
     path = write_file(tmp_path, schema.OUTCOMES, history.rows[schema.OUTCOMES])

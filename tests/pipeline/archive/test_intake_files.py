@@ -1,6 +1,4 @@
-"""Files of an archive judged by their footers: which are used, which are set aside and why, and when nothing can be
-used.
-"""
+"""Files of an archive by their footers: which are used, which are set aside and why, and unusable archives."""
 
 import shutil
 from collections.abc import Callable
@@ -32,7 +30,7 @@ def reasons(archive: ArchiveCatalog) -> dict[str, str]:
 
 @pytest.fixture
 def written(tmp_path: Path) -> list[Path]:
-    """The files of a small whole archive in the test's folder: five tables, no calls."""
+    """The files of a small intact archive in the test's folder: five tables, no calls."""
     return small_history().write(tmp_path)
 
 
@@ -57,7 +55,7 @@ def test_whole_archive_is_used_whole(tmp_path: Path) -> None:
 
 
 def test_window_leaves_out_files_without_rows_in_it(tmp_path: Path) -> None:
-    """Files wholly before `since`, or from `until` on, are not even opened."""
+    """Files entirely before `since`, or from `until` on, are not opened."""
     small_history(operations=20).write(tmp_path, rows_per_file=5)
     archive = find_archive(str(tmp_path))
     since, until = START + timedelta(milliseconds=100), START + timedelta(milliseconds=110)
@@ -109,9 +107,9 @@ def leave_other_version(root: Path) -> None:
 def test_an_archive_that_cannot_be_used_is_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepare: Callable[[Path], object] | None, uri: str, said: str
 ) -> None:
-    """It is named as it was given, with what is wrong; where no file can be used, they are counted and one is shown.
+    """The error has the location as given and the reason; unusable files are counted and one is shown.
 
-    One file of a newer schema is enough: leaving it out would give wrong figures.
+    One file of a newer schema makes the archive unusable, because leaving it out would give wrong figures.
     """
     monkeypatch.chdir(tmp_path)
     if prepare is not None:
@@ -130,21 +128,21 @@ def test_an_archive_that_cannot_be_used_is_one_clear_error(
     ],
 )
 def test_spark_has_its_own_names_for_places(scheme: str, host: str, path: str, said: str) -> None:
-    """A path that pyarrow finds is the same file to Spark, whatever its letters mean there."""
+    """Spark gets a path to the same file as pyarrow, with special characters escaped."""
     found = location.Location(f"{scheme}://{host}", None, "", location.spark_prefix(scheme, host))
     assert found.spark_path(path) == said
 
 
 @pytest.mark.parametrize("scheme", ["s3", "s3a"])
 def test_object_stores_open_under_both_names(scheme: str) -> None:
-    """s3: and s3a: are the same bucket; the options in the URI are pyarrow's and no part of the path."""
+    """s3: and s3a: are the same bucket; the options in the URI are for pyarrow and not part of the path."""
     found = location.open_location(f"{scheme}://bucket/history?region=us-east-1&endpoint_override=127.0.0.1:1")
     assert (found.root, found.filesystem.type_name) == ("bucket/history", "s3")
     assert found.spark_path("bucket/history/x") == "s3a://bucket/history/x"
 
 
 def test_foreign_parquet_among_ours_is_set_aside(written: list[Path], tmp_path: Path) -> None:
-    """A file without our metadata is not ours, whatever its columns; our own files are used."""
+    """A file without the archive's metadata is set aside even if its columns match; the others are used."""
     rows = table_of(schema.OUTCOMES, [])
     write_table(tmp_path / schema.OUTCOMES / "no-metadata.parquet", rows, None)
     halves = metadata_of(schema.OUTCOMES, "run-a", 9)
@@ -174,8 +172,8 @@ def test_other_columns_are_set_aside_and_named(tmp_path: Path, change: object, s
     assert (aside.reason, aside.detail, aside.rows) == (footer.FOREIGN, said, 1)
 
 
-def test_columns_may_be_encoded_as_anybody_likes(tmp_path: Path) -> None:
-    """Words without a dictionary, and columns in another order, are the same columns."""
+def test_columns_may_be_encoded_differently(tmp_path: Path) -> None:
+    """Texts without a dictionary, and columns in another order, are accepted."""
     history = small_history(operations=2)
     table = table_of(schema.EVENTS, history.rows[schema.EVENTS])
     plain = table.cast(pa.schema([(field.name, footer.plain_type(field.type)) for field in table.schema]))
@@ -189,7 +187,7 @@ def test_columns_may_be_encoded_as_anybody_likes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kept", [0, 3, 7, 100, -1, -8])
 def test_truncated_file_is_set_aside(written: list[Path], tmp_path: Path, kept: int) -> None:
-    """Wherever a file was cut off, it is unreadable; the others are used."""
+    """A file truncated anywhere is unreadable; the others are used."""
     path = one_of(written, schema.EVENTS)
     path.write_bytes(path.read_bytes()[:kept])
     archive = find_archive(str(tmp_path))
@@ -224,30 +222,19 @@ def test_copies_are_used_once(written: list[Path], tmp_path: Path, name: str) ->
     assert archive.rows(schema.OUTCOMES) == 20
 
 
-def test_of_two_copies_the_fuller_one_is_used(tmp_path: Path) -> None:
-    """Where copies differ, the one with more rows is used."""
+def test_of_different_copies_the_larger_one_is_used(written: list[Path], tmp_path: Path) -> None:
+    """Of two files with the same number, the one with more rows is used. Equal files with two numbers are copies."""
     history = small_history()
-    paths = history.write(tmp_path)
-    part = tmp_path / schema.OUTCOMES / "part.parquet"
-    one_of(paths, schema.OUTCOMES).rename(part)
+    one_of(written, schema.OUTCOMES).rename(tmp_path / schema.OUTCOMES / "part.parquet")
     write_file(tmp_path, schema.OUTCOMES, history.rows[schema.OUTCOMES][:5])
-    archive = find_archive(str(tmp_path))
-    assert archive.rows(schema.OUTCOMES) == 20
-    assert reasons(archive) == {"run-a-000001.parquet": footer.COPY}
-
-
-def test_same_content_with_another_number_is_a_copy(tmp_path: Path) -> None:
-    """A file that was written again under the next number has its rows counted once."""
-    history = small_history()
-    history.write(tmp_path)
     write_file(tmp_path, schema.EVENTS, history.rows[schema.EVENTS], number=2)
     archive = find_archive(str(tmp_path))
-    assert archive.rows(schema.EVENTS) == 20
-    assert reasons(archive) == {"run-a-000002.parquet": footer.COPY}
+    assert archive.rows(schema.OUTCOMES) == archive.rows(schema.EVENTS) == 20
+    assert reasons(archive) == {"run-a-000001.parquet": footer.COPY, "run-a-000002.parquet": footer.COPY}
 
 
 def test_call_that_goes_on_in_the_next_file_is_no_overlap(tmp_path: Path) -> None:
-    """Files may roll in the middle of a call; only files that overlap more than that may have duplicate rows."""
+    """Files may roll in the middle of a call; only files that overlap by more may have duplicate rows."""
     history = History()
     history.register(1)
     for item in range(1, 9):
@@ -260,12 +247,12 @@ def test_call_that_goes_on_in_the_next_file_is_no_overlap(tmp_path: Path) -> Non
 
 
 def test_many_files_are_looked_at_side_by_side(tmp_path: Path) -> None:
-    """All of 200 files are found, sorted by run and number, in whatever order their footers were read."""
-    for run in range(10):
-        for number in range(1, 21):
+    """All files are found, sorted by run and number, though their footers are read in parallel."""
+    for run in range(4):
+        for number in range(1, 13):
             row = History(f"run-{run:02d}").add(schema.EVENTS, run * 1000 + number, row=0, type="high_watermark")
             write_file(tmp_path, schema.EVENTS, [row], f"run-{run:02d}", number)
     files = find_archive(str(tmp_path)).files(schema.EVENTS)
     assert [(file.run_id, file.file_number) for file in files] == [
-        (f"run-{run:02d}", number) for run in range(10) for number in range(1, 21)
+        (f"run-{run:02d}", number) for run in range(4) for number in range(1, 13)
     ]

@@ -34,8 +34,8 @@ def test_window_takes_its_start_and_not_its_end(spark: SparkSession, tmp_path: P
         assert sorted(row.time_ms for row in frame.collect()) == [50, 60, 70, 80, 90, 100, 110]
 
 
-def test_topics_keep_rows_that_are_no_partitions(spark: SparkSession, tmp_path: Path) -> None:
-    """Only rows of the given topics are read, and rows without a topic: a session's end counts for every topic."""
+def test_topics_keep_rows_without_a_topic(spark: SparkSession, tmp_path: Path) -> None:
+    """Only rows of the given topics and rows without a topic are read: a session's end counts for every topic."""
     history = History()
     for place, topic in enumerate(("orders", "payments", "orders", "key-7")):
         history.register(place + 1, topic=topic)
@@ -51,19 +51,7 @@ def test_topics_keep_rows_that_are_no_partitions(spark: SparkSession, tmp_path: 
 
 
 def test_folder_may_have_any_name(spark: SparkSession, tmp_path: Path) -> None:
-    """Letters that Spark takes for patterns, spaces and percent signs in a path stand for themselves."""
+    """Spaces, percent signs and the characters of Spark's path patterns have no special meaning."""
     root = tmp_path / "a [b]{c}* d%20é"
     small_history().write(root)
     assert find_archive(str(root)).read(spark, schema.OUTCOMES).count() == 20
-
-
-def test_rows_in_overlapping_files_come_once(spark: SparkSession, tmp_path: Path) -> None:
-    """Two files of a run with some calls in both give each row once."""
-    history = small_history()
-    rows = history.rows[schema.OUTCOMES]
-    history.rows[schema.OUTCOMES] = [*rows[:12], *rows[8:]]
-    history.write(tmp_path, rows_per_file=12)
-    archive = find_archive(str(tmp_path))
-    assert len(archive.overlapping(schema.OUTCOMES)) == 2
-    assert archive.rows(schema.OUTCOMES) == 24
-    assert archive.read(spark, schema.OUTCOMES).count() == 20

@@ -263,7 +263,7 @@ class Cluster:
             for one in wait["items"]:
                 if not one.is_of(session):  # sent to a leader that has resigned: never reached
                     wait["offsets"].append(one.high_watermark)
-                elif self._by_chance(0.01):  # a retry of what is written already
+                elif self._by_chance(0.01):  # a retry of records that are written
                     wait["offsets"].append(one.high_watermark)
                     self._reached(produce, now_ms)
                 else:

@@ -1,4 +1,4 @@
-"""What a generated history contains: size, topics, slow replica, and how its load is spread over the day."""
+"""The contents of a generated history: size, topics, slow replica, and the load over the day."""
 
 import math
 from bisect import bisect_left

@@ -1,7 +1,7 @@
-"""A real browser for tests of pages: opens a file, and tells all that went wrong and what was drawn.
+"""A real browser for tests of pages: opens a file and reports errors, requests and plots.
 
-It is Debian's Chromium, or what PURGATORY_CHROMIUM names. Where there is none the tests are skipped and say so; with
-PURGATORY_REQUIRE_BROWSER=1 they fail instead.
+The browser is Debian's Chromium, or the one in PURGATORY_CHROMIUM. Without a browser the tests are skipped with a
+message; with PURGATORY_REQUIRE_BROWSER=1 they fail.
 """
 
 import os
@@ -22,7 +22,7 @@ FLAGS = (
 WIDE: ViewportSize = {"width": 1280, "height": 900}
 PHONE: ViewportSize = {"width": 390, "height": 844}
 LOAD_MS_MAX = 120_000
-"""A page is there in a second; a busy machine may take its time."""
+"""A page loads in a second; generous for a busy machine."""
 
 _ALL_TRIED = "() => !document.querySelector('figure.plot:not([data-drawn])')"
 _PLOTS = """() => [...document.querySelectorAll("figure.plot")].map((figure) => {
@@ -67,7 +67,7 @@ class Drawn:
 
 @dataclass
 class Opened:
-    """A page in the browser, and what it said and asked for."""
+    """A page in the browser, with its console messages and requests."""
 
     page: Page
     complaints: list[str] = field(default_factory=list)
@@ -78,8 +78,8 @@ class Opened:
         dialog.dismiss()
 
     def check(self) -> None:
-        """Nothing was said on the console, only the file itself was asked for, nothing sticks out of the window, and
-        every plot is there with marks that can be seen.
+        """Assert that the console is empty, that only the file was requested, and that the plots are visible and within
+        the window.
         """
         assert self.complaints == []
         assert self.requests == [self.page.url]
@@ -90,17 +90,17 @@ class Opened:
         return [Drawn(**plot) for plot in self.page.evaluate(_PLOTS)]
 
     def sticking_out(self) -> list[str]:
-        """What reaches over the left or right edge of the window; tables scroll within their own box."""
+        """Elements that reach over the left or right edge of the window, except tables that scroll in their own box."""
         out: list[str] = self.page.evaluate(_STICKING_OUT)
         return out
 
 
 def chromium_path() -> str:
-    """Where the browser is. Without one the test is skipped, or fails where a browser is required."""
+    """The path of the browser. Without one the test is skipped, or fails where a browser is required."""
     path = os.environ.get("PURGATORY_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     if path is not None:
         return path
-    missing = "no Chromium found: the page is not looked at (Debian, Ubuntu: apt install chromium)"
+    missing = "no Chromium found: pages are not tested (Debian, Ubuntu: apt install chromium)"
     if os.environ.get("PURGATORY_REQUIRE_BROWSER") == "1":
         pytest.fail(f"PURGATORY_REQUIRE_BROWSER=1: {missing}")
     pytest.skip(missing)
@@ -108,7 +108,7 @@ def chromium_path() -> str:
 
 @contextmanager
 def running_browser(path: str) -> Iterator[Browser]:
-    """A browser that is ended again."""
+    """A browser that is closed at the end."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
         try:
@@ -125,7 +125,7 @@ def opened(
     scheme: Literal["light", "dark"] = "light",
     scale: float = 1,
 ) -> Iterator[Opened]:
-    """The file in a window of its own without a network, as soon as every plot is drawn or has failed."""
+    """The file in a new window without a network, once every plot is drawn or has failed."""
     context = browser.new_context(viewport=viewport, color_scheme=scheme, offline=True, device_scale_factor=scale)
     try:
         page = context.new_page()

@@ -1,4 +1,4 @@
-"""Pictures of the pages for the documentation: `make screenshots` makes a history, its pages, and these.
+"""Takes the pictures of the pages for the documentation. `make screenshots` first makes a history and its pages.
 
 `python -m tests.pipeline.page.screenshots REPORT.html REPLAY.html docs/images`
 """
@@ -56,7 +56,7 @@ def take(browser: Browser, page: Path, pictures: tuple[Picture, ...], folder: Pa
 
 
 def main(report: Path, replay: Path, folder: Path) -> int:
-    """All pictures; gives 1 if one is too large for the documentation."""
+    """Takes all pictures; returns 1 if one is too large for the documentation."""
     with running_browser(chromium_path()) as browser:
         taken = [*take(browser, report, REPORT, folder), *take(browser, replay, REPLAY, folder)]
     for path in taken:

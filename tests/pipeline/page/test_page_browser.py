@@ -1,4 +1,4 @@
-"""The report's page in a real browser: everything is drawn, nothing is loaded, and hostile text is only text."""
+"""The pages in a real browser: everything is drawn, nothing is loaded, and hostile text is only text."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,6 @@ from purgatory_pipeline.analytics.page import wording
 from purgatory_pipeline.analytics.replay.page.replay_page import write_replay_page
 from purgatory_pipeline.analytics.report.page.report_page import write_page
 
-from tests.pipeline.page import screenshots
 from tests.pipeline.page.browser import PHONE, WIDE, chromium_path, opened, running_browser
 from tests.pipeline.replay import replay_frames
 from tests.pipeline.report import report_frames
@@ -36,7 +35,7 @@ PLOTS = (
     "Most time waited",
     "When something was unusual",
 )
-"""Besides the curves, which are named for their topics."""
+"""The titles of all plots except the curves, which are named after their topics."""
 
 
 @pytest.fixture(scope="module")
@@ -56,32 +55,45 @@ def plain_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def hostile_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a report whose topics, archive and notes are chosen by somebody who means harm."""
+    """The page of a report with malicious topics, archive and notes."""
     path = tmp_path_factory.mktemp("hostile") / "report.html"
     info = report_frames.report_info(archive=report_frames.HOSTILE, notes=(report_frames.HOSTILE,))
     write_page(report_frames.report_frames(HOSTILE_TOPICS), info, path)
     return path
 
 
-def test_every_plot_is_drawn(browser: Browser, plain_page: Path) -> None:
-    """All plots of a full report are drawn, offline, without a word on the console and without a request."""
+def test_every_plot_is_drawn_and_explained(browser: Browser, plain_page: Path) -> None:
+    """All plots of a full report are drawn, offline, without console messages and requests.
+
+    Each plot has a description, and its section a table with the figures. A bar under the pointer shows its window and
+    outcome.
+    """
     with opened(browser, plain_page) as seen:
         seen.check()
         titles = [plot.title for plot in seen.plots()]
         assert [title for title in PLOTS if title not in titles] == []
         curves = [f"{topic} · {kind}" for topic in report_frames.TOPICS for kind in report_frames.KINDS]
         assert [title for title in titles if title not in PLOTS] == curves
+        descriptions = seen.page.locator(".drawing").evaluate_all("all => all.map((one) => one.ariaLabel)")
+        assert len(descriptions) == len(titles)
+        assert [text for text in descriptions if len(text or "") < 20] == []
+        assert seen.page.locator("section:has(figure.plot):not(:has(table))").count() == 0
+        seen.page.locator("figure.plot").first.locator("g.mark-rect path").nth(5).hover()
+        tip = seen.page.locator("#vg-tooltip-element.visible")
+        tip.wait_for()
+        assert "1 Jul 05:00" in tip.inner_text()
+        assert "satisfied" in tip.inner_text()
 
 
 @pytest.mark.parametrize("page", ["plain_page", "hostile_page"])
-def test_nothing_sticks_out_of_a_phone(browser: Browser, page: str, request: pytest.FixtureRequest) -> None:
-    """At the width of a phone, too, nothing has to be scrolled sideways but wide tables, with any topic."""
+def test_pages_fit_on_a_phone(browser: Browser, page: str, request: pytest.FixtureRequest) -> None:
+    """At the width of a phone only wide tables scroll sideways, whatever the topics."""
     with opened(browser, request.getfixturevalue(page), PHONE) as seen:
         seen.check()
 
 
 def test_hostile_text_is_only_text(browser: Browser, hostile_page: Path) -> None:
-    """Markup in a topic is shown letter by letter, in tables, plots and sentences; none of it runs or loads."""
+    """Markup in a topic is shown as text in tables, plots and sentences; none of it runs or loads."""
     with opened(browser, hostile_page) as seen:
         seen.check()
         cells = seen.page.locator("td").all_text_contents()
@@ -96,7 +108,7 @@ def test_hostile_text_is_only_text(browser: Browser, hostile_page: Path) -> None
 
 
 def test_a_replay_is_drawn(browser: Browser, tmp_path: Path) -> None:
-    """All plots of a replay are drawn too, offline and within the window, with hostile topics and policies."""
+    """All plots of a replay are drawn offline and within the window, with hostile topics and policies."""
     path = tmp_path / "replay.html"
     policies = (*replay_frames.SWEEP, f"{report_frames.HOSTILE}:timeout_ms=5")
     frames = replay_frames.replay_frames(policies, HOSTILE_TOPICS)
@@ -109,7 +121,7 @@ def test_a_replay_is_drawn(browser: Browser, tmp_path: Path) -> None:
 
 
 def test_dark_and_light_differ(browser: Browser, plain_page: Path) -> None:
-    """Page and plots follow the reader's choice of light or dark, and paper is light either way."""
+    """Page and plots follow the reader's choice of light or dark; printed pages are always light."""
     colours = {}
     ink = "() => getComputedStyle(document.querySelector('svg .role-axis-label text')).fill"
     paper = "() => getComputedStyle(document.body).backgroundColor"
@@ -123,34 +135,8 @@ def test_dark_and_light_differ(browser: Browser, plain_page: Path) -> None:
     assert colours["dark print"] == colours["light print"] == (colours["light"][0], "")
 
 
-def test_plots_have_words_for_those_who_cannot_see_them(browser: Browser, plain_page: Path) -> None:
-    """Each plot has a description, and its section a table with the figures."""
-    with opened(browser, plain_page) as seen:
-        descriptions = seen.page.locator(".drawing").evaluate_all("all => all.map((one) => one.ariaLabel)")
-        assert len(descriptions) == len(seen.plots())
-        assert [text for text in descriptions if len(text or "") < 20] == []
-        assert seen.page.locator("section:has(figure.plot):not(:has(table))").count() == 0
-
-
-def test_pointing_at_a_mark_explains_it(browser: Browser, plain_page: Path) -> None:
-    """A bar under the pointer tells its window, outcome and figure."""
-    with opened(browser, plain_page) as seen:
-        seen.page.locator("figure.plot").first.locator("g.mark-rect path").nth(5).hover()
-        tip = seen.page.locator("#vg-tooltip-element.visible")
-        tip.wait_for()
-        assert "1 Jul 05:00" in tip.inner_text()
-        assert "satisfied" in tip.inner_text()
-
-
-def test_pictures_for_the_documentation_are_small(browser: Browser, plain_page: Path, tmp_path: Path) -> None:
-    """Each picture of the report can be taken and is small enough to be kept with the documentation."""
-    taken = screenshots.take(browser, plain_page, screenshots.REPORT, tmp_path / "images")
-    assert [path.stem for path in taken] == [picture.name for picture in screenshots.REPORT]
-    assert [path.name for path in taken if not 1_000 < path.stat().st_size <= screenshots.BYTES_MAX] == []
-
-
-def test_an_empty_report_says_so(browser: Browser, tmp_path: Path) -> None:
-    """The page of an archive in which nothing waited has sentences instead of plots, and no error."""
+def test_an_empty_report_has_no_plots(browser: Browser, tmp_path: Path) -> None:
+    """The page of an archive without operations has sentences instead of plots, and no error."""
     path = tmp_path / "report.html"
     write_page(report_frames.empty_frames(), report_frames.empty_info(), path)
     with opened(browser, path) as seen:

@@ -1,4 +1,4 @@
-"""From parts to HTML: what is escaped, what is bounded, and that a page needs nothing but itself."""
+"""Parts of a page as HTML: escaping, bounds, and no external resources."""
 
 import base64
 import hashlib
@@ -30,7 +30,7 @@ TABLE_TAGS = {"figure", "figcaption", "div", "table", "thead", "tbody", "tr", "t
 
 
 class Elements(HTMLParser):
-    """Counts elements and keeps the text of cells and of scripts with data."""
+    """Collects the elements, and the text of cells and of scripts with data."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def page_of(*parts: Plot | PageTable | Grid, title: str = "A page") -> Page:
         title=title,
         subtitle=wording.name(HOSTILE),
         headlines=(Headline("operations", HOSTILE, "note", alarming=True),),
-        account=Section("account", "What came in"),
+        account=Section("account", "Intake"),
         findings=(Finding(Markup("{} stands out.").format(wording.name(HOSTILE)), "one"),),
         sections=(section,),
     )
@@ -78,7 +78,7 @@ def table_of(values: list[str], rows_max: int = 12) -> PageTable:
 
 @given(st.text(st.characters()))
 def test_any_text_is_one_cell(value: str) -> None:
-    """Whatever a topic is called, its row has two cells, and the first holds what is shown of it."""
+    """With any topic, its row has two cells, and the first one has the visible text of the topic."""
     elements = Elements(document.render_part(table_of([value])))
     assert elements.cells == [wording.text(value), "0"]
     assert set(elements.tags) <= TABLE_TAGS
@@ -86,20 +86,20 @@ def test_any_text_is_one_cell(value: str) -> None:
 
 @given(st.recursive(st.text(st.characters()) | st.none() | st.booleans() | st.integers(), st.lists))
 def test_any_json_survives_inside_a_script(value: object) -> None:
-    """JSON for a plot cannot end its script element, and reads back as it was."""
+    """JSON for a plot cannot end its script element, and is decoded to the same value."""
     text = str(document.to_json(value))
     assert not {"<", ">", "&"} & set(text)
     assert json.loads(text) == value
 
 
-def test_what_is_no_number_is_a_mistake() -> None:
-    """A NaN in the data of a plot is not written silently: no browser could read it."""
+def test_nan_is_an_error() -> None:
+    """A NaN in the data of a plot is not written: no browser could read it."""
     with pytest.raises(ValueError, match="JSON compliant"):
         document.to_json({"value": float("nan")})
 
 
 def test_hostile_text_adds_no_element() -> None:
-    """Wherever it stands on a page, somebody's markup is text."""
+    """Markup in any text of a page is text."""
     plot = Plot(HOSTILE, {"title": HOSTILE}, HOSTILE, HOSTILE, (LegendEntry(HOSTILE, "red"),))
     harmless = Plot("x", {"title": "x"}, "x", "x", (LegendEntry("x", "red"),))
     hostile = Elements(document.render(page_of(plot, Grid((plot, table_of([HOSTILE]))), title=HOSTILE)))
@@ -109,7 +109,7 @@ def test_hostile_text_adds_no_element() -> None:
 
 
 def test_only_the_two_scripts_of_the_page_may_run() -> None:
-    """The policy forbids loading anything, and names the scripts that stand in the page by their hashes."""
+    """The policy forbids loading anything, and lists the hashes of the scripts in the page."""
     html = document.render(page_of(table_of(["orders"])))
     policy = re.findall(r'Content-Security-Policy" content="([^"]*)"', html)[0].replace("&#39;", "'")
     scripts = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
@@ -121,7 +121,7 @@ def test_only_the_two_scripts_of_the_page_may_run() -> None:
 
 
 def test_nothing_is_fetched() -> None:
-    """Outside of its scripts a page names no address: what it needs, it holds, and Vega only once."""
+    """Outside of its scripts a page has no URL. Vega is included once."""
     html = document.render(page_of(table_of(["orders"]), table_of(["payments"])))
     without_scripts = re.sub(r"<script>.*?</script>", "", html, flags=re.DOTALL)
     assert "://" not in without_scripts
@@ -129,7 +129,7 @@ def test_nothing_is_fetched() -> None:
 
 
 def test_tables_are_bounded_and_say_so() -> None:
-    """Of many rows the first are shown, with how many there are and where; of few nothing is said."""
+    """A long table shows its first rows, the number of all rows, and the file that has them."""
     many = document.render_part(table_of([f"t{number}" for number in range(1_000)], rows_max=5))
     assert len(Elements(many).cells) == 10
     assert "5 of 1,000 rows; all of them: topics.csv" in many
@@ -137,7 +137,7 @@ def test_tables_are_bounded_and_say_so() -> None:
 
 
 def test_long_texts_may_be_broken_and_marked_rows_stand_out() -> None:
-    """A long topic does not widen its table; rows that are marked carry a class for it."""
+    """Long topics may wrap, and marked rows have a class."""
     frame = pd.DataFrame({"topic": ["x" * 60, "y"], "odd": [False, True]})
     html = document.render_part(PageTable("Topics", frame, columns(wording.text, "topic"), marked="odd"))
     assert html.count('<td class="long">') == 1
@@ -145,7 +145,7 @@ def test_long_texts_may_be_broken_and_marked_rows_stand_out() -> None:
 
 
 def test_a_page_is_written_whole(tmp_path: Path) -> None:
-    """The file is there under its name only when it is complete, and in a folder that is made for it."""
+    """The file appears under its name once it is complete, in a folder that is created."""
     path = tmp_path / "out" / "report.html"
     document.write(page_of(table_of(["orders"])), path)
     assert path.read_text(encoding="utf-8").endswith("</html>\n")

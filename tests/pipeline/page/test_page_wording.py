@@ -1,4 +1,4 @@
-"""Numbers and other people's texts as a page writes them."""
+"""Numbers and foreign texts as pages show them."""
 
 import unicodedata
 from collections.abc import Callable
@@ -43,16 +43,16 @@ WRITTEN: dict[Callable[[object], str], dict[object, str]] = {
     ],
 )
 def test_figures(written: Callable[[object], str], value: object, shown: str) -> None:
-    """Figures have commas, suitable units and precision; headlines are rounded; shares never to nothing or all.
+    """Figures have commas, suitable units and precision; shares are never rounded to 0 % or 100 %.
 
-    What is missing is a dash, and a figure stays on one line with its unit.
+    Missing values are a dash, and a figure stays on one line with its unit.
     """
     assert written(value) == shown.replace(" ", NBSP)
 
 
 @given(st.floats(min_value=0, max_value=1))
 def test_a_share_is_all_or_nothing_only_if_it_is(value: float) -> None:
-    """0 % and 100 % are said of exactly that."""
+    """0 % and 100 % are exact."""
     shown = wording.share(value)
     assert (shown in {f"0{NBSP}%", f"100{NBSP}%"}) == (value in {0, 1})
     assert not shown.startswith(("0.00", "100.0"))
@@ -69,13 +69,9 @@ def test_a_share_is_all_or_nothing_only_if_it_is(value: float) -> None:
     ],
 )
 def test_instants_are_utc(value: object) -> None:
-    """However an instant comes, it is written in UTC."""
+    """An instant of any type is shown in UTC; a missing one is a dash."""
     assert wording.instant(value) == "2026-07-01 14:00"
-
-
-def test_missing_instants_are_a_dash() -> None:
-    """NaT and None are no instants."""
-    assert {wording.instant(value) for value in (pd.NaT, None)} == {DASH}
+    assert {wording.instant(missing) for missing in (pd.NaT, None)} == {DASH}
 
 
 @pytest.mark.parametrize(
@@ -92,13 +88,13 @@ def test_missing_instants_are_a_dash() -> None:
     ],
 )
 def test_texts_are_fit_to_be_shown(value: str, shown: str) -> None:
-    """What is invisible, turns the direction or cannot be encoded is spelled out, and length is bounded."""
+    """Characters that are invisible, change the direction or cannot be encoded are escaped; the length is bounded."""
     assert wording.text(value) == shown
 
 
 @given(st.text(st.characters()), st.integers(2, 50))
 def test_any_text_is_bounded_visible_and_encodable(value: str, length_max: int) -> None:
-    """Whatever the text: no control characters, at most so long, and UTF-8 can hold it."""
+    """Any text is shown without control characters, within the length, and can be encoded as UTF-8."""
     shown = wording.text(value, length_max)
     assert 0 < len(shown) <= max(length_max, len("(empty)"))
     assert not [character for character in shown if unicodedata.category(character).startswith("C")]
@@ -107,27 +103,18 @@ def test_any_text_is_bounded_visible_and_encodable(value: str, length_max: int) 
 
 @given(st.text())
 def test_names_escape_markup(value: str) -> None:
-    """A topic inside a sentence brings no element of its own."""
+    """A topic inside a sentence adds no element."""
     marked = wording.name(value)
     assert isinstance(marked, Markup)
     assert marked.count("<") == 4
     assert marked.striptags().split() == wording.text(value).split()
 
 
-def test_figures_stay_with_their_units() -> None:
-    """A line is not broken between a figure and its unit; the rest may be."""
+def test_sentences() -> None:
+    """Lines are not broken between a figure and its unit, words in backticks are names, and lists have an "and"."""
     assert wording.unbroken("the 500 ms in use expire 3.1 %.") == f"the 500{NBSP}ms in use expire 3.1{NBSP}%."
-
-
-def test_our_own_words_may_name_things() -> None:
-    """What stands between backticks is a name; everything is escaped."""
-    assert wording.with_code_names("more than `slow_over_ms` < 5") == (
-        "more than <code><bdi>slow_over_ms</bdi></code> &lt; 5"
-    )
-
-
-def test_lists_and_plurals() -> None:
-    """a, b and c; 1 file, 2 files."""
+    code = "more than <code><bdi>slow_over_ms</bdi></code> &lt; 5"
+    assert wording.with_code_names("more than `slow_over_ms` < 5") == code
     assert wording.listed(["a", "<b>", "c"]) == "a, &lt;b&gt; and c"
     assert wording.listed(["a"]) == "a"
     assert wording.listed([]) == ""

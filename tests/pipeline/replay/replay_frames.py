@@ -1,4 +1,4 @@
-"""A replay's frames made by hand, for tests of its page: a sweep of the timeout over produces and fetches."""
+"""Frames of a replay for tests of its page: a sweep of the timeout over produces and fetches."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -39,7 +39,7 @@ CHANGES = ("policy", "kind", "recorded", "replayed", "operations")
 
 
 def outcome_rows(policy: str, topic: str | None, kind: str, timeout_ms: int) -> list[Row]:
-    """What expires, fails and is satisfied under a timeout."""
+    """Expired, failed and satisfied operations under a timeout."""
     share = expires(kind, timeout_ms)
     shares = {"satisfied": 1 - share - 0.0004, "expired": share, "failed": 0.0004}
     operations = OPERATIONS if topic is None else OPERATIONS // 4
@@ -57,7 +57,7 @@ def outcome_rows(policy: str, topic: str | None, kind: str, timeout_ms: int) -> 
 
 
 def replay_info(**changes: object) -> ReplayInfo:
-    """What goes with the frames."""
+    """The other inputs of the page."""
     start = datetime(2026, 7, 1, tzinfo=UTC)
     values: dict[str, object] = {
         "archive": "archive/july",

@@ -1,4 +1,4 @@
-"""What the replay's page says: first whether the unchanged replay matches, then what the policies change."""
+"""The replay's page: whether the unchanged replay matches, and the changes under each policy."""
 
 import pandas as pd
 import pytest
@@ -13,7 +13,7 @@ from tests.pipeline.replay.replay_frames import OPERATIONS, SWEEP, replay_frames
 
 @pytest.fixture(scope="module")
 def page() -> Page:
-    """The page of the replay made by hand."""
+    """The page of the replay in `replay_frames`."""
     return replay_page(replay_frames(), replay_info())
 
 
@@ -27,7 +27,7 @@ def tables_of(section: Section) -> list[PageTable]:
 
 
 def test_the_unchanged_policy_comes_first(page: Page) -> None:
-    """Before anything else the page says how much of the unchanged replay ended as it was recorded."""
+    """The page begins with the share of outcomes that are equal in the unchanged replay."""
     assert [text_of(sentence) for sentence in page.account.lead] == [
         f"Unchanged policy: 100 % of {2 * OPERATIONS:,} outcomes are equal.",
         "registrations: 800,012 in = 800,000 replayed + 12 recorded as refused",
@@ -36,8 +36,8 @@ def test_the_unchanged_policy_comes_first(page: Page) -> None:
     assert not any(fact.alarming for fact in page.headlines)
 
 
-def test_an_untrue_replay_is_alarming() -> None:
-    """One outcome that differs is never rounded away: it is told, and marks the headline."""
+def test_a_different_outcome_is_alarming() -> None:
+    """One different outcome is never rounded away: it is reported, and the headline is alarming."""
     page = replay_page(replay_frames(), replay_info(equal=2 * OPERATIONS - 1, notes=("A note.",)))
     assert text_of(page.account.lead[0]) == (
         f"Unchanged policy: > 99.99 % of {2 * OPERATIONS:,} outcomes are equal. 1 operation ended differently."
@@ -46,8 +46,8 @@ def test_an_untrue_replay_is_alarming() -> None:
     assert [fact.value for fact in page.headlines if fact.alarming] == [f">{wording.NBSP}99.99{wording.NBSP}%"]
 
 
-def test_findings_tell_the_ends_of_a_sweep(page: Page) -> None:
-    """For each kind: what expired as recorded, and what would at both ends; what moves most comes first."""
+def test_findings_compare_the_ends_of_a_sweep(page: Page) -> None:
+    """Each kind has the share that expired as recorded and at both ends; the kind that changes most is first."""
     assert [text_of(finding.sentence) for finding in page.findings] == [
         "Of fetch operations 1.1 % expired as recorded, 74.9 % with timeout_ms=100, 0.05 % with timeout_ms=1600.",
         "Of produce operations 0.37 % expired as recorded, 2.8 % with timeout_ms=100, < 0.01 % with timeout_ms=1600.",
@@ -55,7 +55,7 @@ def test_findings_tell_the_ends_of_a_sweep(page: Page) -> None:
 
 
 def test_tables_begin_with_what_was_recorded(page: Page) -> None:
-    """Each kind has first the recorded row, then the policies in the order in which they were asked for."""
+    """Each kind has the recorded row first, then the policies in the order given."""
     outcomes, by_topic = tables_of(page.sections[0])
     assert outcomes.frame["policy"].tolist() == ["", *SWEEP] * 2
     assert outcomes.frame["kind"].tolist() == ["fetch"] * 6 + ["produce"] * 6
@@ -63,7 +63,7 @@ def test_tables_begin_with_what_was_recorded(page: Page) -> None:
 
 
 def test_kinds_that_no_policy_touches_are_not_drawn() -> None:
-    """They are named in a sentence and stand in the tables as recorded; the others are drawn as ever."""
+    """They are listed in a sentence and have only the recorded row in the tables; other kinds are drawn."""
     frames = replay_frames()
     for name in ("outcomes", "waits"):
         recorded = frames[name][(frames[name]["kind"] == "fetch") & (frames[name]["policy"] == "")]
@@ -80,7 +80,7 @@ def test_kinds_that_no_policy_touches_are_not_drawn() -> None:
 
 
 def test_changes_add_up(page: Page) -> None:
-    """What would have ended differently is listed in full, also its sum for each policy."""
+    """The table of changes has all of them."""
     (table,) = tables_of(page.sections[2])
     assert table.frame["operations"].sum() == replay_frames()["changes"]["operations"].sum()
 
@@ -97,14 +97,14 @@ def test_changes_add_up(page: Page) -> None:
         ((), (), "policy"),
     ],
 )
-def test_what_policies_share_is_said_once(names: tuple[str, ...], labels: tuple[str, ...], title: str) -> None:
-    """The setting that a sweep sets is the title of its axis, and its values are the labels."""
+def test_the_common_part_of_policies_is_the_title(names: tuple[str, ...], labels: tuple[str, ...], title: str) -> None:
+    """The setting of a sweep is the title of its axis, and its values are the labels."""
     policies = Policies.of(names)
     assert (policies.labels, policies.title) == (labels, title)
 
 
 def test_a_replay_without_change_says_so() -> None:
-    """Without a policy to try, the page says that nothing ended differently, and has no findings."""
+    """Without a policy, the page says that nothing ended differently, and has no findings."""
     frames = replay_frames(())
     page = replay_page(frames, replay_info(policies=()))
     assert page.findings == ()
@@ -113,7 +113,7 @@ def test_a_replay_without_change_says_so() -> None:
 
 
 def test_an_empty_replay_says_so() -> None:
-    """Nothing replayed: sentences, no plots."""
+    """If nothing was replayed, sections have sentences and no plots."""
     frames = {name: pd.DataFrame(columns=frame.columns) for name, frame in replay_frames().items()}
     page = replay_page(frames, replay_info(compared=0, equal=0, first_at=None, last_at=None))
     assert [section.parts for section in page.sections] == [(), (), ()]

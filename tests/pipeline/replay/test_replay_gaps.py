@@ -1,4 +1,4 @@
-"""Histories with something wrong: nothing is silently left out, and what cannot be compared is not."""
+"""Replays of incomplete histories: everything is counted, and only reliable outcomes are compared."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.pipeline.archive.histories import History, small_history, write_file
 
 
 def replayed(root: Path, *policies: Policy) -> ReplayAccount:
-    """What a replay of an archive says of itself."""
+    """The account of a replay of an archive."""
     archive = find_archive(str(root))
     runs = find_runs(archive)
     batches = list(replay_runs(ReplayPlan(archive.uri, policies or (UNCHANGED,)), runs, results=False))
@@ -28,13 +28,20 @@ def replayed(root: Path, *policies: Policy) -> ReplayAccount:
     return account
 
 
+def replayed_rows(root: Path, policy: Policy, run_id: str = "run-a") -> list[dict[str, Any]]:
+    """The results of a run's operations under a policy."""
+    archive = find_archive(str(root))
+    batches = replay_runs(ReplayPlan(archive.uri, (policy,)), find_runs(archive), results=True)
+    return [row for batch in batches for row in batch.to_pylist() if row["run_id"] == run_id]
+
+
 def verdicts(account: ReplayAccount) -> tuple[int, int, int, int]:
-    """Equal, different, without outcome, in doubt."""
+    """Operations that are equal, different, without outcome, or in doubt."""
     return account.equal, account.different, account.no_outcome, account.in_doubt
 
 
 def without(history: History, table: str, *, chosen: Any) -> History:  # noqa: ANN401 -- a condition
-    """The history less some rows."""
+    """Removes the chosen rows of a history."""
     history.rows[table] = [row for row in history.rows[table] if not chosen(row)]
     return history
 
@@ -73,7 +80,7 @@ def turn_back_clock(history: History) -> None:
 
 
 def drop(table: str, column: str, *values: object) -> Callable[[History], History]:
-    """Leaves out the rows that have one of these values."""
+    """Removes the rows with one of these values."""
     return lambda history: without(history, table, chosen=lambda row: row[column] in values)
 
 
@@ -104,10 +111,10 @@ def drop(table: str, column: str, *values: object) -> Callable[[History], Histor
         pytest.param(turn_back_clock, (20, 0, 0, 0), "clock went back", id="a clock that fell: counted"),
     ],
 )
-def test_what_is_wrong_is_counted_and_said(
+def test_gaps_are_counted_and_reported(
     tmp_path: Path, change: Callable[[History], object], expected: tuple[int, int, int, int], said: str
 ) -> None:
-    """Operations are equal, different, without an outcome or in doubt, and a sentence says why."""
+    """Each operation is equal, different, without outcome or in doubt, and a sentence gives the reason."""
     history = history_of_marks()
     change(history)
     history.write(tmp_path, rows_per_file=30)
@@ -116,8 +123,8 @@ def test_what_is_wrong_is_counted_and_said(
     assert said in "\n".join([account.sentence(), *account.totals(), *account.notes()])
 
 
-def test_a_history_that_no_engine_wrote_is_found_out(tmp_path: Path) -> None:
-    """Outcomes that do not follow from the events differ, each of them, and the notes begin with it."""
+def test_outcomes_that_do_not_follow_from_the_events(tmp_path: Path) -> None:
+    """They are different, and the first note reports them."""
     small_history(operations=10).write(tmp_path)
     account = replayed(tmp_path)
     assert account.different > 0
@@ -126,17 +133,11 @@ def test_a_history_that_no_engine_wrote_is_found_out(tmp_path: Path) -> None:
 
 
 def test_after_lost_events_nothing_is_compared(tmp_path: Path) -> None:
-    """What ended after the first call of which events were dropped is in doubt, whatever the replay makes of it."""
+    """Operations that ended after the first call with dropped events are in doubt, whatever their replayed outcome."""
     history = history_of_marks()
     lost = history.rows[schema.EVENTS][9:14]
-    history.mark(
-        schema.DROPPED,
-        150,
-        table=schema.EVENTS,
-        rows=len(lost),
-        call_number=lost[0]["call_number"],
-        last_call_number=lost[-1]["call_number"],
-    )
+    calls = {"call_number": lost[0]["call_number"], "last_call_number": lost[-1]["call_number"]}
+    history.mark(schema.DROPPED, 150, table=schema.EVENTS, rows=len(lost), **calls)
     without(history, schema.EVENTS, chosen=lambda row: row in lost).write(tmp_path)
     account = replayed(tmp_path)
     equal, different, no_outcome, in_doubt = verdicts(account)
@@ -146,7 +147,7 @@ def test_after_lost_events_nothing_is_compared(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_of_events_casts_doubt_on_what_follows(tmp_path: Path) -> None:
-    """A gap in the numbers of a table's files counts like dropped rows; of registrations, it does not."""
+    """A gap in the numbers of a table's files counts like dropped rows."""
     files = history_of_marks().write(tmp_path, rows_per_file=4)
     of_events = sorted(path for path in files if path.relative_to(tmp_path).parts[0] == schema.EVENTS)
     of_events[2].unlink()
@@ -159,7 +160,7 @@ def test_a_missing_file_of_events_casts_doubt_on_what_follows(tmp_path: Path) ->
 
 
 def test_rows_that_are_there_twice_do_not_count_twice(tmp_path: Path) -> None:
-    """A second file with rows of the first, as after a copy that was cut off, changes nothing."""
+    """A second file that repeats rows of the first one, as an interrupted copy leaves it, changes nothing."""
     history = history_of_marks()
     history.write(tmp_path)
     copy = History("run-a", rows={table: list(rows[: 2 * len(rows) // 3]) for table, rows in history.rows.items()})
@@ -172,22 +173,18 @@ def test_rows_that_are_there_twice_do_not_count_twice(tmp_path: Path) -> None:
     assert any("duplicate rows" in note for note in account.notes())
 
 
-def test_what_still_waits_at_the_end_stays_open(tmp_path: Path) -> None:
-    """With longer timeouts, what no event satisfies within the history is open, not expired."""
+def test_operations_that_still_wait_at_the_end_stay_open(tmp_path: Path) -> None:
+    """With longer timeouts, an operation that no recorded event satisfies is open, not expired."""
     history_of_marks().write(tmp_path)
-    archive = find_archive(str(tmp_path))
-    policy = parse_policy(["timeout_ms=1000"])
-    batches = replay_runs(ReplayPlan(archive.uri, (policy,)), find_runs(archive), results=True)
-    rows = [row for batch in batches for row in batch.to_pylist()]
-    assert {row["replayed"] for row in rows} == {"satisfied"}
     without(history_of_marks("run-b"), schema.EVENTS, chosen=lambda row: row["offset"] == 20).write(tmp_path)
-    batches = replay_runs(ReplayPlan(archive.uri, (policy,)), find_runs(find_archive(str(tmp_path))), results=True)
-    rows = [row for batch in batches for row in batch.to_pylist() if row["run_id"] == "run-b"]
-    assert [row["operation_id"] for row in rows if row["replayed"] is None] == [20]
+    policy = parse_policy(["timeout_ms=1000"])
+    assert {row["replayed"] for row in replayed_rows(tmp_path, policy)} == {"satisfied"}
+    still_open = [row["operation_id"] for row in replayed_rows(tmp_path, policy, "run-b") if row["replayed"] is None]
+    assert still_open == [20]
 
 
 def test_pushed_marks_are_left_out_where_they_follow_from_the_replicas(tmp_path: Path) -> None:
-    """With a slow replica, marks are worked out anew where the in-sync set is known, else they stay. Both are said."""
+    """With a slow replica, marks are recomputed where the in-sync set is known and kept elsewhere; notes say so."""
     history = History()
     history.mark(schema.STARTED)
     history.event("in_sync_replicas", 1, in_sync=[1, 2], leader_id=1, replicas=[], proposed=[], min_in_sync_replicas=-1)
@@ -210,7 +207,5 @@ def test_pushed_marks_are_left_out_where_they_follow_from_the_replicas(tmp_path:
             "can matter there"
         ),
     ]
-    archive = find_archive(str(tmp_path))
-    batches = replay_runs(ReplayPlan(archive.uri, (policy,)), find_runs(archive), results=True)
-    waits = {row["topic"]: row["replayed_waited_ms"] for batch in batches for row in batch.to_pylist()}
+    waits = {row["topic"]: row["replayed_waited_ms"] for row in replayed_rows(tmp_path, policy)}
     assert waits == {"orders": 48, "audit": 9}

@@ -1,4 +1,4 @@
-"""The parts of a replay that stand on their own, each against something simpler."""
+"""Single parts of a replay, each compared with a simpler implementation."""
 
 from itertools import chain
 
@@ -11,9 +11,9 @@ from purgatory_pipeline.analytics.replay.load.call_windows import windows
 from purgatory_pipeline.analytics.replay.load.row_packing import pack, unpack
 from purgatory_pipeline.analytics.replay.play import replay_sums
 from purgatory_pipeline.analytics.replay.play.open_operations import find
-from purgatory_pipeline.engine_rows.integers import hash_operations, stable_order
+from purgatory_pipeline.engine_rows.integers import stable_order
 from purgatory_pipeline.engine_rows.registered_operations import complete_operations
-from purgatory_pipeline.engine_rows.row_chunk import RowChunk, join
+from purgatory_pipeline.engine_rows.row_chunk import RowChunk
 
 from purgatory.extensions.archive.schema import EVENTS, OUTCOMES, REGISTRATIONS
 
@@ -26,29 +26,23 @@ def column(values: list[int]) -> np.ndarray:
     return np.array(values, np.int64)
 
 
-# Matching.
-
-
 @given(keys=st.lists(st.one_of(st.integers(-3, 3), INTEGERS), max_size=40))
 def test_numbers_are_put_in_order_and_equal_ones_stay_as_they_were(keys: list[int]) -> None:
-    """The same as a stable sort of their places, however far apart they are."""
+    """The order equals that of a stable sort, for any range of numbers."""
     assert stable_order(column(keys)).tolist() == sorted(range(len(keys)), key=keys.__getitem__)
 
 
 @given(KEYS, KEYS)
 def test_operations_are_found_by_session_and_id(wanted: list[tuple[int, int]], among: list[tuple[int, int]]) -> None:
-    """Each is found where one like it is, and nowhere else, whatever the numbers."""
+    """Each operation is found at an equal one, and only there."""
     found = find(*(column([key[i] for key in keys]) for keys in (wanted, among) for i in range(2)))
     for key, at in zip(wanted, found.tolist(), strict=True):
         assert (among[at] == key) if at >= 0 else (key not in among)
 
 
-# Packing.
-
-
 @given(st.lists(st.one_of(INTEGERS, st.integers(0, 300)), min_size=1, max_size=30), st.booleans())
 def test_a_packed_chunk_comes_back(values: list[int], rising: bool) -> None:
-    """Whatever the numbers: constant, rising, close together, or over the whole range."""
+    """Constant, rising, close and widely spread numbers are unpacked unchanged."""
     numbers = sorted(values) if rising else values
     columns = {"call": column(numbers), "name": np.zeros(len(numbers), np.int32), "flag": np.ones(len(numbers), bool)}
     chunk = RowChunk(EVENTS, columns, [("orders", 0), ("ключ", -1)], column([0]), [(None, [1, 2], [], 3, None)])
@@ -58,15 +52,6 @@ def test_a_packed_chunk_comes_back(values: list[int], rising: bool) -> None:
     }
     assert (back.table, back.names, back.detail_rows.tolist()) == (EVENTS, chunk.names, [0])
     assert back.details == chunk.details
-
-
-def test_rising_calls_take_a_byte_each() -> None:
-    """What rises by little is kept as differences."""
-    calls = np.cumsum(np.arange(10_000) % 7) + 2**40
-    assert len(pack(RowChunk(OUTCOMES, {"call": calls}))) < 11_000
-
-
-# Windows.
 
 
 def rows(table: str, calls: list[int], times: list[int] | None = None) -> RowChunk:
@@ -80,7 +65,7 @@ def rows(table: str, calls: list[int], times: list[int] | None = None) -> RowChu
     st.integers(1, 40),
 )
 def test_windows_hold_whole_calls_in_order(events: list[list[int]], ends: list[list[int]], rows_min: int) -> None:
-    """All rows come once, in order of calls, and no call is in two windows, however chunks overlap."""
+    """All rows occur once, in order of calls, and no call is in two windows, even if chunks overlap."""
     chunks = [rows(EVENTS, calls) for calls in events] + [rows(OUTCOMES, calls) for calls in ends]
     chunks.sort(key=lambda chunk: chunk.first_call)
     seen: dict[str, list[int]] = {EVENTS: [], OUTCOMES: []}
@@ -94,8 +79,8 @@ def test_windows_hold_whole_calls_in_order(events: list[list[int]], ends: list[l
     assert seen == {EVENTS: sorted(chain(*events)), OUTCOMES: sorted(chain(*ends))}
 
 
-def test_a_clock_that_went_back_stands_still_instead() -> None:
-    """Rows behind the latest instant before them, in any table, are moved there and counted."""
+def test_a_clock_that_went_back_is_held() -> None:
+    """Rows earlier than a previous row of any table get the time of that row, and are counted."""
     chunks = [rows(EVENTS, [1, 3, 5], [10, 30, 20]), rows(OUTCOMES, [2, 4], [9, 40])]
     (window,) = windows(chunks)
     assert window.tables[EVENTS].columns["time"].tolist() == [10, 30, 40]
@@ -104,29 +89,15 @@ def test_a_clock_that_went_back_stands_still_instead() -> None:
 
 
 def test_rows_that_are_there_twice_count_once() -> None:
-    """Where files overlap, the second of two equal rows is left out; other rows of the same call stay."""
+    """If files overlap, the second of two equal rows is left out; other rows of the same call are kept."""
     columns = {"call": column([1, 1, 1, 2]), "time": column([5, 5, 5, 6]), "row": column([0, 1, 1, 0])}
     (window,) = windows([RowChunk(EVENTS, columns)], repeated=True)
     assert window.tables[EVENTS].columns["row"].tolist() == [0, 1, 0]
     assert window.repeated == 1
 
 
-def test_names_of_joined_chunks_keep_their_rows() -> None:
-    """Joined and cut, each row still has its name, and names that nobody has are dropped."""
-    chunks = [
-        RowChunk(EVENTS, {"call": column([1, 2]), "name": column([1, 0])}, [("a", 0), ("b", 1)]),
-        RowChunk(EVENTS, {"call": column([3]), "name": column([0])}, [("c", 2)]),
-    ]
-    part = join(chunks).slice(1, 3).with_names_used(few=0)
-    assert part.names == [("a", 0), ("c", 2)]
-    assert [part.names[name] for name in part.columns["name"]] == [("a", 0), ("c", 2)]
-
-
-# Operations of several rows.
-
-
 def test_operations_that_are_not_all_there_are_left_out() -> None:
-    """Rows before the first item 0, and operations with rows missing, are counted and dropped; the rest stays."""
+    """Rows before the first item 0, and operations with missing rows, are counted and dropped."""
     columns = {
         "call": column([1] * 7),
         "item": column([1, 0, 1, 0, 0, 1, 0]),
@@ -138,20 +109,14 @@ def test_operations_that_are_not_all_there_are_left_out() -> None:
     assert whole.incomplete == 2
 
 
-# Sums.
-
-
 @given(st.lists(st.integers(0, 2**50), min_size=1))
 def test_waits_fall_into_buckets_of_less_than_a_percent(waits: list[int]) -> None:
-    """The middle of a wait's bucket is the wait itself up to a second, and within 0.5 % beyond; buckets rise."""
+    """The middle of a bucket is the wait itself up to a second, and within 0.5 % beyond; buckets are ordered."""
     buckets = replay_sums.bucket_of(column(sorted(waits)))
     middles = replay_sums.middle_of(buckets)
     assert np.all(np.diff(buckets) >= 0)
     for wait, middle in zip(sorted(waits), middles.tolist(), strict=True):
         assert middle == wait if wait < replay_sums.EXACT_MS else abs(middle - wait) <= 0.005 * wait
-
-
-# Connections and places.
 
 
 def registrations(operations: list[list[int]], partition: int | None = None) -> RowChunk:
@@ -174,7 +139,7 @@ OPERATIONS = st.lists(st.lists(st.integers(0, 11), min_size=1, max_size=3, uniqu
 
 @given(OPERATIONS, st.data())
 def test_names_are_connected_through_operations(operations: list[list[int]], data: st.DataObject) -> None:
-    """Two names are in one group exactly if a chain of operations leads from one to the other, also across files."""
+    """Two names are in one group exactly if a chain of operations connects them, also across files."""
     expected = {name: {name} for names in operations for name in names}
     for names in operations:
         merged = set().union(*(expected[name] for name in names))
@@ -193,7 +158,7 @@ def test_names_are_connected_through_operations(operations: list[list[int]], dat
 
 
 def test_more_keys_than_are_remembered_stay_together() -> None:
-    """What the engine forgets of one key depends on the others, so all of them are one group, which is not divided."""
+    """The engine's choice of keys to forget depends on all keys, so they are one group, which is not divided."""
     chunk = registrations([[number] for number in range(12)], partition=-1)
     apart, together = Connections(12), Connections(11)
     for connections in (apart, together):
@@ -209,7 +174,7 @@ def test_more_keys_than_are_remembered_stay_together() -> None:
 def test_every_operation_has_one_bin_and_finds_its_events_there(
     operations: list[list[int]], bins: int, cores: int
 ) -> None:
-    """All rows of an operation go to one bin, and each event of its partitions goes there, once."""
+    """All rows of an operation are in one bin, which has each event of its partitions once."""
     chunk = registrations(operations)
     connections = Connections(100)
     connections.add(chunk)
@@ -227,7 +192,7 @@ def test_every_operation_has_one_bin_and_finds_its_events_there(
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=20), st.integers(1, 5))
 def test_bins_are_balanced(weights: list[int], bins: int) -> None:
-    """Everything is in one bin, the heaviest bin comes first, and bins differ by one thing at most."""
+    """Each weight is in one bin, the heaviest bin is first, and bins differ by one weight at most."""
     found = balanced(weights, bins)
     sums = [sum(weights[thing] for thing in own) for own in found]
     assert sorted(chain(*found)) == list(range(len(weights)))
@@ -236,7 +201,7 @@ def test_bins_are_balanced(weights: list[int], bins: int) -> None:
 
 
 def test_a_group_that_is_too_large_is_divided() -> None:
-    """One partition with all the operations keeps as many bins busy as there are cores, each about alike."""
+    """One partition with all operations is divided over as many bins as there are cores, about equally."""
     operations = np.arange(10_000)
     columns = {"call": operations, "session": operations % 3, "operation": operations, "name": operations * 0}
     chunk = RowChunk(REGISTRATIONS, columns, [("orders", 0)])
@@ -246,9 +211,3 @@ def test_a_group_that_is_too_large_is_divided() -> None:
     counts = np.bincount(assignment.bins_of_operations(chunk))
     assert len(assignment.all_bins) == 4
     assert counts[counts > 0].min() > 2_300
-
-
-def test_operations_are_spread_evenly() -> None:
-    """Ids in a row, of a few sessions, fall on all parts alike."""
-    spread = hash_operations(np.repeat(np.arange(5), 2_000), np.tile(np.arange(2_000), 5)) % np.uint64(7)
-    assert np.bincount(spread.astype(np.int64)).min() > 1_300

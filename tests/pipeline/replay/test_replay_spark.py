@@ -18,65 +18,46 @@ from purgatory_pipeline.notebook import replay
 from pyspark.sql import SparkSession
 
 from purgatory.extensions.archive import schema
-from purgatory.extensions.archive.files import ArchiveWriter, open_archive
-from tests.pipeline.replay.recorded_run import RecordedRun
-from tests.simulator.generator import Generator
+from tests.archive.archive_replay import read_table
+from tests.pipeline.replay.lives import write_life
 
-BATCHES = 300
 POLICIES = [UNCHANGED, *parse_policies(["timeout_ms=*2"], ["2=+5ms"], ["min_bytes=1,1000"])]
 
 
-def write_life(root: Path, seed: int, run_id: str) -> Counter[str]:
-    """A simulator's life as an archive, in several files; how many operations ended how."""
-    generator = Generator(seed)
-    recorded = RecordedRun(generator, run_id)
-    filesystem, folder = open_archive(str(root))
-    writer = ArchiveWriter(filesystem, folder, run_id, roll_s=0.0)
-    ended: Counter[str] = Counter()
-    for part in range(3):
-        recorded.take(generator.next_step() for _ in range(BATCHES // 3))
-        if part == 2:
-            recorded.end()
-        for table, rows in recorded.tables().items():
-            for batch in rows.to_batches():
-                writer.write(table, batch)
-            if table == schema.OUTCOMES:
-                ended.update(row["outcome"] for row in rows.to_pylist() if row["item"] == 0)
-        writer.roll()
-    return ended
+def ended_in(root: Path) -> Counter[str]:
+    """How many operations ended with each outcome."""
+    return Counter(row["outcome"] for row in read_table(root, schema.OUTCOMES).to_pylist() if row["item"] == 0)
 
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Counter[str]]:
-    """Three runs of different lives, and how their operations ended."""
+    """Three runs of random lives, and how their operations ended."""
     root = tmp_path_factory.mktemp("lives")
-    ended: Counter[str] = Counter()
     for seed in (3, 14, 26):
-        ended += write_life(root, seed, f"run-{seed:02d}")
-    return root, ended
+        write_life(root, seed)
+    return root, ended_in(root)
 
 
 def sorted_sums(sums: pd.DataFrame) -> list[tuple[object, ...]]:
-    """Sums as rows without order."""
     return sorted(sums.itertuples(index=False, name=None), key=str)
 
 
 def test_whole_and_divided_runs_give_the_same_sums(spark: SparkSession, tmp_path: Path) -> None:
-    """Straight from the files, or spread over bins: the same sums, of all policies; all of the unchanged one equal."""
-    ended = write_life(tmp_path, 26, "run-26")
+    """Read straight from the files, or spread over bins, a run has the same sums under all policies."""
+    write_life(tmp_path, 26)
     found = find_archive(str(tmp_path))
     runs = find_runs(found)
-    assert large_runs(runs, 2, 0) == runs, "it is divided the second time"
+    assert large_runs(runs, 2, 0) == runs, "the second replay divides the run"
     whole = replay_sums(spark, found, POLICIES, divided_from=10**9)
     divided = replay_sums(spark, found, POLICIES, divided_from=0)
-    told = ReplayAccount(divided, [run.facts for run in runs], POLICIES)
-    assert told.equal == ended.total() == told.compared
-    assert told.is_balanced
+    account = ReplayAccount(divided, [run.facts for run in runs], POLICIES)
+    assert account.equal == account.compared == ended_in(tmp_path).total()
+    assert account.is_balanced
     assert sorted_sums(divided[divided["name"] != IDLE_EVENTS]) == sorted_sums(whole)
 
 
 def test_a_row_for_each_operation(spark: SparkSession, archive: tuple[Path, Counter[str]]) -> None:
-    """As a DataFrame, with the outcomes of life as they are in the archive."""
+    """The DataFrame has the recorded outcomes of the archive, and those under the policy."""
     root, ended = archive
     frame = replay(spark, str(root), ["timeout_ms=1"])
     counted = {row["recorded"]: row["count"] for row in frame.groupBy("recorded").count().collect()}
@@ -86,7 +67,7 @@ def test_a_row_for_each_operation(spark: SparkSession, archive: tuple[Path, Coun
 
 
 def test_tables_add_up(spark: SparkSession, archive: tuple[Path, Counter[str]]) -> None:
-    """Each policy has every operation once, in the table of outcomes; changes are those between different outcomes."""
+    """The table of outcomes has every operation once for each policy; the table of changes has only real changes."""
     root, ended = archive
     frames = frames_of(replay_sums(spark, find_archive(str(root)), POLICIES), POLICIES)
     outcomes = frames["outcomes"]
@@ -104,14 +85,14 @@ def test_tables_add_up(spark: SparkSession, archive: tuple[Path, Counter[str]]) 
 def test_the_command(
     spark: SparkSession, archive: tuple[Path, Counter[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It says first that the unchanged replay is equal, then the totals, and writes tables, page and results."""
+    """The command prints the totals and how much is equal when unchanged, and writes tables, page and results."""
     root, ended = archive
     out = tmp_path / "out"
     code = main(["replay", str(root), "--out", str(out), "--sweep", "timeout_ms=5,50", "--results"])
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert code == 0
-    assert f"unchanged policy: 100 % of {ended.total():,} outcomes equal" in said
-    assert f"outcomes: {ended.total():,} in = {ended.total():,} of replayed operations" in said
+    assert f"unchanged policy: 100 % of {ended.total():,} outcomes equal" in printed
+    assert f"outcomes: {ended.total():,} in = {ended.total():,} of replayed operations" in printed
     tables = {f"{name}.{kind}" for name in ("outcomes", "waits", "changes") for kind in ("csv", "parquet")}
     assert {path.name for path in out.iterdir()} == tables | {"results", "replay.html"}
     assert pq.read_table(out / "results").num_rows == 3 * ended.total()
@@ -129,10 +110,8 @@ def test_the_command(
         (["--sweep", "timeout_ms=5,5"], "a value is given twice"),
     ],
 )
-def test_a_policy_that_cannot_be(
-    tmp_path: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One line that says what is possible, and 2; nothing is started for it."""
+def test_an_invalid_policy(tmp_path: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command prints one line with the allowed values and exits with 2, without starting Spark."""
     assert main(["replay", str(tmp_path), "--out", str(tmp_path / "out"), *words]) == 2
     error = capsys.readouterr().err
     assert said in error
@@ -140,7 +119,7 @@ def test_a_policy_that_cannot_be(
 
 
 def test_runs_are_divided_only_where_cores_would_idle(archive: tuple[Path, Counter[str]]) -> None:
-    """Runs that keep all cores busy stay whole; one that is larger than a core's share is divided."""
+    """Runs that keep all cores busy stay whole; a run that is larger than the share of a core is divided."""
     runs = find_runs(find_archive(str(archive[0])))
     assert large_runs(runs, 1, 0) == []
     assert large_runs([runs[0]], 4, 0) == [runs[0]]

@@ -1,9 +1,9 @@
-"""A report's frames made by hand, for tests of its page: two days of a small cluster with one slow replica.
+"""Frames of a report for tests of its page: two days of a small cluster with one slow replica.
 
-Figures follow from a few formulas, so they are the same each time and look like those of a real archive. Topics may be
-given by the test, since they are other people's text. Rows are tuples in the order of their table's columns.
+A few formulas give figures like those of a real archive. Rows are tuples in the order of their table's columns.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -19,17 +19,18 @@ WINDOW = timedelta(hours=1)
 TOPICS = ("orders", "payments", "clickstream")
 HOSTILE = "</script><script>alert(1)</script>"
 KINDS = {"produce": (18.0, 0.9, 200), "fetch": (160.0, 0.7, 800)}
-"""Median and spread (of the logarithm) of the waits, and the timeout."""
+"""Median of the waits, standard deviation of their logarithm, and timeout."""
 
 SCALES = (1.0, 0.7, 1.6)
-"""How the waits of the first, second and third topic compare with those medians."""
+"""Factors on the median for the first, second and third topic."""
 SHARES = (0.5, 0.9, 0.99, 0.999)
 
 Row = tuple[Any, ...]
 
 
-def report_frames(topics: Sequence[str] = TOPICS, windows: int = 48) -> dict[str, pd.DataFrame]:
-    """One frame for each table of a report, with exactly the columns that it has."""
+@functools.cache
+def report_frames(topics: tuple[str, ...] = TOPICS, windows: int = 48) -> dict[str, pd.DataFrame]:
+    """One frame for each table of a report, with its columns. Callers must not change them."""
     scaled = [(topic, SCALES[place % 3]) for place, topic in enumerate(topics)]
     curves = [(topic, kind, scale) for (topic, scale), kind in product([(None, 1.0), *scaled], KINDS)]
     rows: dict[str, list[Row]] = {
@@ -54,12 +55,12 @@ def report_frames(topics: Sequence[str] = TOPICS, windows: int = 48) -> dict[str
 
 
 def empty_frames() -> dict[str, pd.DataFrame]:
-    """The tables of an archive in which nothing waited."""
+    """The tables of an archive without operations."""
     return {name: pd.DataFrame(columns=list(table.column_names)) for name, table in TABLES.items()}
 
 
 def report_info(**changes: object) -> ReportInfo:
-    """What goes with the frames."""
+    """The other inputs of the page."""
     values: dict[str, Any] = {
         "archive": "archive/july",
         "first_at": START,
@@ -69,31 +70,31 @@ def report_info(**changes: object) -> ReportInfo:
         "slow_share": 0.01,
         "totals": totals(),
         "rows": {"groups": 51_200},
-        "notes": ("Run 7f3a ended without saying so: what it did after 2026-07-02 04:10 is not there.",),
+        "notes": ("Run 7f3a crashed: its rows after 2026-07-02 04:10 are missing.",),
         "versions": {"purgatory": "0.2.0", "schema": "1", "spark": "4.3.0"},
     }
     return ReportInfo(**(values | changes))
 
 
 def empty_info() -> ReportInfo:
-    """What goes with empty frames."""
+    """The inputs of a page with empty frames."""
     return report_info(first_at=None, last_at=None, slow_over_ms=None, totals={}, notes=())
 
 
 def totals() -> dict[str, int]:
-    """The sums of the windows; what is not among the ended was refused."""
+    """The sums of the windows."""
     windows = [window(number, kind) for number, kind in product(range(48), KINDS)]
     return {name: sum(row[name] for row in windows) for name in WINDOWS.column_names[2:12]}
 
 
 def expires(kind: str, waited_ms: float, scale: float = 1) -> float:
-    """The share that needs longer than `waited_ms`, in truth."""
+    """The true share that needs longer than `waited_ms`."""
     median, spread, _ = KINDS[kind]
     return 1 - NormalDist(math.log(median * scale), spread).cdf(math.log(max(waited_ms, 1e-9)))
 
 
 def need_ms(kind: str, share: float, scale: float = 1) -> int:
-    """How long that share needs at most, in truth."""
+    """The true quantile of the time needed."""
     median, spread, _ = KINDS[kind]
     return round(math.exp(NormalDist(math.log(median * scale), spread).inv_cdf(share)))
 
@@ -116,8 +117,9 @@ def waits(kind: str, scale: float = 1) -> Row:
     return (1_000_000 * need_ms(kind, 0.6, scale), *percentiles, timeout_ms + 9, *lateness)
 
 
+@functools.cache
 def window(number: int, kind: str) -> dict[str, Any]:
-    """One hour: load follows the day, and from hour 33 to 35 waits are long."""
+    """One hour: the load follows the day, and in hours 33 to 35 waits are long."""
     busy = 1 + 0.7 * math.sin((number % 24 - 8) / 24 * 2 * math.pi)
     scale = 3.0 if 33 <= number < 36 else 0.8 + 0.3 * busy
     registered = round(40_000 * busy * (1.6 if kind == "fetch" else 1))
@@ -126,7 +128,7 @@ def window(number: int, kind: str) -> dict[str, Any]:
 
 
 def intake() -> list[Row]:
-    """What came in, and two things that were set aside."""
+    """Used rows, a file and duplicates that were set aside."""
     used = {"registrations": 3_300_012, "outcomes": 3_299_912, "events": 9_120_004, "calls": 1_120, "markers": 9}
     aside = [("outcomes", "truncated file", 1, None), ("registrations", "duplicated row", 0, 212)]
     return sorted([*((table, "used", 48, number) for table, number in used.items()), *aside])
@@ -152,7 +154,7 @@ def hot_keys(topics: Sequence[str]) -> list[Row]:
 
 
 def slow_produces() -> list[Row]:
-    """What let the slow ones go."""
+    """The causes of slow produces."""
     causes = {"follower": 12_700, "leader": 640, "left": 210, "told": 0, "unknown": 31}
     return [(cause, number, number / sum(causes.values()), number * 260) for cause, number in causes.items()]
 
@@ -168,7 +170,7 @@ def stragglers(topic: str | None) -> list[Row]:
 
 
 def advice(topic: str | None, kind: str, scale: float) -> Row:
-    """What the truth asks for, with narrow bounds."""
+    """The true quantiles with narrow bounds."""
     timeout_ms = KINDS[kind][2]
     share = expires(kind, timeout_ms, scale)
     seen = (900_000 if topic else 2_400_000, 880_000, round(900_000 * share), share)

@@ -1,4 +1,4 @@
-"""What the report's page says: the account, the findings, the sections; with much data, with little, with none."""
+"""The report's page: account, findings and sections, with much data, little data and none."""
 
 from collections.abc import Iterator
 
@@ -17,12 +17,12 @@ from tests.pipeline.report import report_frames
 from tests.pipeline.report.report_frames import START, WINDOW
 
 SIZE_MAX = 3_000_000
-"""Of a page of a very large report; 900 kB of it are Vega."""
+"""Maximum size of the page of a very large report. Vega takes 900 kB of it."""
 
 
 @pytest.fixture(scope="module")
 def page() -> Page:
-    """The page of the report made by hand."""
+    """The page of the report in `report_frames`."""
     return report_page(report_frames.report_frames(), report_frames.report_info())
 
 
@@ -51,7 +51,7 @@ def values_of(plot: Plot, layer: int = 0) -> list[dict[str, object]]:
 
 
 def test_the_account_adds_up(page: Page) -> None:
-    """Rows that came in are used or set aside, operations ended or not, and what cannot be counted is said."""
+    """Rows are used or set aside, operations ended or not, and files whose rows cannot be counted are mentioned."""
     rows, operations = (text_of(sentence) for sentence in page.account.lead)
     assert rows == (
         "15,721,269 rows = 15,721,057 used, from 240 files, + 212 set aside. The rows of 1 more file cannot be counted."
@@ -61,8 +61,8 @@ def test_the_account_adds_up(page: Page) -> None:
     assert registered - refused + carried_in == ended + unfinished
 
 
-def test_what_was_set_aside_stands_out(page: Page) -> None:
-    """Rows set aside are marked in the table, come last in it, and make their headline alarming; a clean one is not."""
+def test_rows_set_aside_stand_out(page: Page) -> None:
+    """Rows set aside are marked and last in the table, and their headline is alarming, unless there are none."""
     (table,) = page.account.parts
     assert isinstance(table, PageTable)
     assert table.frame["aside"].tolist() == [False] * 5 + [True] * 2
@@ -81,7 +81,7 @@ def test_notes_are_shown_before_the_figures(page: Page) -> None:
 
 
 def test_the_slow_replica_is_the_first_finding(page: Page) -> None:
-    """It is named with what it held back, by how much, and what that cost."""
+    """The finding has the share and the time that the replica held back."""
     assert text_of(page.findings[0].sentence).startswith(
         "Replica 2 held back 63 % of the slow produces, by 41 ms at the median. Next is replica 1 with 22 %."
     )
@@ -93,20 +93,20 @@ def test_the_slow_replica_is_the_first_finding(page: Page) -> None:
     [((63, 22, 15), True), ((130, 100, 100), False), ((1_300, 1_000, 900), True), ((1_100, 1_000, 900), False)],
 )
 def test_a_replica_is_named_if_it_stands_out(held_back: tuple[int, ...], named: bool) -> None:
-    """One that held back a little more than the next, or by chance, is not blamed."""
+    """A replica that held back little more than the next, or by chance, is not named."""
     frames = report_frames.report_frames()
     counts = frames["stragglers"].assign(held_back=held_back * 4)
     assert bool(straggler_finding(counts)) == named
 
 
 def test_timeouts_that_cut_off_most_are_findings(page: Page) -> None:
-    """The advice on what expires most operations is given, of one fetch at most; all topics together are not."""
+    """The findings are the topics and kinds with most expirations, at most one of them a fetch."""
     told = [text_of(finding.sentence) for finding in page.findings if finding.anchor == "timeouts"]
     assert [sentence.partition(":")[0] for sentence in told] == ["clickstream (produce)", "clickstream (fetch)"]
 
 
 def test_anomalies_are_findings(page: Page) -> None:
-    """The most striking one of each measure, with what it was and usually is."""
+    """The strongest anomaly of each measure, with the unusual and the usual value."""
     told = [text_of(finding.sentence) for finding in page.findings if finding.anchor == "anomalies"]
     hour = "In the 1 h from 2026-07-02 09:00, "
     assert told == [
@@ -133,7 +133,7 @@ def test_every_table_of_the_report_is_listed(page: Page) -> None:
 
 
 def test_the_timeout_in_use_is_marked_on_its_curve(page: Page) -> None:
-    """The upright line stands at the timeout, and its words say what it cuts off."""
+    """A vertical line marks the timeout, and its label has the share that needs longer."""
     plots = [part for part in parts_of(section_of(page, "timeouts")) if isinstance(part, Plot)]
     (plot,) = [plot for plot in plots if plot.title == "clickstream · fetch"]
     (mark,) = values_of(plot, layer=3)
@@ -142,7 +142,7 @@ def test_the_timeout_in_use_is_marked_on_its_curve(page: Page) -> None:
 
 
 def test_curves_fall_within_their_bounds(page: Page) -> None:
-    """Each curve starts with everybody waiting, falls, and runs between its bounds."""
+    """Each curve starts near 100 %, falls, and is between its bounds."""
     curves = [part for part in parts_of(section_of(page, "timeouts")) if isinstance(part, Plot)]
     assert len(curves) == 6
     for curve in curves:
@@ -153,8 +153,8 @@ def test_curves_fall_within_their_bounds(page: Page) -> None:
         assert all(float(str(value["low"])) <= float(str(value["high"])) for value in values)
 
 
-def test_nothing_is_said_of_an_empty_archive() -> None:
-    """Each section of an empty report is a sentence, without plots or findings; the page can be written."""
+def test_an_empty_archive() -> None:
+    """Each section of an empty report is a sentence, without plots or findings, and the page can be rendered."""
     page = report_page(report_frames.empty_frames(), report_frames.empty_info())
     assert page.findings == ()
     assert [part for section in page.sections for part in parts_of(section) if isinstance(part, Plot)] == []
@@ -163,8 +163,8 @@ def test_nothing_is_said_of_an_empty_archive() -> None:
 
 
 def test_a_huge_report_makes_a_page_of_bounded_size() -> None:
-    """Ten thousand rows in each table and long topics: the page stays small enough to be mailed."""
-    frames = report_frames.report_frames(windows=3_000)
+    """The page is small enough for a mail with ten thousand rows in each table and long topics."""
+    frames = dict(report_frames.report_frames(windows=1_000))
     for name in ("topics", "backlog", "hot_keys", "stragglers", "advice", "timeouts", "anomalies"):
         repeated = pd.concat([frames[name]] * (10_000 // len(frames[name])), ignore_index=True)
         if "topic" in repeated:
@@ -182,7 +182,7 @@ windows = st.dictionaries(
 @settings(max_examples=40)
 @given(windows)
 def test_merged_windows_keep_their_sums(counts: dict[tuple[int, str], int]) -> None:
-    """However many windows there are, at most so many points are drawn, and nothing is lost from the counts."""
+    """Many windows are merged into at most POINTS_MAX points with the same sums."""
     rows = [
         report_frames.window(number, kind) | {"registered": registered} for (number, kind), registered in counts.items()
     ]
@@ -196,14 +196,14 @@ def test_merged_windows_keep_their_sums(counts: dict[tuple[int, str], int]) -> N
 
 
 def test_lines_break_where_a_window_is_missing() -> None:
-    """A window without data is a gap of the line, not a straight stroke across it."""
+    """A window without data is a gap in the line."""
     rows = pd.DataFrame([report_frames.window(number, "fetch") for number in (0, 1, 3)])
     values = [row["value"] for row in window_series.timeline(rows, 3_600_000).lines("fetch", {"wait_p50_ms": "half"})]
     assert [wording.is_missing(value) for value in values] == [False, False, True, False]
 
 
-def test_bars_stand_on_each_other() -> None:
-    """Stacked bars of a window begin where the one below ends, and reach the sum."""
+def test_bars_are_stacked() -> None:
+    """Each bar begins at the top of the one below, and the last ends at the sum."""
     rows = window_series.timeline(
         pd.DataFrame([report_frames.window(33, kind) for kind in report_frames.KINDS]), 3_600_000
     )
@@ -230,7 +230,7 @@ def test_lengths_of_windows_in_words(step_ms: int, words: str) -> None:
 
 
 def test_findings_are_few() -> None:
-    """A first look is short, however much there is."""
-    frames = report_frames.report_frames(tuple(f"topic-{number}" for number in range(3)) * 20)
+    """At most eight findings are shown."""
+    frames = report_frames.report_frames(tuple(f"topic-{number}" for number in range(3)) * 6)
     findings: tuple[Finding, ...] = report_page(frames, report_frames.report_info()).findings
     assert len(findings) <= 8

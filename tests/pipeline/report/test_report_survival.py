@@ -17,7 +17,7 @@ ENDED = st.lists(st.tuples(st.integers(0, 30), st.booleans()), min_size=1, max_s
 
 
 def curve_of(ended: Ended) -> Curve:
-    """The curve of single operations."""
+    """The curve of these operations."""
     waited = sorted({waited for waited, _ in ended})
     counts = [[sum(1 for end in ended if end == (at, done)) for at in waited] for done in (True, False)]
     return estimate(np.array(waited), *(np.array(count) for count in counts))
@@ -105,7 +105,7 @@ def test_known_example() -> None:
 
 
 def test_all_done_long_before_a_timeout() -> None:
-    """Where all were satisfied, a longer timeout expires nothing, but for what chance may have hidden."""
+    """If all were satisfied, a longer timeout expires nothing; the upper bound accounts for chance."""
     curve = curve_of([(need, True) for need in range(1, 101)])
     said = curve.expires(30_000)
     assert (said.value, said.low) == (0.0, 0.0)
@@ -113,7 +113,7 @@ def test_all_done_long_before_a_timeout() -> None:
 
 
 def test_shown_points_are_few_and_end_with_the_last() -> None:
-    """Of a curve with a hundred thousand steps a few hundred are shown, the first and the last among them."""
+    """A few hundred steps of a curve with a hundred thousand are shown, including the first and the last."""
     waited = np.arange(100_000)
     curve = estimate(waited, np.full(len(waited), 3), np.ones(len(waited), dtype=np.int64))
     shown = curve.shown()

@@ -1,8 +1,10 @@
-"""The tables of a report: against the ground truth of a generated history, and figure by figure against the same tables
-hand-written in SQL for DuckDB (`bench.pipeline.report_sql`).
+"""The tables of a report: against the truth of a generated history, and against the same tables in SQL for DuckDB
+(`bench.pipeline.report_sql`).
 """
 
+import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -17,9 +19,14 @@ from bench.pipeline import report_sql
 from purgatory.extensions.archive import schema
 from tests.archive.archive_replay import read_table
 from tests.pipeline.history.make import make_history
-from tests.pipeline.history.plan import Plan
+from tests.pipeline.history.plan import PROFILES, Plan
+from tests.pipeline.report.report_frames import HOSTILE
 
-PLAN = Plan(30_000, runs=2, seed=5, slow=(3, 200, 0.20))
+SLOW_REPLICA = 3
+TOPICS = (*PROFILES[:-1], replace(PROFILES[-1], name=HOSTILE))
+PLAN = Plan(3_000, runs=3, topics=TOPICS, slow=(SLOW_REPLICA, 300, 0.4))
+
+pytestmark = pytest.mark.slow  # asks Spark
 
 
 @pytest.fixture(scope="module")
@@ -30,87 +37,83 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Counter[int]]:
 
 
 @pytest.fixture(scope="module")
-def archive(spark: SparkSession, made: tuple[Path, Counter[int]]) -> Path:
-    return made[0]
-
-
-@pytest.fixture(scope="module")
-def tables(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
-    """The tables that the command leaves, read back from Parquet."""
+def tables(spark: SparkSession, made: tuple[Path, Counter[int]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the report."""
     out = tmp_path_factory.mktemp("report")
-    report(str(archive), out=str(out))
-    assert (out / "report.html").stat().st_size > 100_000
-    assert sorted(path.stem for path in (out / "csv").glob("*.csv")) == sorted(TABLES)
-    return {name: pd.read_parquet(out / "tables" / name) for name in TABLES}
+    report(str(made[0]), out=str(out))
+    return out
 
 
-@pytest.mark.slow  # asks Spark
-def test_totals_in_are_totals_out(archive: Path, tables: dict[str, pd.DataFrame]) -> None:
-    """Every operation and its outcome is counted once by window, and every wait once by group and once by topic."""
-    windows = tables["windows"]
+def read(out: Path, name: str) -> pd.DataFrame:
+    return pd.read_parquet(out / "tables" / name)
+
+
+def test_totals_add_up(made: tuple[Path, Counter[int]], tables: Path) -> None:
+    """Operations and outcomes are counted once by window, waits once by group and once by topic; all files are there.
+
+    A topic cannot add markup to the page.
+    """
+    windows = read(tables, "windows")
     ends = ["satisfied", "failed", "expired", "cancelled", "shutting_down"]
     assert windows["registered"].sum() == PLAN.operations
-    outcomes = read_table(archive, schema.OUTCOMES)
+    outcomes = read_table(made[0], schema.OUTCOMES)
     operations = outcomes.filter(pc.field("item") == 0)["outcome"].cast(pa.string()).to_pylist()
-    assert {outcome: windows[outcome].sum() for outcome in ends} == dict(Counter(operations) | Counter(failed=0))
+    assert {outcome: windows[outcome].sum() for outcome in ends} == dict.fromkeys(ends, 0) | Counter(operations)
     for name in ("groups", "topics"):
-        assert tables[name]["ended"].sum() == outcomes.num_rows
-        assert (tables[name][ends].sum(axis=1) == tables[name]["ended"]).all()
+        waits = read(tables, name)
+        assert waits["ended"].sum() == outcomes.num_rows
+        assert (waits[ends].sum(axis=1) == waits["ended"]).all()
+    assert sorted(path.stem for path in (tables / "csv").glob("*.csv")) == sorted(TABLES)
+    page = (tables / "report.html").read_text("utf-8")
+    assert len(page) > 100_000
+    assert HOSTILE not in page
+    assert HOSTILE in read(tables, "topics")["topic"].tolist()
 
 
-@pytest.mark.slow  # asks Spark
-def test_the_planted_slow_replica_is_named_first(tables: dict[str, pd.DataFrame]) -> None:
-    """Over all topics, the replica that held back longest is the one that was made slow."""
-    overall = tables["stragglers"][tables["stragglers"]["topic"].isna()]
-    worst = overall.sort_values("total_ms", ascending=False).iloc[0]
-    assert worst["replica_id"] == PLAN.slow[0]
+def test_the_slow_replica_is_named_first(tables: Path) -> None:
+    """Over all topics, the replica that delayed produces longest is the slow one."""
+    stragglers = read(tables, "stragglers")
+    worst = stragglers[stragglers["topic"].isna()].sort_values("total_ms", ascending=False).iloc[0]
+    assert worst["replica_id"] == SLOW_REPLICA
 
 
-@pytest.mark.slow  # asks Spark
-def test_advice_is_near_the_planted_waits(tables: dict[str, pd.DataFrame], made: tuple[Path, Counter[int]]) -> None:
-    """Half, 90 % and 99 % of all produces need what they would have waited without a timeout, within 5 %."""
-    advice = tables["advice"]
+def test_advice_is_near_the_truth(made: tuple[Path, Counter[int]], tables: Path) -> None:
+    """The time that half, 90 % and 99 % of all produces need without a timeout is within 10 % (for any seed)."""
+    advice = read(tables, "advice")
     produces = advice[(advice["kind"] == "produce") & advice["topic"].isna()].iloc[0]
-    planted = sorted(made[1].elements())
+    truth = sorted(made[1].elements())
     for percent in (50, 90, 99):
-        needed = planted[-(-len(planted) * percent // 100) - 1]
-        assert produces[f"need_p{percent}_ms"] == pytest.approx(needed, rel=0.05, abs=1)
+        needed = truth[-(-len(truth) * percent // 100) - 1]
+        assert produces[f"need_p{percent}_ms"] == pytest.approx(needed, rel=0.1)
 
 
-@pytest.mark.slow  # asks Spark
-def test_the_tables_say_what_duckdb_says(spark: SparkSession, tmp_path: Path) -> None:
-    """Of a history that lacks the last outcomes and the first registrations of a run, each table has the columns of its
-    description, no key twice, and the rows and figures of the one written by hand.
+def test_the_tables_equal_those_of_duckdb(spark: SparkSession, made: tuple[Path, Counter[int]], tmp_path: Path) -> None:
+    """Without the last outcomes and the first registrations, each table has its columns, no key twice, and the figures
+    of the SQL.
 
-    `intake` is about files, and sentences are words: those are not written by hand.
+    `intake` is about files, and sentences are words: there is no SQL for them.
     """
     archive, out = tmp_path / "archive", tmp_path / "report"
-    make_history(Plan(20_000, runs=3, seed=7), archive)
+    shutil.copytree(made[0], archive)
     for name, place in ((schema.OUTCOMES, -1), (schema.REGISTRATIONS, 0)):
         sorted((archive / name).rglob("*.parquet"))[place].unlink()
     report(str(archive), out=str(out), window="1h")
     connection = report_sql.open_history(archive)
     report_sql.make_tables(connection)
     for name, table in TABLES.items():
-        reported = pd.read_parquet(out / "tables" / name)
+        reported = read(out, name)
         assert list(reported.columns) == list(table.column_names)
         assert not reported.duplicated(list(table.key)).any()
         if name != "intake":
             columns = [column for column in table.column_names if column != "sentence"]
-            by_hand = connection.execute(f"SELECT * FROM {name}").df()
-            both = (comparable(frame[columns], table.key) for frame in (reported, by_hand))
+            by_sql = connection.execute(f"SELECT * FROM {name}").df()
+            both = (comparable(frame[columns], table.key) for frame in (reported, by_sql))
             pd.testing.assert_frame_equal(*both, obj=name)
 
 
 def comparable(rows: pd.DataFrame, key: tuple[str, ...]) -> pd.DataFrame:
-    """Sorted by key; numbers as floats, whatever their type, and instants in one time zone."""
-    plain = rows.assign(
-        **{
-            name: pd.to_datetime(rows[name], utc=True).dt.as_unit("us")
-            for name in rows
-            if name in ("window_start", "at", "compared_with")
-        }
-    )
-    numbers = plain.select_dtypes(["number"]).columns
-    typed = plain.astype(dict.fromkeys(numbers, "float64"))
+    """Rows sorted by key, with numbers as floats and instants in one time zone."""
+    instants = [name for name in ("window_start", "at", "compared_with") if name in rows]
+    plain = rows.assign(**{name: pd.to_datetime(rows[name], utc=True).dt.as_unit("us") for name in instants})
+    typed = plain.astype(dict.fromkeys(plain.select_dtypes(["number"]).columns, "float64"))
     return typed.sort_values(list(key)).reset_index(drop=True)

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from purgatory.extensions.archive import checksums, layout, schema
+from purgatory.extensions.archive import layout, schema
 from purgatory_pipeline.analytics.archive.location import Location, first_line
 from purgatory_pipeline.errors import ArchiveUnusable
 
@@ -34,7 +34,7 @@ def open_parquet(octets: bytes, read_dictionary: Sequence[str] = ()) -> pq.Parqu
     found = pq.ParquetFile(
         pa.BufferReader(octets), read_dictionary=list(read_dictionary), page_checksum_verification=True
     )
-    checksums.check_file(octets, found.metadata.metadata or {})
+    layout.check_file(octets, found.metadata.metadata or {})
     return found
 
 
@@ -80,10 +80,10 @@ def read_footer(place: Location, path: str, table: str) -> ArchiveFile | Quarant
         with place.filesystem.open_input_file(path) as file:
             size = file.size()
             tail = file.read_at(min(_TAIL_BYTES, size), max(size - _TAIL_BYTES, 0))
-            if checksums.footer_bytes(tail) > len(tail):
+            if layout.footer_bytes(tail) > len(tail):
                 tail = file.read_at(size, 0)
         metadata = pq.read_metadata(pa.BufferReader(tail))
-        checksums.check_footer(tail, metadata.metadata or {})
+        layout.check_footer(tail, metadata.metadata or {})
         return judge(metadata, path, place.spark_path(path), table)
     except (OSError, ValueError, pa.ArrowException) as error:
         return Quarantined(path, table, UNREADABLE, first_line(error))

@@ -3,15 +3,16 @@
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from purgatory_pipeline.engine_rows.integers import Integers
 from purgatory_pipeline.streaming.stream.shard import shard_bytes
 from purgatory_pipeline.streaming.stream.shard.shard import Shard
 from purgatory_pipeline.streaming.stream.shard.stream_rows import ROWS
 
 from purgatory.engine.codes import FETCH, HIGH_WATERMARK, KEY_SIGNALLED, LEADER_APPEND, PRODUCE, SIGNAL
-from tests.pipeline.stream import shard_cost
 from tests.pipeline.stream.simulated_history import Row, outcomes_of
 
 DELAY_MS = 100
+PARTITIONS = 1_000
 
 
 def table(*rows: Row) -> pa.Table:
@@ -39,7 +40,7 @@ def saved_shard() -> bytes:
 
 
 def ends_after(octets: bytes) -> tuple[list[tuple[int, str, int]], int, int]:
-    """How all of it ends: id, outcome and wait of each operation; what was late; what still waits."""
+    """The id, outcome and wait of each operation; the number of late rows; the number of pending operations."""
     shard = shard_bytes.from_bytes(octets, DELAY_MS)
     played = shard.play(
         table(
@@ -59,20 +60,41 @@ def test_a_saved_shard_continues() -> None:
     assert (late, pending) == (1, 0)
 
 
-def test_a_million_wait_beside_a_batch() -> None:
-    """They are saved and loaded with it, in a few bytes each; the batch is answered, in the end all of them expire, and
-    nothing is left of them but the marks.
+def test_many_pending_operations_are_saved_with_a_batch() -> None:
+    """They are saved in a few bytes each. A batch is answered, in the end all of them expire, and the state has only
+    marks.
     """
-    shard, rng = Shard(), np.random.default_rng(2)
-    next_id, at_ms = shard_cost.filled(shard, 1_000_000, rng)
+    pending, rng = 100_000, np.random.default_rng(2)
+    shard = Shard()
+    shard.play(produces(rng, 1, pending, 0, 2**40 + rng.integers(0, 1_000_000, pending)))
     octets = shard_bytes.to_bytes(shard)
-    assert len(octets) < 16_000_000
+    assert len(octets) < 16 * pending
     shard = shard_bytes.from_bytes(octets, 0)
-    arriving = shard_cost.produces(rng, next_id, 1_000, at_ms, np.full(1_000, 5))
-    rows = pa.concat_tables([arriving, shard_cost.marks(at_ms + shard_cost.BATCH_MS, 5)], promote_options="default")
-    answered = shard.play(rows).outcomes.column("operation_id").to_pylist()
-    assert sorted(answered) == list(range(next_id, next_id + 1_000))
-    ended = shard.play(table({"at_ms": at_ms + 3_600_000})).outcomes
-    assert pc.count_distinct(ended.column("operation_id")).as_py() == ended.num_rows == 1_000_000
+    marks = [
+        {"at_ms": 2_000, "type": HIGH_WATERMARK, "topic": "orders", "partition": partition, "offset": 5}
+        for partition in range(PARTITIONS)
+    ]
+    rows = [produces(rng, pending + 1, 1_000, 1_000, np.full(1_000, 5)), table(*marks)]
+    answered = shard.play(pa.concat_tables(rows, promote_options="default")).outcomes.column("operation_id").to_pylist()
+    assert sorted(answered) == list(range(pending + 1, pending + 1_001))
+    ended = shard.play(table({"at_ms": 4_000_000})).outcomes
+    assert pc.count_distinct(ended.column("operation_id")).as_py() == ended.num_rows == pending
     assert ended.column("outcome").unique().to_pylist() == ["expired"]
     assert len(shard_bytes.to_bytes(shard)) < 50_000
+
+
+def produces(rng: np.random.Generator, first_id: int, count: int, at_ms: int, offsets: Integers) -> pa.Table:
+    """Operations of one item each, over all partitions, at random times in a second."""
+    columns = {
+        "at_ms": np.sort(at_ms + rng.integers(0, 1_000, count)),
+        "kind": pa.repeat(pa.scalar(PRODUCE, pa.int8()), count),
+        "caller": pa.repeat("", count),
+        "operation_id": np.arange(first_id, first_id + count),
+        "timeout_ms": rng.integers(1_000_000, 3_600_000, count),
+        "item": np.zeros(count, np.int32),
+        "item_count": np.ones(count, np.int32),
+        "topic": pa.repeat("orders", count),
+        "partition": rng.integers(0, PARTITIONS, count).astype(np.int32),
+        "offset": offsets,
+    }
+    return pa.table(columns)
