@@ -185,8 +185,7 @@ class Outbox:
 
     def release(self, sequence: int) -> None:
         """Allow results up to `sequence` to be written."""
-        # Never lowered: `release_all` may have been called since the group of these results was sealed.
-        self._released_sequence = max(self._released_sequence, sequence)
+        self._released_sequence = sequence
 
     def release_all(self) -> None:
         """Allow all results to be written, including those appended later."""
