@@ -41,6 +41,7 @@ class Column:
         self.is_within: Final = within
         self._given: Final = given
         self._values: Final = read
+        # With a step of 0 a single value is read for every row, without a branch in `at`.
         self._step: Final[i64] = 1 if count > 1 else 0
 
     def at(self, row: i64) -> i64:

@@ -112,6 +112,7 @@ class Completions:
         self.items = place + 1
 
     def _double_operations(self) -> None:
+        # A column is doubled by appending it to itself: only the length matters, later rows overwrite the values.
         self.operation_ids = extend(self.operation_ids, self.operation_ids)
         self.kinds = extend(self.kinds, self.kinds)
         self.outcomes = extend(self.outcomes, self.outcomes)

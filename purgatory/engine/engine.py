@@ -98,6 +98,7 @@ class Engine:
 
     def remove_owner(self, owner: Owner, now_ms: int) -> None:
         """Cancel all pending operations of an owner, without completions. The owner must not be used afterwards."""
+        # Closed before its operations end, so that `completions_of` discards their results.
         owner.closed = True
         owner.completions = None
         owner.ended_last = 0
@@ -233,6 +234,8 @@ class Engine:
         stop: i64 = self._pending.work_total + work_max
         while ended < limit and self._pending.count > 0 and self._pending.work_total < stop:
             slot = self._next_to_shut_down
+            # The walk continues where the last slice stopped. It wraps, because slots behind it may have been taken
+            # again.
             self._next_to_shut_down = slot + 1 if slot + 1 < operations.size else 0
             if slot < operations.size and operations.kind[slot] != FREE:
                 self._pending.end(slot, SHUTTING_DOWN, now_ms)
@@ -257,6 +260,7 @@ class Engine:
             InvalidBatch: As for `register` and `apply`. Nothing has been changed.
         """
         assert not owner.closed, f"owner {owner.owner_id} was removed"
+        # The player advances time by itself. The engine takes over its clock at the end of the tape.
         player = TapePlayer(self._registration, self._events, self._inspection, owner, self._now_ms, prompt)
         played = player.play(tape)
         self._pass_time(player.now_ms)
@@ -287,6 +291,7 @@ class Engine:
             for slot in fired:
                 self._pending.end(slot, EXPIRED, now_ms)
             expired += len(fired)
+            # Nothing more is due, or the wheel has used up its moves; `next_expiration_ms` tells which.
             if len(fired) < asked:
                 break
         return expired

@@ -41,6 +41,7 @@ class EngineInspection:
 
     def find(self, owner: Owner, operation_id: int) -> i64:
         """Slot of a pending operation; -1 if it is not pending (or the id is invalid)."""
+        # Compared as Python integers: an id that does not fit into 64 bits would raise on its way to `Owner.find`.
         if not 1 <= operation_id <= int(owner.highest_operation_id):
             return -1
         return owner.find(operation_id, self.pending.operations)

@@ -199,6 +199,7 @@ class TapePlayer:
             due_ms: i64 = self._pending.wheel.next_expiration_ms()
             if due_ms < 0 or due_ms > until_ms:
                 return
+            # A due time in the past is left from an earlier step; the clock must not go back to it.
             if due_ms > self.now_ms:
                 self.now_ms = due_ms
             self._advance(ALL)
@@ -255,6 +256,7 @@ class KindColumns:
     """The operations of one kind on a tape, and the position of the next one."""
 
     def __init__(self, kind: int, batch: OperationBatch, registration: Registration) -> None:
+        # One for each kind: steps of several kinds alternate, and a shared one would discard its names at each change.
         named = NamedPartitions(registration.pending.partitions)
         self.kind: Final = registration.pending.kinds[kind]
         self.columns: Final = BatchColumns(kind, batch, registration.limits, named)

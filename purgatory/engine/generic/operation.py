@@ -161,6 +161,8 @@ class ActionQueue:
 
     def drain(self, on_error: OnError) -> int:
         """Run the effects queued at this moment; return how many. Effects added during the call wait for the next."""
+        # Kafka's DelayedActionQueue drains as many as were queued at entry too: an effect that queues another one
+        # cannot keep this call running for ever.
         count = len(self._operations)
         for _ in range(count):
             run_effects(self._operations.popleft(), on_error)

@@ -129,6 +129,7 @@ class DelayedOperationPurgatory:
         outermost = self._enter()
         try:
             self._set_now(now_ms)
+            # The last of these checks: a call that is refused for another reason must not use up the right to register.
             _take_right_to_register(operation)
             try:
                 return self._try_complete_else_watch(operation, distinct)
@@ -144,7 +145,9 @@ class DelayedOperationPurgatory:
         try:
             completed = 0
             interrupt: BaseException | None = None
+            # A copy, because operations that end leave this dictionary during the loop.
             for operation in list(self._watchers.get(key, {}).values()):
+                # An earlier operation's `try_complete` or `on_error` may have ended this one.
                 if operation.outcome == PENDING:
                     # The other operations would not be evaluated until the next event, so they get their turn before it
                     # is raised.
@@ -161,6 +164,7 @@ class DelayedOperationPurgatory:
 
     def force_complete(self, operation: GenericOperation) -> bool:
         """End an operation as SATISFIED. Returns True if this call ended it. Allowed within its own `try_complete`."""
+        # `_enter` would raise ReentrantCall here. The effects run when the call that evaluates is over.
         if self._is_evaluating:
             return self._claim(operation, SATISFIED)
         outermost = self._enter()
@@ -197,6 +201,7 @@ class DelayedOperationPurgatory:
         outermost = self._enter()
         try:
             self._set_now(now_ms)
+            # They stay in `_due` until `_claim` unlinks them.
             slots = list(islice(self._due, limit))
             self._wheel.advance(now_ms, limit - len(slots), slots)
             claimed = 0
@@ -230,6 +235,8 @@ class DelayedOperationPurgatory:
             ended = 0
             while ended < limit and self._shutdown_slot < len(self._operations):
                 operation = self._operations[self._shutdown_slot]
+                # Each slot is visited once: a closed purgatory registers nothing, so no slot is taken again behind this
+                # one.
                 self._shutdown_slot += 1
                 if operation is not None and self._claim(operation, SHUTTING_DOWN):
                     ended += 1
@@ -277,6 +284,8 @@ class DelayedOperationPurgatory:
         self.now_ms = now_ms
 
     def _try_complete_else_watch(self, operation: GenericOperation, keys: dict[Hashable, None]) -> bool:
+        # Before the first evaluation: from now on `force_complete`, on any thread, must end the operation through this
+        # purgatory, which unlinks it.
         operation.purgatory_claim = self._claim_from_outside
         if self._evaluate(operation):
             return True
@@ -285,7 +294,8 @@ class DelayedOperationPurgatory:
         if 0 <= self._pending_max <= self.pending:
             raise PurgatoryFull(f"{self.pending} operations are pending, as many as pending_max allows")
         self._watch(operation, keys)
-        # Evaluate again now that it is watched: an event between the first evaluation and now found no watcher to wake.
+        # Evaluate again now that it is watched, as Kafka's tryCompleteElseWatch does: an event between the first
+        # evaluation and now found no watcher to wake.
         if self._evaluate(operation):
             return True
         if self._has_ended_meanwhile(operation):
@@ -359,6 +369,8 @@ class DelayedOperationPurgatory:
         if timeout_ms <= 0:
             self._due[slot] = None
             return
+        # Capped while it is a Python integer: a larger one does not fit the 64-bit parameter of the wheel and would
+        # raise.
         deadline_ms = DEADLINE_MAX if timeout_ms >= TIMEOUT_MS_MAX else min(self.now_ms + timeout_ms, TIMEOUT_MS_MAX)
         if not self._wheel.add(slot, deadline_ms):
             self._due[slot] = None
@@ -393,6 +405,8 @@ class DelayedOperationPurgatory:
         keys = operation.purgatory_keys
         operation.purgatory_slot = -1
         operation.purgatory_keys = []
+        # All that cannot raise comes first. Removing from the keys' dictionaries calls `__hash__` and `__eq__` of the
+        # program's keys.
         self.watched -= len(keys)
         self.pending -= 1
         self._wheel.remove(slot)
@@ -410,6 +424,8 @@ class DelayedOperationPurgatory:
             for watchers in self._watchers.values():
                 watchers.pop(slot, None)
             self._on_error(operation, error)
+        # Last: until here a watch list may still hold this slot, and a new operation there would be taken for the old
+        # one.
         self._free_slots.append(slot)
 
 

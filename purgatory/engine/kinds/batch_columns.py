@@ -44,6 +44,7 @@ class BatchColumns:
         self._check_lengths(batch)
         self.operation_ids: Final = Column(batch.operation_ids, 0, 1, OPERATION_ID_MAX)
         self.timeouts_ms: Final = Column(batch.timeouts_ms, limits.timeout_ms_default, 0, limits.timeout_ms_max)
+        # With an empty dictionary no index is in range, so each row is refused by its own check.
         self.places: Final = Column(batch.item_indexes, 0, 0, self.names - 1)
         """For each item: the index of its partition or key in the dictionary."""
         self._columns: Final[dict[str, Column]] = {}

@@ -114,6 +114,7 @@ class Countdown(Kind):
     def register(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
         tried = TriedItems()
         for item in range(first_item, first_item + columns.item_counts.at(row)):
+            # Each item holds a reference from here on. `_end_at_once` and `build_result` release it.
             partition = self.partitions.get_or_create(columns.partitions[columns.places.at(item)], owner.holdings)
             required, epoch = columns.offsets.at(item), columns.leader_epochs.at(item)
             error = columns.local_error_codes.at(item)
@@ -209,8 +210,11 @@ class Countdown(Kind):
     def reevaluate(self, partition: Partition, now_ms: i64) -> None:
         waits = partition.waits[self.code]
         if waits is not None:
+            # All entries are taken first: an item that still has to wait is added to this same list, so a loop that
+            # pops would never end.
             for ref in waits.drain():
                 if ref_is_live(ref, self.items.generation):
+                    # Checked entry by entry: ending one operation may have released items of entries further on.
                     self._evaluate(partition, waits, ref_item(ref), now_ms)
 
     def _evaluate(self, partition: Partition, waits: WatchList, item: i64, now_ms: i64) -> None:

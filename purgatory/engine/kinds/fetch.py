@@ -80,6 +80,7 @@ class FetchKind(Kind):
         last: i64 = -1
         for part in fetch.items:
             last = self.pending.add_item(slot, last, part.partition.index, part.fetch_offset, -1, -1, UNRESOLVED)
+            # The entry's ref names this row; see `_evaluate`.
             part.item = last
             if part.throttled:
                 part.partition.throttled_fetches += 1
@@ -126,6 +127,8 @@ class FetchKind(Kind):
             self._unwatch(fetch, item)
             item.threshold = threshold
             watch = fetch.watch(partition)
+            # With live entries the segment must stay: it is the one in which they were examined, and a roll since then
+            # must still be noticed.
             if watch.entries.live == 0:
                 watch.segment = partition.positions.segment(fetch.end_offset(partition))
             self.pending.watch(watch.entries, FETCH, item.item, threshold)
@@ -175,6 +178,7 @@ class FetchKind(Kind):
             watch.segment = segment
             self._evaluate_all(watch, now_ms)
             return
+        # The loop below ends, because a fetch that is watched again waits for a threshold above this reach.
         reach = partition.positions.reach(mark)
         if reach < 0:
             return
@@ -186,6 +190,8 @@ class FetchKind(Kind):
                 self._evaluate(ref_item(ref), watch, now_ms)
 
     def reevaluate(self, partition: Partition, now_ms: i64) -> None:
+        # Rebuilt by `_watch`: every fetch that waits here has an entry in one of the lists, and those that go on
+        # waiting pass through it. Otherwise this bound would never rise.
         partition.lowest_fetch_offset = NO_FETCH_OFFSET
         for watch in partition.fetch_watches():
             self._evaluate_all(watch, now_ms)

@@ -148,6 +148,7 @@ def examine_item(fetch: Fetch, item: FetchItem) -> i64:
     if end >= 0:
         if item.fetch_offset > end:
             return ANSWER_NOW
+        # A reach of -1 means that the end is below all known positions; such a partition adds nothing.
         reach = partition.positions.reach(end)
         if item.fetch_offset < end and reach >= 0 and not held_back:
             if partition.positions.segment(end) > item.start_segment:
@@ -178,6 +179,7 @@ def share_out(fetch: Fetch) -> list[i64]:
         missing -= item.available
         if item.available < item.max_bytes and not fetch.holds_back(item):
             growing += 1
+    # If no partition can grow, no threshold depends on the share; the condition only avoids a division by zero.
     share = (missing + growing - 1) // growing if growing else missing
     return [_threshold(fetch, item, share) for item in fetch.items]
 

@@ -59,6 +59,7 @@ class OperationChecks:
             fault = self._operation_fault(columns, row)
             if fault is not None:
                 return fault
+        # Done for the first row that needs the full path; a batch of plain rows never validates its dictionary.
         columns.enter_names(limits.topic_length_max)
         for item in range(count):
             fault = self._item_fault(columns, row, first_item, item)
@@ -92,6 +93,7 @@ class OperationChecks:
             return Fault(INVALID_ARGUMENT, "item_index", message)
         first = columns.first_place[place]
         said = columns.name_faults[place]
+        # `named_by` stores the row itself, so it needs no reset between rows.
         if not said and columns.named_by[first] == row:
             said = f"{self._named(columns, place)} is named twice"
         if said:
@@ -118,6 +120,7 @@ class OperationChecks:
             room, share = self.keys.room(), int(holdings.keys_max - holdings.keys)
         else:
             room, share = self.limits.partitions_max - known, int(holdings.partitions_max - holdings.partitions)
+        # Usually there is room even if all names are new, and no name has to be looked up.
         if count <= room and count <= share:
             return None
         made = 0
@@ -128,6 +131,7 @@ class OperationChecks:
                 key = self.keys.get(columns.keys[place])
                 if key is None:
                     made += 1
+                # `room` counts idle keys as free. One that this operation names will be held and cannot be replaced.
                 elif key.references == 0:
                     idle += 1
             elif not self.partitions.strict and columns.partitions[place] not in self.partitions.by_name:

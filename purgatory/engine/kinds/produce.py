@@ -55,6 +55,7 @@ class ProduceKind(Countdown):
             if only is None:
                 return False
             offset, leader_epoch = columns.offsets.at(first_item), columns.leader_epochs.at(first_item)
+            # An operation that ends at once creates neither a slot nor a timer, so it takes the full path.
             if self.state(only, offset, leader_epoch) != UNRESOLVED:
                 return False
             only.references += 1
@@ -65,6 +66,7 @@ class ProduceKind(Countdown):
         # The items are visited twice, first to see whether the row has to wait and then to add them, because
         # `TriedItems` would allocate six objects per operation.
         end = first_item + item_count
+        # 0 if nothing has to wait, which includes a row without items; the full path words its refusal.
         left = self._items_to_wait_for(columns, first_item, end)
         if left <= 0:
             return False

@@ -53,6 +53,7 @@ class SignalKind(Kind):
                 self.keys.release(key)
             pending.end_at_once(completions, operation_id, SIGNAL, SATISFIED if satisfied else EXPIRED, len(held))
             return
+        # The first key to be resolved brings `items_left` to 0; the other items stay unresolved and answer 7.
         if any_key:
             left = 1
         slot = pending.admit(owner, SIGNAL, len(held), left, operation_id, columns.timeouts_ms.at(row), now_ms)

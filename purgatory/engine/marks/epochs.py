@@ -27,6 +27,7 @@ class EpochCache:
         """
         if self.epochs and self.epochs[-1] == epoch and self.start_offsets[-1] <= start_offset:
             return
+        # As in Kafka's LeaderEpochFileCache: both columns stay strictly ascending, which the binary search needs.
         while self.epochs and (self.epochs[-1] >= epoch or self.start_offsets[-1] >= start_offset):
             self.epochs.pop()
             self.start_offsets.pop()
@@ -56,6 +57,7 @@ class EpochCache:
             return epoch, self.start_offsets[0]
         low = 0
         high = len(epochs) - 1
+        # Invariant: `epochs[low] <= epoch < epochs[high]`.
         while high - low > 1:
             middle = (low + high) // 2
             if epochs[middle] <= epoch:

@@ -143,9 +143,12 @@ class Events:
         False: nothing was done; use the full path, which also writes the refusals.
         """
         offset = value_at(batch.offsets, row, -1)
+        # Values are still Python integers here. They are range-checked before a call converts them to i64, which raises
+        # for a larger one.
         if partition.storage_failed or not 0 <= offset < OFFSET_MAX:
             return False
         epoch = value_at(batch.leader_epochs, row, -1)
+        # A newer epoch has to re-evaluate all waits first, and an older one is refused: both need the full path.
         if epoch not in (-1, partition.leader_epoch):
             return False
         if kind == HIGH_WATERMARK:
@@ -165,6 +168,7 @@ class Events:
         else:
             replica_id = value_at(batch.replica_ids, row, -1)
             log_start = value_at(batch.log_start_offsets, row, -1)
+            # Creating a replica is subject to limits and memory.
             if replica_id not in partition.replicas or replica_id == partition.leader_id:
                 return False
             if not -1 <= log_start < OFFSET_MAX:
@@ -208,6 +212,7 @@ class Events:
         partition = self.partitions.get(name)
         if event.sets is not NO_SETS:
             sets = event.sets
+            # Counted before the checks: a refused event has cost the validation of its replicas too.
             self.wakeups.pending.work_total += len(sets.replicas) + len(sets.in_sync) + len(sets.proposed)
         fault = self.checks.fault(name, partition, len(self.partitions.by_name), event, self._maker)
         if fault is not None:
@@ -219,6 +224,8 @@ class Events:
                 receipt.unchanged += 1
                 return None
             partition = self.partitions.make(name, self._maker)
+        # Before any waits end: an unannounced partition is freed with its last wait, under the event that is being
+        # applied.
         self.partitions.announce(partition)
         changed = self._take_newer_epoch(partition, event, now_ms)
         if self._change(partition, event, now_ms):

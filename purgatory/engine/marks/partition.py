@@ -228,6 +228,7 @@ class Partition:
 
     def follower_progress(self, replica_id: int, log_end_offset: i64, log_start_offset: i64, now_ms: i64) -> bool:
         """A follower has fetched up to `log_end_offset`. `log_start_offset` -1: unchanged."""
+        # The rule of Kafka's Replica.updateFetchState.
         replica = self.replica(replica_id)
         leader_end = self.log_end_offset
         if leader_end >= 0:
@@ -270,6 +271,8 @@ class Partition:
         for member in self.in_sync + self.proposed:
             if member != self.leader_id:
                 self.know(member)
+        # The leader's own end is `log_end_offset`. As a replica it would never report progress and hold every mark
+        # back.
         if self.leader_id in self.replicas:
             del self.replicas[int(self.leader_id)]
         for replica in self.replicas.values():
@@ -297,6 +300,7 @@ class Partition:
 
     def recompute_high_watermark(self, now_ms: i64, lag_max_ms: i64) -> bool:
         """Raise the high watermark to the lowest log end of all replicas that count. Returns whether it moved."""
+        # The rule of Kafka's Partition.maybeIncrementLeaderHW.
         if not self.is_leader or not self.in_sync or self.log_end_offset < 0:
             return False
         # Not raised while under the minimum (KAFKA-15583): records on too few replicas must not be shown to consumers.

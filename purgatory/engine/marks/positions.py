@@ -68,6 +68,7 @@ class PositionIndex:
         if not count:
             self._push(segment, segment, 0, segment)
         elif segment > self.segments[count - 1]:
+            # The reach is computed before `_push`, which may drop the entry that it is computed from.
             self._push(segment, segment, 0, self.reach(segment))
         count = len(self.offsets)
         ahead: i64 = offset - self.offsets[count - 1]
@@ -137,9 +138,11 @@ class PositionIndex:
         high: i64 = len(offsets)
         if high and offsets[high - 1] <= offset:
             return high - 1
+        # May be out of date after a truncation or thinning; it is used only if its neighbours confirm it.
         near = self._found
         if near < high - 1 and offsets[near] <= offset < offsets[near + 1]:
             return near
+        # Invariant: `offsets[low] <= offset < offsets[high]`, with -1 and the length as open ends.
         while high - low > 1:
             middle: i64 = (low + high) // 2
             if offsets[middle] <= offset:

@@ -181,12 +181,14 @@ class NamedPartitions:
     def use(self, names: list[AsGiven]) -> None:
         """Set the dictionary that `at` refers to."""
         if names != self._names:
+            # A copy, because the caller may reuse its list for the next batch.
             self._names = list(names)
             self._found = [None] * len(names)
 
     def at(self, place: i64) -> Partition | None:
         """The partition of the name at this index, or None if it is not known."""
         found = self._found[place]
+        # A removed partition still exists while waits hold it; its name may belong to a new one by now.
         if found is None or not found.is_named:
             found = self._partitions.get(self._names[place])
             self._found[place] = found
@@ -241,6 +243,7 @@ class SignalKeys:
         """Create an idle key; there must be room."""
         assert key not in self.by_key, f"key {key!r} is known already"
         if len(self.by_key) >= self.keys_max and self._idle:
+            # The first idle key is the one to forget; see `touch`.
             self._forget(next(iter(self._idle)))
         index = self._free.pop() if self._free else len(self.by_index)
         made = SignalKey(key, index, self.unowned)
@@ -262,6 +265,7 @@ class SignalKeys:
     def touch(self, signal_key: SignalKey) -> None:
         """Record a signal: of the idle keys, this one is now forgotten last."""
         if signal_key.references == 0:
+            # A dictionary keeps the order of insertion: removing and adding a key moves it to the end.
             self._idle.pop(signal_key.key, None)
             self._idle[signal_key.key] = None
 

@@ -52,6 +52,7 @@ class ColumnWriter:
         if count == 0 or is_steady(values):
             self._head(STEADY, count)
             write_i64_le(out, values[0] if count else 0)
+            # The step fits: with the first and the last value far from the limits of 64 bits, those in between are too.
             write_i64_le(out, values[1] - values[0] if count > 1 else 0)
             return
         lowest = values[0]
@@ -73,6 +74,8 @@ class ColumnWriter:
                 out.append(u8(value - lowest))
         elif width == 2:
             for value in values:
+                # There are only signed writes, so unsigned differences are shifted into the signed range; `column`
+                # shifts back.
                 write_i16_le(out, i16(value - lowest - 0x8000))
         else:
             for value in values:
@@ -125,6 +128,7 @@ class ColumnReader:
         octets = self._bytes
         form: i64 = i64(octets[self._place])
         count: i64 = i64(read_i32_le(octets, self._place + 1))
+        # One byte for the form and four for the count.
         place: i64 = self._place + 5
         values = vec[i64](capacity=count)
         done: i64 = 0

@@ -37,6 +37,7 @@ def completions_to(completions: Completions) -> bytes:
     writer.add_list([int(one.last_stable_offset) for one in completions.fetched])
     writer.add_list([int(one.diverging_epoch) for one in completions.fetched])
     writer.add_list([int(one.diverging_end_offset) for one in completions.fetched])
+    # At the end and optional: a reader finds out by `is_done` whether this group follows.
     if completions.stale_marks:
         add_stale_marks(writer, completions)
     return writer.to_bytes()
@@ -97,5 +98,6 @@ def completions_from(octets: bytes, owner_id: int) -> Completions:
         )
     if not reader.is_done:
         completions.stale_marks = read_stale_marks(reader)
+    # The columns have room to spare until they are trimmed, like those of completions that the engine fills.
     completions.finish()
     return completions

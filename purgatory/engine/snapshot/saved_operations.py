@@ -131,6 +131,8 @@ class SavedOperations:
         writer.add(self.error_codes)
         writer.add(self.removed)
         writer.add(self.log_starts)
+        # Groups are recognised by their position: the group of fetches is written, if empty, whenever another one
+        # follows. Absent groups at the end cost nothing, which is the common case.
         if len(self.min_bytes) or self.stale_timeouts_ms:
             writer.add(self.min_bytes)
             writer.add(self.replica_ids)

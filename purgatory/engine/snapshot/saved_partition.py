@@ -78,6 +78,8 @@ def partition_from(partition: Partition, octets: bytes) -> None:
     partition.in_sync = [int(member) for member in reader.column()]
     partition.proposed = [int(member) for member in reader.column()]
     replicas = [int(value) for value in reader.column()]
+    # With `know`, because `replica` would search both sets for each id; the flags are set once, by `mark_members`
+    # below.
     for first in range(0, len(replicas), REPLICA_COLUMNS):
         replica_from(partition.know(replicas[first]), replicas[first : first + REPLICA_COLUMNS])
     partition.mark_members()

@@ -85,6 +85,8 @@ class Snapshots:
             log_start: i64 = -1
             if kind.on_partitions:
                 partition = self.partitions.at(target)
+                # The name of a removed partition may be unknown in the other engine, or belong to a new one, so the
+                # item carries the error code itself.
                 removed = partition.removed_error_code
                 if removed != NONE:
                     log_start = partition.log_start_offset
@@ -124,6 +126,7 @@ class Snapshots:
         partition = self.partitions.make(name, self.partitions.unowned)
         self.partitions.announce(partition)
         partition_from(partition, octets)
+        # After its state: replicas, epochs and positions are what is weighed.
         self.partitions.weigh(partition)
 
     def restore_key(self, key: str, count: int) -> None:

@@ -62,6 +62,8 @@ class Registration:
         of_kind = self.pending.kinds[kind]
         self.open_for(owner.holdings)
         receipt = RegisterReceipt()
+        # The highest id before this batch, not the highest so far: an id that is repeated within one batch is a fault
+        # and not a repetition of an earlier call.
         known_before = owner.highest_operation_id if known_up_to < 0 else known_up_to
         first_item: i64 = 0
         for row in range(i64(columns.rows)):
@@ -107,6 +109,7 @@ class Registration:
         """
         operation_id = columns.operation_ids.at(row)
         timeout_ms = columns.timeouts_ms.at(row)
+        # A timeout of 0 never waits, and `admit` asserts that the deadline is not due.
         if operation_id <= owner.highest_operation_id or timeout_ms == 0:
             return False
         if item_count > self._items_max or self.pending.count >= self._count_stop:
@@ -123,6 +126,7 @@ class Registration:
     ) -> Fault | None:
         """Admit one operation, or return why it is refused. A refused operation uses up its id."""
         operation_id = columns.operation_ids.at(row)
+        # An id outside the range is refused without being used up: stored as the highest one it would block all others.
         if operation_id == OUT_OF_RANGE:
             message = f"{columns.operation_ids.given(row)} is not in 1..{OPERATION_ID_MAX}"
             return Fault(INVALID_ARGUMENT, "operation_id", message)

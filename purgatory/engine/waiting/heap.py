@@ -35,6 +35,7 @@ class PackedHeap:
     def push(self, key: i64, value: i64) -> None:
         """Add a pair. Duplicate pairs are allowed."""
         hole: i64 = self.size
+        # After pops the arrays are longer than `size`; they grow only when no place is left.
         if hole == i64(len(self._keys)):
             self._keys = append(self._keys, key)
             self._values = append(self._values, value)
@@ -66,6 +67,7 @@ class PackedHeap:
         assert self.size > 0, "pop from an empty heap"
         self.size -= 1
         if self.size > 0:
+            # The pair behind the new end stays in the arrays as garbage; the next push overwrites it.
             self._sift_down(0, self._keys[self.size], self._values[self.size])
         elif i64(len(self._keys)) > SHRINK_ABOVE:
             self._keys = vec[i64]()

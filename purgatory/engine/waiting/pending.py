@@ -66,6 +66,7 @@ class PendingOperations:
         """Allocate a slot for an operation that has to wait, and start its timer. Its items have yet to be added."""
         slot = self.enter(owner, kind, item_count, items_left, operation_id, now_ms)
         linked = self.wheel.add(slot, now_ms + timeout_ms)
+        # A timeout of 0 never gets here, and any later deadline is rounded up to a tick after the clock of the wheel.
         assert linked, f"deadline {now_ms + timeout_ms} was due at once, now_ms={now_ms}"
         return slot
 
@@ -133,6 +134,7 @@ class PendingOperations:
         failed = self.kinds[kind].build_result(slot, outcome, waited_ms, completions)
         if outcome == SATISFIED and failed:
             outcome = FAILED
+        # Counted by what `build_result` has written, because the rows of the items are released by now.
         item_count = completions.items - items_before
         completions.add_operation(self.operations.operation_id[slot], kind, outcome, waited_ms, lateness_ms, item_count)
         self.operations.release(slot)
@@ -173,6 +175,7 @@ class PendingOperations:
         """An entry became stale because its item was released or renewed. Compacts the list if there are many."""
         assert entries is not None, "an item that waits has no watch list"
         self.popped(entries, kind)
+        # The generation of the item has changed already; otherwise `compact` would keep the dead entry.
         if entries.wants_compaction():
             entries.compact(self.items.generation)
 
@@ -200,6 +203,7 @@ class PendingOperations:
         for completions in ready:
             completions.finish()
             owner = self.owners[completions.owner_id]
+            # Owner ids are reused: the owner with this id may be a later one, with completions of its own.
             if owner is not None and owner.completions is completions:
                 owner.completions = None
                 owner.ended_last = len(completions)

@@ -63,6 +63,8 @@ class StaleWaits:
         kind = i64(pending.operations.kind[slot])
         owner = pending.owners[i64(pending.operations.owner_id[slot])]
         assert owner is not None, f"slot {slot} has no owner"
+        # Taken before `end`, which appends to the same object; the new rows are corrected below, so no kind has to know
+        # about staleness.
         completions = pending.completions_of(owner)
         item = completions.items
         pending.end(slot, FAILED, now_ms)

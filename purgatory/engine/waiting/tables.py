@@ -50,6 +50,7 @@ class OperationTable:
         else:
             slot = self.size
             self.size = slot + 1
+            # `append` may return another array: assign each column again, and keep no alias across `take`.
             self.kind = append(self.kind, u8(FREE))
             self.owner_id = append(self.owner_id, i32(0))
             self.operation_id = append(self.operation_id, 0)
@@ -68,6 +69,7 @@ class OperationTable:
         """Free a slot."""
         assert i64(self.kind[slot]) != FREE, f"slot {slot} is free already"
         self.kind[slot] = u8(FREE)
+        # The free list is linked through a column that a free row does not need.
         self.first_item[slot] = i32(self._free)
         self._free = slot
 
@@ -125,6 +127,8 @@ class ItemTable:
 
     def renew(self, item: i64) -> i64:
         """Start a new generation: any entry that watches the item becomes stale."""
+        # Wraps within the 31 bits of a ref: a stale entry would have to stay in a list for 2**31 renewals of its row to
+        # be mistaken for a live one.
         generation = (i64(self.generation[item]) + 1) & 0x7FFF_FFFF
         self.generation[item] = i32(generation)
         return generation
@@ -238,6 +242,7 @@ class Owner:
         count: i64 = i64(len(self.ids))
         while place < count and not self._is_pending(place, operations):
             place += 1
+        # No id before this place becomes pending again, so ending all operations in slices costs O(ids) in total.
         self._ended = place
         return i64(self.slots[place]) if place < count and self.ids[place] <= up_to_id else -1
 

@@ -40,6 +40,7 @@ class Wakeups:
         self._produces: Final = ProduceKind(pending)
         self._deletes: Final = DeleteRecordsKind(pending)
         self._on_partitions: Final[list[Kind]] = [self._produces, self.fetches, self._deletes]
+        # Indexed by code, which is not the order in which kinds are woken.
         by_code = [Kind(0, pending.partitions)] * (len(KINDS) + 1)
         for kind in [*self._on_partitions, self.signals]:
             by_code[int(kind.code)] = kind
@@ -87,6 +88,8 @@ class Wakeups:
         items = self.pending.items
         stop = self.pending.work_total + work_max
         while self.pending.work_total < stop:
+            # Thresholds equal to the mark are popped, so this also reaches fetches that wait for `NEVER`, which is the
+            # same number.
             ref = entries.pop_reached(NO_THRESHOLD)
             if ref < 0:
                 return

@@ -80,6 +80,7 @@ class WatchList:
         """Store an entry and count it as live."""
         self.live += 1
         end: i64 = i64(len(self._refs))
+        # An empty run implies an empty overflow, so any threshold may start it.
         if end == self._head or threshold >= self._thresholds[end - 1]:
             self._thresholds = append(self._thresholds, threshold)
             self._refs = append(self._refs, ref)
@@ -100,6 +101,7 @@ class WatchList:
         # that is rarely in the cache. Strictly below: of equal thresholds, those in the run are always older (see
         # above). The run is never empty while the overflow is not, so there is a head to compare with.
         if len(self._overflow_refs) > 0 and self._overflow.top_key() < self._thresholds[head]:
+            # The head of the run is higher still.
             if self._overflow.top_key() > mark:
                 return -1
             return self._overflow_pop()
@@ -130,6 +132,7 @@ class WatchList:
         # one.
         before: i64 = i64(len(self._refs)) - self._head + self._overflow.size
         if self._overflow.size > 0:
+            # First, because it may empty the overflow; then the tail of the run can be compacted too.
             self._pack_overflow(generations, True)
         thresholds = self._thresholds
         refs = self._refs
@@ -213,6 +216,7 @@ class WatchList:
         ref: i64 = self._overflow_refs[place]
         self._overflow_refs[place] = POPPED
         overflow.pop()
+        # Positions start at 0 again, and `pop_reached` recognises an empty overflow by this array.
         if overflow.size == 0:
             self._overflow_refs = vec[i64]()
         return ref

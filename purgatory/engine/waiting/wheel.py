@@ -65,6 +65,7 @@ def round_up_to_tick(deadline_ms: i64, tick_ms: i64) -> i64:
     """The first multiple of `tick_ms` at or after `deadline_ms`, which is capped at `DEADLINE_MAX` first."""
     if deadline_ms >> DEADLINE_BITS > 0:
         deadline_ms = DEADLINE_MAX
+    # Every add passes here, so the default tick of 1 ms must not pay for a division.
     if tick_ms == 1:
         return deadline_ms
     return (deadline_ms + tick_ms - 1) // tick_ms * tick_ms
@@ -95,6 +96,7 @@ def levels_needed(tick_ms: i64, wheel_size: i64) -> i64:
     """How many levels are needed to reach `DEADLINE_MAX` from any clock: the interval of the last one exceeds it."""
     levels: i64 = 1
     tick: i64 = tick_ms
+    # Divided, because `tick * wheel_size` could exceed 64 bits, and compiled i64 arithmetic wraps without an error.
     while tick <= DEADLINE_MAX // wheel_size:
         tick *= wheel_size
         levels += 1
@@ -134,12 +136,14 @@ class TimingWheel:
         self._recent_ms: i64 = NONE_RECENT
         self._recent_bucket: i64 = 0
         self._bucket_expirations: vec[i64] = vec[i64]()
+        # The capacities differ so that these columns are not all copied at the same row (see `tables`).
         self._next: vec[i32] = vec[i32](capacity=29)
         self._prev: vec[i32] = vec[i32](capacity=19)
         self._deadlines: vec[i64] = vec[i64](capacity=28)
         bucket: i64 = 0
         while bucket < self._base:
             self._bucket_expirations = append(self._bucket_expirations, NOT_QUEUED)
+            # A sentinel that is linked to itself is an empty ring.
             self._next = append(self._next, i32(bucket))
             self._prev = append(self._prev, i32(bucket))
             bucket += 1
@@ -163,6 +167,7 @@ class TimingWheel:
         if self._next[self._base + slot] != UNLINKED:
             self._unlink(self._base + slot)
         rounded: i64 = round_up_to_tick(deadline_ms, self.tick_ms)
+        # Stored even if nothing gets linked: the lateness of an operation that is restored overdue is measured from it.
         self._deadlines[slot] = rounded
         return self._link(self._base + slot, rounded)
 
@@ -188,6 +193,7 @@ class TimingWheel:
             if i64(self._next[bucket]) != bucket:
                 return queue.top_key()
             self._bucket_expirations[bucket] = NOT_QUEUED
+            # The cached bucket may be this one. An entry that is linked to a bucket outside the queue never fires.
             self._recent_ms = NONE_RECENT
             queue.pop()
         return -1
@@ -207,6 +213,7 @@ class TimingWheel:
         while queue.size > 0 and queue.top_key() <= now_ms and room > 0 and moves_left > 0:
             # Buckets of level 1 are queued with `_base` added (see `_bucket_for`).
             bucket: i64 = queue.top_value() % self._base
+            # Before the entries move: `_cascade` chooses their finer buckets by the clocks.
             self._set_clocks(queue.top_key())
             if bucket < self.wheel_size:
                 moves_left -= self._fire(bucket, room if room < moves_left else moves_left, fired)
@@ -217,6 +224,8 @@ class TimingWheel:
             # call.
             if i64(self._next[bucket]) == bucket:
                 self._bucket_expirations[bucket] = NOT_QUEUED
+                # The top is still this bucket. An entry within the first tick of a finer level goes to level 1, whose
+                # buckets sort behind this one at equal times; all other buckets that `_cascade` queued are due later.
                 queue.pop()
         self.moves_total += MOVES_MAX - moves_left
         return limit - room
@@ -225,6 +234,7 @@ class TimingWheel:
         """Where a linked slot is: (level from 1, bucket index, bucket expiration). Walks the bucket: for views."""
         node: i64 = self._base + slot
         assert self._next[node] != UNLINKED, f"slot {slot} is not linked"
+        # Sentinels are the nodes below `_base`, and each ring has exactly one.
         while node >= self._base:
             node = i64(self._next[node])
         return node // self.wheel_size + 1, node % self.wheel_size, self._bucket_expirations[node]
@@ -252,6 +262,7 @@ class TimingWheel:
 
     def _link(self, node: i64, rounded: i64) -> bool:
         """Append a node to the bucket for its deadline; False if it is due by the wheel's clock."""
+        # Compared with the clock of the wheel and not with `now_ms`, as in Kafka's TimingWheel.add.
         if rounded < self._level_clocks[0] + self.tick_ms:
             return False
         bucket = self._bucket_for(rounded)
@@ -277,12 +288,15 @@ class TimingWheel:
         clocks = self._level_clocks
         level: i64 = 0
         # The top level needs no test: no deadline is beyond it, and its interval would not fit in 64 bits.
+        # The interval of a level is the tick of the next one.
         while level < self._top and rounded >= clocks[level] + ticks[level + 1]:
             level += 1
         if level >= self.levels:
             self.levels = level + 1
         tick: i64 = ticks[level]
         bucket: i64 = level * self.wheel_size + bucket_index(rounded, tick, self.wheel_size)
+        # A queued bucket, even an empty one, already has the right time: no clock passes a queued bucket, and within
+        # one interval each index occurs once.
         if self._bucket_expirations[bucket] == NOT_QUEUED:
             starts_ms: i64 = floor_to_tick(rounded, tick)
             self._bucket_expirations[bucket] = starts_ms
@@ -300,6 +314,7 @@ class TimingWheel:
         before = prevs[node]
         nexts[i64(before)] = after
         prevs[i64(after)] = before
+        # Only `_next` tells whether a node is linked; `_prev` keeps a stale value.
         nexts[node] = i32(UNLINKED)
         self.count -= 1
 
@@ -314,6 +329,7 @@ class TimingWheel:
             fired.append(node - self._base)
             node = after
             taken += 1
+        # The ring is closed once, here; the entries that fired were not relinked one by one.
         nexts[bucket] = i32(node)
         self._prev[node] = i32(bucket)
         self.count -= taken
