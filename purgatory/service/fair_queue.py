@@ -150,6 +150,7 @@ class FairQueue:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if not self._order:
+            # The time in which nobody waited is not an interval between two grants.
             self._granted_us = now_us
         if not caller.waiting:
             self._enqueue(caller)
@@ -169,6 +170,7 @@ class FairQueue:
     # Inside.
 
     def _may_run_now(self, caller: CallerQueue, now_us: int) -> bool:
+        # At equal times the caller that waits already is first, and no caller overtakes its own waiting work.
         if self._order and (caller.waiting or max(caller.start_us, self._virtual_us) >= self._order[0][0]):
             return False
         return self._first_turn_us is None or now_us - self._first_turn_us < LOOP_TURN_US_MAX
@@ -176,6 +178,7 @@ class FairQueue:
     def _take(self, caller: CallerQueue, now_us: int) -> None:
         """Give the caller a turn: its next one comes after those of callers that have used less time."""
         self._virtual_us = max(caller.start_us, self._virtual_us)
+        # The minimum is charged in advance, so several turns within one iteration do not all start at the same time.
         caller.start_us = self._virtual_us + TURN_US_MIN
         if self._first_turn_us is None:
             self._first_turn_us = now_us
@@ -194,6 +197,7 @@ class FairQueue:
 
     def _enqueue(self, caller: CallerQueue) -> None:
         caller.start_us = max(caller.start_us, self._virtual_us)
+        # Arrivals are unique, so the heap never compares callers.
         heapq.heappush(self._order, (caller.start_us, next(self._arrivals), caller))
 
     def _schedule(self) -> None:
@@ -204,6 +208,7 @@ class FairQueue:
     def _on_next_iteration(self) -> None:
         self._is_scheduled = False
         now_us = self._now_us()
+        # Before the grant, which chooses by the time that callers have used.
         self._charge(now_us)
         self._first_turn_us = None
         if self._grant(now_us):

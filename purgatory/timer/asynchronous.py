@@ -80,6 +80,8 @@ class AsyncTimer(Timer):
         """Schedule the next call with the loop; after a cancellation it may find nothing to do."""
         next_ms = -1 if self._is_closed else self.next_expiration_ms()
         if self._handle is not None:
+            # An earlier handle is kept: it comes back, finds nothing due and arms again. The loop keeps cancelled
+            # handles for a while, so replacing it for each added task would fill the loop's heap.
             if 0 <= self._armed_ms <= next_ms:
                 return
             self._handle.cancel()

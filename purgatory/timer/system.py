@@ -55,6 +55,7 @@ class SystemTimer(Timer):
         left = super().close()
         self._thread.stop()
         if self._owns_executor:
+            # A task that closes its own timer would wait for itself.
             self._executor.shutdown(wait=not self._inside.task)
         return left
 
@@ -63,6 +64,8 @@ class SystemTimer(Timer):
 
     def _wait_ms(self) -> int:
         with self._lock:
+            # Under the lock: a task that is added in between compares its deadline with `armed_ms` to see whether to
+            # wake the thread.
             self._thread.armed_ms = next_ms = self._next_expiration_ms()
             return -1 if next_ms < 0 else max(0, next_ms - self._clock.now_ms())
 

@@ -159,6 +159,7 @@ class Timer:
         with self._lock:
             if self._is_closed:
                 raise TimerClosed("the timer is closed")
+            # The owner may be another timer, which is safe to change here: all timers have the same lock.
             if task.timer_state == WAITING and task.timer_owner is not None:
                 task.timer_owner.take_out(task)
             self._put_in(task)
@@ -171,6 +172,7 @@ class Timer:
                 return False
             if task.timer_state == WAITING:
                 self.take_out(task)
+            # A task that is due may have been handed over already; the new turn makes that run void.
             task.timer_state = CANCELLED
             task.timer_turn += 1
             return True
@@ -195,9 +197,12 @@ class Timer:
         limit = in_range("limit", limit, 0, DELAY_MS_MAX)
         with self._lock:
             slots = list(islice(self._due, limit))
+            # A clock that goes back must not reach the wheel, which asserts that time does not.
             self._wheel.advance(max(self._wheel.now_ms, self._clock.now_ms()), limit - len(slots), slots)
             due = [self._make_due(slot) for slot in slots]
         interrupt: BaseException | None = None
+        # Without the lock, because it is common to all timers and a task may take as long as it likes. One that raises
+        # must not skip those after it: they have left the wheel already.
         for task, turn in due:
             try:
                 self._hand_over(task, turn)
@@ -230,6 +235,7 @@ class Timer:
     def _run(self, task: TimerTask, turn: int) -> None:
         """Run a task, unless it was cancelled or added again since it became due."""
         with self._lock:
+            # Checked here and not when it became due: on an executor it may be cancelled or added again until it runs.
             if task.timer_turn != turn:
                 return
             task.timer_state = IDLE

@@ -134,6 +134,7 @@ class Access:
 
     def _proven_principal(self, context: Context, policy: AccessPolicy) -> str:
         for key, value in context.invocation_metadata() or ():
+            # A token decides alone: a caller whose token is refused must not pass by its certificate or its address.
             if key == "authorization":
                 return self._principal_of_token(value if isinstance(value, str) else value.decode("latin-1"))
         certified = self._principal_of_peer(context)

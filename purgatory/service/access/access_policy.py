@@ -95,6 +95,7 @@ class AccessPolicy:
 
     def shares_of(self, principal: str) -> OwnShares:
         """Return a principal's shares: those for its name, or else those for its longest prefix in the policy."""
+        # A principal whose name ends with an asterisk must not be taken for the pattern of that spelling.
         own = None if principal.endswith("*") else self._shares.get(principal)
         if own is None:
             prefix = next((prefix for prefix in self._prefixes if principal.startswith(prefix)), None)

@@ -99,6 +99,7 @@ class Accounts:
         """Return the principal's account; it is created on first use."""
         account = self._by_principal.get(principal)
         if account is None:
+            # The same object as long as a call refers to it: rechecks compare accounts by identity.
             account = self._evicted.pop(principal, None) or self._make(principal)
             self._evict_some()
             self._by_principal[principal] = account

@@ -101,6 +101,7 @@ class JsonWebTokens:
         self._loaded_s = self._now_s()
         try:
             content = await self._read()
+            # The object must stay the same with its content, because remembered tokens are dropped when it changes.
             if content == self._content:
                 return False
             self.keys = await asyncio.to_thread(_parsed, content)

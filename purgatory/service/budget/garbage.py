@@ -30,6 +30,7 @@ def tune(settings: GcSettings) -> None:
     """
     gc.set_threshold(settings.threshold_0, settings.threshold_1, settings.threshold_2)
     if settings.freeze:
+        # Collected first, because frozen garbage would never be freed.
         gc.collect()
         gc.freeze()
 

@@ -134,6 +134,7 @@ def cgroup_limits(membership: Path, mounted: Path) -> list[int]:
     """
     folders = [mounted]
     for line in _lines(membership):
+        # At most two splits: the path may contain colons.
         _, controllers, path = line.split(":", 2)
         if not controllers or "memory" in controllers.split(","):
             base = mounted / "memory" if controllers else mounted

@@ -76,6 +76,7 @@ class MemoryWatch:
         """Measure once. Over the budget, trim; if much of it is uncounted, end late calls."""
         budget = self._budget
         measured = self._measure()
+        # Also after calls were ended: what they held is free memory of the allocator until it is trimmed.
         worth_it = measured > budget.bytes_max or self._has_ended_calls
         if worth_it and now_s - self._trimmed_s >= TRIM_INTERVAL_S:
             self._trimmed_s, self._has_ended_calls = now_s, False

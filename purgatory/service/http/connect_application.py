@@ -51,6 +51,7 @@ class ConnectRequest:
         async def decode() -> Message:
             try:
                 return await request.message(self.call.off_loop)
+            # The body is not needed while the call waits, which may take hours for `Wait`.
             finally:
                 request.forget()
                 self.scope["state"][CONNECTION].body_decoded()

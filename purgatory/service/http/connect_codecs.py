@@ -84,6 +84,7 @@ def inflated(data: bytes, bytes_max: int) -> bytes:
     """Inflate one gzip member, up to one byte more than allowed. Further members are refused: each may be empty, and
     there can be 200,000 of them in 4 MB.
     """
+    # 31: the gzip format only, with the largest window.
     inflating = zlib.decompressobj(wbits=31)
     try:
         text = inflating.decompress(data, bytes_max + 1)

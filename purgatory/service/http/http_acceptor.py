@@ -44,6 +44,7 @@ class HttpAcceptor:
             self._listening.append(listening)
             try:
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                # Otherwise the IPv6 wildcard socket would also claim the IPv4 port, which has a socket of its own.
                 if family == socket.AF_INET6:
                     listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 listening.bind((address[0], port, *address[2:]))
@@ -52,6 +53,7 @@ class HttpAcceptor:
             except OSError:
                 self._close_listening()
                 raise
+            # If it was 0, the first socket has chosen the port, and the others use the same one.
             port = listening.getsockname()[1]
         for listening in self._listening:
             self._start_task(self._accept(listening))
@@ -87,6 +89,7 @@ class HttpAcceptor:
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
             connection = self._make()
+            # Set before `add`, which may evict any connection, even this one.
             connection.abort_connecting = self._start_task(self._connect(connection, accepted)).cancel
             self._limits.add(connection)
             await asyncio.sleep(0)  # accept does not block while connections are queued

@@ -122,6 +122,7 @@ class HttpConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         if not self._is_over():
             self._limits.enter(self, UNREAD)
+            # Counted once: the buffer does not grow before it is read, because `_send` waits until then.
             self._hold(self._received_bytes, self._transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
@@ -231,6 +232,7 @@ class HttpConnection(asyncio.Protocol):
         parser = self._parser
         if self._is_over():
             return
+        # Otherwise the rest of an unread body would be taken for the next request.
         if parser.our_state is not h11.DONE or parser.their_state is not h11.DONE:
             self._close()
             return
@@ -276,6 +278,7 @@ class HttpConnection(asyncio.Protocol):
         if not (self._is_delivered or self._is_over()):
             body, self._body, self._is_delivered = self._body, b"", self._is_whole
             return {"type": "http.request", "body": body, "more_body": not self._is_whole}
+        # By ASGI, a call after the end of the request returns only when the client has gone or the answer is complete.
         while not (self._is_over() or self._is_complete):
             await self._more()
         return DISCONNECT
@@ -319,6 +322,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _write_start(self, start: Message, length: int | None) -> None:
         status, headers = start["status"], list(start.get("headers", ()))
+        # Without a length h11 uses chunks.
         if length is not None and not any(name == b"content-length" for name, _ in headers):
             headers.append((b"content-length", str(length).encode()))
         if not self._is_whole:
@@ -338,6 +342,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
         """Send an error instead of the application's answer; to the application, the client has disconnected."""
+        # The answer has begun, so an error cannot be sent any more; a reset shows the client that it is cut off.
         if self._parser.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.abort()
             return
@@ -359,6 +364,7 @@ class HttpConnection(asyncio.Protocol):
         self._hold(0, 0)
         self._limits.enter(self, CLOSING)
         wake(self._readable)
+        # TLS transports cannot half-close.
         if self._transport.can_write_eof():
             self._transport.write_eof()
             self._transport.resume_reading()

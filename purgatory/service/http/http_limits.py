@@ -109,12 +109,15 @@ class HttpLimits:
 
     def remove(self, connection: Connection) -> None:
         """The connection was closed."""
+        # Called twice for an aborted connection: by the abort, and when its transport reports the loss.
         self._by_state[connection.state].pop(connection, None)
         self.held_bytes -= connection.held_bytes
         connection.held_bytes = 0
 
     def enter(self, connection: Connection, state: int) -> None:
         """The connection is in another state from now on."""
+        # A connection that was removed must not come back. The others move to the end: each state is in the order of
+        # entry.
         if self._by_state[connection.state].pop(connection, None) is not None:
             connection.state = state
             self._by_state[state][connection] = asyncio.get_running_loop().time()

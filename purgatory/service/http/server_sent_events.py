@@ -220,6 +220,7 @@ async def _send_events(events: Events, scope: Scope, receive: Receive, send: Sen
     try:
         async with aclosing(events):
             async for data in events:
+                # The status goes out with the first event, so a refusal before it can have a status of its own.
                 if not has_begun:
                     await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": HEADERS})
                     has_begun = True

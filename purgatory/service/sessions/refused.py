@@ -68,6 +68,7 @@ def engine_receipt(run: OperationRun, reason: Refusal, known: int, refused_ids: 
 def first_of_each_id(refused: Iterable[RefusedOperation], runs: Sequence[OperationRun]) -> list[RefusedOperation]:
     """Omit refusals whose id occurs earlier in the same batch, refused or not: that operation has the id's result."""
     refused = list(refused)
+    # Reversed, because the last assignment of a key wins and the first refusal is wanted.
     first_index = {operation_id: refusal.index for refusal, operation_id, _ in reversed(refused)}
     for run in runs:
         for place, operation_id in enumerate(run.batch.operation_ids):

@@ -89,6 +89,7 @@ class RefusedIds:
         receipt.refusals.sort(key=lambda refusal: refusal.index)
 
     def _add(self, first: int, last: int) -> None:
+        # One further on both sides, so that ranges which touch become one: consecutive ids never use up the ranges.
         start, stop = bisect_left(self._lasts, first - 1), bisect_right(self._firsts, last + 1)
         if start < stop:
             first, last = min(first, self._firsts[start]), max(last, self._lasts[stop - 1])

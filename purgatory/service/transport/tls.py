@@ -182,6 +182,7 @@ class Tls(Collector):
 
     def _take_for_grpc(self) -> grpc.ServerCertificateConfiguration | None:
         """Return changes since gRPC last asked. It asks on its own threads, for one handshake at a time."""
+        # Read once: the event loop may replace it between two reads on this thread.
         latest = self._for_grpc
         if latest is self._taken_by_grpc:
             return None
@@ -206,6 +207,7 @@ class Tls(Collector):
         except (ssl.SSLError, OSError, UnicodeDecodeError) as error:
             raise CannotUseCertificates(f"tls: the files cannot be used: {error}") from None
         if self.asks_clients:
+            # Not CERT_REQUIRED: probes have no certificate. All other requests without one are refused later.
             context.verify_mode = ssl.CERT_OPTIONAL
         return context
 
