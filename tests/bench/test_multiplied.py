@@ -22,9 +22,8 @@ def archives(tmp_path: Path) -> tuple[ArchiveCatalog, ArchiveCatalog]:
     for row in history.rows[schema.OUTCOMES]:
         row.update(required_offset=1, reached_offset=1, log_start_offset=0)  # the daemon's code requires them
     history.write(once)
-    plan = {"operations": 2, "runs": 1, "duration_ms": 3_600_000}
     (once / "_truth").mkdir()
-    (once / "_truth" / "truth.json").write_text(json.dumps({"plan": plan, "planted": {}}), "utf-8")
+    (once / "_truth" / "truth.json").write_text(json.dumps({"operations": 2, "hours": 1}), "utf-8")
     multiply(once, thrice, 3)
     assert operations_in(thrice) == 6
     return find_archive(str(once)), find_archive(str(thrice))
