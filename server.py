@@ -6,7 +6,7 @@ from purgatory.startup_signals import handle_startup_signals
 
 if __name__ == "__main__":
     handle_startup_signals()
-    from purgatory.extensions import ALL
+    from purgatory.extensions.installed import ALL
     from purgatory.run_daemon import main
 
     sys.exit(main(ALL))

@@ -275,7 +275,7 @@ def top(address: Address = DEFAULT_ADDRESS) -> NoReturn:
 def serve(context: typer.Context) -> NoReturn:
     """Run the daemon; see `purgatory serve --help` for its settings."""
     try:
-        from purgatory.extensions import ALL  # noqa: PLC0415 - as above
+        from purgatory.extensions.installed import ALL  # noqa: PLC0415 - as above
         from purgatory.run_daemon import main as run_daemon  # noqa: PLC0415 - the client runs without the server's packages
     except ModuleNotFoundError as error:
         render.error_line(f"the daemon needs {error.name}; install it with: pip install 'purgatory-waits[server]'")

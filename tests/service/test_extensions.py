@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from purgatory.extension import StartupError, chosen
-from purgatory.extensions import ALL
+from purgatory.extensions.installed import ALL
 from purgatory.service.settings import ArchiveSettings, Settings
 from tests.conftest import StartDaemon
 
