@@ -234,7 +234,7 @@ def test_without_arrow_one_line_names_the_image_that_has_it(tmp_path: Path, monk
 
 
 def test_a_daemon_does_not_load_arrow(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """The code that builds rows and files is loaded in the writer process only, and nothing else of the daemon there."""
+    """The code that builds rows and files is loaded in the writer process only, and the daemon not there."""
     daemon = start_daemon("--archive", str(tmp_path / "archive"))
     own, writers = (Path(f"/proc/{who}/maps").read_text("utf-8") for who in (daemon.process.pid, writer_of(daemon)))
     assert ("libarrow" in own, "libarrow" in writers) == (False, True)
