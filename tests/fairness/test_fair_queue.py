@@ -83,6 +83,15 @@ async def test_callers_share_by_time_and_not_by_number_of_turns() -> None:
     assert 9 <= long_turns <= 12
 
 
+async def test_each_turn_is_charged_its_own_time() -> None:
+    """A short turn does not pay for a long one of another caller in the same loop iteration."""
+    queue = Queue()
+    heavy, light = queue.enter("heavy"), queue.enter("light")
+    await asyncio.gather(*start(queue.work(heavy, "heavy", cost_us=600), queue.work(light, "light", cost_us=100)))
+    await asyncio.sleep(0)  # the iteration ends, and the last turn is charged
+    assert (heavy.start_us, light.start_us) == (600, 100)
+
+
 async def test_events_run_before_registrations_before_inspections() -> None:
     """Within one caller; work of the same kind runs in order of arrival."""
     queue = Queue()
