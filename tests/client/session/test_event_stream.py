@@ -142,7 +142,9 @@ async def test_a_refusal_that_arrives_during_a_write_is_reported() -> None:
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            opener = channel.stream_stream("/a.Daemon/Refuse", wire.AdvanceStreamRequest.SerializeToString)
+            opener: grpc.aio.StreamStreamMultiCallable[wire.AdvanceStreamRequest, object] = channel.stream_stream(
+                "/a.Daemon/Refuse", wire.AdvanceStreamRequest.SerializeToString
+            )
             opened: list[Call] = []
             stream = EventStream(lambda: opened.pop() if opened else cast("Call", opener()))
             for turn in range(200):
