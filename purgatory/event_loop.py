@@ -3,8 +3,8 @@
 gRPC's poller thread writes one byte to a socket pair for each completed operation, and the loop's reader takes all
 completed operations but reads one byte per loop iteration. After a burst, unread bytes fill the socket (278 of them on
 Linux). From then on, the poller thread blocks in each write until the loop reads a byte: one operation per iteration,
-for all connections, until the loop is idle again. With iterations of a millisecond, an event of an honest caller waits
-for seconds behind the calls of another caller.
+for all connections, until the loop is idle again. With iterations of a millisecond, one caller's event waits for
+seconds behind another caller's calls.
 """
 
 import fcntl
@@ -19,7 +19,6 @@ import uvloop
 
 GRPC_READER: Final = "_handle_events"
 """Name of gRPC's callback, which reads a byte and takes all completed operations (grpc.aio's completion queue)."""
-
 
 Ts = TypeVarTuple("Ts")
 

@@ -9,6 +9,10 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+STATUS_LOST: Final = "Internal error from Core"
+"""The details that grpc.aio puts in place of the daemon's status if a stream ends while a message is being written.
+Only another stream can tell why it ended."""
+
 
 class PurgatoryClientError(Exception):
     """Base of all errors of this package."""

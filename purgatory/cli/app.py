@@ -242,7 +242,7 @@ def serve(context: typer.Context) -> NoReturn:
 
 @app.command("journal", add_help_option=False, context_settings=_PASSED_ON)
 def journal(context: typer.Context) -> NoReturn:
-    """Check, repair, dump, export or import a journal; see `purgatory journal --help`."""
+    """Check, export or import a journal; see `purgatory journal --help`."""
     from purgatory.journal.maintenance import main as run_journal  # noqa: PLC0415 - only this command needs the engine
 
     raise typer.Exit(run_journal(context.args))

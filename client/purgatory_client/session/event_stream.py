@@ -11,7 +11,7 @@ from typing import Final, cast
 import grpc.aio
 
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory_client.base_errors import from_code
+from purgatory_client.base_errors import STATUS_LOST, from_code
 from purgatory_client.errors import Unavailable
 
 Call = grpc.aio.StreamStreamCall[wire.AdvanceStreamRequest, wire.AdvanceStreamResponse]
@@ -34,7 +34,8 @@ class EventStream:
             call = self._open_call()
         try:
             async with asyncio.timeout(self._timeout):
-                receipt = await _exchanged(call, request)
+                while (receipt := await _exchanged(call, request)) is None:
+                    call = self._open_call()
         except TimeoutError:
             call.cancel()
             raise Unavailable(f"the daemon did not answer these events within {self._timeout:g} s") from None
@@ -45,13 +46,16 @@ class EventStream:
 _NOT_LET_IN: Final = frozenset((grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED))
 
 
-async def _exchanged(call: Call, request: wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
+async def _exchanged(call: Call, request: wire.AdvanceStreamRequest) -> wire.AdvanceReceipt | None:
+    """The receipt of `request`; None if the stream ended, nothing was sent, and gRPC has lost the reason."""
     try:
         await call.write(request)
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
         # The stream ended before the daemon received these events. The next message opens a new stream, which cannot
         # help if the daemon rejects the caller's credentials.
         code = await call.code()
+        if code is grpc.StatusCode.INTERNAL and await call.details() == STATUS_LOST:
+            return None
         if code in _NOT_LET_IN:
             raise from_code(code.value[0], "", await call.details()) from error
         raise Unavailable(f"the stream of events ended: {await call.details()}") from error

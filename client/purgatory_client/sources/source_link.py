@@ -13,7 +13,7 @@ import grpc.aio
 
 from purgatory.v1 import operation_pb2, source_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from purgatory_client.base_errors import PurgatoryClientError, Unavailable, from_code
+from purgatory_client.base_errors import STATUS_LOST, PurgatoryClientError, Unavailable, from_code
 from purgatory_client.partition_names import PartitionName
 
 STALE_MAX: Final = 2_000
@@ -165,6 +165,8 @@ class SourceLink:
         code = await self._call.code()
         if code is grpc.StatusCode.OK:
             return Unavailable("the daemon has ended the stream of this source")
+        if code is grpc.StatusCode.INTERNAL and await self._call.details() == STATUS_LOST:
+            return Unavailable("the stream of this source ended while it was being written")
         return from_code(code.value[0], "", await self._call.details())
 
 

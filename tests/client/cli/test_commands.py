@@ -234,6 +234,7 @@ async def test_caught_up_with_empty_topics(start_daemon: StartDaemon, run: Run) 
             "kind": "produce", "outcome": "satisfied", "waited": 0.0, "lateness": 0.0, "partitions": {},
         }  # fmt: skip
         printed = await asyncio.to_thread(run, "caught-up", "kafka/g/quiet", "--token", address=daemon.address)
+        assert printed.returncode == 0, printed.stderr
         token = printed.stdout.strip()
         by_token = await asyncio.to_thread(run, "wait", token, address=daemon.address)
         assert (by_token.returncode, by_token.stdout) == (0, "satisfied after 0.000 s\n"), by_token.stderr

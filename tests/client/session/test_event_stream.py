@@ -64,6 +64,19 @@ class ScriptedCall:
         return answer
 
 
+class StatusLost(ScriptedCall):
+    """A call that ended while a message was being written: gRPC reports an error of its own."""
+
+    async def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.INTERNAL
+
+    async def details(self) -> str:
+        return "Internal error from Core"
+
+    async def write(self, request: wire.AdvanceStreamRequest) -> None:
+        raise asyncio.InvalidStateError
+
+
 def stream_over(*calls: ScriptedCall, timeout: float = 30.0) -> EventStream:
     """A stream that uses these calls, in order."""
     rest = iter(calls)
@@ -107,6 +120,42 @@ async def test_a_message_without_a_receipt_is_not_sent_again(failing: ScriptedCa
     assert healthy.written == 0
     await stream.exchange(MESSAGE)
     assert healthy.written == 1
+
+
+async def test_a_stream_whose_status_grpc_has_lost_is_opened_again() -> None:
+    """If gRPC replaces the daemon's status by an error of its own, nothing was sent, and another stream is tried."""
+    lost, healthy = StatusLost([]), ScriptedCall([RECEIPT])
+    assert list((await stream_over(lost, healthy).exchange(MESSAGE)).ended) == [3]
+    assert (lost.written, healthy.written) == (0, 1)
+
+
+async def test_a_refusal_that_arrives_during_a_write_is_reported() -> None:
+    """A daemon that ends each stream at once gives the caller its own status, whenever it arrives."""
+
+    async def refuse(_requests: object, context: grpc.aio.ServicerContext[object, object]) -> None:
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, "not let in")
+
+    server = grpc.aio.server()
+    handler: grpc.RpcMethodHandler[object, object] = grpc.stream_stream_rpc_method_handler(refuse)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a.Daemon", {"Refuse": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            opener: grpc.aio.StreamStreamMultiCallable[wire.AdvanceStreamRequest, object] = channel.stream_stream(
+                "/a.Daemon/Refuse", wire.AdvanceStreamRequest.SerializeToString
+            )
+            opened: list[Call] = []
+            stream = EventStream(lambda: opened.pop() if opened else cast("Call", opener()))
+            for turn in range(200):
+                opened.append(cast("Call", opener()))
+                for _ in range(turn % 16):
+                    await asyncio.sleep(0)  # each length is another race between the write and the refusal
+                with pytest.raises((errors.PermissionDenied, grpc.aio.AioRpcError)) as refused:
+                    await stream.exchange(MESSAGE)
+                assert "Internal error" not in str(refused.value), turn
+    finally:
+        await server.stop(None)
 
 
 async def test_a_cancelled_caller_is_not_told_of_a_late_daemon() -> None:
