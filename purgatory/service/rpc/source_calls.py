@@ -1,6 +1,7 @@
 """The calls of sources and about them: a stream for each source, and where logs end."""
 
 import asyncio
+from collections.abc import Iterable
 from typing import Final
 
 from purgatory.service.access.audit import NAME
@@ -49,14 +50,22 @@ async def serve_source(host: Host, requests: Requests, call: Call) -> None:
 async def source_ends(host: Host, request: wire.GetSourceEndsRequest, call: Call) -> wire.GetSourceEndsResponse:
     """Return where topics end, as determined by their sources after this call."""
     host.gate.check_answer()
-    topics = list(dict.fromkeys(request.topics))
+    topics = checked_topics(host, call, request.topics)
+    return ends_response(await host.source_links.ends(topics))
+
+
+def checked_topics(host: Host, call: Call, asked: Iterable[str]) -> list[str]:
+    """Return the topics whose ends a caller asks for, each once. Raises `RpcError` if there are too many, or if the
+    caller may not wait on one of them.
+    """
+    topics = list(dict.fromkeys(asked))
     if not 1 <= len(topics) <= TOPICS_MAX:
         raise invalid_argument("topics", f"are {len(topics)}, and should be 1 to {TOPICS_MAX}")
     allowed = call.account.grants.on_topics(WAIT)
     for topic in topics:
         if topic not in allowed:
             raise _denied(host, call, WAIT, f"topic {quoted(topic)}")
-    return ends_response(await host.source_links.ends(topics))
+    return topics
 
 
 async def _read(host: Host, requests: Requests, link: AttachedSource, call: Call) -> None:
