@@ -34,6 +34,7 @@ from purgatory.cli.parsing import (
     partition_offsets,
     seconds,
 )
+from purgatory.cli.ready import ready
 from purgatory.cli.tail import hot, tail
 from purgatory.cli.watching import Watch, shown
 
@@ -226,6 +227,8 @@ for _name, _function, _interrupted in (
     ("top", top, _READS),
 ):
     app.command(_name, epilog=epilog())(with_client(_function, _interrupted, as_json=_name != "top"))
+
+app.command("ready", epilog=epilog())(ready)
 
 _PASSED_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Settings of a command that passes its arguments on to another parser."""
