@@ -7,6 +7,7 @@ import inspect
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
@@ -189,6 +190,7 @@ class AsyncClient(SingleCalls):
         timeout: float = CALL_TIMEOUT,  # noqa: ASYNC109 - the operation's own
         label: str = KAFKA,
         fail_when_stale: float | None = None,
+        as_of: datetime | None = None,
     ) -> Result:
         """Wait until a Kafka consumer group has processed everything that was written before this call.
 
@@ -202,6 +204,7 @@ class AsyncClient(SingleCalls):
             timeout: Seconds for the lookup and the wait together.
             label: The cluster's label, if its source was configured with another one than kafka.
             fail_when_stale: As for `produce`.
+            as_of: Everything that was written before this time instead; see `ends`.
 
         Returns:
             How the wait ended.
@@ -210,7 +213,8 @@ class AsyncClient(SingleCalls):
             Unavailable: The end offsets are not available: no source is attached, or it cannot read the topics.
         """
         began = time.monotonic()
-        positions = await self.ends([kafka_group(group, topic, label) for topic in topics], timeout=timeout)
+        names = [kafka_group(group, topic, label) for topic in topics]
+        positions = await self.ends(names, timeout=timeout, as_of=as_of)
         remaining = max(0.0, timeout - (time.monotonic() - began))
         return await self.wait_for(positions, timeout=remaining, fail_when_stale=fail_when_stale)
 

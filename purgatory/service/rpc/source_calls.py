@@ -1,6 +1,7 @@
 """The calls of sources and about them: a stream for each source, and where logs end."""
 
 import asyncio
+import time
 from collections.abc import Iterable
 from typing import Final
 
@@ -51,7 +52,11 @@ async def source_ends(host: Host, request: wire.GetSourceEndsRequest, call: Call
     """Return where topics end, as determined by their sources after this call."""
     host.gate.check_answer()
     topics = checked_topics(host, call, request.topics)
-    return ends_response(await host.source_links.ends(topics))
+    as_of_ms = request.as_of_ms if request.HasField("as_of_ms") else None
+    now_ms = time.time_ns() // 1_000_000
+    if as_of_ms is not None and not 0 <= as_of_ms <= now_ms:
+        raise invalid_argument("as_of_ms", f"is {as_of_ms}, and should be from 0 to the present, {now_ms}")
+    return ends_response(await host.source_links.ends(topics, as_of_ms))
 
 
 def checked_topics(host: Host, call: Call, asked: Iterable[str]) -> list[str]:
@@ -104,8 +109,8 @@ async def _write(host: Host, link: AttachedSource, call: Call) -> None:
         # The names that others wait on are sent only while the principal has the role, however old the stream is.
         call.recheck()
         _check_prefixes(host, call, link.stream.topic_prefixes)
-        for ask_id, topics in link.asks.take():
-            await call.context.write(ends_wanted_message(ask_id, topics))
+        for ask_id, question in link.asks.take():
+            await call.context.write(ends_wanted_message(ask_id, question))
         if is_due or link.demand.has_untold:
             await call.context.write(demand_message(*link.demand.take(NAMES_PER_MESSAGE)))
         if link.demand.has_untold or link.asks.has_unsent:

@@ -8,10 +8,12 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from google.rpc import code_pb2
+
 from purgatory.engine.engine import Engine
-from purgatory.service.errors import quoted, resource_exhausted, unavailable
+from purgatory.service.errors import RpcError, quoted, resource_exhausted, unavailable
 from purgatory.service.sources.demand import LOST_CHECK_S, Demand
-from purgatory.service.sources.ends_asked import EndsAsked, LogEnd
+from purgatory.service.sources.ends_asked import EndsAsked, EndsQuestion, LogEnd
 from purgatory.service.sources.source_log import SourceLog
 from purgatory.service.sources.source_table import SILENT, ManagedSource, SourceStream, SourceTable
 
@@ -103,12 +105,15 @@ class SourceLinks:
         for link in self._links:
             link.finish(unavailable(SHUTTING_DOWN))
 
-    async def ends(self, topics: Sequence[str]) -> list[LogEnd]:
-        """Return where topics end, as determined by their sources after this call. Raises `RpcError`."""
+    async def ends(self, topics: Sequence[str], as_of_ms: int | None = None) -> list[LogEnd]:
+        """Return where topics end, or ended at a time (milliseconds since the epoch), as determined by their sources
+        after this call. Raises `RpcError`.
+        """
         topics_of: defaultdict[tuple[AttachedSource, ...], list[str]] = defaultdict(list)
         for topic in topics:
             topics_of[self._to_ask(topic)].append(topic)
-        answers = await asyncio.gather(*(_first_answer(links, asked) for links, asked in topics_of.items()))
+        questions = [(links, EndsQuestion(frozenset(asked), as_of_ms)) for links, asked in topics_of.items()]
+        answers = await asyncio.gather(*(_first_answer(links, question) for links, question in questions))
         return [end for answer in answers for end in answer]
 
     def _to_ask(self, topic: str) -> tuple[AttachedSource, ...]:
@@ -135,12 +140,15 @@ class SourceLinks:
                 LOGGER.exception("a look after the sources failed; it continues")
 
 
-async def _first_answer(links: Sequence[AttachedSource], topics: Sequence[str]) -> list[LogEnd]:
+async def _first_answer(links: Sequence[AttachedSource], question: EndsQuestion) -> list[LogEnd]:
     """Ask one source after another until one has answered. Raises `RpcError` if none has."""
-    asked, errors = frozenset(topics), []
+    unanswered = []
     for link in links:
-        answer = await link.asks.ask(asked)
+        answer = await link.asks.ask(question)
         if not answer.error:
-            return [end for end in answer.ends if end.name[0] in asked]
-        errors.append(answer.error)
-    raise unavailable("; ".join(errors))
+            return [end for end in answer.ends if end.name[0] in question.topics]
+        unanswered.append(answer)
+    errors = "; ".join(answer.error for answer in unanswered)
+    if all(answer.is_impossible for answer in unanswered):
+        raise RpcError(code_pb2.FAILED_PRECONDITION, errors)
+    raise unavailable(errors)
