@@ -38,4 +38,5 @@ async def main() -> None:
         print(f"2 of 2: {await fired}")
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(main())
