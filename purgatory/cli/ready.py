@@ -70,38 +70,19 @@ def _wait(request: urllib.request.Request, trusted: ssl.SSLContext | None, limit
     while True:
         status, answer = _ask(request, trusted)
         left_s = deadline_s - time.monotonic()
-        if status == HTTPStatus.OK:
-            _show(answer)
-            return Exit.OK
-        if status not in AGAIN:
+        if status in AGAIN and left_s > 0:
+            time.sleep(min(POLL_S, left_s))
+        elif "ready" in answer:
+            lines = [f"{name}: {value}" for name, value in answer.items()]
+            render.print_either(answer, render.escape(", ".join(lines)))
+            return Exit.OK if answer["ready"] else Exit.EXPIRED
+        else:
             render.error_line(str(answer["message"]))
-            return Exit.DENIED if status in DENIED else Exit.REFUSED
-        if left_s <= 0:
-            if "ready" in answer:
-                _show(answer)
-                return Exit.EXPIRED
-            render.error_line(str(answer["message"]))
-            return Exit.UNAVAILABLE
-        time.sleep(min(POLL_S, left_s))
-
-
-def _show(gate: dict[str, Any]) -> None:
-    """Print the state of a gate in one line."""
-    if gate["ready"]:
-        render.print_either(gate, f"{render.escape(gate['name'])}: ready")
-        return
-    parts = [f"{gate['lag']} behind"] if "lag" in gate else []
-    if "pacePerSecond" in gate:
-        parts.append(f"at {gate['pacePerSecond']:.1f} a second")
-    if "estimatedRemainingMs" in gate:
-        parts.append(f"ready in about {gate['estimatedRemainingMs'] / 1_000:.1f} s")
-    parts += [render.escape(gate["reason"])] if "reason" in gate else []
-    render.print_either(gate, f"{render.escape(gate['name'])}: not ready, {', '.join(parts)}")
+            return Exit.DENIED if status in DENIED else Exit.UNAVAILABLE if status in AGAIN else Exit.REFUSED
 
 
 def _ask(request: urllib.request.Request, trusted: ssl.SSLContext | None) -> tuple[int, dict[str, Any]]:
     """Status and content of the answer. Without an answer, the message says why."""
-    status, text = NO_ANSWER, ""
     try:
         with urllib.request.urlopen(request, timeout=ANSWER_S, context=trusted) as response:  # noqa: S310 - checked
             status, text = response.status, response.read().decode()
@@ -109,9 +90,8 @@ def _ask(request: urllib.request.Request, trusted: ssl.SSLContext | None) -> tup
         with refused:
             status, text = refused.code, refused.read().decode("utf-8", "replace")
     except OSError as error:
-        text = f"{request.host} does not answer: {getattr(error, 'reason', error)}"
+        return NO_ANSWER, {"message": f"{request.host} does not answer: {getattr(error, 'reason', error)}"}
     try:
-        content: dict[str, Any] = json.loads(text)
-    except ValueError:  # no answer, or a page for people, such as the one for a Host header that is not allowed
-        content = {"message": text.strip()[:500]}
-    return status, content
+        return status, json.loads(text)
+    except ValueError:  # a page for people, such as the one for a Host header that is not allowed
+        return status, {"message": text.strip()[:500]}

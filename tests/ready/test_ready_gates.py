@@ -11,6 +11,7 @@ import pytest
 from purgatory_client.aio import AsyncClient
 from purgatory_client.sources.source_link import StaleMarks
 
+from purgatory.extensions.ready import ready_gates
 from purgatory.service.access.tokens import HEAD, add_token
 from tests.ready.gate_kit import TOPIC, ask, log_source, until
 from tests.service.in_process import RunDaemon
@@ -46,18 +47,36 @@ async def test_a_gate_opens_at_the_end_of_its_first_request(run_daemon: RunDaemo
         assert source.asked == 2
 
 
-async def test_requests_share_a_lookup_that_outlives_them(run_daemon: RunDaemon) -> None:
-    """While the source does not answer, requests are answered after a moment with the reason. They ask it only once,
-    and the target is the end that it said then.
+async def test_concurrent_first_requests_agree_on_a_target(run_daemon: RunDaemon) -> None:
+    """Requests that arrive while the source looks up the target get the same one: there is one wait. It is registered
+    also if the callers of the first requests have given up.
     """
+    daemon = await run_daemon()
+    async with log_source(daemon.address, 10) as source, AsyncClient(daemon.address) as client:
+        source.answers.clear()
+        requests = [asyncio.create_task(ask(daemon.http_address)) for _ in range(3)]
+        await eventually(lambda: source.asked > 0, "the source is asked")
+        for request in requests:
+            request.cancel()
+        source.answers.set()
+
+        async def is_registered() -> bool:
+            return len([one async for one in client.operations()]) == 1
+
+        await eventually(is_registered, "the wait is registered")
+        source.ends[0] = 50
+        assert (await ask(daemon.http_address))[1]["lag"] == 10
+        assert await is_registered()
+
+
+async def test_a_source_that_does_not_answer(run_daemon: RunDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request waits only so long for a source that hangs, and then says so."""
+    monkeypatch.setattr(ready_gates, "LOOKUP_S", 0.05)
     daemon = await run_daemon()
     async with log_source(daemon.address, 10) as source:
         source.answers.clear()
-        for status, gate in await asyncio.gather(ask(daemon.http_address), ask(daemon.http_address)):
-            assert (status, gate["reason"]) == (WAITING, "the source is being asked for the target")
-        source.answers.set()
-        await until(daemon.http_address, lambda _, gate: gate.get("lag") == 10)
-        assert source.asked == 1
+        status, gate = await ask(daemon.http_address)
+        assert (status, gate["reason"]) == (WAITING, "the source has not said within 0.05 s where the logs end")
 
 
 async def test_an_empty_log_is_ready_for_good(run_daemon: RunDaemon) -> None:

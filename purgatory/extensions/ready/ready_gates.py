@@ -7,8 +7,8 @@ an account, are limited in number, listed by `purgatory ls`, and forgotten when 
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
-from typing import Final, NamedTuple
+from functools import cache, partial
+from typing import Final
 from weakref import WeakKeyDictionary
 
 from google.rpc import code_pb2
@@ -23,29 +23,21 @@ from purgatory.service.registration import Registration
 from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.source_calls import checked_topics
 from purgatory.service.sessions.session import Session
+from purgatory.service.sources.ends_asked import LogEnd
 from purgatory.service.translate.operations import OperationRun
 
 SESSION_PREFIX: Final = "ready/"
 NAMES_PER_SLICE: Final = 20
 """Gates looked at before other tasks run. Each may wait for 2,000 partitions."""
-LOOKUP_S: Final = 0.5
-"""How long a request waits for targets, seconds. A probe of Kubernetes gives up after one second by default."""
+LOOKUP_S: Final = 5.0
+"""How long a request waits for the source, seconds. It looks up the target also if its caller has given up before."""
 
 StaleReason = Callable[[PartitionName], str]
 """Why a mark is stale; empty: it is not."""
 
 
-class GateState(NamedTuple):
-    """Whether a gate is ready, and else how far it is: the offsets that are missing in all partitions together, their
-    pace since this daemon was first asked, and the time in milliseconds that they take at that pace (-1: unknown).
-    """
-
-    is_ready: bool
-    lag: int = -1
-    pace_per_second: float = -1
-    remaining_ms: int = -1
-    reason: str = ""
-    """Why there is no target yet, or no progress."""
+GateState = dict[str, bool | int | float | str]
+"""The state of a gate as JSON (docs/readiness.md); what is unknown is left out."""
 
 
 class ReadyGates:
@@ -55,8 +47,6 @@ class ReadyGates:
         self._host: Final = host
         self.is_open = False
         """Set once the journal is restored: a session opened before would be in its way."""
-        self._lookups: Final[WeakKeyDictionary[Session, asyncio.Task[RpcError | None]]] = WeakKeyDictionary()
-        """For each gate without a target: the task that looks it up and returns why there is none."""
         self._first_seen: Final[WeakKeyDictionary[Session, tuple[int, int, int]]] = WeakKeyDictionary()
         """Operation, engine time in milliseconds, and progress when a request first saw it."""
 
@@ -77,18 +67,17 @@ class ReadyGates:
         if not self.is_open:
             raise unavailable("the daemon is starting")
         gates: list[tuple[Session, GateState | None]] = []
-        stale_reason = cache(self._stale_reason)  # gates that are asked for together wait for the same marks
+        look = partial(self._known_state, topics=topics, stale_reason=cache(self._stale_reason))
         for first in range(0, len(names), NAMES_PER_SLICE):
             if first:
                 await call.turn()
             with self._host.holds.of("ready"):
                 for name in names[first : first + NAMES_PER_SLICE]:
                     session = self._open(name, call)
-                    gates.append((session, self._known_state(session, topics, stale_reason)))
-        lookups = {self._lookup_of(session, topics) for session, state in gates if state is None}
-        if lookups:
-            await asyncio.wait(lookups, timeout=LOOKUP_S)
-        return [state or self._looked_up(session, topics, stale_reason) for session, state in gates]
+                    gates.append((session, look(session)))
+        without = [session for session, state in gates if state is None]
+        reason = await self._find_targets(without, topics, look, call) if without else ""
+        return [state or look(session) or {"ready": False, "reason": reason} for session, state in gates]
 
     def _open(self, name: str, call: Call) -> Session:
         session, _ = self._host.sessions.open(SESSION_PREFIX + name, self._host.time.now_ms(), call.account)
@@ -100,6 +89,8 @@ class ReadyGates:
 
     def _known_state(self, session: Session, topics: Sequence[str], stale_reason: StaleReason) -> GateState | None:
         """The state of a gate that has a target; None if it has none, or none that can still be reached."""
+        if session.dropped:
+            return {"ready": False, "reason": "its session was closed meanwhile"}
         _, results = session.outbox.take(1)
         session.outbox.put_back(results)
         if not results:
@@ -108,13 +99,13 @@ class ReadyGates:
             if view is not None:
                 _check_topics(session, (item.name for item in view.items), topics)
                 return self._progress(session, view, now_ms, stale_reason)
-            return GateState(False, reason="its result is being written") if session.outbox.unacknowledged else None
+            return {"ready": False, "reason": "its result is being written"} if session.outbox.unacknowledged else None
         ended, items = results[0].completions, slice(results[0].item_start, results[0].item_stop)
         _check_topics(session, ended.item_partitions[items], topics)
         required = ended.required_offsets[items]
-        # An operation that requires no offset stands for logs without records: see `_target`.
+        # An operation that requires no offset stands for logs without records: see `_register`.
         if ended.outcomes[results[0].start] == SATISFIED or (len(required) and not any(required)):
-            return GateState(True, lag=0)
+            return {"ready": True, "lag": 0}
         # It was cancelled, or its history has ended: the log was truncated, the group was reset.
         self._host.acknowledge(session, session.outbox.last_sequence)
         return None
@@ -126,77 +117,64 @@ class ReadyGates:
         first = self._first_seen.get(session)
         if first is None or first[0] != view.operation_id:
             first = self._first_seen[session] = view.operation_id, now_ms, reached
-        return GateState(
-            False,
-            target - reached,
-            pace_per_second(first[2], reached, now_ms - first[1]),
-            remaining_ms(first[2], reached, target, now_ms - first[1]),
-            next(filter(None, map(stale_reason, behind)), ""),
-        )
+        state: GateState = {"ready": False, "lag": target - reached}
+        pace = pace_per_second(first[2], reached, now_ms - first[1])
+        if pace >= 0:
+            state["pacePerSecond"] = round(pace, 3)
+            state["estimatedRemainingMs"] = remaining_ms(first[2], reached, target, now_ms - first[1])
+        reason = next(filter(None, map(stale_reason, behind)), "")
+        return {**state, "reason": reason} if reason else state
 
     def _stale_reason(self, name: PartitionName) -> str:
         now_ms = self._host.time.now_ms()
         stale = self._host.sources.stale(name, now_ms)
         return "" if stale is None else f"{name[0]}-{name[1]} has been stale for {stale.ms(now_ms)} ms: {stale.reason}"
 
-    def _lookup_of(self, session: Session, topics: Sequence[str]) -> asyncio.Task[RpcError | None]:
-        """The lookup of a target. Requests for one gate share it, and it continues between them."""
-        lookup = self._lookups.get(session)
-        if lookup is None:
-            lookup = asyncio.create_task(self._register(session, topics), name="target of a ready gate")
-            self._lookups[session] = lookup
-        return lookup
-
-    def _looked_up(self, session: Session, topics: Sequence[str], stale_reason: StaleReason) -> GateState:
-        """The state of a gate whose target is being looked up, or has just been. Raises `RpcError` if it cannot be."""
-        lookup = self._lookups.get(session)
-        if lookup is not None and not lookup.done():
-            return GateState(False, reason="the source is being asked for the target")
-        refused = None if lookup is None else lookup.result()
-        self._lookups.pop(session, None)
-        if refused is None:
-            return self._known_state(session, topics, stale_reason) or GateState(False, reason="it needs a new target")
-        if refused.code != code_pb2.UNAVAILABLE:
-            raise refused
-        return GateState(False, reason=refused.message)
-
-    async def _register(self, session: Session, topics: Sequence[str]) -> RpcError | None:
-        """Ask the sources where the logs end, and register the wait for it. Return why that is not possible."""
-        try:
-            ends = await self._host.source_links.ends(topics)
-            async with session.registering:
-                if session.dropped:
-                    return unavailable("the session of this gate was closed")
-                target = {end.name: (end.offset, end.leader_epoch) for end in ends if end.offset > 0}
-                self._host.gate.check_batch(session, 1, len(target))
-                receipt = Registration(self._host, session).register([self._target(session, topics[0], target)], [])
-        except BatchRejected as rejected:
-            return from_refusal(rejected.refusal, "", rejected.retry_after_ms)
-        except RpcError as refused:
-            return refused
-        if not receipt.refused:
-            return None
-        self._host.acknowledge(session, session.outbox.last_sequence)
-        return from_refusal(receipt.refused[0][0], "")
-
-    def _target(
-        self, session: Session, topic: str, target: dict[PartitionName, tuple[int, int | None]]
-    ) -> OperationRun:
-        """The wait for a target: offset and epoch by partition. If no log has records, the wait requires offset 0 and
-        ends at once, so that the session remembers that there was nothing to wait for.
+    async def _find_targets(
+        self, sessions: Sequence[Session], topics: Sequence[str], look: Callable[[Session], object], call: Call
+    ) -> str:
+        """Register in each session the wait for the present ends. Return why they are not known, or nothing. Raises
+        `RpcError` if a wait is refused.
         """
-        timeout_ms = self._host.engine.limits.timeout_ms_max if target else 0
-        target = target or {(topic, 0): (0, None)}
+        try:
+            async with asyncio.timeout(LOOKUP_S):
+                ends = await self._host.source_links.ends(topics)
+        except TimeoutError:
+            return f"the source has not said within {LOOKUP_S:g} s where the logs end"
+        except RpcError as refused:
+            if refused.code != code_pb2.UNAVAILABLE:
+                raise
+            return refused.message
+        for session in sessions:
+            await call.turn()
+            async with session.registering:
+                if look(session) is None:  # otherwise another request was faster
+                    self._register(session, topics[0], [end for end in ends if end.offset > 0])
+        return ""
+
+    def _register(self, session: Session, topic: str, ends: Sequence[LogEnd]) -> None:
+        """Register the wait. If no log has records, it requires offset 0 and ends at once: the session then remembers
+        that there was nothing to wait for.
+        """
+        timeout_ms = self._host.engine.limits.timeout_ms_max if ends else 0
+        target = ends or [LogEnd((topic, 0), 0, None)]
         batch = OperationBatch(
             [session.owner.highest_operation_id + 1],
-            partitions=list(target),
+            partitions=[end.name for end in target],
             item_indexes=list(range(len(target))),
-            offsets=[offset for offset, _ in target.values()],
+            offsets=[end.offset for end in target],
             timeouts_ms=[timeout_ms],
             item_counts=[len(target)],
-            leader_epochs=[-1 if epoch is None else epoch for _, epoch in target.values()],
+            leader_epochs=[-1 if end.leader_epoch is None else end.leader_epoch for end in target],
         )
-        return OperationRun(PRODUCE, batch)
+        try:
+            self._host.gate.check_batch(session, 1, len(target))
+        except BatchRejected as rejected:
+            raise from_refusal(rejected.refusal, "", rejected.retry_after_ms) from None
+        receipt = Registration(self._host, session).register([OperationRun(PRODUCE, batch)], [])
+        if receipt.refused:
+            self._host.acknowledge(session, session.outbox.last_sequence)
+            raise from_refusal(receipt.refused[0][0], "")
 
 
 def _check_topics(session: Session, known: Iterable[PartitionName], topics: Sequence[str]) -> None:

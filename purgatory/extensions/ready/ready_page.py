@@ -62,8 +62,8 @@ class ReadyPage:
         finally:
             context.done()
             call.leave()
-        gates = [_fields(name, state) for name, state in zip(names, states, strict=True)]
-        is_ready = all(state.is_ready for state in states)
+        gates = [{"name": name, **state} for name, state in zip(names, states, strict=True)]
+        is_ready = all(state["ready"] for state in states)
         content = {"ready": is_ready, "gates": gates} if "names" in parameters else gates[0]
         return JSONResponse(content, HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE, UNCACHED)
 
@@ -90,20 +90,6 @@ def _marks(parameters: dict[str, str]) -> list[str]:
         return [kafka_topic(one) if group is None else kafka_group(group, one) for one in topics]
     except InvalidRequest as error:
         raise invalid_argument(error.field, error.message) from None
-
-
-def _fields(name: str, state: GateState) -> dict[str, object]:
-    """The JSON of a gate. What is unknown is left out."""
-    fields: dict[str, object] = {"name": name, "ready": state.is_ready}
-    if state.lag >= 0:
-        fields["lag"] = state.lag
-    if state.pace_per_second >= 0:
-        fields["pacePerSecond"] = round(state.pace_per_second, 3)
-    if state.remaining_ms >= 0:
-        fields["estimatedRemainingMs"] = state.remaining_ms
-    if state.reason:
-        fields["reason"] = state.reason
-    return fields
 
 
 async def _decode_nothing() -> Any:  # noqa: ANN401 - in place of a message
