@@ -1,10 +1,12 @@
 """`purgatory ready`: waits for a ready gate over HTTP, for init containers, compose and start scripts."""
 
+import contextlib
 import json
 import ssl
 import time
 import urllib.request
 from http import HTTPStatus
+from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
 from urllib.error import HTTPError
@@ -89,9 +91,11 @@ def _ask(request: urllib.request.Request, trusted: ssl.SSLContext | None) -> tup
     except HTTPError as refused:
         with refused:
             status, text = refused.code, refused.read().decode("utf-8", "replace")
-    except OSError as error:
+    except (OSError, HTTPException) as error:
         return NO_ANSWER, {"message": f"{request.host} does not answer: {getattr(error, 'reason', error)}"}
-    try:
-        return status, json.loads(text)
-    except ValueError:  # a page for people, such as the one for a Host header that is not allowed
-        return status, {"message": text.strip()[:500]}
+    with contextlib.suppress(ValueError):
+        content = json.loads(text)
+        if isinstance(content, dict) and not content.keys().isdisjoint({"ready", "message"}):
+            return status, content
+    # A page for people, such as the one for a Host header that is not allowed; or another server.
+    return status, {"message": f"{request.host} answers {status}: {text.strip()[:500]}"}

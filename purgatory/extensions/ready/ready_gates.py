@@ -111,9 +111,13 @@ class ReadyGates:
         return None
 
     def _progress(self, session: Session, view: PendingView, now_ms: int, stale_reason: StaleReason) -> GateState:
-        target = sum([item.required_offset for item in view.items])
-        reached = sum([max(0, min(item.reached_offset, item.required_offset)) for item in view.items])
-        behind = [item.name for item in view.items if item.reached_offset < item.required_offset]
+        target, reached, behind = 0, 0, []
+        for item in view.items:
+            required, mark = item.required_offset, item.reached_offset
+            target += required
+            reached += max(0, min(mark, required))
+            if mark < required:
+                behind.append(item.name)
         first = self._first_seen.get(session)
         if first is None or first[0] != view.operation_id:
             first = self._first_seen[session] = view.operation_id, now_ms, reached
@@ -150,6 +154,7 @@ class ReadyGates:
             async with session.registering:
                 if look(session) is None:  # otherwise another request was faster
                     self._register(session, topics[0], [end for end in ends if end.offset > 0])
+        await self._host.journal.durable()  # a target that was answered must not become a later one
         return ""
 
     def _register(self, session: Session, topic: str, ends: Sequence[LogEnd]) -> None:
