@@ -134,7 +134,7 @@ class OpenJournal:
             session.outbox.acknowledge(state.acknowledged_sequence + session.sequence_shift)
             if state.uncertain_after >= 0:
                 # Results above may be renumbered. They are sent once it is durable that the client has resumed.
-                session.outbox.release(session.uncertain_after)
+                session.outbox.hold_above(session.uncertain_after)
 
     def _restore_session(self, host: Host, state: SessionState) -> Session:
         session = host.sessions.restore(state.session_id, state.session, host.time.now_ms(), state.principal)

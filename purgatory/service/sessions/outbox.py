@@ -183,9 +183,15 @@ class Outbox:
         # Never raised: results that an earlier call holds back stay held.
         self._released_sequence = min(self._released_sequence, self.last_sequence)
 
-    def release(self, sequence: int) -> None:
-        """Allow results up to `sequence` to be written."""
+    def hold_above(self, sequence: int) -> None:
+        """Hold back results above `sequence` until they are released."""
         self._released_sequence = sequence
+
+    def release(self, sequence: int) -> None:
+        """Allow held results up to `sequence` to be written."""
+        # In async mode, all results may have been released since the group of these was sealed: they stay released.
+        if self._released_sequence != UNLIMITED:
+            self._released_sequence = sequence
 
     def release_all(self) -> None:
         """Allow all results to be written, including those appended later."""
