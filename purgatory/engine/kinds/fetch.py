@@ -160,6 +160,7 @@ class FetchKind(Kind):
     # Changes of partitions.
 
     def wake(self, partition: Partition, now_ms: i64) -> None:
+        # The order of the three lists is the order of completions, which a replay of the history has to repeat.
         watch = partition.fetches_to_log_end
         if watch is not None and watch.entries.live > 0:
             self._wake_watch(partition, watch, partition.log_end_offset, now_ms)

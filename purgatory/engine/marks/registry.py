@@ -101,6 +101,8 @@ class Partitions:
         return partition
 
     def _place(self, name: AsGiven, account: AccountUsage) -> Partition:
+        # Items store this index, so it is freed only when no pending operation names the partition any more
+        # (`release`).
         index = self._free.pop() if self._free else len(self.by_index)
         partition = Partition(name, index, account)
         self._count_bytes(partition, PARTITION_BYTES + name_bytes(name))

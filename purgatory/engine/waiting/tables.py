@@ -116,6 +116,8 @@ class ItemTable:
             self.mark = append(self.mark, 0)
             self.epoch = append(self.epoch, i32(-1))
             self.error_code = append(self.error_code, i16(0))
+        # The generation is not reset: entries of the item that had this row before may still be in watch lists, and
+        # must stay stale.
         self.slot[item] = i32(slot)
         self.next[item] = i32(-1)
         self.target[item] = i32(target)
