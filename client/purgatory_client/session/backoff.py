@@ -59,6 +59,7 @@ class Retry:
         """
         if isinstance(error, grpc.aio.AioRpcError) and error.code() not in _RETRIED_CODES:
             raise error
+        # Drawn before the check, which includes it: a call must not sleep beyond its limit only to fail then.
         delay = self._backoff.next_delay()
         elapsed = asyncio.get_running_loop().time() - self._started_at
         if self._give_up_after is not None and elapsed + delay > self._give_up_after:

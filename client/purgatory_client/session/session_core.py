@@ -445,6 +445,7 @@ class SessionCore:
                 self._plan.extendleft(reversed(halves))
                 continue
             if chunk.size_bytes > self._message_bytes_max:
+                # A single operation: it could never be sent, and everything behind it would wait for ever.
                 self._refuse_too_large(chunk, f"the daemon accepts {self._message_bytes_max}")
                 continue
             self._unreceipted[self._next_batch_id] = chunk
