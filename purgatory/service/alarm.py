@@ -72,10 +72,12 @@ class KernelAlarm:
 
     def set(self, in_ms: int) -> None:
         self._at_ns = _beginning_ns(in_ms)
+        # Absolute: the time that passes on the way into the kernel does not make the alarm later.
         setting = _Setting(first=_Timespec(*divmod(self._at_ns, NS_PER_S)))
         _checked(self._settime(self._file, TFD_TIMER_ABSTIME, ctypes.byref(setting), None))
 
     def close(self) -> None:
+        # First: a descriptor that is closed may be given to another file, which the loop would then watch.
         self._loop.remove_reader(self._file)
         os.close(self._file)
 
@@ -98,6 +100,7 @@ class LoopAlarm:
     def set(self, in_ms: int) -> None:
         self.close()
         at_ns = _beginning_ns(in_ms)
+        # From the present time and not `in_ms`: the current millisecond may be nearly over.
         left_s = (at_ns - time.monotonic_ns()) / NS_PER_S
         self._timer = self._loop.call_later(left_s, self._fired, at_ns)
 

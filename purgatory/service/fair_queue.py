@@ -156,6 +156,8 @@ class FairQueue:
             self._enqueue(caller)
         caller.waiters[work].append(Waiter(future, now_us, is_call))
         self._schedule()
+        # If the task is cancelled here, nothing has to be undone: `_next_work` drops futures that are done. A turn that
+        # was granted at that moment is lost, at the price of the minimum charge.
         await future
         # Not when it was granted: turns of other callers may have run since.
         self._begin(caller, self._now_us())
@@ -165,6 +167,7 @@ class FairQueue:
         for caller in self._callers.values():
             for waiter in itertools.chain(*caller.waiters):
                 if waiter.is_call and not waiter.future.done():
+                    # It stays in its queue until `_next_work` meets it.
                     waiter.future.set_exception(make_error())
 
     # Inside.

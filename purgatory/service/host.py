@@ -183,6 +183,7 @@ class Host:
         """Apply the next slice and add its effects to `events`. Returns whether events are left."""
         batch, done, now_ms = events.batch, events.done, self.time.now_ms()
         start, is_full = done.next_index, self.shares.budget.is_full
+        # For each slice: the share depends on what all accounts hold, which other calls change between two slices.
         self.shares.set_in_engine(account)
         try:
             part = self.engine.apply(batch, now_ms, start, WORK_PER_SLICE, account=account.usage, is_full=is_full)
@@ -235,6 +236,7 @@ class Host:
 
     def close_session(self, session: Session) -> tuple[int, int]:
         """End a session. Returns the number of cancelled operations and of dropped results."""
+        # Read before: closing ends the operations and drops the results.
         closed = session.owner.pending, session.outbox.unacknowledged
         self.sessions.close(session, self.time.now_ms())
         self.deliver()
@@ -305,6 +307,7 @@ class Host:
         """
         for completions in self.engine.take_completions():
             if self.sources or were_stale:
+                # Before the listeners: journal and archive store the results with it.
                 note_stale_marks(completions, self.sources, self.time.now_ms())
             account = self.unary_waits.account_of_owner(completions.owner_id)
             if account is not None:
@@ -347,6 +350,8 @@ class Host:
         return self.time.registration_ms()
 
     def _expire_slice(self) -> None:
+        # The time of the engine is the end of a millisecond that is not over. Operations that are due at that time
+        # would expire early by the clock.
         if self.time.is_ahead:
             return
         now_ms = self.time.now_ms()
@@ -376,6 +381,8 @@ class Host:
         with self._session_drop:
             cancelled = self.engine.cancel_all(session.owner, now_ms, WORK_PER_SLICE)
             has_more = self.engine.has_pending(session.owner, OPERATION_ID_MAX)
+            # The same rule as in `_cancel_in_slices`: one slice is reported as the cancel of the session, several as
+            # cancels by id.
             if cancelled and not has_more and session not in self._dropped:
                 event = CancelledSession(session, cancelled, now_ms)
                 for listener in self.listeners:
@@ -392,6 +399,7 @@ class Host:
 
     async def _end_all_dropped(self) -> None:
         while self._dropped:
+            # First, because the slice that found more to do has just run.
             await asyncio.sleep(0)
             session = self._dropped[0]
             if self._end_dropped(session, self.time.now_ms()):
@@ -399,6 +407,7 @@ class Host:
                 self.sessions.forget(session, self.time.now_ms())
         task = asyncio.current_task()
         assert task is not None, "runs as a task"
+        # Otherwise the list would grow with each large session that is dropped.
         self._tasks.remove(task)
 
     async def _maintain_sessions(self) -> None:

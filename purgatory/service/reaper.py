@@ -66,6 +66,7 @@ class Reaper:
 
     async def _sleep(self, alarm: Alarm) -> None:
         """Sleep until the next expiry. If it is already due, only let other tasks run."""
+        # No await from here to the sleep: a registration in between would neither be in `next_ms` nor end the sleep.
         self._woken.clear()
         now_ms = self._clock.now_ms()
         next_ms = self._engine.next_expiration_ms()

@@ -363,9 +363,11 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix=ENVIRONMENT_PREFIX,
         env_nested_delimiter="_",
+        # Only the first underscore separates: PURGATORY_ENGINE_TICK_MS is engine.tick_ms, not engine.tick.ms.
         env_nested_max_split=1,
         env_ignore_empty=True,
         frozen=True,
+        # Not "forbid": `setting_sources` reports unknown names, with the place where each was found.
         extra="ignore",
     )
 

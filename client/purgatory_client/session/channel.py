@@ -111,7 +111,7 @@ class ChannelSecurity:
                 raise InvalidRequest("token", f"cannot be read from {os.fspath(token)}: {error}") from error
         elif not isinstance(token, str):
             token = token()
-        # Files end with a line break, which is not allowed in a header.
+        # A file usually ends with a line break, which is not allowed in a header.
         token = token.strip()
         if not token or not token.isascii() or not token.isprintable():
             raise InvalidRequest("token", "must be one line of printable ASCII")  # and is never quoted

@@ -82,6 +82,7 @@ class TailSubscriber:
     def _wanted(self, completions: Completions) -> list[int]:
         """Positions of the operations that match the filter."""
         kinds, outcomes = completions.kinds, completions.outcomes
+        # Compared as bytes: reading thousands of values one by one would create a Python number for each.
         if self._kind and is_uniform(bytes(kinds)):
             if kinds[0] != self._kind:
                 return []

@@ -185,6 +185,8 @@ class Outbox:
 
     def release(self, sequence: int) -> None:
         """Allow results up to `sequence` to be written."""
+        # May be lower than before: for a session that was not resumed since a crash, recovery holds results back in
+        # this way.
         self._released_sequence = sequence
 
     def release_all(self) -> None:
@@ -219,6 +221,7 @@ class Outbox:
         self.last_sequence += count
         self.acknowledged_sequence += count
         self._next_sequence += count
+        # A shift of UNLIMITED only makes it larger, so it stays above all numbers.
         self._released_sequence += count
         for hold in self._receipts_due:
             hold[0] += count
@@ -293,6 +296,7 @@ class Outbox:
 
     def discard(self) -> None:
         """Stop counting memory: the session has been dropped, although a stream may still write its results."""
+        # `held_bytes` itself stays: a stream that still writes counts its own slices out of it.
         self._hold(-self.held_bytes)
         self._hold = _ignore
 
@@ -317,6 +321,8 @@ class Outbox:
         """Drop up to `count` results from the left of `queue`; return how many remain to be dropped."""
         while count and queue:
             part = queue.popleft()
+            # Counted out as a whole and the rest in again: a slice has an overhead, so the parts do not add up to the
+            # whole.
             self._count(-part.held_bytes())
             if len(part) > count:
                 _, rest = part.split(count)
@@ -331,6 +337,7 @@ class Outbox:
         if len(queue) < PACKED_TOGETHER:
             return
         kind = queue[-1].kind
+        # `packed` has no columns for what fetches have read.
         if kind == codes.FETCH:
             return
         tail: list[ResultSlice] = []

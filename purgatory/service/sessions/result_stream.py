@@ -157,6 +157,7 @@ class ResultStream:
         self._finish(error)
 
     def _finish(self, last: Response | Exception) -> None:
+        # The first reason wins: a stream that was taken over must not report the shutdown that follows.
         if not self.closing:
             self._last_message = last
             self.wake()
@@ -220,6 +221,7 @@ class ResultStream:
             raise unavailable("the stream was ending, and its last messages were not read") from None
         finally:
             self.ended = True
+            # The reader may be waiting for space. It finds the stream closing and ends.
             self._space.set()
             self._writer = self._last_message = (
                 None  # they refer to this object: a cycle would wait for the garbage collector
@@ -231,6 +233,7 @@ class ResultStream:
                 await turn()  # choose the message after the turn: the stream may have ended in the meantime
             message = self._next_message()
             if message is not None:
+                # Before the write, which may wait for the peer: it is then known when the next heartbeat is due.
                 self.last_write_ms = now_ms()
                 await write(message)
             elif self._is_finished():
@@ -268,6 +271,7 @@ class ResultStream:
         # A stream that was taken over must not take results: the new one has rewound the outbox and writes them all.
         if self._last_message is not None or self.session.stream is not self:
             return None
+        # Without an await inside: the timer measures one uninterrupted piece of work.
         with self._writing:
             return self._next_results()
 

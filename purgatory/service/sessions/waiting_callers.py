@@ -43,6 +43,7 @@ class WaitingCallers:
             if future is None or future.done():
                 continue
             try:
+                # Still there: the future is held by a local name now, so the weak key cannot vanish.
                 self._rechecks[future]()
             except RpcError as refused:
                 future.set_exception(refused)
