@@ -80,6 +80,7 @@ class LoopStalls:
     def _on_hold(self, call: str, held_ns: int) -> None:
         if held_ns <= LOGGED_NS:
             return
+        # Counted although it may not be logged: the next line says how many there were.
         self._unlogged += 1
         now_ns = time.monotonic_ns()
         if now_ns - self._logged_at_ns < LOG_INTERVAL_NS:

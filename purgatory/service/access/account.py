@@ -122,6 +122,7 @@ class Accounts:
             return
         for _ in range(EXAMINED_PER_ACCOUNT):
             principal, account = self._by_principal.popitem(last=False)
+            # An account in use goes to the end, so the next call examines others.
             if account.principal != NOBODY and account.holds_nothing(self._now_s()):
                 self._evicted[principal] = account
             else:

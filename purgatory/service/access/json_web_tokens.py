@@ -112,6 +112,7 @@ class JsonWebTokens:
             # The issuer's data is untrusted, and the library's errors do not cover every way in which it can be
             # invalid.
             raise KeySetError(f"no key set from {self._source}: {error}") from None
+        # After parsing: content that cannot be used is parsed, and reported, again at each load.
         self._content = content
         return True
 
@@ -147,6 +148,7 @@ class JsonWebTokens:
         """Reload the key set every minute, until cancelled. If that fails, the previous set is kept."""
         while True:
             with contextlib.suppress(TimeoutError):
+                # Sooner while there are no keys: until then every JSON web token is refused.
                 await asyncio.wait_for(self._asked.wait(), FETCH_INTERVAL_S if self.keys else FETCH_AGAIN_S)
             self._asked.clear()
             try:
@@ -187,6 +189,7 @@ class JsonWebTokens:
         """
         now_s, key_id = self._now_s(), _key_id(token)
         if key_id and now_s - self._loaded_s >= FETCH_AGAIN_S and key_id not in {key.kid for key in self.keys}:
+            # Now and not at the end of the load: a flood of such tokens asks for one load only.
             self._loaded_s = now_s
             self.load_soon()
 

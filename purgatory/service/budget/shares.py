@@ -123,6 +123,7 @@ def share(times_free: int, limit: int, held_by_all: int, held: int) -> int:
 
     An account that has reached it holds `times_free` times what is free then. `times_free` 0 disables shares.
     """
+    # Not negative: limits may be lowered, and restored operations may exceed them.
     free = max(0, limit - held_by_all)
     if times_free == 0:
         return held + free
@@ -148,6 +149,7 @@ class Shares:
 
     def set_in_engine(self, account: Account) -> None:
         """Pass the account's current shares of operations, items, partitions and keys to the engine."""
+        # Without a policy all callers share this account, and the limits of the engine hold for it.
         if account.principal == NOBODY:
             return
         held, own, engine, limits = account.usage, account.own_shares, self._engine, self._engine.limits

@@ -62,6 +62,7 @@ class HttpAcceptor:
 
     async def stop(self) -> None:
         """Accept no more connections. Open ones are left to the server."""
+        # With the tasks of handshakes, which would otherwise make connections after the stop.
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -85,6 +86,7 @@ class HttpAcceptor:
                 accepted, _ = await loop.sock_accept(listening)
             except OSError as error:
                 LOGGER.debug("cannot accept an HTTP connection: %s", error)
+                # Otherwise a full table of idle connections would keep every new client, and the probes, out.
                 self._limits.free_file()
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue

@@ -44,6 +44,7 @@ class HttpContext:
 
     def done(self) -> None:
         """Call the done callbacks, each once: the answer has been sent, or will not be."""
+        # Popped one by one: this may be called again by a later error, and each callback gives memory back once.
         while self._at_end:
             self._at_end.pop()(self)
 

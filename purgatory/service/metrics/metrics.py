@@ -89,6 +89,8 @@ class Metrics(Listener):
         completions = event.completions
         kinds, outcomes, waits_ms = completions.kinds, completions.outcomes, completions.waited_ms
         ends: dict[tuple[int, int, int], int]
+        # Three ways for one result. A batch in which all waits are alike, the usual case, takes a third of the time
+        # that counting them one by one takes.
         if len(completions) > 1 and not (is_uniform(bytes(kinds)) and is_uniform(bytes(outcomes))):
             ends = Counter(zip(kinds, outcomes, waits_ms, strict=True))
         elif is_uniform(bytes(waits_ms)):
@@ -107,6 +109,7 @@ class Metrics(Listener):
         types = batch.types[event.start : receipt.next_index]
         counts = {types[0]: 1} if len(types) == 1 else Counter(types)
         for event_type, times in counts.items():
+            # All of them first; refused events are few, and are moved to another result below.
             self.event_results[_event_name(event_type), "applied"] += times
         self.unchanged_events += receipt.unchanged
         for refusal in receipt.refusals:

@@ -24,6 +24,7 @@ def _v1() -> ServiceDescriptor:
     reflection_pb2.DESCRIPTOR.CopyToProto(file)
     file.name, file.package = name, file.package.replace("v1alpha", "v1")
     old, new = f".{reflection_pb2.DESCRIPTOR.package}.", f".{file.package}."
+    # References to types are full names, with the package, so renaming the file is not enough.
     for message in file.message_type:
         for field in message.field:
             if field.type_name:

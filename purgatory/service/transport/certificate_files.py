@@ -121,6 +121,7 @@ def _check_key(path: Path, pem: bytes, certificate_path: Path, certificate: x509
 
 def _revocation_lists(path: Path, authorities: Sequence[x509.Certificate]) -> list[x509.CertificateRevocationList]:
     """Return the lists in the file, each of them signed by one of the authorities."""
+    # By hand, because the library reads only the first list of a file.
     blocks = _CRL_BLOCK.findall(_read("tls.crl_file", path))
     if not blocks:
         raise CannotUseCertificates(f"tls.crl_file: {path} has no revocation list; it should be PEM")
@@ -142,6 +143,7 @@ def _revocation_lists(path: Path, authorities: Sequence[x509.Certificate]) -> li
 
 def _revoked(path: Path, lists: Sequence[x509.CertificateRevocationList]) -> RevokedSerials:
     try:
+        # With the issuer: serial numbers are unique only within one authority.
         return frozenset((one.issuer.public_bytes(), entry.serial_number) for one in lists for entry in one)
     except ValueError:
         raise CannotUseCertificates(f"tls.crl_file: {path} has an entry that cannot be read") from None
@@ -149,6 +151,7 @@ def _revoked(path: Path, lists: Sequence[x509.CertificateRevocationList]) -> Rev
 
 def _has_signed(authority: x509.Certificate, one: x509.CertificateRevocationList) -> bool:
     try:
+        # Names first, so that only the key of its own authority is tried.
         return authority.subject == one.issuer and one.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
     except (TypeError, UnsupportedAlgorithm):  # a key of a kind that cannot sign lists
         return False

@@ -59,6 +59,8 @@ def close_connection(peer: str) -> bool:
         with contextlib.suppress(OSError):  # closed since it was listed, or not connected
             if not stat.S_ISSOCK(os.fstat(file).st_mode):
                 continue
+            # On a copy of the descriptor: closing the original would take it away from gRPC, which still uses its
+            # number.
             with socket.socket(fileno=os.dup(file)) as connection:
                 if connection.family in (socket.AF_INET, socket.AF_INET6) and _address(connection) == wanted:
                     # gRPC reads the end of the stream and closes the connection. Without lingering, closing resets it,
