@@ -76,6 +76,8 @@ class Events:
         self.limits: Final = limits
         self.checks: Final = EventChecks(limits, strict_partitions)
         self.lag_max_ms: Final[i64] = lag_max_ms
+        # Kept between batches. It looks a name up again if its partition was removed, so it never returns one that is
+        # not known.
         self._named: Final = NamedPartitions(partitions)
         self._account = partitions.unowned
         """Usage of the sender of the events that are being applied."""

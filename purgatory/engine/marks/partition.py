@@ -141,6 +141,8 @@ class Partition:
         # `recompute_high_watermark` counts the committed set alone.
         return bool(self.in_sync) and self._maximal_in_sync < self.effective_min_in_sync_replicas()
 
+    # Every method here keeps log start <= high watermark <= log end where they are known, and the last stable offset
+    # between the first two. Waits rely on it: an offset that was reached is readable.
     # Marks.
 
     def raise_high_watermark(self, offset: i64) -> bool:

@@ -67,6 +67,8 @@ class Admission:
         first_item: i64 = 0
         for row in range(i64(columns.rows)):
             item_count = columns.item_counts.at(row)
+            # The plain path takes only rows that the full path would accept with the same effect. It words no refusals:
+            # each check that fails here is repeated there.
             if columns.is_plain and self.admit_plain(of_kind, owner, columns, row, first_item, item_count, now_ms):
                 receipt.accepted += 1
             # The lower bound matters: an id out of range reads as OUT_OF_RANGE, a negative number, and would count as a

@@ -97,6 +97,9 @@ class PendingOperations:
             self.items.next[last_item] = i32(item)
         return item
 
+    # What admission adds, and where it is taken back: the timer, the counters and the slot in `end`; the entry in the
+    # index of the owner when that is compacted; items, watches and references of partitions in `build_result` of the
+    # kind. A new kind that forgets one of its three leaks it without an error; `check` finds items and slots.
     # The only way to end.
 
     def resolve(self, item: i64, error_code: i64, mark: i64, now_ms: i64) -> None:

@@ -181,6 +181,7 @@ class Owner:
         """Record the slot of a newly pending operation. Ended ones are dropped once they outnumber the pending ones."""
         if i64(len(self.ids)) > 2 * self.pending + 64:
             self._compact(operations)
+        # Ascending without a search, because ids of an owner only rise. A restore is the exception, see `put_in_order`.
         self.ids = append(self.ids, operation_id)
         self.slots = append(self.slots, i32(slot))
         self.pending += 1
