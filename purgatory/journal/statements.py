@@ -49,6 +49,8 @@ class StatementBuilder:
     """Translates groups to statements and keeps track of the rows that exist."""
 
     def __init__(self) -> None:
+        # What is on disk once all statements made so far are committed. Nothing is read back while a daemon runs, so
+        # each change of a row has to be recorded here as well.
         self._sessions: Final[dict[int, SessionRows]] = {}
         self._refused_ids: Final[dict[int, bytes]] = {}
         """The rows of `refused_ids`, to write only those that change."""
