@@ -122,6 +122,7 @@ class FairQueue:
 
     def expected_wait_ms(self, caller: CallerQueue) -> int:
         """Estimate how long one more unit of work of this caller would wait, in milliseconds, from recent grants."""
+        # A round grants each waiting caller one turn, so each of its own waiters needs a whole round.
         return max(1, round((caller.waiting + 1) * max(1, len(self._order)) * self._interval_us / 1_000))
 
     def next_turn_ms(self, caller: CallerQueue | None = None) -> int | None:
@@ -180,6 +181,8 @@ class FairQueue:
 
     def _take(self, caller: CallerQueue, now_us: int) -> None:
         """Give the caller a turn: its next one comes after those of callers that have used less time."""
+        # The steps of a turn: its future is set, `_take`; the task runs, `_begin`; it works until its next await; the
+        # next `_begin`, or the next iteration of the loop, charges the time (`_charge`).
         self._virtual_us = max(caller.start_us, self._virtual_us)
         # The minimum is charged in advance, so several turns within one iteration do not all start at the same time.
         caller.start_us = self._virtual_us + TURN_US_MIN

@@ -64,6 +64,8 @@ class Host:
         self.settings: Final = settings
         self.listeners: Final = list(listeners)
         """Listeners, in notification order. Do not modify after `start`."""
+        # The list itself, to which the tail adds itself while it has subscribers. It is changed between calls of the
+        # host only.
         self.tail: Final = ResultTail(self.listeners)
         self.journal = Journal()
         """The journal; a no-op journal unless `use_journal` is called."""

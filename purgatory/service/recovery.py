@@ -182,6 +182,7 @@ class OpenJournal:
 
     async def _restore_operations(self, host: Host, journal: DurableJournal) -> None:
         paused_s = reported_s = time.monotonic()
+        # All of it at once: a bit for each operation, where the rows themselves have to be read one by one.
         gone_bits: dict[int, bytes] = dict(self._store.rows("gone"))
         for rows, (row, number, _, _, _, content) in enumerate(self._store.rows("registrations"), 1):
             session, gone = self._sessions[number], gone_bits.get(row, b"")

@@ -65,6 +65,7 @@ class Registration:
         session, known = self._session, self._known
         receipt = BatchReceipt()
         failures = [RefusedOperation(refusal, operation_id, 0) for refusal, operation_id in refused]
+        # Once for each part: what the first runs complete must not refuse the others of the same part.
         reason = self._host.gate.reason_to_refuse(session)
         for run in runs:
             if reason is not None:

@@ -60,6 +60,8 @@ def flag_name(name: str) -> str:
 def load_settings(flags: Values, known: type[Settings] = Settings) -> Settings:
     """Load the `known` settings from flags, environment and file. Raises `SettingsError` if one is unusable."""
     path = flags.get("config") or os.environ.get(environment_name("config"))
+    # Before the values are validated: pydantic ignores unknown names, so a misspelt one would silently have its
+    # default.
     if path:
         _check_file(Path(path), known)
     try:
@@ -114,6 +116,8 @@ def _explained(fault: Values, flags: Values, known: type[Settings]) -> str:
     if name not in setting_names(known):
         return f"{name}: {message}" if name else message
     field = known.model_fields.get(name)
+    # Only for settings outside groups: `model_fields` does not have "group.name". A secret in a group would be shown
+    # here.
     is_secret = field is not None and setting_extra(field)["is_secret"]
     given = "" if is_secret else f", not {fault['input']!r}"
     return f"{name}: {message}{given} ({_flag_or_variable(name, flags) or 'file'})"

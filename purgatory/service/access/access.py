@@ -119,6 +119,7 @@ class Access:
         audit = self._accounts.audit
         principal = certified
         try:
+            # As for calls: a token decides alone, even if the certificate would do.
             if authorization is not None:
                 principal = self._principal_of_token(authorization)
             elif not certified:

@@ -171,6 +171,8 @@ class JsonWebTokens:
         try:
             decoded = jwt.decode(token, self.keys, algorithms=ALGORITHMS)
             self._claims.validate(decoded.claims)
+            # With the same leeway as the library: otherwise a remembered token would expire before one that is verified
+            # now.
             expires_s = float(decoded.claims["exp"]) + LEEWAY_S
         except (JoseError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             # The token is untrusted until it is verified, and the library's errors do not cover every malformed token.

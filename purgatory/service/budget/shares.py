@@ -115,6 +115,8 @@ class MemoryBudget:
         acknowledged.
         """
         results = operations * RESULT_BYTES + items * RESULT_ITEM_BYTES
+        # With the results, although they do not exist yet: otherwise operations that end all at once could not be
+        # answered.
         return self._engine.memory_bytes_more(operations, items) + results
 
 

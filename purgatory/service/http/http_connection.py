@@ -79,6 +79,9 @@ class HttpConnection(asyncio.Protocol):
 
     def _reset(self) -> None:
         """Prepare for the next request."""
+        # The steps of a request: `_begin` parses the header, `_serve` runs the application, which pulls the body by
+        # `_receive` and writes by `_send`; `_finish` comes back here. Within a request these flags only become true,
+        # and all are reset together.
         self._method = b""
         self._body = b""
         """Parsed bytes of the body that have not been delivered to the application yet."""

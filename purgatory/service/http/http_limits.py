@@ -90,6 +90,8 @@ class HttpLimits(MemoryHolder):
         self.sweep_interval_s: Final = min(1.0, read_s / 4, keepalive_s / 4)
         self._steps: Final[deque[Callable[[], None]]] = deque()
         self._is_scheduled = False
+        # An open connection is in exactly one of these, that of its `state`; a closed one is in none, and its later
+        # reports change nothing. `held_bytes` is the sum over all of them.
         self._by_state: Final[tuple[OrderedDict[Connection, float], ...]] = tuple(OrderedDict() for _ in range(5))
 
     def __len__(self) -> int:

@@ -117,6 +117,9 @@ class DurableJournal(Journal):
         self._builder: StatementBuilder | None = None
         self._loop: Final = asyncio.get_running_loop()
         self._failure: WriteFailure | None = None
+        # Two generations: what follows is collected for the next group; what has "committing" in its name belongs to
+        # the group on its way to the disk. `_seal` moves all of it from the first to the second in one step. Anything
+        # that is kept for a group needs a place in both, or it is released too early.
         self._sessions: dict[Session, _PendingChanges] = {}
         self._partitions: dict[PartitionName, None] = {}
         self._keys: dict[str, None] = {}
@@ -269,6 +272,8 @@ class DurableJournal(Journal):
 
     def tick(self) -> None:
         """Commit changes that no answer waits for. While operations are pending, record the time every `TICK_MS`."""
+        # A recent pair of engine time and wall clock on disk: if the wall clock is set while the daemon runs, only the
+        # time since the last group can be wrong after a reboot.
         if self._sessions or (self._engine.pending and self._time.now_ms() - self._sealed_ms >= TICK_MS):
             self._schedule_commit()
 
@@ -285,6 +290,7 @@ class DurableJournal(Journal):
         last.is_last = not self._failure
         self._thread.submit(last)
         left_s = max(0.0, deadline_s - self._loop.time())
+        # On a thread: the loop has to stay free for the reports of the last groups.
         return await asyncio.to_thread(self._thread.close, left_s) and not self._failure
 
     async def commit_receipted(self, timeout_s: float) -> None:

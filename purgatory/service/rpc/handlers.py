@@ -205,6 +205,7 @@ def _served(
             counts.add_ended(refused.code)
             _refuse(context, refused)
             return
+        # Counted in `finally`: an exception that none of the branches below expects leaves it at this.
         code = code_pb2.UNKNOWN  # gRPC's status for an unexpected exception
         incomplete = gate.incomplete_requests.call(caller.key)
         try:

@@ -153,6 +153,7 @@ async def cancel(
             answers = host.cancel(session, ids)
             for operation_id, was_pending in zip(ids, answers, strict=False):
                 (cancelled if was_pending else not_pending).append(operation_id)
+            # Not the number of ids: a slice that was full has answered only some of them.
             start += len(answers)
             if start >= len(operation_ids):
                 return cancelled, not_pending

@@ -146,6 +146,8 @@ class Outbox:
         self._hold = hold
         self.held_bytes = 0
         """Estimated memory of all results in the outbox."""
+        # Invariant (see `check`): acknowledged < next <= last + 1. `_written` has the results after the acknowledged
+        # one and before `_next_sequence`, `_unwritten` those from there on, without a gap.
         self._written: Final[deque[ResultSlice]] = deque()
         self._unwritten: Final[deque[ResultSlice]] = deque()
         self.last_sequence = 0

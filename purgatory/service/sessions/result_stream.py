@@ -279,6 +279,7 @@ class ResultStream:
         """The next message of results, encoded: its size must be checked, and encoding it twice would be slow."""
         outbox = self.session.outbox
         room = COLUMN_RESULTS_MAX if self._columns else ROW_RESULTS_MAX
+        # Taken before the size is known, and put back if the message is too large: only the encoder knows it.
         first_sequence, slices = outbox.take(room, room)
         if not slices:
             return None

@@ -67,6 +67,9 @@ class Sessions:
         self._opened = 0
         self._shares: Final = shares or Shares(settings, engine)
         self.accounts: Final = self._shares.accounts
+        # Every session is in `_by_id`, and every owner in `_by_owner_id`, also after its session was dropped, until
+        # nothing of it is pending. A session without a stream is in `_disconnected`, and in at most one of the two that
+        # follow; one with a stream is in none of the three.
         self._by_id: Final[dict[SessionKey, Session]] = {}
         self._by_owner_id: Final[dict[int, Session]] = {}
         self._disconnected: Final[OrderedDict[SessionKey, Session]] = OrderedDict()

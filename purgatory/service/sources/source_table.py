@@ -235,6 +235,7 @@ class SourceTable:
     def __init__(self, remembered_max: int = 64) -> None:
         self._remembered_max: Final = remembered_max
         """Maximum number of detached sources that are remembered."""
+        # By principal too: two principals may use the same name, and must not refresh the marks of the other.
         self._sources: Final[dict[tuple[str, str], KnownSource]] = {}
         """Sources by principal and name. Detached ones come first, in the order in which they detached."""
         self._prefixes: tuple[str, ...] = ()
