@@ -174,6 +174,7 @@ class TapePlayer:
         owner = self._owner
         columns = kind.columns
         admission = self._admission
+        # For each step: events and expiries in between have changed the counts.
         admission.open_for(owner.usage)
         stop = kind.next_row + count
         while kind.next_row < stop:

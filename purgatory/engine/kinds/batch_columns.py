@@ -72,6 +72,7 @@ class BatchColumns:
         )
         """A produce batch in which all values are valid and none resolves an item before its partition is looked at."""
         self._named: Final = named
+        # Not for other batches: they look names up row by row, and `named` would lose those of the last plain batch.
         if self.is_plain:
             named.use(batch.partitions)
         self.name_faults: Final[list[str]] = []

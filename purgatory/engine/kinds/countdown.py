@@ -130,6 +130,7 @@ class Countdown(Kind):
         slot = pending.admit(
             owner, self.code, len(tried.partitions), tried.left, operation_id, columns.timeouts_ms.at(row), now_ms
         )
+        # Every item gets a row, also those that have ended: their results are reported with those of the others.
         last: i64 = -1
         for place, partition in enumerate(tried.partitions):
             error = tried.errors[place]

@@ -206,6 +206,8 @@ def _threshold(fetch: Fetch, item: FetchItem, share: i64) -> i64:
         return NEVER
     room = item.max_bytes - item.available
     needed = item.start_reach + item.available + (share if share < room else room)
+    # Above the present reach in any case: an entry at or below it would be popped again as soon as it is added, and
+    # `FetchKind` would never come to an end.
     return needed if needed > reach else reach + 1
 
 

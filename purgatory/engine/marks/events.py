@@ -337,6 +337,7 @@ class Events:
     def _in_sync_replicas(self, partition: Partition, event: Event, now_ms: i64) -> bool:
         # A proposal alone must not raise the high watermark: it only adds replicas that have to be waited for.
         # Withdrawing a proposal may raise it, and so may a new committed set, minimum or leader.
+        # References are enough: `set_in_sync` replaces the lists and does not change them.
         committed = partition.in_sync
         proposed = partition.proposed
         minimum = partition.min_in_sync_replicas

@@ -150,6 +150,7 @@ class Partitions:
         assert partition.references >= 0, f"partition {partition.name} released once too often"
         if partition.references > 0:
             return
+        # Two cases, because a removed partition has lost its name already, and the name may belong to a new one.
         if partition.removed_error_code != 0:
             self._free_index(partition)
         elif not partition.announced:

@@ -68,6 +68,8 @@ class OperationTable:
     def release(self, slot: i64) -> None:
         """Free a slot."""
         assert i64(self.kind[slot]) != FREE, f"slot {slot} is free already"
+        # The other columns keep their values, so an id that is found in a row proves nothing without the kind
+        # (`Owner._is_pending`).
         self.kind[slot] = u8(FREE)
         # The free list is linked through a column that a free row does not need.
         self.first_item[slot] = i32(self._free)
