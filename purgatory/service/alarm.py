@@ -62,6 +62,7 @@ class KernelAlarm:
     """A Linux timerfd. The constructor raises AttributeError or OSError where it is not available."""
 
     def __init__(self, on_alarm: OnAlarm) -> None:
+        # With a copy of errno for ctypes: the one of the C library may be overwritten before `_checked` reads it.
         libc = ctypes.CDLL(None, use_errno=True)
         self._settime: Final = libc.timerfd_settime
         self._on_alarm: Final = on_alarm
@@ -113,6 +114,7 @@ class LoopAlarm:
 
 
 def _beginning_ns(in_ms: int) -> int:
+    # Milliseconds of the same clock as `SystemClock`: a fraction earlier, and the reaper would find nothing due.
     return (time.monotonic_ns() // NS_PER_MS + in_ms) * NS_PER_MS
 
 

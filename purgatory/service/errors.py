@@ -48,6 +48,7 @@ class RpcError(Exception):
         """Return code, details and trailing metadata in gRPC's form."""
         status = status_pb2.Status(code=self.code, message=self.message)
         for detail in self.details:
+            # The details travel in a trailer, and gRPC limits the size of headers and trailers: see `VALUE_LENGTH_MAX`.
             status.details.add().Pack(detail)
         as_grpc: grpc.Status = rpc_status.to_status(status)
         return as_grpc

@@ -204,6 +204,8 @@ class FairQueue:
             self._running = None
 
     def _enqueue(self, caller: CallerQueue) -> None:
+        # The value in the heap is a copy. `_charge` may raise `start_us` while the caller waits; `_next_work` notices
+        # and enqueues it again.
         caller.start_us = max(caller.start_us, self._virtual_us)
         # Arrivals are unique, so the heap never compares callers.
         heapq.heappush(self._order, (caller.start_us, next(self._arrivals), caller))

@@ -140,6 +140,8 @@ class Gate:
         """
         engine, held, items = self._engine, account.usage, len(run.batch.item_indexes)
         limits = engine.limits
+        # Operations, items and keys become free when operations end. A partition that an event has named stays known,
+        # so no time can be given for it.
         needs_end = (
             run.kind == codes.SIGNAL
             or engine.pending >= limits.pending_operations_max

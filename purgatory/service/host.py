@@ -87,6 +87,7 @@ class Host:
         """Connector state; `stale(name, now_ms)` returns why a mark is stale."""
         limits = settings.limits
         self.source_links: Final = SourceLinks(engine, self.sources, self.time.now_ms, limits.sources_max)
+        # Set afterwards, because the budget is made before the things that it counts.
         self.shares.budget.calls = lambda: self.fair_queue.calls
         self.shares.budget.queues = lambda: (
             sum(listener.held_bytes() for listener in self.listeners)
@@ -307,6 +308,8 @@ class Host:
                 by id for each owner, so a replay of the history ends the same operations at the same times.
             were_stale: Operations failed because of stale marks. This can happen without any connector.
         """
+        # After every engine call, before the next one: results that are left over would be attributed to a later call,
+        # or to a later owner with the same id.
         for completions in self.engine.take_completions():
             if self.sources or were_stale:
                 # Before the listeners: journal and archive store the results with it.
@@ -365,6 +368,7 @@ class Host:
 
     def fail_stale(self, owner_id: int, operation_ids: list[int], stale: set[PartitionName], now_ms: int) -> None:
         """Fail operations of the owner `owner_id` because of stale marks, at most a slice of them."""
+        # Found by slot in the engine, which knows owners only: it may be a session, or the unary waits of an account.
         session = self.sessions.of_owner(owner_id)
         if session is not None:
             owner = session.owner
@@ -415,6 +419,7 @@ class Host:
     async def _maintain_sessions(self) -> None:
         """Send heartbeats, end streams of silent peers, and drop expired sessions. Errors are logged only."""
         interval_ms = self.settings.session.heartbeat_interval_ms
+        # Four looks in each interval, so a heartbeat is late by a quarter of it at most.
         turn_s = min(interval_ms / 4, 1_000) / 1_000
         while True:
             await asyncio.sleep(turn_s)

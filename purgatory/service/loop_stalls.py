@@ -51,6 +51,7 @@ class StallTimer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # Processor time of this thread: a task switch inside the block would count the work of others, hence no await.
         held_ns = self._clock_ns() - self._began_ns
         self.longest_ns = max(self.longest_ns, held_ns)
         if held_ns > COUNTED_NS:

@@ -164,6 +164,8 @@ class OpenJournal:
         started: set[int] = set()
         for row, number, first, count, content in self._store.rows("results"):
             session = self._sessions[number]
+            # Rows are read in order: the first one of a session states at which number the results begin that are left
+            # of it.
             if number not in started:
                 started.add(number)
                 session.outbox.start_at(first - 1 + session.sequence_shift)

@@ -85,6 +85,7 @@ def _flag_or_variable(name: str, flags: Values) -> str | None:
 def unknown_variables(known: type[Settings]) -> list[str]:
     """Return environment variables with the prefix of one of our groups that match no setting: most likely misspelt."""
     variables = {environment_name(name) for name in setting_names(known)} | CLIENT_VARIABLES
+    # By group and not by PURGATORY_ alone, which other programs and Kubernetes use for variables of their own.
     prefixes = tuple(f"{ENVIRONMENT_PREFIX}{group.upper()}_" for group in setting_groups(known))
     return sorted(name for name in os.environ if name.startswith(prefixes) and name not in variables)
 

@@ -414,6 +414,7 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Order the sources: flags (given to the constructor), the environment, the file that either of them names."""
         del dotenv_settings, file_secret_settings
+        # Read by hand, because the file is named by a setting itself, which is needed before its source can be made.
         path = init_settings().get("config") or env_settings().get("config")
         if path is None:
             return init_settings, env_settings

@@ -98,6 +98,7 @@ class JsonWebTokens:
         """Read or fetch the key set, and return whether it has changed. Raises `KeySetError` and keeps the previous
         keys.
         """
+        # Also if this fails: it limits how often a token with an unknown key causes a load.
         self._loaded_s = self._now_s()
         try:
             content = await self._read()

@@ -22,6 +22,7 @@ def message_bytes_max(setting: int, budget_bytes_max: int) -> int:
 
 def available_bytes() -> int:
     """Return the memory of this machine, or of the container if that is less."""
+    # In a container, this is the memory of the whole machine.
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([machine, *cgroup_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))])
 

@@ -42,6 +42,8 @@ class MemoryBudget:
         self.bytes_max = bytes_max
         self.program_bytes = 0
         """Size of the process before it served anyone, bytes."""
+        # Like all counts here, given back exactly once for each time that it was raised. What is forgotten is missing
+        # from the budget until the daemon ends; what is given back twice lets too much in.
         self.answers_bytes = 0
         """Bytes of answers that were written but not read yet."""
         self.queues: Callable[[], int] = lambda: 0

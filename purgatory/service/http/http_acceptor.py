@@ -55,6 +55,7 @@ class HttpAcceptor:
                 raise
             # If it was 0, the first socket has chosen the port, and the others use the same one.
             port = listening.getsockname()[1]
+        # Only when all addresses are bound: a failure above must not leave tasks behind that accept.
         for listening in self._listening:
             self._start_task(self._accept(listening))
         self._start_task(self._sweep())
@@ -102,6 +103,7 @@ class HttpAcceptor:
                 lambda: connection, accepted, ssl=self._context, ssl_handshake_timeout=self._handshake_timeout_s
             )
         except (OSError, TimeoutError, asyncio.CancelledError) as error:
+            # By hand: `connection_lost` is not called for a connection that was never made.
             self._limits.remove(connection)
             with contextlib.suppress(OSError):
                 accepted.close()

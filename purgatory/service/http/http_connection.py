@@ -168,6 +168,8 @@ class HttpConnection(asyncio.Protocol):
         return self._over
 
     def _hold(self, received_bytes: int, unread_bytes: int) -> None:
+        # This may close the connection itself, as the one that holds the most: callers have to look at `_is_over`
+        # before they go on.
         self._received_bytes, self._unread_bytes = received_bytes, unread_bytes
         self._limits.hold(self, received_bytes + unread_bytes)
 
@@ -281,6 +283,8 @@ class HttpConnection(asyncio.Protocol):
         if self._parser.they_are_waiting_for_100_continue and not self._is_over():
             self._write(h11.InformationalResponse(status_code=HTTPStatus.CONTINUE, headers=[]))
         while not self._has_part():
+            # Parsing waits for a step of its own: bodies of many connections would otherwise be parsed in one iteration
+            # of the loop.
             turn = asyncio.get_running_loop().create_future()
             self._limits.run_soon(partial(wake, turn))
             await turn

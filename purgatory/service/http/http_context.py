@@ -37,6 +37,7 @@ class HttpContext:
         if client is None:
             return "unknown"
         host = client[0]
+        # Escaped as gRPC does it, because the access checks recognise loopback by this text.
         return f"ipv6:%5B{host}%5D:http" if ":" in host else f"ipv4:{host}:http"
 
     def add_done_callback(self, callback: Callable[[object], object]) -> None:

@@ -110,6 +110,7 @@ class HttpLimits(MemoryHolder):
         # The extra places are limited too. Connections that are being served are not closed for a new one.
         if len(self) > self.connections_max + PROBE_PLACES:
             self._evict(CLOSING, ARRIVING, UNREAD)
+        # After the evictions, which may have made room.
         connection.is_extra = len(self) > self.connections_max
 
     def remove(self, connection: Connection) -> None:

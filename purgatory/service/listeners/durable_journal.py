@@ -183,6 +183,8 @@ class DurableJournal(Journal):
             self.changed(event.session)
 
     def changed(self, session: Session) -> None:
+        # A session in which nothing was registered is not written: its client loses nothing if a crash forgets it, and
+        # opening sessions causes no commits.
         if not session.is_blank:
             self._changes_of(session)
             self._schedule_commit()
@@ -329,6 +331,8 @@ class DurableJournal(Journal):
         if self._must_hold():
             session.outbox.hold()
         else:
+            # This also lifts a hold of earlier results that are not durable yet, after an overload for example. Async
+            # mode promises no more than that results may be delivered again.
             session.outbox.release_all()
         self._schedule_commit()
 

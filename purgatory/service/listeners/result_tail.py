@@ -66,6 +66,7 @@ class TailSubscriber:
         places = self._wanted(completions)
         if whose != self._account.principal and ADMIN not in self._account.grants.everywhere:
             places = self._visible(completions, places[:EXAMINED_MAX])
+        # After the check of the grants: being woken, even for an empty message, would show that something has ended.
         if not places:
             return
         room = ROWS_MAX - len(self._rows)

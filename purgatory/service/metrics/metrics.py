@@ -38,6 +38,7 @@ CALL_REFUSAL_REASONS: Final = ("calls", "calls_per_caller", "calls_queued_per_ca
 """Exported from the start, so that their rate can be queried. See `rpc.call_gate`."""
 
 
+# Each code that a refusal can have needs a name: `exposition` looks all of them up, and /metrics would fail.
 REASON_NAMES: Final = {
     3: "invalid_argument",
     5: "not_found",
@@ -145,6 +146,7 @@ class Metrics(Listener):
     def _expired(self, completions: Completions) -> None:
         """Count the lateness of expired operations, and their pending partitions."""
         kinds, outcomes, error_codes = completions.kinds, completions.outcomes, completions.error_codes
+        # All of them have expired: this is called only if one has, and all outcomes are equal.
         if is_uniform(bytes(kinds)) and is_uniform(bytes(outcomes)):
             self.lateness[kinds[0]].observe_all(list(completions.lateness_ms))
             self._count_expired(kinds[0], list(error_codes))

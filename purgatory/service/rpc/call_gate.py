@@ -141,6 +141,9 @@ class CallGate:
         account.calls_due_s = due_s
 
     def _refused(self, reason: str, refused: RpcError) -> RpcError:
+        # Refused at once. To answer refusals only in spare time, so that they keep the streams of their caller
+        # occupied, was tried: those that wait hold memory, and under a flood of `Advance` 412 of 3,947 honest waits
+        # were refused.
         for listener in self._listeners:
             listener.call_refused(reason)
         return refused

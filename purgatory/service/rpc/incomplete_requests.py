@@ -112,6 +112,8 @@ class IncompleteRequests:
                 return 0
         # One caller at a time: the next look, a tenth of a second later, shows whether that was enough.
         caller, _ = by_caller.most_common(1)[0]
+        # With its idle streams, if it was chosen for late first messages: their memory is unknown too, and the caller
+        # is the same.
         ended = [call for call in late if call.caller == caller]
         if any(not call.is_first for call in ended):
             self._streams_ended_s[caller] = now_s

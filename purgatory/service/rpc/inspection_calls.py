@@ -362,6 +362,8 @@ class PartitionPage:
             view = self._host.engine.partition_view(name, now_ms) if name[0] in self._seen else None
             if view is None:
                 continue
+            # Only at another partition that the caller may see: a token for nothing but invisible ones would show that
+            # they exist.
             if self._bytes_left <= 0 or len(self.response.partitions) == self._size:
                 self.has_more = True
                 return True

@@ -52,6 +52,7 @@ class PoolWithMethods:
         try:
             found: FileDescriptor = POOL.FindFileContainingSymbol(name)
         except KeyError:
+            # Generic tools ask for a method by its full name, as in "describe package.Service.Method".
             found = POOL.FindMethodByName(name).containing_service.file
         return found
 

@@ -175,6 +175,7 @@ class PurgatoryServicer(InspectionCalls):
         if request.principal not in ("", account.principal):
             whose = f"sessions of {quoted(request.principal)}"
             self._check_admin(call, ADMIN in call.account.grants.everywhere, whose)
+            # `find` does not store an account: an administrator who mistypes names must not make accounts of them.
             account = self._host.sessions.accounts.find(request.principal)
         session = self._host.sessions.get(request.session_id, account)
         if not request.operation_ids:

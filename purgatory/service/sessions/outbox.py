@@ -266,6 +266,7 @@ class Outbox:
         # The first hold has the lowest number.
         if self._receipts_due and self._receipts_due[0][0] < released:
             released = self._receipts_due[0][0]
+        # Below 0 if a release has lowered the limit under what was written before.
         allowed = room = max(0, min(results_max, released - self._next_sequence + 1))
         while room and self._unwritten and (not taken or self._unwritten[0].kind == taken[0].kind):
             part = self._unwritten.popleft()

@@ -46,6 +46,7 @@ class RefusedIds:
         return bool(self._firsts)
 
     def __contains__(self, operation_id: int) -> bool:
+        # Ranges are disjoint and ascending, so only the first one that ends at or above the id can contain it.
         place = bisect_left(self._lasts, operation_id)
         return place < len(self._firsts) and self._firsts[place] <= operation_id
 

@@ -26,6 +26,8 @@ Write = Callable[[Response | bytes], Awaitable[None]]
 CONTROL_MESSAGES_MAX: Final = 64
 """Maximum of unwritten control messages of one stream. At this limit, no requests are read from it."""
 
+# With a million operations pending, a message of 5,000 results holds the loop for a millisecond or two. Smaller ones
+# were tried and cost throughput.
 COLUMN_RESULTS_MAX: Final = 5_000
 ROW_RESULTS_MAX: Final = 1_000
 """Maximum of results, and of items, in one message by shape. Encoding a message blocks the event loop, so it must take
@@ -75,6 +77,8 @@ class ResultStream:
         self._space.set()
         self._waiting_for_peer = False
         self._half_closed = False
+        # A stream ends in two steps. Once this is set, it takes no results and serves no requests; when the writer has
+        # written it, `ended` is set. So a session can have a stream that is closing.
         self._last_message: Response | Exception | None = None
         self._ending_since_ms = -1
         self._writer: asyncio.Task[None] | None = None
@@ -201,6 +205,7 @@ class ResultStream:
     def _give_up(self) -> None:
         if self._writer is not None and not self._given_up and not self.ended:
             self._given_up = True
+            # It is stuck in a write that the peer does not read, so a last message would not reach the peer either.
             self._writer.cancel()
 
     # The writer.

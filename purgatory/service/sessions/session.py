@@ -62,6 +62,7 @@ class Turns:
         self._leave(self._queue[0])
 
     def _leave(self, who: asyncio.Event) -> None:
+        # Not always the first: a task that is cancelled while it waits leaves from the middle.
         self._queue.remove(who)
         if self._queue:
             self._queue[0].set()

@@ -65,6 +65,7 @@ class UnaryWaits:
             owner = self._owners[account] = self._engine.add_owner(account.usage)
             self._account_of_owner[owner.owner_id] = account
         account.unary_waits += 1
+        # One sequence over all accounts: `_futures` has no key but the id.
         self._last_operation_id += 1
         future: asyncio.Future[ResultSlice] = asyncio.get_running_loop().create_future()
         self._futures[self._last_operation_id] = future

@@ -92,6 +92,7 @@ class EndsAsked:
         gone = self._no_answer("has gone")
         for ask_id in list(self._sent):
             self.answer(ask_id, gone)
+        # Without their timers, which begin when a question is sent.
         for future in self._waiting.values():
             future.set_result(gone)
         self._waiting.clear()

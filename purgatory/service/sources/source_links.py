@@ -95,6 +95,7 @@ class SourceLinks:
         link.asks.end()
         self.log.tell(now_ms)
         if not self._links and self._watching is not None:
+            # Nothing is left to watch: without sources, the daemon must have no periodic work because of them.
             self._watching.cancel()
             self._watching = None
 

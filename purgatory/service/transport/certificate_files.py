@@ -68,6 +68,7 @@ def read_tls_material(settings: TlsSettings, now: datetime) -> TlsMaterial:
     assert settings.key_file is not None, "TLS without a key"
     chain_pem = _read("tls.certificate_file", settings.certificate_file)
     key_pem = _read("tls.key_file", settings.key_file)
+    # The first one is the certificate of the server; those of its authorities follow.
     certificate = _certificates("tls.certificate_file", settings.certificate_file, chain_pem)[0]
     _check_validity(settings.certificate_file, certificate, now)
     _check_key(settings.key_file, key_pem, settings.certificate_file, certificate)

@@ -125,6 +125,7 @@ def _proxy(url: str) -> httpcore.Proxy:
     """Parse a variable such as https_proxy: the scheme is optional, and it may contain a user and password."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     auth = None if parts.username is None else (unquote(parts.username), unquote(parts.password or ""))
+    # Without user and password, which are passed separately and must not be part of the address.
     return httpcore.Proxy(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}", auth)
 
 
