@@ -192,7 +192,7 @@ class Outbox:
     def release(self, sequence: int) -> None:
         """Allow held results up to `sequence` to be written."""
         # In async mode, all results may have been released since the group of these was sealed: they stay released.
-        if self._released_sequence != UNLIMITED:
+        if self._released_sequence < UNLIMITED:
             self._released_sequence = sequence
 
     def release_all(self) -> None:
