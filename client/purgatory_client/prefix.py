@@ -138,9 +138,10 @@ class Prefix:
                 cancelled.
         """
         loop, moved = asyncio.get_running_loop(), asyncio.Event()
-        if self._on_move is not None:
-            raise InvalidRequest("prefix", "it is being published already; use one `publishing` block for each prefix")
-        self._on_move = partial(loop.call_soon_threadsafe, moved.set)
+        with self._lock:
+            if self._on_move is not None:
+                raise InvalidRequest("prefix", "it is published already; use one `publishing` block for each prefix")
+            self._on_move = partial(loop.call_soon_threadsafe, moved.set)
         try:
             async with asyncio.TaskGroup() as group:
                 publisher = group.create_task(self._publish(client, moved))
@@ -151,7 +152,8 @@ class Prefix:
             # The group wraps an error of the block too, which its caller expects as it was raised.
             raise errors.exceptions[0] if len(errors.exceptions) == 1 else errors from None
         finally:
-            self._on_move = None
+            with self._lock:  # so that no thread calls a loop that has been closed since
+                self._on_move = None
 
     async def _publish(self, client: AsyncClient, moved: asyncio.Event) -> None:
         backoff = Backoff()

@@ -161,3 +161,12 @@ def test_a_token_of_many_partitions_fits_a_header() -> None:
     assert len(token) < 1_000
     assert Positions.of_token(token).offsets == offsets
     assert Positions.of_token("at1.ChAKCgoGb3JkZXJzEAMQKhgF").offsets == {"orders-3": 42}
+
+
+def test_a_large_token_can_be_read_back() -> None:
+    """Thousands of partitions that hardly differ compress well, and are not taken for an attack."""
+    offsets = {f"kafka/billing/orders-{i}": 0 for i in range(20_000)}
+    token = Positions(offsets).token
+    assert Positions.of_token(token).offsets == offsets
+    with pytest.raises(InvalidRequest, match="20000 positions"):
+        Positions.of_token(token, positions_max=2_000)

@@ -25,6 +25,7 @@ class ReadYourWrites(Middleware[AsyncClient]):
     """
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Serve one connection; those that are not HTTP are passed on."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

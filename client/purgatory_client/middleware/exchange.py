@@ -29,6 +29,9 @@ from purgatory_client.sources.position_tokens import Positions
 from purgatory_client.waits import ByPartition
 
 HEADER: Final = "Purgatory-Token"
+TOKENS_MAX: Final = 16
+POSITIONS_MAX: Final = 2_000
+"""Positions in one token, as many as a wait may have by default. Checked before any work is done for them."""
 ENDED: Final = frozenset({3, 74})
 """Error codes of a position whose history has ended: there is nothing left to wait for."""
 
@@ -73,9 +76,11 @@ class Exchange:
 
     def __init__(self, headers: Iterable[str], prefixes: Collection[str]) -> None:
         self.received = Positions({})
-        for token in ",".join(headers).split(","):  # a proxy may have joined several headers
-            if token.strip():
-                self.received = self.received.merge(Positions.of_token(token.strip()))
+        tokens = [token.strip() for token in ",".join(headers).split(",")]  # a proxy may have joined several headers
+        if len(tokens) > TOKENS_MAX:
+            raise InvalidRequest("token", f"{len(tokens)} tokens in one request; at most {TOKENS_MAX}")
+        for token in filter(None, tokens):
+            self.received = self.received.merge(Positions.of_token(token, positions_max=POSITIONS_MAX))
         self.awaited: Final = self.received.select(lambda name: name.startswith(tuple(prefixes)))
         self.written = Positions({})
 

@@ -22,6 +22,7 @@ class ReadYourWrites(Middleware[Client]):
     """
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        """Serve one request."""
         received = environ.get("HTTP_" + self.header.upper().replace("-", "_"), "")
         try:
             exchange = Exchange([received], self.prefixes)

@@ -24,7 +24,9 @@ COMPRESSED: Final = "at2."
 FORMS: Final = (PLAIN, COMPRESSED)
 """The beginnings of tokens. Names repeat, so 64 partitions are five times shorter compressed; one position is not."""
 TOKEN_CHARACTERS_MAX: Final = 1_000_000
-"""Also the maximum number of bytes that a token may expand to."""
+EXPANSION_MAX: Final = 64
+"""A compressed token may expand to this many times its size. Names of real tokens that only differ in the partition
+number expand about 20 times; much more is an attack on the memory of the reader."""
 
 
 class Positions:
@@ -65,8 +67,8 @@ class Positions:
         return form + base64.urlsafe_b64encode(content).decode("ascii").rstrip("=")
 
     @classmethod
-    def of_token(cls, token: str) -> Positions:
-        """Parse the text of `token`. Raises InvalidRequest if it is invalid."""
+    def of_token(cls, token: str, *, positions_max: int = TOKEN_CHARACTERS_MAX) -> Positions:
+        """Parse the text of `token`. Raises InvalidRequest if it is invalid or has more positions than `positions_max`."""
         if len(token) > TOKEN_CHARACTERS_MAX:
             raise InvalidRequest("token", f"{len(token)} characters; at most {TOKEN_CHARACTERS_MAX}")
         form, packed = token[: len(PLAIN)], token[len(PLAIN) :]
@@ -78,6 +80,8 @@ class Positions:
             ends.ParseFromString(content if form == PLAIN else _expanded(content))
         except (ValueError, binascii.Error, zlib.error, DecodeError) as error:
             raise InvalidRequest("token", f"{token[:40]!r} is not a position token: {error}") from error
+        if len(ends.ends) > positions_max:
+            raise InvalidRequest("token", f"{len(ends.ends)} positions; at most {positions_max}")
         return cls.of_ends(ends.ends)
 
     @classmethod
@@ -151,7 +155,7 @@ class Positions:
 def _expanded(content: bytes) -> bytes:
     """Raises ValueError if the content is cut off or expands to too much."""
     expander = zlib.decompressobj(-zlib.MAX_WBITS)
-    plain = expander.decompress(content, TOKEN_CHARACTERS_MAX)
+    plain = expander.decompress(content, EXPANSION_MAX * len(content))
     if not expander.eof or expander.unused_data:
         raise ValueError("its compressed content is too long or incomplete")
     return plain

@@ -163,9 +163,12 @@ async def test_a_history_that_has_ended_is_not_waited_for(client: AsyncClient) -
     assert (answer.status, after) == (200, Positions({MARK: 42}, {MARK: 4}))
 
 
-@pytest.mark.parametrize("token", ["nonsense", "at1.!!", Positions({MARK: -2}).token])
+TOO_MANY = Positions({f"{MARK}{i}": 0 for i in range(2_001)}).token
+
+
+@pytest.mark.parametrize("token", ["nonsense", "at1.!!", Positions({MARK: -2}).token, "at1.," * 20, TOO_MANY])
 async def test_an_invalid_token_is_400(client: AsyncClient, token: str) -> None:
-    """A token that cannot be read, or that the daemon refuses, is the caller's mistake."""
+    """A token that cannot be read or that the daemon refuses, and too many or too large ones, are answered with 400."""
     async with visiting(starlette_app(), client) as visit, visit("GET", "/read", token) as answer:
         assert answer.status == 400
         assert "token" in json.loads(await answer.read())["detail"]
