@@ -68,7 +68,7 @@ class Positions:
 
     @classmethod
     def of_token(cls, token: str, *, positions_max: int = TOKEN_CHARACTERS_MAX) -> Positions:
-        """Parse the text of `token`. Raises InvalidRequest if it is invalid or has more positions than `positions_max`."""
+        """Parse the text of `token`. Raises InvalidRequest for nonsense, or more positions than `positions_max`."""
         if len(token) > TOKEN_CHARACTERS_MAX:
             raise InvalidRequest("token", f"{len(token)} characters; at most {TOKEN_CHARACTERS_MAX}")
         form, packed = token[: len(PLAIN)], token[len(PLAIN) :]
