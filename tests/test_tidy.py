@@ -26,6 +26,7 @@ ENTRY_POINTS = {
     "purgatory.embedded",  # public: for a program with threads and no daemon
     "purgatory.timer",  # public: the same program's timer
     "purgatory.testing",  # public: a clock and a daemon for other projects' tests
+    "purgatory_client.middleware.wsgi",  # public: for Django and Flask
     "purgatory_pipeline.notebook",  # public: for notebooks
     "purgatory_connectors.cli",  # the console script
     "purgatory_connectors.uri",  # what each source is made from

@@ -10,7 +10,7 @@ import typer
 from purgatory_client import waits
 from purgatory_client.aio import AsyncClient
 from purgatory_client.results import Result
-from purgatory_client.sources.position_tokens import FORM, Positions
+from purgatory_client.sources.position_tokens import FORMS, Positions
 from purgatory_client.unary import Filters
 from typer import Argument, Option
 
@@ -96,7 +96,7 @@ async def wait(
         if stale is not None:
             raise UsageError("--fail-when-stale applies to marks, not to signals")
         one = waits.signal(key_counts(targets), timeout=limit, any=any_key, from_now=from_now)
-    elif targets[0].startswith(FORM):
+    elif targets[0].startswith(FORMS):
         if len(targets) > 1:
             raise UsageError("a token must be the only target; wait for one token at a time")
         result = await reached(client, Positions.of_token(targets[0]), limit, stale)
