@@ -1,0 +1,110 @@
+"""Daemons for tests of other projects: real ones, started, asked and stopped."""
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+from purgatory_client import AsyncClient, Client, Outcome
+from purgatory_client.errors import InvalidRequest, Unavailable
+from purgatory_client.results import WaitExpired
+from purgatory_client.sources.source_link import EndsWanted, MarkEnd, SourceLink, SourceState
+
+from purgatory.extension import StartupError
+from purgatory.testing import DaemonFailed, RunningDaemon, daemon_in_process, daemon_process
+from tests.daemon_process import DaemonProcess, children_of, is_running
+
+pytestmark = [pytest.mark.sockets, pytest.mark.slow]  # each starts a daemon
+
+
+@contextlib.asynccontextmanager
+async def source(address: str, end: int) -> AsyncIterator[AsyncClient]:
+    """A source whose topics all end at this offset, in one partition."""
+
+    async def answer(link: SourceLink) -> None:
+        async for asked in link:
+            if isinstance(asked, EndsWanted):
+                await link.report(SourceState.LIVE)  # its reports must not be older than three seconds
+                await link.answer_ends(asked.ask_id, [MarkEnd(name, 0, end) for name in asked.topics])
+
+    async with AsyncClient(address) as client, client.attach_source("played", ["kafka/"]) as link:
+        answering = asyncio.create_task(answer(link))
+        await link.report(SourceState.LIVE)
+        yield client
+        answering.cancel()
+
+
+def test_a_process_serves_until_the_end_of_the_block() -> None:
+    """A wait is satisfied, the HTTP port answers at its own address, and afterwards the process has ended."""
+    before = set(children_of(os.getpid()))
+    with daemon_process("--limits-items-per-operation-max", "3") as daemon:
+        [started] = set(children_of(os.getpid())) - before
+        daemon.client.signal_key("done")
+        assert daemon.client.signal(["done"], timeout=60).outcome == Outcome.SATISFIED
+        with pytest.raises(InvalidRequest, match="3"):
+            daemon.client.signal(["a", "b", "c", "d"], timeout=0)
+        assert daemon.http_address.startswith("127.0.0.1:") and daemon.http_address != daemon.address
+    assert not is_running(started)
+
+
+def test_a_daemon_in_this_process_leaves_it_as_it_was() -> None:
+    """It serves, twice in a row, and neither the collector's thresholds nor the child processes have changed."""
+    thresholds, frozen, children = gc.get_threshold(), gc.get_freeze_count(), set(children_of(os.getpid()))
+    for _ in range(2):
+        with daemon_in_process() as daemon:
+            assert daemon.client.signal(["done"], timeout=0).outcome == Outcome.EXPIRED
+            daemon.client.signal_key("done")
+            assert daemon.client.signal(["done"], timeout=60).outcome == Outcome.SATISFIED
+            assert set(children_of(os.getpid())) == children
+            assert (gc.get_threshold(), gc.get_freeze_count()) == (thresholds, frozen)
+
+
+def test_a_daemon_that_cannot_start_says_why() -> None:
+    """The error contains the daemon's own message, as a process and in this one."""
+    with pytest.raises(DaemonFailed, match=r"(?s)exit code 2.*--no-such-flag"), daemon_process("--no-such-flag"):
+        pass
+    with pytest.raises(StartupError, match="nonsense"), daemon_in_process("--extensions", "nonsense"):
+        pass
+
+
+def test_a_daemon_that_ends_by_itself_is_reported() -> None:
+    """A test that went on without its daemon does not pass unnoticed."""
+    before = set(children_of(os.getpid()))
+    with pytest.raises(DaemonFailed, match="exit code -9"), daemon_process():
+        [started] = set(children_of(os.getpid())) - before
+        os.kill(started, signal.SIGKILL)
+        os.waitid(os.P_PID, started, os.WEXITED | os.WNOWAIT)  # ended, and not reaped here
+
+
+async def test_processed_waits_for_the_source_and_then_for_the_group(shared_daemon: DaemonProcess) -> None:
+    """A call that comes before the source is answered once the group has reached the end of the topic."""
+    with Client(shared_daemon.address) as client:
+        daemon = RunningDaemon(client)
+        call = asyncio.create_task(asyncio.to_thread(daemon.processed, "billing", "early", timeout=60))
+        with pytest.raises(Unavailable, match="is attached"):
+            await asyncio.to_thread(daemon.processed, "billing", "early", timeout=0)
+        assert not call.done()
+        async with source(shared_daemon.address, end=3) as feeding:
+            name = ("kafka/billing/early", 0)
+            while not [one async for one in feeding.operations(partition=name)]:  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.01)
+            await feeding.advance(name, high_watermark=2)
+            assert not call.done()
+            await feeding.advance(name, high_watermark=3)
+            result = await call
+    assert result.partitions["kafka/billing/early-0"].reached_offset == 3
+
+
+async def test_processed_names_what_is_missing(shared_daemon: DaemonProcess) -> None:
+    """A group that does not get there is an error with its offsets; a call without topics is refused."""
+    async with source(shared_daemon.address, end=5) as feeding:
+        await feeding.advance(("kafka/billing/late", 0), high_watermark=4)
+        with Client(shared_daemon.address) as client:
+            daemon = RunningDaemon(client)
+            with pytest.raises(WaitExpired, match="kafka/billing/late-0: 4 of 5"):
+                await asyncio.to_thread(daemon.processed, "billing", "late", timeout=0.2)
+            with pytest.raises(InvalidRequest, match="at least one topic"):
+                daemon.processed("billing")
