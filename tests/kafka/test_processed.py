@@ -21,7 +21,7 @@ def test_a_consumer_has_processed_all_records(clients: ClusterClients, topic: st
             record = consumer.poll(0.05)
             if record is not None and record.error() is None:
                 rows.append(record.value())
-                consumer.commit(record, asynchronous=False)
+                consumer.commit(message=record, asynchronous=False)
         consumer.close()
 
     copying = threading.Thread(target=copy)

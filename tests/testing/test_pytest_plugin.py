@@ -72,7 +72,7 @@ def run_pytest(folder: Path, *arguments: str, **files: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("options", [[], ["-o", "purgatory_in_process=true"]])
 def test_a_pipeline_is_tested_without_sleeps(tmp_path: Path, options: list[str]) -> None:
-    """In an empty project, with warnings as errors, both tests pass on one daemon: as a process, and in pytest's own."""
+    """In an empty project, with warnings as errors, both tests pass on one daemon: a process, or in pytest's own."""
     code, printed = run_pytest(tmp_path, *options, test_pipeline=PIPELINE)
     assert (code, re.findall(r"\d+ passed", printed)) == (0, ["2 passed"]), printed
 
@@ -85,15 +85,17 @@ def test_a_run_that_uses_no_fixture_loads_nothing(tmp_path: Path) -> None:
 
 def test_arguments_come_from_the_settings_or_a_fixture(tmp_path: Path) -> None:
     """The daemon gets the flags of the project's file, or those of a fixture with the same name."""
-    (tmp_path / "pytest.ini").write_text("[pytest]\npurgatory_arguments = --limits-items-per-operation-max 2\n", "utf-8")
-    test = '''
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\npurgatory_arguments = --limits-items-per-operation-max 2\n", "utf-8"
+    )
+    test = """
 import pytest
 from purgatory_client.errors import InvalidRequest
 
 def test_limit(purgatory):
     with pytest.raises(InvalidRequest, match="{limit}"):
         purgatory.client.signal(["a", "b", "c", "d"], timeout=0)
-'''
+"""
     code, printed = run_pytest(tmp_path, test_limit=test.format(limit=2))
     assert code == 0, printed
     conftest = """

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import os
 import signal
+import urllib.request
 from collections.abc import AsyncIterator
 
 import pytest
@@ -46,7 +47,8 @@ def test_a_process_serves_until_the_end_of_the_block() -> None:
         assert daemon.client.signal(["done"], timeout=60).outcome == Outcome.SATISFIED
         with pytest.raises(InvalidRequest, match="3"):
             daemon.client.signal(["a", "b", "c", "d"], timeout=0)
-        assert daemon.http_address.startswith("127.0.0.1:") and daemon.http_address != daemon.address
+        with urllib.request.urlopen(f"http://{daemon.http_address}/readyz", timeout=60) as page:
+            assert page.status == 200
     assert not is_running(started)
 
 
@@ -73,10 +75,13 @@ def test_a_daemon_that_cannot_start_says_why() -> None:
 def test_a_daemon_that_ends_by_itself_is_reported() -> None:
     """A test that went on without its daemon does not pass unnoticed."""
     before = set(children_of(os.getpid()))
-    with pytest.raises(DaemonFailed, match="exit code -9"), daemon_process():
-        [started] = set(children_of(os.getpid())) - before
-        os.kill(started, signal.SIGKILL)
-        os.waitid(os.P_PID, started, os.WEXITED | os.WNOWAIT)  # ended, and not reaped here
+    running = daemon_process()
+    running.__enter__()
+    [started] = set(children_of(os.getpid())) - before
+    os.kill(started, signal.SIGKILL)
+    os.waitid(os.P_PID, started, os.WEXITED | os.WNOWAIT)  # it has ended, and the kit has not noticed
+    with pytest.raises(DaemonFailed, match="exit code -9"):
+        running.__exit__(None, None, None)
 
 
 async def test_processed_waits_for_the_source_and_then_for_the_group(shared_daemon: DaemonProcess) -> None:
