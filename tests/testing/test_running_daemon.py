@@ -1,41 +1,22 @@
 """Daemons for tests of other projects: real ones, started, asked and stopped."""
 
 import asyncio
-import contextlib
 import gc
 import os
 import signal
 import urllib.request
-from collections.abc import AsyncIterator
 
 import pytest
-from purgatory_client import AsyncClient, Client, Outcome
+from purgatory_client import Client, Outcome
 from purgatory_client.errors import InvalidRequest, Unavailable
 from purgatory_client.results import WaitExpired
-from purgatory_client.sources.source_link import EndsWanted, MarkEnd, SourceLink, SourceState
 
 from purgatory.extension import StartupError
 from purgatory.testing import DaemonFailed, RunningDaemon, daemon_in_process, daemon_process
 from tests.daemon_process import DaemonProcess, children_of, is_running
+from tests.played_source import played_source
 
 pytestmark = [pytest.mark.sockets, pytest.mark.slow]  # each starts a daemon
-
-
-@contextlib.asynccontextmanager
-async def source(address: str, end: int) -> AsyncIterator[AsyncClient]:
-    """A source whose topics all end at this offset, in one partition."""
-
-    async def answer(link: SourceLink) -> None:
-        async for asked in link:
-            if isinstance(asked, EndsWanted):
-                await link.report(SourceState.LIVE)  # its reports must not be older than three seconds
-                await link.answer_ends(asked.ask_id, [MarkEnd(name, 0, end) for name in asked.topics])
-
-    async with AsyncClient(address) as client, client.attach_source("played", ["kafka/"]) as link:
-        answering = asyncio.create_task(answer(link))
-        await link.report(SourceState.LIVE)
-        yield client
-        answering.cancel()
 
 
 def test_a_process_serves_until_the_end_of_the_block() -> None:
@@ -92,7 +73,7 @@ async def test_processed_waits_for_the_source_and_then_for_the_group(shared_daem
         with pytest.raises(Unavailable, match="is attached"):
             await asyncio.to_thread(daemon.processed, "billing", "early", timeout=0)
         assert not call.done()
-        async with source(shared_daemon.address, end=3) as feeding:
+        async with played_source(shared_daemon.address, end=3) as feeding:
             name = ("kafka/billing/early", 0)
             while not [one async for one in feeding.operations(partition=name)]:  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.01)
@@ -105,7 +86,7 @@ async def test_processed_waits_for_the_source_and_then_for_the_group(shared_daem
 
 async def test_processed_names_what_is_missing(shared_daemon: DaemonProcess) -> None:
     """A group that does not get there is an error with its offsets; a call without topics is refused."""
-    async with source(shared_daemon.address, end=5) as feeding:
+    async with played_source(shared_daemon.address, end=5) as feeding:
         await feeding.advance(("kafka/billing/late", 0), high_watermark=4)
         with Client(shared_daemon.address) as client:
             daemon = RunningDaemon(client)
