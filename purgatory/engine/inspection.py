@@ -80,6 +80,7 @@ class EngineInspection:
         while slot < stop:
             if operations.kind[slot] != FREE:
                 left = wheel.deadline_ms(slot) - now
+                # Due, but the reaper has not reached it yet.
                 if left < 0:
                     left = 0
                 place = 0
@@ -220,6 +221,7 @@ class EngineInspection:
         target = i64(items.target[item])
         described = self.pending.kinds[kind]
         reached = items.mark[item]
+        # Kafka's provisional error, which its result would have if the operation ended now.
         if error == UNRESOLVED:
             error = REQUEST_TIMED_OUT
             reached = described.reached(slot, target)

@@ -68,6 +68,8 @@ class SessionCore:
         """The session's incarnation when it was last opened; empty if unknown."""
         self.going_away: int | None = None
         self.heartbeat_interval = 1.0
+        # A wait is in exactly one of `_unsent` and `_table`. Chunks in `_plan` and `_unreceipted` only refer to the
+        # table, and may hold waits that have ended.
         self._table = PendingWaits()
         self._unsent: dict[object, dict[Entry, None]] = {}
         """Unsent waits by `batch_key`: those with the same key can share a batch."""
@@ -445,6 +447,7 @@ class SessionCore:
                 self._plan.extendleft(reversed(halves))
                 continue
             if chunk.size_bytes > self._message_bytes_max:
+                # A single operation: it could never be sent, and everything behind it would wait for ever.
                 self._refuse_too_large(chunk, f"the daemon accepts {self._message_bytes_max}")
                 continue
             self._unreceipted[self._next_batch_id] = chunk

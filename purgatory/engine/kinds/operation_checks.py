@@ -134,10 +134,12 @@ class OperationChecks:
                 # `room` counts idle keys as free. One that this operation names will be held and cannot be replaced.
                 elif key.references == 0:
                     idle += 1
+            # With strict partitions a wait creates nothing: an unknown name gets a stand-in.
             elif not self.partitions.strict and columns.partitions[place] not in self.partitions.by_name:
                 made += 1
         if made + idle == 0:
             return None
+        # Idle keys count too: they are charged to this account as soon as its operation holds them.
         if made + idle > share:
             noun = "keys that only you wait for" if columns.kind == SIGNAL else "partitions that you named first"
             message = f"of {noun} there may be {max(share, 0)} more, your share now; this names {made + idle} more"

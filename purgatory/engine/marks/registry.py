@@ -101,6 +101,8 @@ class Partitions:
         return partition
 
     def _place(self, name: AsGiven, account: AccountUsage) -> Partition:
+        # Items store this index, so it is freed only when no pending operation names the partition any more
+        # (`release`).
         index = self._free.pop() if self._free else len(self.by_index)
         partition = Partition(name, index, account)
         self._count_bytes(partition, PARTITION_BYTES + name_bytes(name))
@@ -148,6 +150,7 @@ class Partitions:
         assert partition.references >= 0, f"partition {partition.name} released once too often"
         if partition.references > 0:
             return
+        # Two cases, because a removed partition has lost its name already, and the name may belong to a new one.
         if partition.removed_error_code != 0:
             self._free_index(partition)
         elif not partition.announced:

@@ -30,6 +30,8 @@ class StaleWaits:
         """The partitions that these operations wait for, each once. Keys cannot become stale."""
         found: dict[AsGiven, bool] = {}
         for slot in slots:
+            # The operation may have ended since `slots` was called, and the slot may be free or belong to another one
+            # by now.
             if slot in self.pending.stale_timeouts_ms:
                 self._add_names(slot, found)
         return list(found)
@@ -43,6 +45,8 @@ class StaleWaits:
         found: list[int] = []
         for slot in slots:
             stale_timeout_ms = self.pending.stale_timeouts_ms.get(slot, -1)
+            # Two conditions, because a mark may have been stale long before the operation was registered: both the wait
+            # and the staleness must have lasted for the timeout.
             if stale_timeout_ms < 0 or now_ms - operations.registered_ms[slot] < stale_timeout_ms:
                 continue
             if self._stalest_ms(slot, stale_ms) >= stale_timeout_ms:
@@ -68,6 +72,7 @@ class StaleWaits:
         completions = pending.completions_of(owner)
         item = completions.items
         pending.end(slot, FAILED, now_ms)
+        # A fetch that ends early answers with what it has read, so its unreached partitions have no error.
         not_reached: i64 = NONE if kind == FETCH else REQUEST_TIMED_OUT
         while item < completions.items:
             name: AsGiven = completions.item_partitions[item]

@@ -66,6 +66,7 @@ class TailSubscriber:
         places = self._wanted(completions)
         if whose != self._account.principal and ADMIN not in self._account.grants.everywhere:
             places = self._visible(completions, places[:EXAMINED_MAX])
+        # After the check of the grants: being woken, even for an empty message, would show that something has ended.
         if not places:
             return
         room = ROWS_MAX - len(self._rows)
@@ -82,6 +83,7 @@ class TailSubscriber:
     def _wanted(self, completions: Completions) -> list[int]:
         """Positions of the operations that match the filter."""
         kinds, outcomes = completions.kinds, completions.outcomes
+        # Compared as bytes: reading thousands of values one by one would create a Python number for each.
         if self._kind and is_uniform(bytes(kinds)):
             if kinds[0] != self._kind:
                 return []

@@ -39,6 +39,7 @@ async def serve_source(host: Host, requests: Requests, call: Call) -> None:
     # It ends with its call: see `handlers.Requests`.
     reader = asyncio.create_task(_read(host, requests, link, call), name="source reader")
     try:
+        # The reader runs already: reports must be taken while the existing waits are being listed.
         await links.demand.begin(link.demand)
         await _write(host, link, call)
     finally:
@@ -99,6 +100,7 @@ async def _write(host: Host, link: AttachedSource, call: Call) -> None:
             await call.context.write(ends_wanted_message(ask_id, topics))
         if is_due or link.demand.has_untold:
             await call.context.write(demand_message(*link.demand.take(NAMES_PER_MESSAGE)))
+        # More than one message holds: the rest is sent without the pause that collects changes.
         if link.demand.has_untold or link.asks.has_unsent:
             is_due = False
             continue

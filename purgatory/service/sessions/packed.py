@@ -65,6 +65,7 @@ def _stale_marks(spans: Sequence[SliceSpan]) -> dict[int, tuple[int, str]]:
     found: dict[int, tuple[int, str]] = {}
     before = 0
     for span in spans:
+        # By item of the whole completions, of which the span may be a part.
         for item, mark in span.completions.stale_marks.items():
             if span.item_start <= item < span.item_stop:
                 found[before + item - span.item_start] = mark

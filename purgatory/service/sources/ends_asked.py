@@ -63,6 +63,8 @@ class EndsAsked:
         loop = asyncio.get_running_loop()
         while self._waiting and len(self._sent) < UNANSWERED_MAX:
             topics = next(iter(self._waiting))
+            # Taken out when it is sent: a caller that asks from now on needs a new question, or it could get an end
+            # that was read before its call.
             future = self._waiting.pop(topics)
             self._last_id += 1
             give_up: Callable[[int], None] = self._give_up
@@ -80,6 +82,7 @@ class EndsAsked:
         if sent is not None:
             future, timer = sent
             timer.cancel()
+            # Never done before: callers wait through a shield, so none of them can cancel it.
             future.set_result(answer)
             self._woken.set()
 
@@ -89,6 +92,7 @@ class EndsAsked:
         gone = self._no_answer("has gone")
         for ask_id in list(self._sent):
             self.answer(ask_id, gone)
+        # Without their timers, which begin when a question is sent.
         for future in self._waiting.values():
             future.set_result(gone)
         self._waiting.clear()

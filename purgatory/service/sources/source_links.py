@@ -75,6 +75,7 @@ class SourceLinks:
             raise unavailable(SHUTTING_DOWN)
         if len(self._links) >= self._sources_max:
             raise resource_exhausted("sources", f"{self._sources_max} sources are attached, the most allowed", None)
+        # Never reset: detached sources are remembered, and their reports take memory.
         self.is_used = True
         now_ms = self._now_ms()
         link = AttachedSource(name, principal, self.table.attach(name, principal, topic_prefixes, now_ms), self.demand)
@@ -94,6 +95,7 @@ class SourceLinks:
         link.asks.end()
         self.log.tell(now_ms)
         if not self._links and self._watching is not None:
+            # Nothing is left to watch: without sources, the daemon must have no periodic work because of them.
             self._watching.cancel()
             self._watching = None
 
@@ -120,6 +122,7 @@ class SourceLinks:
         there = [link for link in feeding if link.stream.state_at(now_ms) != SILENT]
         if not there:
             raise unavailable(feeding[0].stream.why(now_ms))
+        # Those that see their marks first, because an answer of the others may take until they see again.
         return tuple(sorted(there, key=lambda link: not link.stream.is_seeing))
 
     async def _watch(self) -> None:
