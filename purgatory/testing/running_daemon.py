@@ -34,6 +34,10 @@ LOG_LINES_MAX: Final = 40
 
 TIMEOUT_S: Final = 30.0
 _LISTEN: Final = ("--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0")
+_PROGRAM: Final = (
+    "import ctypes, signal; ctypes.CDLL(None).prctl(1, signal.SIGTERM); from purgatory.__main__ import main; main()"
+)
+"""Linux sends the daemon this signal when its parent dies, for example a test run that is killed (PR_SET_PDEATHSIG)."""
 
 
 class DaemonFailed(Exception):
@@ -71,7 +75,7 @@ class RunningDaemon:
 
         Raises:
             WaitExpired: The group has not got so far in time; the message names the offsets.
-            Unavailable: No source knows the topics in time.
+            Unavailable: No source knows the topics in time. Its notes name the sources and their states.
             InvalidRequest: A name is not valid, or no topic was given.
         """
         from purgatory_client.errors import InvalidRequest, Unavailable  # noqa: PLC0415 - see the module
@@ -86,8 +90,10 @@ class RunningDaemon:
             try:
                 ends = self.client.ends(marks, timeout=max(deadline - time.monotonic(), LOOKUP_S_MIN))
                 break
-            except Unavailable:
+            except Unavailable as error:
                 if time.monotonic() + RETRY_S >= deadline:
+                    for source in self.client.status().sources:
+                        error.add_note(f"source {source.name} is {source.state}: {source.reason}")
                     raise
             time.sleep(RETRY_S)
         remaining = max(0.0, deadline - time.monotonic())
@@ -109,18 +115,18 @@ def daemon_process(*arguments: str) -> Iterator[RunningDaemon]:
     with tempfile.TemporaryDirectory(prefix="purgatory-") as name:
         ready_path, log_path = Path(name, "ready.json"), Path(name, "daemon.log")
         # -P: a folder `purgatory` in the current directory, such as tests/purgatory, is not the package.
-        command = [sys.executable, "-P", "-m", "purgatory", "serve", *_LISTEN, "--ready-file", str(ready_path)]
+        command = [sys.executable, "-P", "-c", _PROGRAM, "serve", *_LISTEN, "--ready-file", str(ready_path)]
         with log_path.open("wb") as log:
-            # In a process group of its own: Ctrl-C ends pytest, which then stops the daemon.
             process = subprocess.Popen(  # noqa: S603 - this program's own command
-                [*command, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, process_group=0
+                [*command, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
         try:
             _wait_ready(process, ready_path, log_path)
             ready = json.loads(ready_path.read_text("utf-8"))
             with Client(ready["grpc_address"]) as client:
                 yield RunningDaemon(client, ready["http_address"])
-            _check_running(process, log_path)
+            if process.poll():  # not 0: after Ctrl-C, of which it has heard too
+                _check_running(process, log_path)
         finally:
             _stop(process)
 

@@ -4,6 +4,8 @@ import asyncio
 import gc
 import os
 import signal
+import subprocess
+import sys
 import urllib.request
 
 import pytest
@@ -13,7 +15,7 @@ from purgatory_client.results import WaitExpired
 
 from purgatory.extension import StartupError
 from purgatory.testing import DaemonFailed, RunningDaemon, daemon_in_process, daemon_process
-from tests.daemon_process import DaemonProcess, children_of, is_running
+from tests.daemon_process import DaemonProcess, children_of, daemon_environment, is_running, wait_until
 from tests.played_source import played_source
 
 pytestmark = [pytest.mark.sockets, pytest.mark.slow]  # each starts a daemon
@@ -65,6 +67,25 @@ def test_a_daemon_that_ends_by_itself_is_reported() -> None:
         running.__exit__(None, None, None)
 
 
+def test_a_daemon_ends_with_a_test_run_that_is_killed() -> None:
+    """A run that is killed cannot stop its daemon; the daemon ends all the same."""
+    program = (
+        "from purgatory.testing import daemon_process\nwith daemon_process(): print('serving', flush=True); input()"
+    )
+    run = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=daemon_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == b"serving\n"
+        [daemon] = children_of(run.pid)
+        run.kill()
+    wait_until(lambda: not is_running(daemon), "the daemon has ended")
+
+
 async def test_processed_waits_for_the_source_and_then_for_the_group(shared_daemon: DaemonProcess) -> None:
     """A call that comes before the source is answered once the group has reached the end of the topic."""
     with Client(shared_daemon.address) as client:
@@ -94,3 +115,6 @@ async def test_processed_names_what_is_missing(shared_daemon: DaemonProcess) -> 
                 await asyncio.to_thread(daemon.processed, "billing", "late", timeout=0.2)
             with pytest.raises(InvalidRequest, match="at least one topic"):
                 daemon.processed("billing")
+            with pytest.raises(Unavailable) as raised:
+                await asyncio.to_thread(daemon.processed, "billing", "late", timeout=0, label="nowhere")
+            assert any(note.startswith("source played is live") for note in raised.value.__notes__)
