@@ -204,6 +204,17 @@ async def top(client: AsyncClient) -> Exit:
     return Exit.OK
 
 
+async def mcp(client: AsyncClient) -> Exit:
+    """Serve waits as tools for agents, on stdin and stdout (Model Context Protocol)."""
+    try:
+        from purgatory.cli.mcp_server import serve as serve_tools  # noqa: PLC0415 - optional, and slow to import
+    except ModuleNotFoundError as error:
+        render.error_line(f"`purgatory mcp` needs {error.name}; install it with: pip install 'purgatory-waits[mcp]'")
+        raise typer.Exit(Exit.ERROR) from error
+    await serve_tools(client)
+    return Exit.OK
+
+
 _WAITS: Final = "a wait is cancelled at the daemon"
 _READS: Final = "nothing was changed"
 _WRITES: Final = "the daemon may have applied it"
@@ -225,8 +236,9 @@ for _name, _function, _interrupted in (
     ("close", close, _WRITES),
     ("status", status, _READS),
     ("top", top, _READS),
+    ("mcp", mcp, _WAITS),
 ):
-    app.command(_name, epilog=epilog())(with_client(_function, _interrupted, as_json=_name != "top"))
+    app.command(_name, epilog=epilog())(with_client(_function, _interrupted, as_json=_name not in {"top", "mcp"}))
 
 app.command("ready", epilog=epilog())(ready)
 
