@@ -82,6 +82,12 @@ OFFSET_NOT_AVAILABLE: Final = 78
 MARK_STALE: Final = 1001
 """Not one of Kafka's codes: the mark was stale for longer than the stale timeout of the wait."""
 
+SIGNAL_FAILED: Final = 1003
+"""Not one of Kafka's codes: the key was signalled as failed."""
+
+HEARTBEAT_MISSED: Final = 1004
+"""Not one of Kafka's codes: the key was silent for longer than the heartbeat timeout of the wait."""
+
 # google.rpc.Code of refusals.
 INVALID_ARGUMENT: Final = 3
 NOT_FOUND: Final = 5

@@ -73,13 +73,13 @@ class EngineInspection:
 
     def count_remaining(self, start: int, limit: int, now_ms: int, times: RemainingTimes) -> int:
         """Add `limit` slots to `times`; see `Engine.count_remaining`."""
-        operations, wheel = self.pending.operations, self.pending.wheel
+        operations = self.pending.operations
         now: i64 = now_ms
         slot: i64 = start
         stop: i64 = min(start + limit, int(operations.size))
         while slot < stop:
             if operations.kind[slot] != FREE:
-                left = wheel.deadline_ms(slot) - now
+                left = self.pending.deadline_ms(slot) - now
                 if left < 0:
                     left = 0
                 place = 0
@@ -118,7 +118,7 @@ class EngineInspection:
 
     def rank(self, start: int, limit: int, ranking: PendingRanking) -> int:
         """Add `limit` slots to a ranking; see `Engine.rank_pending`."""
-        operations, items, wheel = self.pending.operations, self.pending.items, self.pending.wheel
+        operations, items = self.pending.operations, self.pending.items
         owner_ids = ranking.owner_ids
         slot: i64 = start
         stop: i64 = min(start + limit, int(operations.size))
@@ -133,9 +133,8 @@ class EngineInspection:
                 and self._names(slot, ranking.partition, ranking.key)
                 and (not ranking.search or self._name_contains(slot, ranking.search))
             ):
-                ranking.add(
-                    slot, operations.operation_id[slot], operations.registered_ms[slot], wheel.deadline_ms(slot)
-                )
+                deadline_ms = self.pending.deadline_ms(slot)
+                ranking.add(slot, operations.operation_id[slot], operations.registered_ms[slot], deadline_ms)
                 described = self.pending.kinds[kind]
                 item = i64(operations.first_item[slot])
                 while item >= 0:
@@ -209,7 +208,7 @@ class EngineInspection:
             operations.operation_id[slot],
             kind,
             operations.registered_ms[slot],
-            self.pending.wheel.deadline_ms(slot),
+            self.pending.deadline_ms(slot),
             self.pending.kinds[kind].min_bytes(slot),
             items,
         )

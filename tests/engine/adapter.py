@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from purgatory.engine.batches import EventBatch, OperationBatch, ReplicaSets
 from purgatory.engine.engine import Engine
@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from purgatory.engine.waiting.tables import Owner
 
 
+T = TypeVar("T")
+
 NOTHING_READ = (-1, -1, -1, -1, -1)
 
 
-def unless_all(values: list[int], default: int) -> list[int]:
+def unless_all(values: list[T], default: T) -> list[T]:
     """The column, or an empty one if all values are the default: an omitted column is a separate code path."""
     return [] if all(value == default for value in values) else values
 
@@ -52,7 +54,17 @@ def operation_batch(operations: list[plain.Operation]) -> OperationBatch:
         any_key=[operation.any_key for operation in operations] if signals else [],
         from_now=[operation.from_now for operation in operations] if signals else [],
         stale_timeouts_ms=unless_all([operation.stale_timeout_ms for operation in operations], -1),
+        heartbeat_timeouts_ms=unless_all([operation.heartbeat_timeout_ms for operation in operations], -1),
     )
+
+
+def value_of(number: int) -> bytes:
+    """The value of a key that a number of `plain` stands for."""
+    return f"value {number}".encode() if number else b""
+
+
+def number_of(value: bytes) -> int:
+    return int(value.split()[1]) if value else 0
 
 
 def replica_sets(event: plain.Event) -> ReplicaSets | None:
@@ -91,6 +103,7 @@ def event_batch(events: list[plain.Event]) -> EventBatch:
         log_start_offsets=[event.log_start for event in events],
         flags=[event.flag for event in events],
         replica_sets=sets if any(given is not None for given in sets) else [],
+        values=unless_all([value_of(event.value) for event in events], b""),
     )
 
 
@@ -121,7 +134,8 @@ def ended_of(completions: Completions) -> list[plain.Ended]:
                     read.diverging_epoch,
                     read.diverging_end_offset,
                 )
-            items.append(plain.EndedItem(*values, *found))
+            value = number_of(completions.signal_values.get(item, b""))
+            items.append(plain.EndedItem(*values, *found, value))
             item += 1
         end = (completions.kinds[i], completions.outcomes[i], completions.waited_ms[i], completions.lateness_ms[i])
         rows.append(plain.Ended(completions.owner_id, operation_id, *end, tuple(items)))
@@ -195,6 +209,9 @@ class EngineUnderTest:
 
     def cancel(self, owner_id: int, operation_ids: list[int]) -> list[bool]:
         return self.engine.cancel(self.owners[owner_id], operation_ids, self.now_ms)
+
+    def extend(self, owner_id: int, operation_ids: list[int], timeout_ms: int) -> list[bool]:
+        return self.engine.extend(self.owners[owner_id], operation_ids, timeout_ms, self.now_ms)
 
     def fail_stale(self, stale_ms: dict[plain.Name, int]) -> int:
         """End the operations that have waited out their stale timeout for a mark that was stale as long."""

@@ -84,6 +84,7 @@ class Operation(NamedTuple):
     any_key: bool = False
     from_now: bool = False
     stale_timeout_ms: int = -1
+    heartbeat_timeout_ms: int = -1
 
 
 class Event(NamedTuple):
@@ -98,12 +99,14 @@ class Event(NamedTuple):
     segment: int = -1
     log_start: int = -1
     flag: int = 0
-    """LEADERSHIP: is leader. PARTITION_REMOVED: moved. REPLICA_STATE: dead (1) and fenced (2)."""
+    """LEADERSHIP: is leader. PARTITION_REMOVED: moved. REPLICA_STATE: dead (1), fenced (2). KEY_SIGNALLED: failed."""
     in_sync: tuple[int, ...] = ()
     proposed: tuple[int, ...] = ()
     replicas: tuple[int, ...] = ()
     leader_id: int = -1
     min_in_sync: int = -1
+    value: int = 0
+    """KEY_SIGNALLED: a number that stands for a value; 0: none."""
 
 
 class EventAnswer(NamedTuple):
@@ -137,6 +140,8 @@ class EndedItem(NamedTuple):
     last_stable: int = -1
     diverging_epoch: int = -1
     diverging_end: int = -1
+    value: int = 0
+    """Signals: the value of the key."""
 
 
 class Ended(NamedTuple):

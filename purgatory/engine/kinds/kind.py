@@ -56,6 +56,10 @@ class Kind:
         """
         raise NotImplementedError
 
+    def on_timer(self, slot: i64, now_ms: i64) -> bool:
+        """The timer of an operation fired, which is then no longer on the wheel. Returns whether it has ended."""
+        raise NotImplementedError
+
     # Changes of partitions.
 
     def wake(self, partition: Partition, now_ms: i64) -> None:

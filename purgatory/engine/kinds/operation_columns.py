@@ -126,6 +126,10 @@ OPERATION_COLUMNS: Final = (
     OperationColumn("throttled", "throttled", (FETCH,), ITEM, BOOL, 0, 0, 1),
     OperationColumn("any_key", "any_key", (SIGNAL,), OPERATION, BOOL, 0, 0, 1, wire_name="any"),
     OperationColumn("from_now", "from_now", (SIGNAL,), OPERATION, BOOL, 0, 0, 1),
+    # 0 is taken as absent, like a missing number of the wire.
+    OperationColumn(
+        "heartbeat_timeout_ms", "heartbeat_timeouts_ms", (SIGNAL,), OPERATION, INT64, UNKNOWN, 1, OFFSET_MAX - 1
+    ),
     OperationColumn("stale_timeout_ms", "stale_timeouts_ms", KINDS, OPERATION, INT64, UNKNOWN, 0, OFFSET_MAX - 1),
 )
 """In the archive's order. A name is repeated where kinds use the column differently."""

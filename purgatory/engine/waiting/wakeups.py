@@ -64,6 +64,10 @@ class Wakeups:
         """The key was signalled."""
         self.signals.wake_key(key, now_ms)
 
+    def fail_key(self, key: SignalKey, now_ms: i64) -> None:
+        """The key was signalled as failed."""
+        self.signals.fail_key(key, now_ms)
+
     def reevaluate(self, partition: Partition, now_ms: i64) -> None:
         """Anything about the partition may have changed."""
         for kind in self._on_partitions:

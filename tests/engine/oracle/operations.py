@@ -6,6 +6,7 @@ from tests.engine import plain
 from tests.engine.oracle.partition import Partition
 
 PENDING_CODE = 7
+SIGNAL_FAILED = 1003
 
 
 class WaitingItem:
@@ -55,10 +56,15 @@ class Waiting:
 
 
 class OracleState(NamedTuple):
-    """Everything that conditions read: partitions by name, and the counts of keys."""
+    """Everything that conditions read: partitions by name; the counts of keys, their first values, those that failed,
+    and the times of their last signals.
+    """
 
     partitions: dict[plain.Name, Partition]
     signals: dict[plain.Name, int]
+    values: dict[plain.Name, int]
+    failed: set[plain.Name]
+    signalled_ms: dict[plain.Name, int]
 
 
 def epoch_error(requested: int, partition: Partition) -> int:
@@ -130,7 +136,9 @@ def is_complete(waiting: Waiting, world: OracleState) -> bool:
             continue
         if kind == plain.SIGNAL:
             count = world.signals.get(item.name, 0)
-            if count >= item.required:
+            if item.name in world.failed:
+                item.decide(SIGNAL_FAILED, count)
+            elif count >= item.required:
                 item.decide(0, count)
             continue
         assert item.partition is not None
@@ -138,8 +146,10 @@ def is_complete(waiting: Waiting, world: OracleState) -> bool:
             check_produce(item, item.partition)
         else:
             check_delete(item, item.partition)
-    if kind == plain.SIGNAL and waiting.operation.any_key:
-        return any(item.decided for item in waiting.items)
+    if kind == plain.SIGNAL:
+        decisive = 0 if waiting.operation.any_key else SIGNAL_FAILED
+        if any(item.decided and item.code == decisive for item in waiting.items):
+            return True
     return all(item.decided for item in waiting.items)
 
 

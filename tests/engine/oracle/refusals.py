@@ -60,6 +60,8 @@ def operation_fault(operation: plain.Operation, timeout_ms_max: int) -> bool:
         return True
     if len(set(names)) < len(names):
         return True
+    if operation.kind == plain.SIGNAL and operation.heartbeat_timeout_ms < -1:
+        return True
     if operation.kind == plain.FETCH:
         bad_maximum = any(item.max_bytes < 1 for item in operation.items)
         if bad_maximum or operation.min_bytes < 1 or operation.replica_id < -1:
