@@ -160,6 +160,7 @@ class Client:
     advance_many = _blocking(AsyncClient.advance_many)
     signal_key = _blocking(AsyncClient.signal_key)
     cancel = _blocking(AsyncClient.cancel)
+    extend = _blocking(AsyncClient.extend)
     operation = _blocking(AsyncClient.operation)
     operations = _iterating(AsyncClient.operations)
     ranked_operations = _blocking(AsyncClient.ranked_operations)

@@ -17,6 +17,14 @@ from purgatory_client.partition_names import format_partition
 
 MARK_STALE: Final = 1001
 """Error code of a mark that was stale for longer than the wait allows. Not one of Kafka's codes."""
+SIGNAL_FAILED: Final = 1003
+"""Error code of a key that was signalled as failed. Not one of Kafka's codes."""
+HEARTBEAT_MISSED: Final = 1004
+"""Error code of a key that was silent for longer than the wait allows. Not one of Kafka's codes."""
+
+
+VALUE_SHOWN_MAX: Final = 200
+"""Characters of a value in messages for people."""
 
 
 class OperationKind(IntEnum):
@@ -56,6 +64,7 @@ ITEM_COLUMNS: Final[dict[str, tuple[str, float]]] = {
     "paces_per_second": ("pace_per_second", -1.0),
     "stale_ms": ("stale_ms", -1),
     "stale_reasons": ("stale_reason_index", 0),
+    "signal_values": ("signal_value_index", 0),
 }
 """Columns with a value for each item, in the same form."""
 
@@ -99,7 +108,8 @@ class PartitionResult:
 
     Attributes:
         name: "orders-3", or the key.
-        error_code: Kafka's error code; 0: reached, 7: not reached in time. Or `MARK_STALE` (1001).
+        error_code: Kafka's error code; 0: reached, 7: not reached in time. Or `MARK_STALE` (1001), `SIGNAL_FAILED`
+            (1003), `HEARTBEAT_MISSED` (1004).
         required_offset: The offset that was waited for.
         reached_offset: The offset that the mark had reached.
         log_start_offset: The partition's first readable offset.
@@ -110,6 +120,7 @@ class PartitionResult:
         stale_for: For expired and stale waits: seconds for which the mark had been stale. None: it was not, or it has
             no source.
         stale_reason: Why, as text for people; empty if `stale_for` is None.
+        signal_value: The value with which the key of a signal was reached or failed; empty if there is none.
     """
 
     name: str
@@ -122,6 +133,7 @@ class PartitionResult:
     fetched: FetchedPartition | None
     stale_for: float | None = None
     stale_reason: str = ""
+    signal_value: bytes = b""
 
     def __repr__(self) -> str:
         return (
@@ -163,6 +175,7 @@ class ResultColumns:
     paces_per_second: list[float]
     stale_ms: list[int]
     stale_reasons: list[str]
+    signal_values: list[bytes]
     available_bytes: list[int]
     high_watermarks: list[int]
     last_stable_offsets: list[int]
@@ -296,6 +309,7 @@ class Result:
             self._fetched(item) if columns.kind == OperationKind.FETCH else None,
             None if stale_ms < 0 else stale_ms / 1_000,
             columns.stale_reasons[item] if stale_ms >= 0 else "",
+            columns.signal_values[item],
         )
 
     def _fetched(self, item: int) -> FetchedPartition:
@@ -349,7 +363,14 @@ class WaitShutDown(WaitError):
 
 def _open_item(item: PartitionResult) -> str:
     stale = "" if item.stale_for is None else f", stale for {item.stale_for:.1f} s: {item.stale_reason}"
-    return f"{item.name}: {item.reached_offset} of {item.required_offset} (error {item.error_code}{stale})"
+    value = f": {value_text(item.signal_value)}" if item.signal_value else ""
+    return f"{item.name}: {item.reached_offset} of {item.required_offset} (error {item.error_code}{stale}{value})"
+
+
+def value_text(value: bytes) -> str:
+    """The beginning of a value, as text for people."""
+    text = value.decode("utf-8", "replace")
+    return text if len(text) <= VALUE_SHOWN_MAX else f"{text[:VALUE_SHOWN_MAX]}..."
 
 
 def item_columns(kind: int) -> dict[str, tuple[str, float]]:

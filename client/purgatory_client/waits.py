@@ -220,14 +220,17 @@ def signal(
     timeout: float | None = None,
     any: bool = False,  # noqa: A002 - the word of the wire
     from_now: bool = False,
+    heartbeat_timeout: float | None = None,
 ) -> Wait:
-    """Wait until all keys have been signalled.
+    """Wait until all keys have been signalled. The wait fails (error 1003) when one of them is signalled as failed.
 
     Args:
         keys: The keys, each needing one signal; or a mapping of key to the number of signals it needs.
         timeout: Seconds, at most 2,147,483.647; 0: an answer at once. None: the daemon's default.
-        any: One key is enough.
+        any: One key is enough; the wait fails when all have failed.
         from_now: Count only signals after the registration; otherwise all since the key was first used at the daemon.
+        heartbeat_timeout: Fail (error 1004) once a key that is still waited for has been silent for this many seconds.
+            None: never.
     """
     if isinstance(keys, str):
         raise InvalidRequest("signal.keys", f"{keys!r} is a string; give a list of keys, or a mapping of key to count")
@@ -238,7 +241,14 @@ def signal(
     required = [int64(count, "signal.keys.required_count") for count in counts.values()]
     if not names:
         raise InvalidRequest("signal.keys", "empty; at least one is required")
-    options: dict[str, int] = {"any": bool(any), "from_now": bool(from_now)}
+    heartbeat_timeout_ms = milliseconds(heartbeat_timeout, "signal.heartbeat_timeout_ms")
+    if heartbeat_timeout_ms == 0:
+        raise InvalidRequest("signal.heartbeat_timeout_ms", "0; must be at least 1 ms, or None for no heartbeat")
+    options: dict[str, int] = {
+        "any": bool(any),
+        "from_now": bool(from_now),
+        "heartbeat_timeout_ms": -1 if heartbeat_timeout_ms is None else heartbeat_timeout_ms,
+    }
     return Wait(OperationKind.SIGNAL, names, required, milliseconds(timeout), options, {})
 
 

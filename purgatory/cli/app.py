@@ -34,6 +34,7 @@ from purgatory.cli.parsing import (
     partition_offsets,
     seconds,
 )
+from purgatory.cli.signal import signal as signal_key
 from purgatory.cli.tail import hot, tail
 from purgatory.cli.watching import Watch, shown
 
@@ -78,6 +79,9 @@ async def wait(
     from_now: Annotated[
         bool, Option("--from-now", help="Ignore signals sent before this command (with --signal).")
     ] = False,
+    heartbeat: Annotated[
+        str | None, Option(help="Fail if one of the keys is silent for this long: 500ms, 5s (with --signal).")
+    ] = None,
     fail_when_stale: FailWhenStale = None,
 ) -> Exit:
     """Wait until the targets are reached and print the result. Offsets are compared with high watermarks by default."""
@@ -94,7 +98,9 @@ async def wait(
     elif signal:
         if stale is not None:
             raise UsageError("--fail-when-stale applies to marks, not to signals")
-        one = waits.signal(key_counts(targets), timeout=limit, any=any_key, from_now=from_now)
+        silence = optional_seconds(heartbeat)
+        counts = key_counts(targets)
+        one = waits.signal(counts, timeout=limit, any=any_key, from_now=from_now, heartbeat_timeout=silence)
     elif targets[0].startswith(FORM):
         if len(targets) > 1:
             raise UsageError("a token must be the only target; wait for one token at a time")
@@ -177,6 +183,25 @@ async def cancel(
     return Exit.OK if count else Exit.NOT_FOUND
 
 
+async def extend(
+    client: AsyncClient,
+    operations: Annotated[list[str], Argument(metavar="SESSION/ID...", help="Operations, as shown by `purgatory ls`.")],
+    timeout: Timeout = "30s",  # noqa: ASYNC109 - the operations' own
+) -> Exit:
+    """Let pending operations wait for at least the timeout from now on. Exit code 16 if one of them was not found."""
+    references = [_reference(text) for text in operations]
+    by_session: dict[str, list[int]] = {}
+    for session_id, operation_id in references:
+        by_session.setdefault(session_id, []).append(operation_id)
+    gone = {
+        (session_id, operation_id)
+        for session_id, ids in by_session.items()
+        for operation_id in await client.extend(ids, seconds(timeout), session_id=session_id)
+    }
+    render.extended([(f"{session_id}/{number}", (session_id, number) not in gone) for session_id, number in references])
+    return Exit.NOT_FOUND if gone else Exit.OK
+
+
 async def close(client: AsyncClient, session: Annotated[str, Argument(metavar="SESSION", help="Session id.")]) -> Exit:
     """Close a session: cancel its pending operations and drop its unacknowledged results."""
     render.closed(await client.close_session(session))
@@ -221,6 +246,8 @@ for _name, _function, _interrupted in (
     ("ls", ls, _READS),
     ("show", show, _READS),
     ("cancel", cancel, _WRITES),
+    ("extend", extend, _WRITES),
+    ("signal", signal_key, _WRITES),
     ("close", close, _WRITES),
     ("status", status, _READS),
     ("top", top, _READS),

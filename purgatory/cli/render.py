@@ -14,7 +14,15 @@ from enum import IntEnum
 from typing import Any, Final
 
 from purgatory_client.events import AdvanceReceipt
-from purgatory_client.results import MARK_STALE, Outcome, PartitionResult, Result
+from purgatory_client.results import (
+    HEARTBEAT_MISSED,
+    MARK_STALE,
+    SIGNAL_FAILED,
+    Outcome,
+    PartitionResult,
+    Result,
+    value_text,
+)
 from purgatory_client.session.detached_sessions import ClosedSession
 from purgatory_client.sources.position_tokens import Positions
 from purgatory_client.views import Partition, PendingOperation, RemainingTime, SourceStatus, Status
@@ -38,6 +46,8 @@ ERROR_NAMES: Final[dict[int, str]] = {
     75: "UNKNOWN_LEADER_EPOCH",
     78: "OFFSET_NOT_AVAILABLE",
     MARK_STALE: "MARK_STALE",
+    SIGNAL_FAILED: "SIGNAL_FAILED",
+    HEARTBEAT_MISSED: "HEARTBEAT_MISSED",
 }
 _REFUSAL_FIELDS: Final = ("index", "error_code", "field", "message")
 _SPANS: Final = (("d", 86_400), ("h", 3_600), ("m", 60))
@@ -91,6 +101,8 @@ def item_line(item: PartitionResult, outcome: Outcome) -> str:
         parts.append(_estimate(item))
     if item.stale_for is not None:
         parts.append(f"stale for {item.stale_for:.1f} s: {item.stale_reason}".removesuffix(": "))
+    if item.signal_value:
+        parts.append(f"value {value_text(item.signal_value)}")
     return ", ".join(parts)
 
 
@@ -124,6 +136,12 @@ def receipt(answer: AdvanceReceipt) -> None:
 
 def cancelled(count: int) -> None:
     print_either({"cancelled": count}, f"{count} {plural('operation', count)} cancelled")
+
+
+def extended(operations: list[tuple[str, bool]]) -> None:
+    """Print for each operation whether it was pending."""
+    lines = [f"{escape(name)}: {'extended' if pending else 'not pending'}" for name, pending in operations]
+    print_either(dict(operations), *lines)
 
 
 def closed(session: ClosedSession) -> None:
@@ -256,20 +274,23 @@ def span(seconds: float) -> str:
 
 
 def document(view: Any) -> dict[str, Any]:  # noqa: ANN401 - any dataclass
-    """A view as JSON has it: times in ISO form, and names of kinds and outcomes."""
+    """A view as JSON has it: times in ISO form, names of kinds and outcomes, values of keys as text."""
     return asdict(view, dict_factory=lambda pairs: {name: _plain(value) for name, value in pairs})
 
 
 def _plain(value: object) -> object:
     if isinstance(value, datetime):
         return value.isoformat()
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
     return value.name.lower() if isinstance(value, IntEnum) else value
 
 
 def _item_document(item: PartitionResult) -> dict[str, Any]:
     left_out = {"name", *(["fetched"] if item.fetched is None else [])}
     left_out |= {"stale_for", "stale_reason"} if item.stale_for is None else set()
-    return {name: value for name, value in asdict(item).items() if name not in left_out}
+    left_out |= set() if item.signal_value else {"signal_value"}
+    return {name: value for name, value in document(item).items() if name not in left_out}
 
 
 def _estimate(item: PartitionResult) -> str:

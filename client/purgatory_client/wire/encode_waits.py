@@ -24,7 +24,9 @@ _OFFSET_FIELDS: Final = {
 """Names of an item's offset in rows, by kind."""
 _FETCH_FIELDS: Final = {"leader_epoch": "current_leader_epoch"}
 """Fields of a fetch row whose names differ from their columns."""
-_ABSENT_BELOW_0: Final = frozenset(("replica_id", "leader_epoch", "current_leader_epoch", "last_fetched_epoch"))
+_ABSENT_BELOW_0: Final = frozenset(
+    ("replica_id", "leader_epoch", "current_leader_epoch", "last_fetched_epoch", "heartbeat_timeout_ms")
+)
 
 
 def fill_with_waits(columns: wire.OperationColumns, waits: Sequence[Wait], lost_at: float, now: float) -> None:

@@ -18,7 +18,10 @@ from purgatory.engine.snapshot.saved_partition import partition_from, partition_
 from purgatory.engine.waiting.pending import PendingOperations
 from purgatory.engine.waiting.tables import FREE, Owner
 
-__all__ = ["Snapshots"]
+__all__ = ["SavedKey", "Snapshots"]
+
+SavedKey = tuple[str, int, bytes, bool]
+"""A key, how often it was signalled, its value (empty: none), and whether it failed."""
 
 
 class Snapshots:
@@ -112,14 +115,14 @@ class Snapshots:
         partition = self.partitions.get(name)
         return partition_to(partition) if partition is not None and partition.announced else b""
 
-    def save_key(self, key: str) -> tuple[int, bytes, bool]:
-        """How often a key was signalled, its value, and whether it failed."""
+    def save_key(self, key: str) -> SavedKey:
+        """Save a key. Its count is 0 if it is not known."""
         known = self.keys.get(key)
-        return (0, NO_VALUE, False) if known is None else (int(known.count), known.value, known.failed)
+        return (key, 0, NO_VALUE, False) if known is None else (key, int(known.count), known.value, known.failed)
 
-    def save_keys(self) -> list[tuple[str, int]]:
-        """All keys that were signalled, with their counts, in the order in which `restore_key` needs them."""
-        return [(signal_key.key, int(signal_key.count)) for signal_key in self.keys.oldest_first() if signal_key.count]
+    def save_keys(self) -> list[SavedKey]:
+        """Save all keys that were signalled, in the order in which `restore_key` needs them."""
+        return [self.save_key(signal_key.key) for signal_key in self.keys.oldest_first() if signal_key.count]
 
     # Restoring.
 

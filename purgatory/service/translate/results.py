@@ -94,6 +94,8 @@ def fill_columns(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice
         _fill_fetched(columns, slices)
     if any(part.completions.stale_marks for part in slices):
         _fill_stale_marks(columns, slices)
+    if any(part.completions.signal_values for part in slices):
+        _fill_signal_values(columns, slices)
     for part in slices:
         for place in range(part.start, part.stop) if part.refusals else ():
             columns.refusals.append(operation_refusal(part.refusals[place], part.completions.operation_ids[place]))
@@ -163,6 +165,20 @@ def _fill_stale_marks(columns: result_pb2.ResultColumns, slices: Sequence[Result
         columns.stale_reason_index.extend(indexes)
 
 
+def _fill_signal_values(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice]) -> None:
+    values: dict[bytes, int] = {}
+    indexes: list[int] = []
+    for part in slices:
+        own = part.completions.signal_values
+        indexes += [
+            values.setdefault(own[item], len(values) + 1) if item in own else 0
+            for item in range(part.item_start, part.item_stop)
+        ]
+    if values:
+        columns.signal_value_index.extend(indexes[:1] if indexes.count(indexes[0]) == len(indexes) else indexes)
+        columns.signal_values.extend(values)
+
+
 def fill_rows(rows: RepeatedCompositeFieldContainer[result_pb2.Result], part: ResultSlice) -> None:
     """Append results of one kind as rows."""
     item, fetched = part.item_start, part.fetched_start
@@ -183,6 +199,8 @@ def fill_row(row: result_pb2.Result, part: ResultSlice, place: int, item: int, f
         fill_partition(partition, completions, item + within, kind)
         if kind == codes.FETCH:
             _fill_fetched_partition(partition.fetched, completions.fetched[fetched + within])
+        if item + within in completions.signal_values:
+            partition.signal_value = completions.signal_values[item + within]
     if part.refusals:
         row.refusal.CopyFrom(operation_refusal(part.refusals[place], row.operation_id))
 

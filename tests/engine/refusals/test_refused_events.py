@@ -92,7 +92,7 @@ RANGES = {
     "in_sync_replicas.min_in_sync_replicas": Range(lambda n: in_sync(min_in_sync_replicas=n), lowest=1, may_lack=True),
     "leadership.replica_ids": Range(lambda n: leadership(replicas=[n])),
     "leadership.leader_id": Range(lambda n: leadership(leader_id=n), may_lack=True),
-    "key_signalled.count": Range(of_offset(codes.KEY_SIGNALLED), OFFSET_MAX, lowest=1, may_lack=True),
+    "key_signalled.count": Range(of_offset(codes.KEY_SIGNALLED), OFFSET_MAX, may_lack=True),
 }
 
 

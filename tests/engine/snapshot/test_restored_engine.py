@@ -62,9 +62,9 @@ def restored(run: ComparableRun, generator: Generator) -> ComparableRun:
         if octets:
             target.snapshots.restore_partition(sketch.name, octets)
     for key, _ in generator.keys:
-        count, value, failed = source.snapshots.save_key(key)
-        if count:
-            target.snapshots.restore_key(key, count, value, failed)
+        saved_key = source.snapshots.save_key(key)
+        if saved_key[1]:
+            target.snapshots.restore_key(*saved_key)
     for owner_id, twin_id in zip(run.owners.ids, twin.owners.ids, strict=True):
         owner, other = run.engine.owners[owner_id], twin.engine.owners[twin_id]
         octets = source.snapshots.save_above(owner, 0).to_bytes()
