@@ -219,8 +219,8 @@ class Host:
 
     def extend(self, session: Session, operation_ids: list[int], timeout_ms: int) -> list[bool]:
         """Let operations of a session wait for at least `timeout_ms` from now. Return for each if it was pending."""
-        # As at a registration, time counts from the end of the running millisecond, so that nothing expires early.
-        now_ms = self.time.registration_ms()
+        # As at a registration: what is due expires first, and the rest has the whole timeout, never less.
+        now_ms = self.registration_ms()
         extended = self.engine.extend(session.owner, operation_ids, timeout_ms, now_ms)
         pending = [
             operation_id for operation_id, was_pending in zip(operation_ids, extended, strict=True) if was_pending

@@ -126,6 +126,9 @@ def repeat_call(
             return engine.cancel_partition((row["topic"], row["partition"]), now_ms)
         case schema.CANCEL_KEY:
             return engine.cancel_key(row["topic"], now_ms)
+        case schema.EXTEND:
+            assert all(engine.extend(owner(), row["operation_ids"], row["timeout_ms"], now_ms))
+            return 0
         case schema.FAIL_STALE:
             return sum(engine.fail_stale(owner(), row["operation_ids"], names, now_ms))
         case call:

@@ -21,10 +21,11 @@ OF_KIND = {
 }  # fmt: skip
 ALIKE = {"min_bytes", "follower_reads", "any_key", "from_now", "partition_max_bytes", "throttled", "flags"}
 """Columns whose attribute in a batch has the same name. The attributes of all others are plurals,"""
-IRREGULAR = {"stale_timeout_ms": "stale_timeouts_ms"}
+IRREGULAR = {"stale_timeout_ms": "stale_timeouts_ms", "heartbeat_timeout_ms": "heartbeat_timeouts_ms"}
 """or listed here."""
 OF_OPERATIONS = (
-    "min_bytes", "replica_id", "isolation_level", "follower_reads", "any_key", "from_now", "stale_timeout_ms",
+    "min_bytes", "replica_id", "isolation_level", "follower_reads", "any_key", "from_now",
+    "heartbeat_timeout_ms", "stale_timeout_ms",
 )  # fmt: skip
 OF_ITEMS = ("offset", "local_error_code", "leader_epoch", "partition_max_bytes", "last_fetched_epoch", "throttled")
 OF_OUTCOMES = ("error_code", "required_offset", "reached_offset", "log_start_offset")

@@ -246,6 +246,7 @@ def test_calls_and_markers_are_single_rows() -> None:
     [call] = plain(make_rows(schema.CALLS, [record]))
     assert call == common | {
         "call": "cancel", "session_number": 2, "operation_ids": [1, 9], "topic": None, "partition": None, "ended": 1,
+        "timeout_ms": None,
     }  # fmt: skip
     [record] = Span([record]).dropped_markers()
     [marker] = plain(make_rows(schema.MARKERS, [record]))

@@ -25,7 +25,7 @@ def wait_of(columns: wire.OperationColumns) -> Wait:
     count = columns.item_count[0] if columns.item_count else 1
     indexes = list(columns.item_index) or [0] * count
     options = {name: column[0] for name, column in _present(columns, OPERATION_COLUMNS).items()}
-    if columns.kind == OperationKind.SIGNAL:
+    if OperationKind(columns.kind) == OperationKind.SIGNAL:
         # Outboxes of older versions do not have it, and all waits of one kind must have the same columns.
         options.setdefault("heartbeat_timeout_ms", -1)
     return Wait(
