@@ -17,7 +17,7 @@ OF_KIND = {
         "partition_max_bytes", "last_fetched_epoch", "throttled",
     },
     codes.DELETE_RECORDS: {"offset", "local_error_code"},
-    codes.SIGNAL: {"offset", "any_key", "from_now"},
+    codes.SIGNAL: {"offset", "any_key", "from_now", "heartbeat_timeout_ms"},
 }  # fmt: skip
 ALIKE = {"min_bytes", "follower_reads", "any_key", "from_now", "partition_max_bytes", "throttled", "flags"}
 """Columns whose attribute in a batch has the same name. The attributes of all others are plurals,"""

@@ -100,7 +100,9 @@ class SimulatedHistory:
     @staticmethod
     def of_seed(seed: int, step_count: int) -> SimulatedHistory:
         """As the simulator draws it."""
-        return SimulatedHistory(steps_of(Generator(seed), step_count))
+        generator = Generator(seed)
+        generator.swarm.heartbeats = 0.0  # in a stream, silence starts again with each micro-batch
+        return SimulatedHistory(steps_of(generator, step_count))
 
     @property
     def outcomes(self) -> list[Outcome]:
