@@ -305,9 +305,7 @@ class Engine:
             fired: list[int] = []
             asked = min(limit - expired, EXPIRED_AT_A_TIME)
             wheel.advance(now_ms, asked, fired)
-            for slot in fired:
-                if self._pending.on_timer(slot, now_ms):
-                    expired += 1
+            expired += self._pending.on_timers(fired, now_ms)
             # Nothing more is due, or the wheel has used up its moves; `next_expiration_ms` tells which.
             if len(fired) < asked:
                 break

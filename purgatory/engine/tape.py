@@ -226,11 +226,7 @@ class TapePlayer:
     def _advance(self, limit: int) -> int:
         fired: list[int] = []
         self._pending.wheel.advance(self.now_ms, limit, fired)
-        ended = 0
-        for slot in fired:
-            if self._pending.on_timer(slot, self.now_ms):
-                ended += 1
-        return ended
+        return self._pending.on_timers(fired, self.now_ms)
 
     def _end(self, operation_ids: list[int], count: int, outcome: i64, now_ms: i64) -> None:
         stop = self._next_id + count

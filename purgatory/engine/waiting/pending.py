@@ -156,12 +156,20 @@ class PendingOperations:
         elif self.notes_progress:
             self.progressed.append(int(slot))
 
-    def on_timer(self, slot: i64, now_ms: i64) -> bool:
-        """The timer of an operation fired. Returns whether it has ended, which is when its deadline was due."""
-        if self.heartbeats and int(slot) in self.heartbeats:
-            return self.kinds[i64(self.operations.kind[slot])].on_timer(slot, now_ms)
-        self.end(slot, EXPIRED, now_ms)
-        return True
+    def on_timers(self, fired: list[int], now_ms: i64) -> int:
+        """The timers of these slots fired. Returns how many have ended: with a heartbeat, the operation may go on."""
+        if not self.heartbeats:
+            for slot in fired:
+                self.end(slot, EXPIRED, now_ms)
+            return len(fired)
+        ended = 0
+        for slot in fired:
+            if slot not in self.heartbeats:
+                self.end(slot, EXPIRED, now_ms)
+                ended += 1
+            elif self.kinds[i64(self.operations.kind[slot])].on_timer(slot, now_ms):
+                ended += 1
+        return ended
 
     def end(self, slot: i64, outcome: i64, now_ms: i64) -> None:
         """End a pending operation: unlink it everywhere and record its result. SATISFIED with errors becomes FAILED."""
@@ -174,7 +182,8 @@ class PendingOperations:
         lateness_ms: i64 = 0
         # An expired slot has already left the wheel; all other outcomes must remove it.
         if outcome == EXPIRED:
-            lateness_ms = now_ms - self.deadline_ms(slot)
+            deadline_ms = self.deadline_ms(slot) if self.heartbeats else self.wheel.deadline_ms(slot)
+            lateness_ms = now_ms - deadline_ms
             assert lateness_ms >= 0, f"operation {self.operations.operation_id[slot]} expired {-lateness_ms} ms early"
         else:
             self.wheel.remove(slot)
