@@ -24,6 +24,7 @@ REPLICA_BYTES: Final[i64] = 180
 EPOCH_BYTES: Final[i64] = 80
 POSITION_BYTES: Final[i64] = 40
 KEY_BYTES: Final[i64] = 600
+WATCH_LIST_BYTES: Final[i64] = 400
 NAME_BYTES: Final[i64] = 150
 """A name as a tuple, without the characters of its text."""
 

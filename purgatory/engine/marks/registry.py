@@ -14,6 +14,7 @@ from purgatory.engine.memory_estimate import (
     PARTITION_BYTES,
     POSITION_BYTES,
     REPLICA_BYTES,
+    WATCH_LIST_BYTES,
     name_bytes,
 )
 from purgatory.engine.waiting.watches import WatchList
@@ -208,7 +209,14 @@ class SignalKey:
         self.count: i64 = 0
         self.references: i64 = 0
         self.waits: Final = WatchList()
-        self.bytes: Final[i64] = KEY_BYTES + name_bytes(self.name)
+        self.composite_waits: WatchList | None = None
+        """Terms of composites; see `SignalKeys.composite_waits`."""
+        self.bytes: i64 = KEY_BYTES + name_bytes(self.name)
+
+    def watched(self) -> i64:
+        """Watch entries of pending operations."""
+        composites = self.composite_waits
+        return self.waits.live + (0 if composites is None else composites.live)
 
 
 class SignalKeys:
@@ -267,6 +275,16 @@ class SignalKeys:
             # A dictionary keeps the order of insertion: removing and adding a key moves it to the end.
             self._idle.pop(signal_key.key, None)
             self._idle[signal_key.key] = None
+
+    def composite_waits(self, signal_key: SignalKey) -> WatchList:
+        """The list of the terms that wait for a held key, made on first use: few keys need one."""
+        waits = signal_key.composite_waits
+        if waits is None:
+            waits = signal_key.composite_waits = WatchList()
+            signal_key.bytes += WATCH_LIST_BYTES
+            signal_key.holder.name_bytes += WATCH_LIST_BYTES
+            self.bytes += WATCH_LIST_BYTES
+        return waits
 
     def oldest_first(self) -> list[SignalKey]:
         """All keys: idle ones in the order in which they would be forgotten, then those with waits."""

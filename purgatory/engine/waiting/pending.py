@@ -114,6 +114,11 @@ class PendingOperations:
         elif self.notes_progress:
             self.progressed.append(int(slot))
 
+    def note_progress(self, slot: i64) -> None:
+        """Record that an item of a pending operation was resolved otherwise than by `resolve`."""
+        if self.notes_progress:
+            self.progressed.append(int(slot))
+
     def end(self, slot: i64, outcome: i64, now_ms: i64) -> None:
         """End a pending operation: unlink it everywhere and record its result. SATISFIED with errors becomes FAILED."""
         # The order matters: the kind still needs the slot and the items to build the result, so they are released after
@@ -258,4 +263,5 @@ class PendingOperations:
         # Fetches end on a number of bytes, so they do not count resolved items.
         if kind in (PRODUCE, DELETE_RECORDS):
             assert unresolved == left > 0, f"slot {slot} waits for {unresolved} items and counts {left}"
+        self.kinds[kind].check(slot)
         return count
