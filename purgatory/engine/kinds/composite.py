@@ -64,12 +64,64 @@ class CompositeKind(Countdown):
     # Registration.
 
     def begin(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
-        count = columns.item_counts.at(row)
+        targets = self._hold(owner.usage, columns, first_item, columns.item_counts.at(row))
+        self._begin(owner, columns, row, first_item, targets, now_ms)
+
+    def begin_plain(
+        self,
+        owner: Owner,
+        columns: BatchColumns,
+        row: i64,
+        operation_id: i64,
+        timeout_ms: i64,
+        first_item: i64,
+        item_count: i64,
+        now_ms: i64,
+    ) -> bool:
+        # Names that are known are valid, and nothing has to be made for them.
+        terms = item_count - columns.column("unless_count").at(row)
+        if terms < 1 or columns.column("required_terms").at(row) > terms:
+            return False
+        targets = vec[i64]([0] * item_count)
+        idle: i64 = 0
+        place: i64 = 0
+        while place < item_count:
+            item = first_item + place
+            named = columns.places.at(item)
+            if named < columns.first_key:
+                partition = columns.known_partition(item)
+                if partition is None:
+                    return False
+                targets[place] = partition.index
+            else:
+                key = self.keys.get(columns.keys[named - columns.first_key])
+                if key is None or columns.offsets.at(item) == 0:
+                    return False
+                if key.references == 0:
+                    idle += 1
+                targets[place] = key.index
+            place += 1
+        # Keys that nobody waits for yet count in the share of the account.
+        if owner.usage.keys + idle > owner.usage.keys_max:
+            return False
+        place = 0
+        while place < item_count:
+            if columns.places.at(first_item + place) < columns.first_key:
+                self.partitions.hold(self.partitions.at(targets[place]))
+            else:
+                self.keys.hold(self.keys.at(targets[place]), owner.usage)
+            place += 1
+        self._begin(owner, columns, row, first_item, targets, now_ms)
+        return True
+
+    def _begin(
+        self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, targets: vec[i64], now_ms: i64
+    ) -> None:
+        count: i64 = i64(len(targets))
         terms = count - columns.column("unless_count").at(row)
         required_terms = columns.column("required_terms").at(row)
         if required_terms == 0:
             required_terms = terms
-        targets = self._hold(owner.usage, columns, first_item, count)
         is_true: i64 = 0
         lost: i64 = 0
         outcome: i64 = EXPIRED
