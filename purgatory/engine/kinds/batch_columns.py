@@ -63,7 +63,7 @@ class BatchColumns:
         self.stale_timeouts_ms: Final = self._columns["stale_timeout_ms"]
         self.has_stale_timeouts: Final = len(batch.stale_timeouts_ms) > 0
         self.is_plain: Final = (
-            kind == PRODUCE
+            kind in (PRODUCE, COMPOSITE)
             and not batch.local_error_codes
             and not self.has_stale_timeouts
             and not self.faulty
@@ -71,7 +71,9 @@ class BatchColumns:
             and self.timeouts_ms.is_within
             and self.places.is_within
         )
-        """A produce batch in which all values are valid and none resolves an item before its partition is looked at."""
+        """A batch of produces or composites in which all values are in range and none resolves an item before its
+        partition is looked at. Not checked: the names, and what is only invalid together.
+        """
         self._named: Final = named
         if self.is_plain:
             named.use(batch.partitions)

@@ -7,16 +7,15 @@ more terms are lost than it can spare. Names may be repeated, within an arm and 
 
 from typing import Final, final
 
-from librt.vecs import vec
 from mypy_extensions import i16, i32, i64
 
-from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import AsGiven
 from purgatory.engine.codes import COMPOSITE, EXPIRED, FAILED, NONE, REQUEST_TIMED_OUT, SATISFIED, UNLESS_REACHED
 from purgatory.engine.completions import Completions
 from purgatory.engine.kinds.batch_columns import BatchColumns
 from purgatory.engine.kinds.countdown import Countdown, partition_fault
 from purgatory.engine.kinds.pace import pace_per_second, remaining_ms
+from purgatory.engine.kinds.requested_terms import RequestedTerms
 from purgatory.engine.marks.partition import Partition
 from purgatory.engine.marks.registry import SignalKey
 from purgatory.engine.snapshot.saved_operations import SavedOperations, SavedPlace
@@ -64,84 +63,68 @@ class CompositeKind(Countdown):
     # Registration.
 
     def begin(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
-        count = columns.item_counts.at(row)
-        terms = count - columns.column("unless_count").at(row)
-        required_terms = columns.column("required_terms").at(row)
-        if required_terms == 0:
-            required_terms = terms
-        targets = self._hold(owner.usage, columns, first_item, count)
+        terms = RequestedTerms(columns, row, first_item)
+        terms.hold(self.partitions, self.keys, owner.usage)
+        self._begin(owner, terms, columns.operation_ids.at(row), columns.timeouts_ms.at(row), now_ms)
+
+    def begin_plain(
+        self,
+        owner: Owner,
+        columns: BatchColumns,
+        row: i64,
+        operation_id: i64,
+        timeout_ms: i64,
+        first_item: i64,
+        item_count: i64,
+        now_ms: i64,
+    ) -> bool:
+        terms = RequestedTerms(columns, row, first_item)
+        if not terms.hold_known(self.partitions, self.keys, owner.usage):
+            return False
+        self._begin(owner, terms, operation_id, timeout_ms, now_ms)
+        return True
+
+    def _begin(self, owner: Owner, terms: RequestedTerms, operation_id: i64, timeout_ms: i64, now_ms: i64) -> None:
+        """Evaluate terms that are held."""
         is_true: i64 = 0
         lost: i64 = 0
-        outcome: i64 = EXPIRED
+        failed = False
         place: i64 = 0
-        while place < count:
-            is_key = columns.places.at(first_item + place) >= columns.first_key
-            state = self._state_now(is_key, targets[place], required_of(columns, first_item + place, is_key))
-            if place >= terms:
-                if state == NONE:
-                    outcome = FAILED
+        while place < terms.count:
+            state = self._state_now(terms.is_key(place), terms.targets[place], terms.required(place))
+            if place >= terms.unless_from:
+                failed = failed or state == NONE
             elif state == NONE:
                 is_true += 1
             elif state != UNRESOLVED:
                 lost += 1
             place += 1
-        if outcome != FAILED and terms - lost < required_terms:
-            outcome = FAILED
-        elif outcome != FAILED and is_true >= required_terms:
-            outcome = SATISFIED
-        operation_id = columns.operation_ids.at(row)
-        timeout_ms = columns.timeouts_ms.at(row)
-        if outcome != EXPIRED or timeout_ms == 0:
-            self._end_terms_at_once(owner, columns, first_item, terms, targets, operation_id, outcome)
-            return
-        slot = self.pending.admit(owner, COMPOSITE, count, required_terms - is_true, operation_id, timeout_ms, now_ms)
-        self._add_terms(columns, first_item, terms, targets, slot, terms - lost - required_terms)
+        spare = terms.unless_from - lost - terms.required_terms
+        if failed or spare < 0:
+            self._end_terms_at_once(owner, terms, operation_id, FAILED)
+        elif is_true >= terms.required_terms:
+            self._end_terms_at_once(owner, terms, operation_id, SATISFIED)
+        elif timeout_ms == 0:
+            self._end_terms_at_once(owner, terms, operation_id, EXPIRED)
+        else:
+            slot = self.pending.admit(
+                owner, COMPOSITE, terms.count, terms.required_terms - is_true, operation_id, timeout_ms, now_ms
+            )
+            self._add_terms(terms, slot, spare)
 
-    def _hold(self, usage: AccountUsage, columns: BatchColumns, first_item: i64, count: i64) -> vec[i64]:
-        """The targets of an operation, each with one reference added."""
-        targets = vec[i64]([-1] * count)
-        has_new_keys = False
-        place: i64 = 0
-        while place < count:
-            named = columns.places.at(first_item + place)
-            if named < columns.first_key:
-                targets[place] = self.partitions.get_or_create(columns.partitions[named], usage).index
-            else:
-                key = self.keys.get(columns.keys[named - columns.first_key])
-                if key is None:
-                    has_new_keys = True
-                else:
-                    self.keys.hold(key, usage)
-                    targets[place] = key.index
-            place += 1
-        # Keys are made last: making one may evict an idle key, which must not be one that the operation names.
-        place = 0
-        while has_new_keys and place < count:
-            if targets[place] < 0:
-                name = columns.keys[columns.places.at(first_item + place) - columns.first_key]
-                key = self.keys.get(name)
-                if key is None:
-                    key = self.keys.make(name)
-                self.keys.hold(key, usage)
-                targets[place] = key.index
-            place += 1
-        return targets
-
-    def _add_terms(
-        self, columns: BatchColumns, first_item: i64, terms: i64, targets: vec[i64], slot: i64, spare: i64
-    ) -> None:
+    def _add_terms(self, terms: RequestedTerms, slot: i64, spare: i64) -> None:
         """Add the items of an admitted operation."""
         last: i64 = -1
         flags = spare * ONE_SPARE
         place: i64 = 0
-        while place < i64(len(targets)):
-            target = targets[place]
-            is_key = columns.places.at(first_item + place) >= columns.first_key
-            required = required_of(columns, first_item + place, is_key)
+        while place < terms.count:
+            target = terms.targets[place]
+            is_key = terms.is_key(place)
+            required = terms.required(place)
             state = self._state_now(is_key, target, required)
             if is_key:
                 flags += KEY
-            if place >= terms:
+            if place >= terms.unless_from:
                 flags += UNLESS
             last = self.pending.add_item(slot, last, target, required, self._mark_now(is_key, target), flags, state)
             if state == UNRESOLVED:
@@ -155,27 +138,17 @@ class CompositeKind(Countdown):
         else:
             self.watch(self.partitions.at(target), item, required)
 
-    def _end_terms_at_once(
-        self,
-        owner: Owner,
-        columns: BatchColumns,
-        first_item: i64,
-        terms: i64,
-        targets: vec[i64],
-        operation_id: i64,
-        outcome: i64,
-    ) -> None:
+    def _end_terms_at_once(self, owner: Owner, terms: RequestedTerms, operation_id: i64, outcome: i64) -> None:
         completions = self.pending.completions_of(owner)
-        count: i64 = i64(len(targets))
         place: i64 = 0
-        while place < count:
-            is_key = columns.places.at(first_item + place) >= columns.first_key
-            required = required_of(columns, first_item + place, is_key)
-            error = told(self._state_now(is_key, targets[place], required), place >= terms)
-            mark = self._mark_now(is_key, targets[place])
-            self._answer(completions, is_key, targets[place], error, required, mark, -1, -1.0)
+        while place < terms.count:
+            is_key = terms.is_key(place)
+            target = terms.targets[place]
+            required = terms.required(place)
+            error = told(self._state_now(is_key, target, required), place >= terms.unless_from)
+            self._answer(completions, is_key, target, error, required, self._mark_now(is_key, target), -1, -1.0)
             place += 1
-        self.pending.end_at_once(completions, operation_id, COMPOSITE, outcome, count)
+        self.pending.end_at_once(completions, operation_id, COMPOSITE, outcome, terms.count)
 
     # Results.
 
@@ -336,12 +309,6 @@ class CompositeKind(Countdown):
             key = self.keys.make(name[0])
         self.keys.hold(key, self.keys.unowned)
         return key.index
-
-
-def required_of(columns: BatchColumns, item: i64, is_key: bool) -> i64:
-    """The offset or count of a term; without a value, 0 for a partition and 1 for a key."""
-    required = columns.offsets.at(item)
-    return required if required >= 0 else 1 if is_key else 0
 
 
 def told(state: i64, is_unless: bool) -> i64:
