@@ -177,10 +177,12 @@ class AsyncClient(SingleCalls):
     fetch = _waiting(waits.fetch, Result)
     delete_records = _waiting(waits.delete_records, Result)
     signal = _waiting(waits.signal, Result)
+    wait = _waiting(waits.wait, Result)
     produce_many = _waiting(batches.produce, ResultColumns)
     fetch_many = _waiting(batches.fetch, ResultColumns)
     delete_records_many = _waiting(batches.delete_records, ResultColumns)
     signal_many = _waiting(batches.signal, ResultColumns)
+    wait_many = _waiting(batches.wait, ResultColumns)
 
     async def caught_up(
         self,

@@ -29,6 +29,8 @@ _RANGES: Final = {
     "last_fetched_epoch": (INT32_MAX, -1),
     "stale_timeout_ms": (INT64_MAX, -1),
     "heartbeat_timeout_ms": (INT64_MAX, -1),
+    "required_terms": (INT32_MAX, 0),
+    "unless_count": (INT32_MAX, 0),
 }
 """The highest and lowest value of optional columns, by their names on the wire. Other optional columns are boolean."""
 
@@ -42,7 +44,7 @@ class WaitBatch:
     def __init__(
         self,
         kind: OperationKind,
-        names: list[PartitionName] | list[str],
+        names: Sequence[PartitionName | str],
         *,
         indexes: Sequence[int] | None,
         offsets: Sequence[int] | None,
@@ -316,6 +318,45 @@ def signal(
         item_counts=item_counts,
     )
     batch.set_columns({"any": any, "from_now": from_now, "heartbeat_timeout_ms": heartbeat_timeouts_ms})
+    return batch
+
+
+def wait(
+    partitions: Sequence[Name],
+    keys: Sequence[str],
+    *,
+    offsets: Sequence[int],
+    indexes: Sequence[int] | None = None,
+    timeouts_ms: Sequence[int] | None = None,
+    item_counts: Sequence[int] | None = None,
+    required_terms: Sequence[int] | None = None,
+    unless_counts: Sequence[int] | None = None,
+    stale_timeouts_ms: Sequence[int] | None = None,
+) -> WaitBatch:
+    """Many composite waits. An item is a term; those of the failure arm are the last items of their operation.
+
+    Args:
+        partitions: The distinct partitions, which `indexes` refer to.
+        keys: The distinct keys. In `indexes` they follow the partitions.
+        offsets: For each item: the offset to reach, or the number of signals. -1: offset 0, or one signal.
+        indexes: As for `produce`.
+        timeouts_ms: As for `produce`.
+        item_counts: As for `produce`.
+        required_terms: For each operation: how many of its terms must be true. 0: all.
+        unless_counts: For each operation: how many of its last items are the failure arm.
+        stale_timeouts_ms: As for `produce`.
+    """
+    batch = WaitBatch(
+        OperationKind.COMPOSITE,
+        [*map(partition_name, partitions), *map(checked_key, keys)],
+        indexes=indexes,
+        offsets=offsets,
+        timeouts_ms=timeouts_ms,
+        item_counts=item_counts,
+    )
+    batch.set_columns(
+        {"required_terms": required_terms, "unless_count": unless_counts, "stale_timeout_ms": stale_timeouts_ms}
+    )
     return batch
 
 

@@ -7,7 +7,7 @@ for a long time keeps its batch's columns in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
@@ -17,11 +17,13 @@ from purgatory_client.partition_names import format_partition
 
 MARK_STALE: Final = 1001
 """Error code of a mark that was stale for longer than the wait allows. Not one of Kafka's codes."""
+UNLESS_REACHED: Final = 1002
+"""Error code of a term of the failure arm that became true. Not one of Kafka's codes."""
 SIGNAL_FAILED: Final = 1003
 """Error code of a key that was signalled as failed. Not one of Kafka's codes."""
 HEARTBEAT_MISSED: Final = 1004
 """Error code of a key that was silent for longer than the wait allows. Not one of Kafka's codes."""
-
+_REQUEST_TIMED_OUT: Final = 7
 
 VALUE_SHOWN_MAX: Final = 200
 """Characters of a value in messages for people."""
@@ -34,6 +36,7 @@ class OperationKind(IntEnum):
     FETCH = 2
     DELETE_RECORDS = 3
     SIGNAL = 4
+    COMPOSITE = 5
 
 
 class Outcome(IntEnum):
@@ -104,12 +107,12 @@ class FetchedPartition:
 
 @dataclass(slots=True, eq=False)
 class PartitionResult:
-    """The result of one partition (or key of a signal) of an operation. Offsets are -1 if unknown.
+    """The result of one partition or key of an operation. Offsets are -1 if unknown.
 
     Attributes:
         name: "orders-3", or the key.
-        error_code: Kafka's error code; 0: reached, 7: not reached in time. Or `MARK_STALE` (1001), `SIGNAL_FAILED`
-            (1003), `HEARTBEAT_MISSED` (1004).
+        error_code: Kafka's error code; 0: reached, 7: not reached in time. Or `MARK_STALE` (1001), `UNLESS_REACHED`
+            (1002), `SIGNAL_FAILED` (1003), `HEARTBEAT_MISSED` (1004).
         required_offset: The offset that was waited for.
         reached_offset: The offset that the mark had reached.
         log_start_offset: The partition's first readable offset.
@@ -154,14 +157,14 @@ class ResultColumns:
         waited_ms: Milliseconds from registration to end.
         lateness_ms: For expired operations: milliseconds from the deadline to the end.
         item_counts: The number of items of each operation; empty if every operation has one.
-        names: The dictionary: (topic, partition) pairs, or keys of signals.
+        names: The dictionary: (topic, partition) pairs and keys.
         item_indexes: The index of each item's name in `names`.
         refusals: By position, the error of each operation whose outcome is REFUSED.
     """
 
     __slots__ = ("_read", "item_counts", "kind", "names", "refusals", *COLUMNS)
 
-    names: list[tuple[str, int]] | list[str]
+    names: Sequence[tuple[str, int] | str]
     outcomes: list[int]
     waited_ms: list[int]
     lateness_ms: list[int]
@@ -263,11 +266,29 @@ class Result:
 
     @property
     def partitions(self) -> dict[str, PartitionResult]:
-        """The result of each partition (for a signal: each key) by name, in the order of the request."""
+        """The result of each partition or key by name, in the order of the request. If the terms of a composite repeat
+        a name: that of the last one.
+        """
+        return {item.name: item for item in self.items}
+
+    @property
+    def items(self) -> list[PartitionResult]:
+        """The result of each partition or key, in the order of the request; of a composite: terms, then `unless`."""
         counts = self._columns.item_counts
         count = counts[self._position] if counts else 1
-        items = (self._item(item) for item in range(self._item_start, self._item_start + count))
-        return {item.name: item for item in items}
+        return [self._item(item) for item in range(self._item_start, self._item_start + count)]
+
+    @property
+    def decided_by(self) -> list[PartitionResult]:
+        """The items that decided. If it is satisfied: those that are true. If it failed: the term of the failure arm
+        that is true, or else the items that can no longer be reached. None for other outcomes.
+        """
+        if self.satisfied:
+            return [item for item in self.items if not item.error_code]
+        if self.outcome != Outcome.FAILED:
+            return []
+        lost = [item for item in self.items if item.error_code not in (0, _REQUEST_TIMED_OUT)]
+        return [item for item in lost if item.error_code == UNLESS_REACHED] or lost
 
     def raise_for_outcome(self) -> Result:
         """Raise unless the operation is satisfied.
@@ -284,13 +305,15 @@ class Result:
         outcome = self.outcome
         if outcome == Outcome.REFUSED:
             raise self._columns.refusals[self._position]
-        failed = [item for item in self.partitions.values() if item.error_code]
+        failed = self.decided_by or [item for item in self.items if item.error_code]
         open_items = ", ".join(map(_open_item, failed))
         name = outcome.name.lower().replace("_", " ")
         message = f"{self.kind.name.lower()} {name} after {self.waited:.3f} s"
         error = _WAIT_ERRORS[outcome]
         if outcome == Outcome.FAILED and any(item.error_code == MARK_STALE for item in failed):
             error = WaitStale
+        if outcome == Outcome.FAILED and any(item.error_code == UNLESS_REACHED for item in failed):
+            error = UnlessReached
         raise error(f"{message}; {open_items}" if open_items else message, self)
 
     def _item(self, item: int) -> PartitionResult:
@@ -324,9 +347,7 @@ class Result:
         )
 
     def __repr__(self) -> str:
-        return (
-            f"Result({self.kind.name}, {self.outcome.name}, waited={self.waited:.3f}, {list(self.partitions.values())})"
-        )
+        return f"Result({self.kind.name}, {self.outcome.name}, waited={self.waited:.3f}, {self.items})"
 
 
 class WaitError(PurgatoryClientError):
@@ -347,6 +368,10 @@ class WaitFailed(WaitError):
 
 class WaitStale(WaitFailed):
     """One of the marks was stale for longer than the wait accepts (`fail_when_stale`)."""
+
+
+class UnlessReached(WaitFailed):
+    """A term of the failure arm of a composite wait became true (`unless`)."""
 
 
 class WaitExpired(WaitError):

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Annotated, Final, NoReturn, TypeVar
 
 import typer
+from purgatory_client import terms as composites
 from purgatory_client import waits
 from purgatory_client.aio import AsyncClient
 from purgatory_client.results import Result
@@ -22,6 +23,7 @@ from purgatory.cli.dead_letters import dead_letters
 from purgatory.cli.exit_codes import OF_OUTCOME, Exit, epilog
 from purgatory.cli.load import load, results
 from purgatory.cli.parsing import (
+    SIGNAL_PREFIX,
     FailWhenStale,
     Timeout,
     UsageError,
@@ -33,6 +35,7 @@ from purgatory.cli.parsing import (
     order_of,
     partition_offsets,
     seconds,
+    terms,
 )
 from purgatory.cli.signal import signal as signal_key
 from purgatory.cli.tail import hot, tail
@@ -55,7 +58,8 @@ async def wait(
         list[str],
         Argument(
             metavar="TARGET...",
-            help="partition@offset (orders-3@42), keys with --signal, or a token from `purgatory caught-up --token`.",
+            help="partition@offset (orders-3@42), signal:KEY, keys with --signal, or a token from `purgatory caught-up "
+            "--token`.",
         ),
     ],
     timeout: Timeout = "30s",  # noqa: ASYNC109 - the operation's own
@@ -75,7 +79,12 @@ async def wait(
         ),
     ] = False,
     signal: Annotated[bool, Option("--signal", help="Wait until the keys are signalled; key@3: three times.")] = False,
-    any_key: Annotated[bool, Option("--any", help="Wait for any one of the keys (with --signal).")] = False,
+    any_one: Annotated[bool, Option("--any", help="Wait for any one of the targets.")] = False,
+    at_least: Annotated[int | None, Option("--at-least", min=1, help="Wait for this many of the targets.")] = None,
+    unless: Annotated[
+        list[str] | None,
+        Option("--unless", metavar="TARGET", help="Fail as soon as this target is reached. May be repeated."),
+    ] = None,
     from_now: Annotated[
         bool, Option("--from-now", help="Ignore signals sent before this command (with --signal).")
     ] = False,
@@ -88,7 +97,21 @@ async def wait(
     if [fetch, delete_records, signal, record].count(True) > 1:
         raise UsageError("--fetch, --delete-records, --signal and --record cannot be combined")
     limit, stale = seconds(timeout), optional_seconds(fail_when_stale)
-    if fetch:
+    is_composite = any_one or any(target.startswith(SIGNAL_PREFIX) for target in targets)
+    if at_least is not None or unless or (is_composite and not signal):
+        if fetch or delete_records or signal or (any_one and at_least is not None):
+            raise UsageError(
+                "--at-least, --unless and signal:KEY cannot be combined with --fetch, --delete-records or --signal, "
+                "nor --at-least with --any"
+            )
+        goal = terms(targets, record=record)
+        one = waits.wait(
+            composites.at_least(1 if any_one else at_least or len(goal), *goal),
+            unless=terms(unless or [], record=record),
+            timeout=limit,
+            fail_when_stale=stale,
+        )
+    elif fetch:
         isolation: waits.Isolation = "read_committed" if read_committed else "read_uncommitted"
         offsets = partition_offsets(targets)
         read = partial(waits.fetch, replica_id=replica_id, isolation=isolation, min_bytes=min_bytes)
@@ -100,7 +123,7 @@ async def wait(
             raise UsageError("--fail-when-stale applies to marks, not to signals")
         silence = optional_seconds(heartbeat)
         counts = key_counts(targets)
-        one = waits.signal(counts, timeout=limit, any=any_key, from_now=from_now, heartbeat_timeout=silence)
+        one = waits.signal(counts, timeout=limit, any=any_one, from_now=from_now, heartbeat_timeout=silence)
     elif targets[0].startswith(FORM):
         if len(targets) > 1:
             raise UsageError("a token must be the only target; wait for one token at a time")
@@ -116,7 +139,9 @@ async def ls(
     client: AsyncClient,
     partitions: Annotated[bool, Option("--partitions", "-p", help="List partitions instead of operations.")] = False,
     prefix: Annotated[str, Option(help="Only topics with this prefix (with --partitions).")] = "",
-    kind: Annotated[str | None, Option(help="Only this kind: produce, fetch, delete_records or signal.")] = None,
+    kind: Annotated[
+        str | None, Option(help="Only this kind: produce, fetch, delete_records, signal or composite.")
+    ] = None,
     partition: Annotated[str | None, Option(help="Only operations that wait on this partition.")] = None,
     key: Annotated[str, Option(help="Only operations that wait on this key.")] = "",
     session: Annotated[str, Option(help="Only this session.")] = "",

@@ -18,6 +18,8 @@ from purgatory_client.results import (
     HEARTBEAT_MISSED,
     MARK_STALE,
     SIGNAL_FAILED,
+    UNLESS_REACHED,
+    OperationKind,
     Outcome,
     PartitionResult,
     Result,
@@ -25,7 +27,7 @@ from purgatory_client.results import (
 )
 from purgatory_client.session.detached_sessions import ClosedSession
 from purgatory_client.sources.position_tokens import Positions
-from purgatory_client.views import Partition, PendingOperation, RemainingTime, SourceStatus, Status
+from purgatory_client.views import Partition, PendingItem, PendingOperation, RemainingTime, SourceStatus, Status
 from rich.console import Console
 from rich.markup import escape as escape_markup
 from rich.table import Table
@@ -46,6 +48,7 @@ ERROR_NAMES: Final[dict[int, str]] = {
     75: "UNKNOWN_LEADER_EPOCH",
     78: "OFFSET_NOT_AVAILABLE",
     MARK_STALE: "MARK_STALE",
+    UNLESS_REACHED: "UNLESS_REACHED",
     SIGNAL_FAILED: "SIGNAL_FAILED",
     HEARTBEAT_MISSED: "HEARTBEAT_MISSED",
 }
@@ -80,10 +83,13 @@ def result(answer: Result) -> None:
     """Print a line for the wait and one for each partition or key."""
     colour = COLOURS.get(answer.outcome, "red")
     late = f" ({answer.lateness:.3f} s late)" if answer.lateness else ""
+    lines = [f"  {escape(item_line(item, answer.outcome))}" for item in answer.items]
+    if answer.kind == OperationKind.COMPOSITE and answer.decided_by:
+        lines.append(f"  decided by {escape(', '.join(item.name for item in answer.decided_by))}")
     print_either(
         result_document(answer),
         f"[{colour}]{outcome_text(answer.outcome)}[/{colour}] after {answer.waited:.3f} s{late}",
-        *(f"  {escape(item_line(item, answer.outcome))}" for item in answer.partitions.values()),
+        *lines,
     )
 
 
@@ -107,13 +113,17 @@ def item_line(item: PartitionResult, outcome: Outcome) -> str:
 
 
 def result_document(answer: Result) -> dict[str, Any]:
-    return {
+    document: dict[str, Any] = {
         "kind": answer.kind.name.lower(),
         "outcome": answer.outcome.name.lower(),
         "waited": answer.waited,
         "lateness": answer.lateness,
-        "partitions": {name: _item_document(item) for name, item in answer.partitions.items()},
     }
+    if answer.kind != OperationKind.COMPOSITE:
+        return document | {"partitions": {name: _item_document(item) for name, item in answer.partitions.items()}}
+    # Terms may repeat a name.
+    terms = [{"name": item.name, **_item_document(item)} for item in answer.items]
+    return document | {"terms": terms, "decided_by": [item.name for item in answer.decided_by]}
 
 
 def token(ends: Positions) -> None:
@@ -171,7 +181,12 @@ def operation(one: PendingOperation) -> None:
     ]
     if one.min_bytes is not None:
         lines.append(f"  for at least {one.min_bytes} bytes")
-    for item in one.items:
+    first_failure = len(one.items) - (one.unless_count or 0)
+    if one.required_terms is not None:
+        lines.append(f"  until {one.required_terms} of these {first_failure} are true:")
+    for place, item in enumerate(one.items):
+        if place == first_failure:
+            lines.append("  unless one of these is true:")
         state = "waiting" if item.error_code == 7 else ERROR_NAMES.get(item.error_code, "reached")
         reached = "no mark reported" if item.reached_offset < 0 else str(item.reached_offset)
         lines.append(f"  {escape(item.name)}: {reached} of {item.required_offset}, {state}")
@@ -302,9 +317,16 @@ def _estimate(item: PartitionResult) -> str:
 
 def waits_for(one: PendingOperation) -> str:
     """The names and offsets that an operation waits for. Not escaped."""
-    items = [f"{item.name}@{item.required_offset}" for item in one.items[:3]]
-    more = f" and {len(one.items) - 3} more" if len(one.items) > 3 else ""
-    return ", ".join(items) + more
+    first_failure = len(one.items) - (one.unless_count or 0)
+    text = _targets(one.items[:first_failure])
+    if one.required_terms is not None and one.required_terms < first_failure:
+        text = f"{one.required_terms} of {text}"
+    return text + (f" unless {_targets(one.items[first_failure:])}" if one.unless_count else "")
+
+
+def _targets(items: list[PendingItem]) -> str:
+    more = f" and {len(items) - 3} more" if len(items) > 3 else ""
+    return ", ".join(f"{item.name}@{item.required_offset}" for item in items[:3]) + more
 
 
 def _role(one: Partition) -> str:

@@ -25,7 +25,11 @@ NOTHING: Final[list[Any]] = []
 
 
 class OperationBatch:
-    """A batch of operations of one kind. `partitions` is the dictionary of partitions (for signals: `keys`)."""
+    """A batch of operations of one kind. `partitions` is the dictionary of partitions (for signals: `keys`).
+
+    Composites have both dictionaries: an index below `len(partitions)` is a partition, any other a key. The last
+    `unless_counts` items of an operation are its failure arm.
+    """
 
     def __init__(
         self,
@@ -50,6 +54,8 @@ class OperationBatch:
         from_now: list[bool] = NOTHING,
         stale_timeouts_ms: list[int] = NOTHING,
         heartbeat_timeouts_ms: list[int] = NOTHING,
+        required_terms: list[int] = NOTHING,
+        unless_counts: list[int] = NOTHING,
     ) -> None:
         self.operation_ids: Final = operation_ids
         self.partitions: Final[list[AsGiven]] = partitions
@@ -71,6 +77,8 @@ class OperationBatch:
         self.from_now: Final[list[bool]] = from_now
         self.stale_timeouts_ms: Final[list[int]] = stale_timeouts_ms
         self.heartbeat_timeouts_ms: Final[list[int]] = heartbeat_timeouts_ms
+        self.required_terms: Final[list[int]] = required_terms
+        self.unless_counts: Final[list[int]] = unless_counts
 
     @staticmethod
     def to_fill() -> OperationBatch:
@@ -79,7 +87,7 @@ class OperationBatch:
             [], partitions=[], item_indexes=[], offsets=[], timeouts_ms=[], keys=[], item_counts=[],
             local_error_codes=[], leader_epochs=[], min_bytes=[], replica_ids=[], isolation_levels=[],
             follower_reads=[], partition_max_bytes=[], last_fetched_epochs=[], throttled=[], any_key=[], from_now=[],
-            stale_timeouts_ms=[], heartbeat_timeouts_ms=[],
+            stale_timeouts_ms=[], heartbeat_timeouts_ms=[], required_terms=[], unless_counts=[],
         )  # fmt: skip
 
 

@@ -229,14 +229,14 @@ class Engine:
         before = self._pending.ended_total
         signal_key = self._keys.get(key)
         if signal_key is not None:
-            self._wakeups.cancel_entries(signal_key.waits, CANCELLED, now_ms, work_max)
+            self._wakeups.cancel_waiting_key(signal_key, CANCELLED, now_ms, work_max)
         return self._pending.ended_total - before
 
     def has_waits(self, name: PartitionName) -> bool:
         """Whether any operation waits on a partition, or on a key, (key, -1)."""
         if name[1] < 0:
             signal_key = self._keys.get(name[0])
-            return signal_key is not None and signal_key.waits.live > 0
+            return signal_key is not None and signal_key.watched() > 0
         partition = self._partitions.get(name)
         return partition is not None and partition.watched() > 0
 

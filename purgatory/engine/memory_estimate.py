@@ -28,6 +28,7 @@ POSITION_BYTES: Final[i64] = 40
 KEY_BYTES: Final[i64] = 600
 VALUE_BYTES: Final[i64] = 40
 """The value of a key, without its content."""
+WATCH_LIST_BYTES: Final[i64] = 400
 NAME_BYTES: Final[i64] = 150
 """A name as a tuple, without the characters of its text."""
 

@@ -266,7 +266,7 @@ class TapePlayer:
             else:
                 key = self._pending.keys.get(name[0])
                 if key is not None:
-                    self._wakeups.cancel_entries(key.waits, CANCELLED, now_ms, UNLIMITED)
+                    self._wakeups.cancel_waiting_key(key, CANCELLED, now_ms, UNLIMITED)
             self._next_name += 1
 
 

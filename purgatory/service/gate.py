@@ -138,7 +138,7 @@ class Gate:
         engine, held, items = self._engine, account.usage, len(run.batch.item_indexes)
         limits = engine.limits
         needs_end = (
-            run.kind == codes.SIGNAL
+            run.kind in (codes.SIGNAL, codes.COMPOSITE)
             or engine.pending >= limits.pending_operations_max
             or engine.pending_items + items > limits.pending_items_max
             or held.operations >= held.operations_max

@@ -48,6 +48,8 @@ COLUMN_CHOICES: Final[dict[str, tuple[int, ...]]] = {
     "from_now": (False, True),
     "stale_timeout_ms": (-1, -1, 0, 5, 50),
     "heartbeat_timeout_ms": (-1, -1, 0, 5, 50),
+    "required_terms": (0, 0, 1, 2),
+    "unless_count": (0, 0, 1),
 }
 """Possible values of each column of a drawn operation, except its offset; some values are refused."""
 
@@ -139,7 +141,9 @@ class Life:
         if self._random.random() < 0.1:  # sent again, or invalid
             ids = [max(0, operation_id - 4) for operation_id in ids]
         self._last_id = max(self._last_id, *ids)
-        names = KEYS if kind == codes.SIGNAL else PARTITIONS
+        partitions = [] if kind == codes.SIGNAL else PARTITIONS
+        keys = KEYS if kind in (codes.SIGNAL, codes.COMPOSITE) else []
+        names = [*partitions, *keys]
         counts = [self._random.choice((1, 1, 1, 2, 3)) for _ in ids]
         if self._random.random() < 0.1:
             counts[0] = 0
@@ -149,8 +153,8 @@ class Life:
         offsets = [self._offset(kind, place) for place in places]
         batch = OperationBatch(
             ids,
-            partitions=[] if kind == codes.SIGNAL else PARTITIONS,
-            keys=KEYS if kind == codes.SIGNAL else [],
+            partitions=partitions,
+            keys=keys,
             timeouts_ms=self._random.choice(([], [40], [self._random.randint(0, 300) for _ in ids])),
             item_counts=counts,
             item_indexes=places,
@@ -164,7 +168,7 @@ class Life:
         return OperationRun(kind, batch)
 
     def _offset(self, kind: int, place: int) -> int:
-        if kind == codes.SIGNAL:
+        if kind == codes.SIGNAL or (kind == codes.COMPOSITE and place >= len(PARTITIONS)):
             return self._random.randint(0, 4)
         return self._marks[PARTITIONS[place % len(PARTITIONS)]] + self._random.randint(-5, 20)
 

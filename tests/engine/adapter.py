@@ -31,13 +31,16 @@ def operation_batch(operations: list[plain.Operation]) -> OperationBatch:
     kind = operations[0].kind
     signals = kind == plain.SIGNAL
     fetches = kind == plain.FETCH
-    dictionary: dict[plain.Name, int] = {}
+    composites = kind == plain.COMPOSITE
     items = [item for operation in operations for item in operation.items]
-    indexes = [dictionary.setdefault(item.name, len(dictionary)) for item in items]
+    partitions = list(dict.fromkeys([item.name for item in items if item.name[1] >= 0 and not signals]))
+    keys = list(dict.fromkeys([item.name for item in items if item.name[1] < 0 or signals]))
+    dictionary = {name: place for place, name in enumerate([*partitions, *keys])}
+    indexes = [dictionary[item.name] for item in items]
     return OperationBatch(
         [operation.operation_id for operation in operations],
-        partitions=[] if signals else list(dictionary),
-        keys=[name[0] for name in dictionary] if signals else [],
+        partitions=partitions,
+        keys=[name[0] for name in keys],
         timeouts_ms=[operation.timeout_ms for operation in operations],
         item_counts=unless_all([len(operation.items) for operation in operations], 1),
         item_indexes=indexes,
@@ -55,6 +58,8 @@ def operation_batch(operations: list[plain.Operation]) -> OperationBatch:
         from_now=[operation.from_now for operation in operations] if signals else [],
         stale_timeouts_ms=unless_all([operation.stale_timeout_ms for operation in operations], -1),
         heartbeat_timeouts_ms=unless_all([operation.heartbeat_timeout_ms for operation in operations], -1),
+        required_terms=[operation.required_terms for operation in operations] if composites else [],
+        unless_counts=unless_all([operation.unless_count for operation in operations], 0),
     )
 
 
@@ -169,7 +174,8 @@ def marks_of(view: PartitionView) -> plain.PartitionMarks:
 
 def pending_of(view: PendingView) -> plain.Pending:
     items = tuple((item.name, item.error_code, item.required_offset, item.reached_offset) for item in view.items)
-    return plain.Pending(view.kind, view.registered_ms, view.deadline_ms, view.min_bytes, items)
+    arms = (view.required_terms, view.unless_count)
+    return plain.Pending(view.kind, view.registered_ms, view.deadline_ms, view.min_bytes, items, *arms)
 
 
 class EngineUnderTest:

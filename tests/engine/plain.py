@@ -9,7 +9,8 @@ PRODUCE: Final = 1
 FETCH: Final = 2
 DELETE_RECORDS: Final = 3
 SIGNAL: Final = 4
-KINDS: Final = (PRODUCE, FETCH, DELETE_RECORDS, SIGNAL)
+COMPOSITE: Final = 5
+KINDS: Final = (PRODUCE, FETCH, DELETE_RECORDS, SIGNAL, COMPOSITE)
 
 SATISFIED: Final = 1
 FAILED: Final = 2
@@ -85,6 +86,10 @@ class Operation(NamedTuple):
     from_now: bool = False
     stale_timeout_ms: int = -1
     heartbeat_timeout_ms: int = -1
+    required_terms: int = 0
+    """Composites: how many terms must be true; 0: all."""
+    unless_count: int = 0
+    """Composites: so many of the last items are the failure arm."""
 
 
 class Event(NamedTuple):
@@ -165,6 +170,9 @@ class Pending(NamedTuple):
     min_bytes: int
     items: tuple[tuple[Name, int, int, int], ...]
     """For each item: name, error code (7 while waited for), required and reached offset."""
+    required_terms: int = -1
+    unless_count: int = -1
+    """Composites only; -1 for other kinds."""
 
 
 class PartitionMarks(NamedTuple):

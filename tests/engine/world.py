@@ -187,6 +187,23 @@ class World:
         items = [plain.Item((key, -1), count) for key, count in counts.items()]
         return self.register(plain.SIGNAL, items, timeout_ms, **fields)
 
+    def composite(
+        self,
+        *terms: tuple[str, int],
+        unless: Iterable[tuple[str, int]] = (),
+        required_terms: int = 0,
+        timeout_ms: int = 1_000,
+        stale_timeout_ms: int = -1,
+    ) -> int:
+        """Wait until so many terms are true (0: all). A term is ("orders-0", offset), or (key, count)."""
+        failing = list(unless)
+        items = [
+            plain.Item(parse(name) if re.search(r"-\d+$", name) else (name, -1), offset)
+            for name, offset in [*terms, *failing]
+        ]
+        arms = {"required_terms": required_terms, "unless_count": len(failing)}
+        return self.register(plain.COMPOSITE, items, timeout_ms, stale_timeout_ms=stale_timeout_ms, **arms)
+
     # Ends without an event.
 
     def cancel(self, *handles: int) -> list[bool]:

@@ -129,6 +129,8 @@ class Generator:
             timeout_ms = -1 - self.below(2)
         if kind == plain.SIGNAL:
             return self.signal_operation(operation_id, timeout_ms, count)
+        if kind == plain.COMPOSITE:
+            return self.composite_operation(operation_id, timeout_ms, count)
         chosen = [self.sketches[i] for i in self.different(count, len(self.sketches))]
         if self.is_nonsense():
             chosen.append(chosen[0])
@@ -158,6 +160,33 @@ class Generator:
             stale_timeout_ms=self.stale_timeout_ms(),
             heartbeat_timeout_ms=self.heartbeat_timeout_ms(),
         )
+
+    def composite_operation(self, operation_id: int, timeout_ms: int, count: int) -> plain.Operation:
+        """Terms on any partitions and keys, which may be the same ones, with and without a failure arm."""
+        unless_count = 1 + self.below(2) if self.rng.random() < 0.5 else 0
+        items = tuple([self.term() for _ in range(count + unless_count)])
+        required_terms = self.below(count + 1)
+        if self.is_nonsense():
+            required_terms = count + 1 + self.below(2)
+        if self.is_nonsense():
+            unless_count = len(items) + self.below(2)
+        return plain.Operation(
+            plain.COMPOSITE,
+            operation_id,
+            timeout_ms,
+            items,
+            stale_timeout_ms=self.stale_timeout_ms(),
+            required_terms=required_terms,
+            unless_count=unless_count,
+        )
+
+    def term(self) -> plain.Item:
+        if self.rng.random() < 0.4:
+            most = 5 if self.rng.random() < 0.5 else 50
+            count = 0 if self.is_nonsense() else 1 + self.below(most)
+            return plain.Item(self.keys[self.below(len(self.keys))], count)
+        sketch = self.sketch()
+        return plain.Item(sketch.name, self.near(sketch.log_end, -2, 6))
 
     def fetch_operation(self, operation_id: int, timeout_ms: int, chosen: list[Sketch]) -> plain.Operation:
         replica_id = 1 + self.below(self.swarm.replica_ids) if self.rng.random() < 0.4 else -1

@@ -4,7 +4,7 @@ Most columns of most answers are never read, so values stay in their messages un
 """
 
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, count
 from operator import sub
 from typing import Any, Final, NamedTuple
 
@@ -47,7 +47,7 @@ class ArrivedMessage:
     def column(self, name: str) -> list[Any]:
         """One whole column; "names": the dictionary of partitions or keys."""
         if name == "names":
-            return [(one.topic, one.partition) for one in self._message.partitions] or list(self._message.keys)
+            return [*((one.topic, one.partition) for one in self._message.partitions), *self._message.keys]
         return self.values(name, 0, self._count if name in OPERATION_COLUMNS else self._item_total)
 
     def values(self, name: str, start: int, end: int) -> list[Any]:
@@ -131,16 +131,17 @@ class ResultsArrived:
 
 def arrived_row(row: result_pb2.Result) -> ResultsArrived:
     """Convert a result in row form to columns."""
+    by_partition = [not item.key for item in row.partitions]
+    partitions, keys = count(), count(by_partition.count(True))
     message = result_pb2.ResultColumns(
         kind=row.kind,
         operation_id=[row.operation_id],
         item_count=[len(row.partitions)],
-        item_index=range(len(row.partitions)),
+        item_index=[next(partitions if is_partition else keys) for is_partition in by_partition],
         **{field: [getattr(row, field)] for field, _ in OPERATION_COLUMNS.values()},
     )
-    by_key = any(item.key for item in row.partitions)
     for item in row.partitions:
-        if by_key:
+        if item.key:
             message.keys.append(item.key)
         else:
             message.partitions.append(item.topic_partition)

@@ -10,14 +10,9 @@ from purgatory_client.results import OperationKind
 from purgatory_client.waits import ITEM_DEFAULTS, Wait
 
 OPERATION_COLUMNS = (
-    "min_bytes",
-    "replica_id",
-    "isolation_level",
-    "follower_reads",
-    "any",
-    "from_now",
-    "heartbeat_timeout_ms",
-)
+    "min_bytes", "replica_id", "isolation_level", "follower_reads", "any", "from_now", "heartbeat_timeout_ms",
+    "required_terms", "unless_count",
+)  # fmt: skip
 
 
 def wait_of(columns: wire.OperationColumns) -> Wait:
@@ -55,9 +50,8 @@ def batch_of(columns: wire.OperationColumns) -> WaitBatch:
     return batch
 
 
-def _names(columns: wire.OperationColumns) -> Any:  # noqa: ANN401 - pairs or strings, as the kind has them
-    pairs: list[PartitionName] = [(one.topic, one.partition) for one in columns.partitions]
-    return pairs or list(columns.keys)
+def _names(columns: wire.OperationColumns) -> list[PartitionName | str]:
+    return [*((one.topic, one.partition) for one in columns.partitions), *columns.keys]
 
 
 def _present(columns: wire.OperationColumns, fields: Iterable[str]) -> dict[str, Any]:

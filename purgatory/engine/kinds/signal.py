@@ -25,6 +25,7 @@ from purgatory.engine.completions import Completions
 from purgatory.engine.kinds.batch_columns import BatchColumns
 from purgatory.engine.kinds.kind import Kind
 from purgatory.engine.kinds.pace import pace_per_second, remaining_ms
+from purgatory.engine.marks.partition import Partition
 from purgatory.engine.marks.registry import SignalKey
 from purgatory.engine.snapshot.saved_operations import SavedOperations, SavedPlace
 from purgatory.engine.waiting.pending import PendingOperations
@@ -60,7 +61,7 @@ class SignalKind(Kind):
     """The only kind whose targets are keys. A key is watched at the count that it must reach."""
 
     def __init__(self, pending: PendingOperations) -> None:
-        super().__init__(SIGNAL, pending.partitions, on_partitions=False)
+        super().__init__(SIGNAL, pending.partitions, pending.items, names_partitions=False, names_keys=True)
         self.pending: Final = pending
         self.keys: Final = pending.keys
 
@@ -279,11 +280,14 @@ class SignalKind(Kind):
 
     # Views and snapshots.
 
-    def name_of(self, target: i64) -> AsGiven:
-        return self.keys.at(target).name
+    def partition_of(self, item: i64) -> Partition | None:
+        return None
 
-    def reached(self, slot: i64, target: i64) -> i64:
-        return self.keys.at(target).count
+    def name_of(self, item: i64) -> AsGiven:
+        return self.keys.at(i64(self.items.target[item])).name
+
+    def reached(self, slot: i64, item: i64) -> i64:
+        return self.keys.at(i64(self.items.target[item])).count
 
     def restore(self, saved: SavedOperations, place: SavedPlace, slot: i64) -> bool:
         last: i64 = -1

@@ -15,6 +15,7 @@ from purgatory.engine.memory_estimate import (
     POSITION_BYTES,
     REPLICA_BYTES,
     VALUE_BYTES,
+    WATCH_LIST_BYTES,
     name_bytes,
 )
 from purgatory.engine.waiting.watches import WatchList
@@ -217,7 +218,14 @@ class SignalKey:
         """It was signalled as failed. Stays so."""
         self.signalled_ms: i64 = -1
         """Time of the last signal, heartbeats included; -1: none since this engine was created."""
+        self.composite_waits: WatchList | None = None
+        """Terms of composites; see `SignalKeys.composite_waits`."""
         self.bytes: i64 = KEY_BYTES + name_bytes(self.name)
+
+    def watched(self) -> i64:
+        """Watch entries of pending operations."""
+        composites = self.composite_waits
+        return self.waits.live + (0 if composites is None else composites.live)
 
 
 class SignalKeys:
@@ -301,6 +309,16 @@ class SignalKeys:
             # A dictionary keeps the order of insertion: removing and adding a key moves it to the end.
             self._idle.pop(signal_key.key, None)
             self._idle[signal_key.key] = None
+
+    def composite_waits(self, signal_key: SignalKey) -> WatchList:
+        """The list of the terms that wait for a held key, made on first use: few keys need one."""
+        waits = signal_key.composite_waits
+        if waits is None:
+            waits = signal_key.composite_waits = WatchList()
+            signal_key.bytes += WATCH_LIST_BYTES
+            signal_key.holder.name_bytes += WATCH_LIST_BYTES
+            self.bytes += WATCH_LIST_BYTES
+        return waits
 
     def oldest_first(self) -> list[SignalKey]:
         """All keys: idle ones in the order in which they would be forgotten, then those with waits."""

@@ -83,17 +83,16 @@ class Snapshots:
         count: i64 = 0
         item = i64(operations.first_item[slot])
         while item >= 0:
-            target = i64(items.target[item])
             removed: i64 = NONE
             log_start: i64 = -1
-            if kind.on_partitions:
-                partition = self.partitions.at(target)
+            partition = kind.partition_of(item)
+            if partition is not None:
                 # The name of a removed partition may be unknown in the other engine, or belong to a new one, so the
                 # item carries the error code itself.
                 removed = partition.removed_error_code
                 if removed != NONE:
                     log_start = partition.log_start_offset
-            place = saved.place_of(kind.name_of(target))
+            place = saved.place_of(kind.name_of(item))
             saved.add_item(
                 place, items.required[item], items.mark[item], i64(items.epoch[item]), i64(items.error_code[item]),
                 removed, log_start,

@@ -115,7 +115,7 @@ class Admission:
             return False
         if self.pending.item_count + item_count > self._items_stop:
             return False
-        if not kind.begin_plain(owner, columns, operation_id, timeout_ms, first_item, item_count, now_ms):
+        if not kind.begin_plain(owner, columns, row, operation_id, timeout_ms, first_item, item_count, now_ms):
             return False
         owner.highest_operation_id = operation_id
         return True

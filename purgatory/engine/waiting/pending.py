@@ -156,6 +156,11 @@ class PendingOperations:
         elif self.notes_progress:
             self.progressed.append(int(slot))
 
+    def note_progress(self, slot: i64) -> None:
+        """Record that an item of a pending operation was resolved otherwise than by `resolve`."""
+        if self.notes_progress:
+            self.progressed.append(int(slot))
+
     def on_timers(self, fired: list[int], now_ms: i64) -> int:
         """The timers of these slots fired. Returns how many have ended: with a heartbeat, the operation may go on."""
         if not self.heartbeats:
@@ -319,4 +324,5 @@ class PendingOperations:
         # Fetches end on a number of bytes, so they do not count resolved items.
         if kind in (PRODUCE, DELETE_RECORDS):
             assert unresolved == left > 0, f"slot {slot} waits for {unresolved} items and counts {left}"
+        self.kinds[kind].check(slot)
         return count

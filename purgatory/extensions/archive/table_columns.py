@@ -79,7 +79,7 @@ _OPERATION: Final = [
 ]
 _NAME: Final = [
     TableColumn("topic", WORD),  # or the key of a signal
-    TableColumn("partition", INT32),  # NO_PARTITION: a signal
+    TableColumn("partition", INT32),  # NO_PARTITION: a key
 ]
 
 _DELTA_RESULTS: Final = ("waited_ms", "required_offset", "reached_offset")

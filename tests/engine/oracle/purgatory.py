@@ -21,6 +21,11 @@ def is_stale(waiting: Waiting, stale_ms: dict[plain.Name, int], now_ms: int) -> 
     timeout_ms = waiting.operation.stale_timeout_ms
     if timeout_ms < 0 or waiting.operation.kind == plain.SIGNAL or now_ms - waiting.registered_ms < timeout_ms:
         return False
+    if waiting.operation.kind == plain.COMPOSITE:
+        terms, _ = operations.arms(waiting)
+        possible = [item for item in terms if item.code in {0, 7}]
+        lost = [item for item in possible if not item.decided and stale_ms.get(item.name, -1) >= timeout_ms]
+        return len(possible) - len(lost) < operations.required_terms(waiting)
     return any(stale_ms.get(item.name, -1) >= timeout_ms for item in waiting.items if not item.decided)
 
 
@@ -73,7 +78,7 @@ class Oracle:
         waiting = Waiting(owner_id, operation, now_ms, deadline_ms)
         if operation.kind != plain.SIGNAL and not self.settings.strict:
             for item in waiting.items:
-                if item.name not in self.world.partitions:
+                if item.name not in self.world.partitions and not operations.is_key(operation, item):
                     self.world.partitions[item.name] = Partition(item.name, self.settings.lag_max_ms)
         self.tally[operation.kind][0] += 1
         operations.start(waiting, self.world)
@@ -279,6 +284,8 @@ class Oracle:
             waiting.deadline_ms,
             operation.min_bytes if operation.kind == plain.FETCH else -1,
             tuple(self.item_view(operation, item) for item in waiting.items),
+            operations.required_terms(waiting) if operation.kind == plain.COMPOSITE else -1,
+            operation.unless_count if operation.kind == plain.COMPOSITE else -1,
         )
 
     def item_view(self, operation: plain.Operation, item: WaitingItem) -> tuple[plain.Name, int, int, int]:
@@ -286,7 +293,7 @@ class Oracle:
         if operation.kind == plain.FETCH:
             assert item.partition is not None
             return (item.name, 7, item.required, operations.fetch_end(operation, item.partition))
-        reached = item.reached_then if item.decided else self.mark_of(operation.kind, item)
+        reached = item.reached_then if item.decided else self.mark_of(operation, item)
         return (item.name, item.code, item.required, reached)
 
     def check_everything(self, now_ms: int) -> int:
@@ -315,6 +322,8 @@ class Oracle:
             elif waiting.operation.kind == plain.SIGNAL:
                 failed = any(item.error == operations.SIGNAL_FAILED for item in items)
             outcome = plain.FAILED if failed else plain.SATISFIED
+            if waiting.operation.kind == plain.COMPOSITE:
+                outcome = operations.composite_outcome(waiting)
         lateness_ms = now_ms - waiting.deadline_ms if outcome == plain.EXPIRED else 0
         self.tally[waiting.operation.kind][outcome] += 1
         operation = waiting.operation
@@ -327,7 +336,7 @@ class Oracle:
         operation = waiting.operation
         if operation.kind == plain.FETCH:
             return operations.read(operation, item)
-        mark = self.mark_of(operation.kind, item)
+        mark = self.mark_of(operation, item)
         if operation.kind == plain.DELETE_RECORDS:
             reached = item.reached_then
         else:
@@ -339,13 +348,14 @@ class Oracle:
         row = plain.EndedItem(item.name, item.code, item.required, reached, log_start, remaining_ms, pace)
         return row._replace(value=self.world.values.get(item.name, 0) if item.decided else 0)
 
-    def mark_of(self, kind: int, item: WaitingItem) -> int:
+    def mark_of(self, operation: plain.Operation, item: WaitingItem) -> int:
         """The current value of the mark that an item waits for."""
-        if kind == plain.SIGNAL:
+        if operations.is_key(operation, item):
             return self.world.signals.get(item.name, 0)
         if item.partition is None:
             return -1
-        return item.partition.high_watermark if kind == plain.PRODUCE else item.partition.low_watermark()
+        is_low = operation.kind == plain.DELETE_RECORDS
+        return item.partition.low_watermark() if is_low else item.partition.high_watermark
 
     @staticmethod
     def estimate(waiting: Waiting, item: WaitingItem, mark: int, now_ms: int) -> tuple[int, float]:

@@ -153,6 +153,8 @@ class SimulatedHistory:
             }  # fmt: skip
         if operation.kind == plain.SIGNAL:
             shared |= {"any_key": operation.any_key, "from_now": operation.from_now}
+        if operation.kind == plain.COMPOSITE:
+            shared |= {"required_terms": operation.required_terms, "unless_count": operation.unless_count}
         return [
             shared
             | {"item": place}
