@@ -12,6 +12,8 @@ from purgatory_client.aio import AsyncClient
 from purgatory_client.errors import InvalidRequest, WaitFailed
 from purgatory_client.events import EventRefused, signalled
 from purgatory_client.results import HEARTBEAT_MISSED, SIGNAL_FAILED, Outcome, Result
+from purgatory_client.terms import all_of, mark
+from purgatory_client.terms import signal as term
 
 from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -189,3 +191,19 @@ async def test_heartbeat_timeouts_of_a_batch() -> None:
             batches.signal(["a"], heartbeat_timeouts_ms=[-2])
         with pytest.raises(InvalidRequest, match="at least 1 ms"):
             waits.signal(["a"], heartbeat_timeout=0)
+
+
+@pytest.mark.parametrize("is_once", [False, True], ids=["columns", "row"])
+async def test_values_of_composites(is_once: bool) -> None:
+    """Terms on keys have values, also next to terms on marks; the failure arm has the reason."""
+    async with serving() as served, AsyncClient(served.address) as client:
+        await client.signal_key("job", value=RESULT)
+        await client.signal_key("bad", value=b"disk full")
+        await client.advance("orders-3", high_watermark=42)
+        condition = all_of(mark("orders-3", 42), term("job"))
+        for unless in ((), (term("bad"),)):
+            one = waits.wait(condition, unless=unless, timeout=60)
+            result = await (client.wait_once(one) if is_once else client.wait(condition, unless=unless, timeout=60))
+            assert result.outcome is (Outcome.FAILED if unless else Outcome.SATISFIED)
+            values = {item.name: item.signal_value for item in result.partitions.values()}
+            assert values == {"orders-3": b"", "job": RESULT} | ({"bad": b"disk full"} if unless else {})

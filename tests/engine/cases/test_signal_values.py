@@ -145,3 +145,26 @@ def test_failed_wait_is_counted_as_failed(timeout_ms: int) -> None:
     late = world.wait_signal({"a": 1}, timeout_ms=timeout_ms)
     assert [world.outcome(one) for one in (handle, late)] == ["failed", "failed"]
     assert world.engine.counts(codes.SIGNAL).failed == 2
+
+
+def test_composites_have_values_and_lose_failed_keys() -> None:
+    """A term on a failed key is lost: the wait goes on while it can spare it. Terms have the values of their keys."""
+    world = World()
+    spare = world.composite(("a", 1), ("b", 1), required_terms=1)
+    both = world.composite(("a", 1), ("orders-0", 1))
+    assert world.signal("a", value=3, failed=True).ended == 1
+    assert (world.outcome(both), world.errors(both), world.item(both, "a").value) == ("failed", [FAILED, 7], 3)
+    assert world.signal("b", value=4).ended == 1
+    assert (world.outcome(spare), world.errors(spare)) == ("satisfied", [FAILED, 0])
+    assert [item.value for item in world.result(spare).items] == [3, 4]
+    assert world.outcome(world.composite(("a", 1), ("orders-0", 1))) == "failed"
+    world.assert_empty()
+
+
+def test_failure_arm_counts_failed_signals_like_others() -> None:
+    """The failure arm asks whether a key was signalled often enough; its value is in the result."""
+    world = World()
+    handle = world.composite(("orders-0", 1), unless=[("bad", 2)])
+    assert world.signal("bad", value=5, failed=True).ended == 0
+    assert world.signal("bad").ended == 1
+    assert (world.errors(handle), world.item(handle, "bad").value) == ([7, 1002], 5)
