@@ -10,9 +10,12 @@ from purgatory_client.errors import InvalidRequest
 from purgatory_client.partition_names import format_partition, partition_name
 from purgatory_client.results import OperationKind, Outcome
 from purgatory_client.sources.log_positions import offset_of_lsn
+from purgatory_client.terms import Term, mark, signal
 from purgatory_client.views import OperationOrder
 from typer import Option
 
+SIGNAL_PREFIX: Final = "signal:"
+"""Prefix of a target that is a key, where other targets are partitions."""
 UNITS_S: Final[dict[str, float]] = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "": 1}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 
@@ -96,6 +99,19 @@ def key_counts(targets: Sequence[str]) -> dict[str, int]:
     return counts
 
 
+def terms(targets: Sequence[str], *, record: bool) -> list[Term]:
+    """Targets "orders-3@42" and "signal:job-17@3" as terms. With `record`, offsets are those of records."""
+    found: list[Term] = []
+    for target in targets:
+        if target.startswith(SIGNAL_PREFIX):
+            [(key, count)] = key_counts([target.removeprefix(SIGNAL_PREFIX)]).items()
+            found.append(signal(key, count))
+        else:
+            [(partition, offset)] = partition_offsets([target]).items()
+            found.append(mark(partition, offset + record))
+    return found
+
+
 def checked_partition(name: str) -> str:
     """The name of a partition in its plain form ("orders-3")."""
     try:
@@ -139,7 +155,8 @@ def kind_of(name: str | None) -> OperationKind | None:
     try:
         return OperationKind[name.upper().replace("-", "_")]
     except KeyError as error:
-        raise UsageError(f"not a kind: {name!r}; expected produce, fetch, delete_records or signal") from error
+        names = ", ".join(kind.name.lower() for kind in OperationKind)
+        raise UsageError(f"not a kind: {name!r}; expected one of {names}") from error
 
 
 def order_of(name: str, *, reverse: bool) -> OperationOrder:

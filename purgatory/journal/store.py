@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from purgatory.engine.marks.registry import NO_VALUE
+from purgatory.engine.snapshot.snapshots import SavedKey
 from purgatory.journal.crash_points import (
     AFTER_CHECKPOINT,
     AFTER_COMMIT,
@@ -238,6 +240,11 @@ class Store:
 
     def count(self, table: str) -> int:
         return int(self._database.execute(f"SELECT count(*) FROM {table}").fetchone()[0])  # noqa: S608 - ours
+
+    def signal_keys(self) -> list[SavedKey]:
+        """All keys, in the order in which they have to be restored. Raises `JournalDamaged`."""
+        values = {key: (value, failed != 0) for _, key, failed, value in self.rows("key_values")}
+        return [(key, count, *values.get(key, (NO_VALUE, False))) for _, key, count in self.rows("keys")]
 
     def rows(self, table: str) -> Iterator[tuple[Any, ...]]:
         """All rows of a table, with the values of its `COLUMNS`, ordered by the first one.

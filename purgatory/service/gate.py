@@ -143,7 +143,7 @@ class Gate:
         # Operations, items and keys become free when operations end. A partition that an event has named stays known,
         # so no time can be given for it.
         needs_end = (
-            run.kind == codes.SIGNAL
+            run.kind in (codes.SIGNAL, codes.COMPOSITE)
             or engine.pending >= limits.pending_operations_max
             or engine.pending_items + items > limits.pending_items_max
             or held.operations >= held.operations_max

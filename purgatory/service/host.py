@@ -32,6 +32,7 @@ from purgatory.service.listeners.events import (
     CancelledSession,
     CancelledWaits,
     Completed,
+    Extended,
     FailedStale,
 )
 from purgatory.service.listeners.listener import Journal, Listener
@@ -219,6 +220,20 @@ class Host:
             listener.cancelled(event)
         self.deliver()
         return cancelled
+
+    def extend(self, session: Session, operation_ids: list[int], timeout_ms: int) -> list[bool]:
+        """Let operations of a session wait for at least `timeout_ms` from now. Return for each if it was pending."""
+        # As at a registration: what is due expires first, and the rest has the whole timeout, never less.
+        now_ms = self.registration_ms()
+        extended = self.engine.extend(session.owner, operation_ids, timeout_ms, now_ms)
+        pending = [
+            operation_id for operation_id, was_pending in zip(operation_ids, extended, strict=True) if was_pending
+        ]
+        event = Extended(session, pending, timeout_ms, now_ms)
+        for listener in self.listeners if pending else ():
+            listener.extended(event)
+            listener.call_finished()
+        return extended
 
     async def cancel_session(self, session: Session) -> int:
         """Cancel all operations that are pending in a session now, and return their number."""

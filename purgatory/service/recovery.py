@@ -117,8 +117,9 @@ class OpenJournal:
         for name, content in partitions.items():
             if content:
                 snapshots.restore_partition(name, content)
-        for _, key, count in self._store.rows("keys"):
-            snapshots.restore_key(key, count)
+        for saved in self._store.signal_keys():
+            self._builder.add_existing_key(saved)
+            snapshots.restore_key(*saved)
 
     def _restore_sessions(self, host: Host) -> None:
         states = [SessionState(*row) for row in self._store.rows("sessions")]

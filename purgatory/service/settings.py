@@ -221,6 +221,9 @@ class EngineLimitsSettings(SettingsGroup):
     pending_items_max: Count = setting(20_000_000, "Partitions and keys of all pending operations together.")
     partitions_max: Count = setting(100_000, "Partitions known at one time.")
     signal_keys_max: Count = setting(100_000, "Signal keys remembered at one time.")
+    signal_values_bytes_max: Count = setting(
+        64 * 1024 * 1024, "Bytes of the values of all signal keys together; beyond, idle keys are forgotten."
+    )
     items_per_operation_max: Count = setting(2_000, "Partitions or keys of one operation.")
     timeout_ms_max: DurationMs = setting(DURATION_MS_MAX, "Longest timeout an operation may ask for.")
     timeout_ms_default: DurationMs = setting(30_000, "Timeout of an operation that names none.")

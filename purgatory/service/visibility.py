@@ -4,7 +4,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, TypedDict, Unpack
 
-from purgatory.engine import codes
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.ranking import PendingRanking, RankedOperation
 from purgatory.engine.views import PendingView
@@ -38,8 +37,8 @@ def may_see(account: Account, owner: Account | None, view: PendingView) -> bool:
     grants = account.grants
     if ADMIN in grants.everywhere:
         return True
-    names = grants.on_keys(ADMIN) if view.kind == codes.SIGNAL else grants.on_topics(ADMIN)
-    return all(item.name[0] in names for item in view.items)
+    topics, keys = grants.on_topics(ADMIN), grants.on_keys(ADMIN)
+    return all(item.name[0] in (keys if item.name[1] < 0 else topics) for item in view.items)
 
 
 def rankable_owner_ids(host: Host, account: Account) -> set[int] | None:

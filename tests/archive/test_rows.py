@@ -89,7 +89,7 @@ class DrawnCalls:
             ids[-1] = self._random.choice((0, 2**64 - 1, 2**61))
         if first_id is not None:
             ids = list(range(first_id, first_id + operations))
-        names = len(KEYS if kind == codes.SIGNAL else PARTITIONS)
+        names = {codes.SIGNAL: len(KEYS), codes.COMPOSITE: len(PARTITIONS) + len(KEYS)}.get(kind, len(PARTITIONS))
         counts = self.column((1, 1, 1, 2, 3, 0), operations)
         items = sum(counts) if len(counts) > 1 else operations * (counts[0] if counts else 1)
         return OperationBatch(
@@ -246,6 +246,7 @@ def test_calls_and_markers_are_single_rows() -> None:
     [call] = plain(make_rows(schema.CALLS, [record]))
     assert call == common | {
         "call": "cancel", "session_number": 2, "operation_ids": [1, 9], "topic": None, "partition": None, "ended": 1,
+        "timeout_ms": None,
     }  # fmt: skip
     [record] = Span([record]).dropped_markers()
     [marker] = plain(make_rows(schema.MARKERS, [record]))

@@ -157,6 +157,19 @@ class PendingWaits:
         elif (batch := self._find_batch(operation_id)) is not None:
             self._some_ended(batch, batch.set_refused(operation_id - batch.operation_id, error), ended)
 
+    def extend(self, operation_ids: Iterable[int], timeout_ms: int, default_ms: int, now: float) -> None:
+        """Record that the daemon lets operations wait for at least `timeout_ms` from `now` (monotonic seconds)."""
+        for operation_id in operation_ids:
+            entry = self._entries.get(operation_id) or self._find_batch(operation_id)
+            if entry is None:
+                continue
+            since_submitted_ms = round((now - entry.submitted_at) * 1_000) + timeout_ms
+            if isinstance(entry, Wait):
+                before_ms = default_ms if entry.timeout_ms is None else entry.timeout_ms
+                entry.timeout_ms = max(before_ms, since_submitted_ms)
+            else:
+                entry.extend(operation_id - entry.operation_id, since_submitted_ms, default_ms)
+
     def chunks_above(self, operation_id: int, chunk_max: int) -> list[WaitChunk]:
         """All pending waits with a higher id, as chunks in the order of ids."""
         above: list[Entry] = []

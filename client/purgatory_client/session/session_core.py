@@ -23,7 +23,7 @@ Time is an argument (monotonic seconds). The rules of a session:
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 from typing import Final
 
@@ -166,6 +166,11 @@ class SessionCore:
                 self._unsent_count -= wait.count
                 ended.append((wait, error))
         return ended
+
+    def extended(self, operation_ids: Iterable[int], timeout_ms: int, now: float) -> None:
+        """The daemon lets operations wait for at least `timeout_ms` from `now` on: they are overdue later."""
+        default_ms = round((self._timeout_default or 0) * 1_000)
+        self._table.extend(operation_ids, timeout_ms, default_ms, now)
 
     def _due_at(self, wait: Entry) -> float:
         """The time at which the answer is overdue.

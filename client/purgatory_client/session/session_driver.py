@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, cast
 
 import grpc
@@ -135,6 +135,10 @@ class SessionDriver:
         if self._outbox is not None:
             self._outbox.cancelled(wait)
         self._notify()
+
+    def extended(self, operation_ids: Iterable[int], timeout_ms: int) -> None:
+        """The daemon lets these operations wait for at least `timeout_ms` from now on."""
+        self._core.extended(operation_ids, timeout_ms, asyncio.get_running_loop().time())
 
     def outbox(self) -> OutboxGate:
         """The outbox, with its file loaded. Raises OutboxError if the client has none."""

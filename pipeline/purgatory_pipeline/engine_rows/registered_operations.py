@@ -98,11 +98,16 @@ class RegisteredOperations:
             names_of_items if items is None else names_of_items.take(items), len(chunk.names)
         )
         names = [chunk.names[place] for place in used.tolist()]
-        fixed: dict[str, Any] = {"item_indexes": listed(places, None)}
-        if kind == codes.SIGNAL:
-            fixed["keys"] = [key for key, _ in names]
-        else:
-            fixed["partitions"] = names
+        if kind == codes.COMPOSITE:
+            # Only these have both: the keys come after the partitions.
+            order = np.argsort([partition == NO_PARTITION for _, partition in names], kind="stable")
+            names = [names[place] for place in order.tolist()]
+            places = np.argsort(order).astype(places.dtype)[places]
+        fixed: dict[str, Any] = {
+            "item_indexes": listed(places, None),
+            "partitions": [name for name in names if name[1] != NO_PARTITION],
+            "keys": [key for key, partition in names if partition == NO_PARTITION],
+        }
         if not single:
             fixed["item_counts"] = listed(self.item_counts, rows)
         for column in FIXED_COLUMNS:

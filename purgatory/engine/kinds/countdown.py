@@ -80,10 +80,11 @@ class Countdown(Kind):
     registration.
     """
 
-    def __init__(self, code: int, pending: PendingOperations, answers_mark_of_now: bool) -> None:
-        super().__init__(code, pending.partitions)
+    def __init__(
+        self, code: int, pending: PendingOperations, answers_mark_of_now: bool, *, names_keys: bool = False
+    ) -> None:
+        super().__init__(code, pending.partitions, pending.items, names_keys=names_keys)
         self.pending: Final = pending
-        self.items: Final = pending.items
         self.answers_mark_of_now: Final = answers_mark_of_now
 
     # Each kind defines these.
@@ -234,30 +235,38 @@ class Countdown(Kind):
         if error == UNRESOLVED:
             self.watch(partition, item, required)
         else:
-            self.pending.resolve(item, error, self.mark_told(partition, error), now_ms)
+            self.settle(item, error, self.mark_told(partition, error), now_ms)
+
+    def settle(self, item: i64, error: i64, mark: i64, now_ms: i64) -> None:
+        """Resolve an item, whose entry was taken from its list."""
+        self.pending.resolve(item, error, mark, now_ms)
 
     # Views and snapshots.
 
-    def reached(self, slot: i64, target: i64) -> i64:
-        return self.mark(self.partitions.at(target))
+    def reached(self, slot: i64, item: i64) -> i64:
+        return self.mark(self.partitions.at(i64(self.items.target[item])))
 
     def restore(self, saved: SavedOperations, place: SavedPlace, slot: i64) -> bool:
         last: i64 = -1
         for item in range(place.item, place.item + saved.item_counts[place.row]):
             error = saved.error_codes[item]
             required = saved.required[item]
-            name: AsGiven = saved.names[saved.places[item]]
-            removed = saved.removed[item]
-            log_start = saved.log_starts[item]
-            if error != UNRESOLVED and removed == 0 and self.partitions.get(name) is None:
-                # The partition was removed after this item was resolved; it is only named here and must not be created
-                # again.
-                removed = UNKNOWN_TOPIC_OR_PARTITION
-                log_start = 0
-            partition = self.partitions.mention_again(name, removed, log_start)
+            partition = self.mention_again(saved, item)
             last = self.pending.add_item(
                 slot, last, partition.index, required, saved.marks[item], saved.epochs[item], error
             )
             if error == UNRESOLVED:
                 self.watch(partition, last, required)
         return False
+
+    def mention_again(self, saved: SavedOperations, item: i64) -> Partition:
+        """The partition of a saved item, with one reference added."""
+        name: AsGiven = saved.names[saved.places[item]]
+        removed = saved.removed[item]
+        log_start = saved.log_starts[item]
+        if saved.error_codes[item] != UNRESOLVED and removed == 0 and self.partitions.get(name) is None:
+            # The partition was removed after this item was resolved; it is only named here and must not be created
+            # again.
+            removed = UNKNOWN_TOPIC_OR_PARTITION
+            log_start = 0
+        return self.partitions.mention_again(name, removed, log_start)

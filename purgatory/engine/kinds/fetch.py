@@ -30,7 +30,7 @@ class FetchKind(Kind):
     """
 
     def __init__(self, pending: PendingOperations) -> None:
-        super().__init__(FETCH, pending.partitions)
+        super().__init__(FETCH, pending.partitions, pending.items)
         self.pending: Final = pending
         self._fetches: Final[dict[int, Fetch]] = {}
         """By slot."""
@@ -226,8 +226,8 @@ class FetchKind(Kind):
 
     # Views and snapshots.
 
-    def reached(self, slot: i64, target: i64) -> i64:
-        return self._fetches[int(slot)].end_offset(self.partitions.at(target))
+    def reached(self, slot: i64, item: i64) -> i64:
+        return self._fetches[int(slot)].end_offset(self.partitions.at(i64(self.items.target[item])))
 
     def min_bytes(self, slot: i64) -> i64:
         return self._fetches[int(slot)].min_bytes

@@ -42,6 +42,7 @@ class ProduceKind(Countdown):
         self,
         owner: Owner,
         columns: BatchColumns,
+        row: i64,
         operation_id: i64,
         timeout_ms: i64,
         first_item: i64,

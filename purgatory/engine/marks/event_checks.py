@@ -83,6 +83,8 @@ def check_columns(batch: EventBatch) -> None:
     check_length("segment_base_offset", len(batch.segment_base_offsets), rows)
     check_length("log_start_offset", len(batch.log_start_offsets), rows)
     check_length("flags", len(batch.flags), rows)
+    if len(batch.values) not in (0, rows):
+        raise InvalidBatch("values", f"has {len(batch.values)} values; it takes {rows} or none")
     if len(batch.replica_sets) not in (0, rows):
         raise InvalidBatch("replica_sets", f"has {len(batch.replica_sets)} values; it takes {rows} or none")
 

@@ -26,7 +26,6 @@ from purgatory.engine.codes import (
     OFFSET_MAX,
     PARTITION_REMOVED,
     REPLICA_STATE,
-    RESOURCE_EXHAUSTED,
     STORAGE_FAILED,
     TRUNCATION,
     UNKNOWN_TOPIC_OR_PARTITION,
@@ -41,11 +40,11 @@ from purgatory.engine.marks.event_checks import (
     Fault,
     check_columns,
     event_at,
-    no_memory,
 )
 from purgatory.engine.marks.partition import Partition
 from purgatory.engine.marks.registry import NamedPartitions, Partitions, SignalKeys
-from purgatory.engine.names import key_fault, partition_fault
+from purgatory.engine.marks.signals import Signals
+from purgatory.engine.names import partition_fault
 from purgatory.engine.waiting.wakeups import Wakeups
 
 __all__ = ["Events"]
@@ -71,8 +70,8 @@ class Events:
         lag_max_ms: i64,
     ) -> None:
         self.partitions: Final = partitions
-        self.keys: Final = keys
         self.wakeups: Final = wakeups
+        self._signals: Final = Signals(keys, wakeups, limits)
         self.limits: Final = limits
         self.checks: Final = EventChecks(limits, strict_partitions)
         self.lag_max_ms: Final[i64] = lag_max_ms
@@ -134,7 +133,7 @@ class Events:
         if not 0 <= place < names:
             return Fault(INVALID_ARGUMENT, "item_index", f"{place} is outside the dictionary of {names}")
         if kind == KEY_SIGNALLED:
-            return self._signal(batch.keys[place], value_at(batch.offsets, row, -1), now_ms)
+            return self._signals.apply(batch, row, batch.keys[place], now_ms, self.checks.is_full)
         return self._apply_event(batch.partitions[place], event_at(batch, row), now_ms, receipt)
 
     def _apply_plain(
@@ -183,32 +182,6 @@ class Events:
             partition.unchanged_events += 1
             receipt.unchanged += 1
         return True
-
-    def _signal(self, key: str, count: int, now_ms: i64) -> Fault | None:
-        said = key_fault(key, self.limits.topic_length_max)
-        if said:
-            return Fault(INVALID_ARGUMENT, "key_signalled.key", said)
-        if count == -1:
-            count = 1
-        signal_key = self.keys.get(key)
-        counted = 0 if signal_key is None else int(signal_key.count)
-        # The sum is bounded, not only this count: thresholds of waits are compared with it in 64 bits.
-        if not 1 <= count < OFFSET_MAX - counted:
-            return Fault(INVALID_ARGUMENT, "key_signalled.count", f"{count} is not in 1..{OFFSET_MAX - counted - 1}")
-        if signal_key is None:
-            if self.keys.room() < 1:
-                return Fault(
-                    RESOURCE_EXHAUSTED,
-                    "key_signalled.key",
-                    f"{self.keys.keys_max} keys are waited for, the most allowed",
-                )
-            if self.checks.is_full:
-                return no_memory("key_signalled.key")
-            signal_key = self.keys.make(key)
-        signal_key.count += count
-        self.keys.touch(signal_key)
-        self.wakeups.wake_key(signal_key, now_ms)
-        return None
 
     def _apply_event(self, name: AsGiven, event: Event, now_ms: i64, receipt: EventsReceipt) -> Fault | None:
         said = partition_fault(name, self.limits.topic_length_max)

@@ -121,7 +121,7 @@ class Admission:
             return False
         if self.pending.item_count + item_count > self._items_stop:
             return False
-        if not kind.begin_plain(owner, columns, operation_id, timeout_ms, first_item, item_count, now_ms):
+        if not kind.begin_plain(owner, columns, row, operation_id, timeout_ms, first_item, item_count, now_ms):
             return False
         # Only now: after a False above, `admit_row` compares the same id with the highest one again, and would refuse
         # it.

@@ -33,10 +33,11 @@ def filter_operations(account: Account, kind: int, batch: OperationBatch) -> tup
 
     Not needed for accounts with the role everywhere.
     """
-    is_key = kind == codes.SIGNAL
-    forbidden = forbidden_places(
-        account, WAIT, batch.keys if is_key else [topic for topic, _ in batch.partitions], is_key=is_key
-    )
+    topics = [] if kind == codes.SIGNAL else [topic for topic, _ in batch.partitions]
+    forbidden = forbidden_places(account, WAIT, topics, is_key=False)
+    if kind in (codes.SIGNAL, codes.COMPOSITE):
+        of_keys = forbidden_places(account, WAIT, batch.keys, is_key=True)
+        forbidden |= {len(topics) + place: said for place, said in of_keys.items()}
     if not forbidden:
         return batch, {}
     rows, places, counts = len(batch.operation_ids), batch.item_indexes, batch.item_counts

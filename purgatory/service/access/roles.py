@@ -26,6 +26,7 @@ CALLS: Final[Mapping[str, frozenset[Role]]] = {
     "Advance": frozenset({ADVANCE}),
     "AdvanceStream": frozenset({ADVANCE}),
     "Cancel": frozenset({WAIT, ADMIN}),
+    "Extend": frozenset({WAIT, ADMIN}),
     "GetOperation": frozenset({WAIT, ADMIN}),
     "ListOperations": frozenset({WAIT, ADMIN}),
     "GetPartition": frozenset({OBSERVE}),

@@ -25,7 +25,7 @@ from purgatory.journal.group import Group, Moment, RefusedRows, SessionChanges, 
 from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.thread import JournalThread
 from purgatory.service.histogram import Histogram
-from purgatory.service.listeners.events import Applied, Completed, Registered
+from purgatory.service.listeners.events import Applied, Completed, Extended, Registered
 from purgatory.service.listeners.listener import ASYNC, SYNC, Journal
 from purgatory.service.loop_stalls import StallTimer
 from purgatory.service.sessions.refused import RefusedOperation
@@ -203,6 +203,12 @@ class DurableJournal(Journal):
         changes.results.append(event.completions)
         self._add_results(session, changes, len(event.completions))
 
+    def extended(self, event: Extended) -> None:
+        """Deadlines have changed: the rows of these operations are written again."""
+        self._changes_of(event.session).progressed.update(event.operation_ids)
+        self._change_count += len(event.operation_ids)
+        self._schedule_commit()
+
     def refused_in_session(self, session: Session, refused: Sequence[RefusedOperation]) -> None:
         changes = self._changes_of(session)
         plain = [(refusal.code, refusal.field, refusal.message, number, kind) for refusal, number, kind in refused]
@@ -373,7 +379,7 @@ class DurableJournal(Journal):
         group.partitions.extend((name, snapshots.save_partition(name)) for name in self._partitions)
         # A forgotten key may have been signalled again since, so its count is read like that of any other key.
         self._keys.update(dict.fromkeys(snapshots.take_forgotten_keys()))
-        group.keys.extend((key, snapshots.save_key(key)) for key in self._keys)
+        group.keys.extend(snapshots.save_key(key) for key in self._keys)
         group.dead_letters.extend(self._dead_letters.items())
         self._sessions, self._partitions, self._keys, self._dead_letters = {}, {}, {}, {}
         self._answers_committing, self._answers = self._answers, []

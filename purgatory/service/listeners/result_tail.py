@@ -9,7 +9,6 @@ from collections.abc import Collection
 from itertools import accumulate, compress
 from typing import Any, Final
 
-from purgatory.engine import codes
 from purgatory.engine.completions import Completions
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
@@ -109,8 +108,8 @@ class TailSubscriber:
             place
             for place in places
             if all(
-                name[0] in (keys if completions.kinds[place] == codes.SIGNAL else topics)
-                for name in completions.item_partitions[
+                name in (keys if partition < 0 else topics)
+                for name, partition in completions.item_partitions[
                     first_items[place] : first_items[place] + completions.item_counts[place]
                 ]
             )

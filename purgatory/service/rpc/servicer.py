@@ -20,7 +20,7 @@ from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.event_calls import advance_durably, serve_events
 from purgatory.service.rpc.handlers import Requests, uncancelled
 from purgatory.service.rpc.inspection_calls import InspectionCalls
-from purgatory.service.rpc.session_requests import cancel, register, serve_requests
+from purgatory.service.rpc.session_requests import cancel, extend, register, serve_requests
 from purgatory.service.rpc.source_calls import serve_source, source_ends
 from purgatory.service.rpc.tail_calls import list_hot_names, tail_results
 from purgatory.service.sessions import session as sessions
@@ -150,7 +150,7 @@ class PurgatoryServicer(InspectionCalls):
         """Return where logs end, as determined by their sources after this call."""
         return await source_ends(self._host, request, call)
 
-    # Cancels.
+    # Cancels and extensions.
 
     async def Cancel(self, request: wire.CancelRequest, call: Call) -> wire.CancelResponse:
         """Cancel pending operations: some or all of a session, or all that wait on a partition or key."""
@@ -171,17 +171,26 @@ class PurgatoryServicer(InspectionCalls):
         if request.key:
             self._check_admin(call, request.key in call.account.grants.on_keys(ADMIN), f"key {quoted(request.key)}")
             return wire.CancelResponse(cancelled=await self._host.cancel_waits((request.key, -1)))
-        account = call.account
-        if request.principal not in ("", account.principal):
-            whose = f"sessions of {quoted(request.principal)}"
-            self._check_admin(call, ADMIN in call.account.grants.everywhere, whose)
-            # `find` does not store an account: an administrator who mistypes names must not make accounts of them.
-            account = self._host.sessions.accounts.find(request.principal)
-        session = self._host.sessions.get(request.session_id, account)
+        session = self._session_of(request.session_id, request.principal, call, "cancelled")
         if not request.operation_ids:
             return wire.CancelResponse(cancelled=await self._host.cancel_session(session))
         cancelled, not_pending = await cancel(self._host, session, request.operation_ids, call.turn)
         return wire.CancelResponse(cancelled=len(cancelled), not_pending_operation_ids=not_pending)
+
+    async def Extend(self, request: wire.ExtendRequest, call: Call) -> wire.ExtendResponse:
+        """Let pending operations of a session wait longer."""
+        timeout_ms_max = self._host.engine.limits.timeout_ms_max
+        if not request.session_id:
+            raise invalid_argument("session_id", "is not set")
+        if not request.operation_ids:
+            raise invalid_argument("operation_ids", "is empty; give at least one")
+        if not 1 <= request.timeout_ms <= timeout_ms_max:
+            raise invalid_argument("timeout_ms", f"{request.timeout_ms} is not in 1..{timeout_ms_max}")
+        session = self._session_of(request.session_id, request.principal, call, "extended")
+        not_pending = await extend(self._host, session, request.operation_ids, request.timeout_ms, call.turn)
+        await self._host.journal.durable()
+        extended = len(request.operation_ids) - len(not_pending)
+        return wire.ExtendResponse(extended=extended, not_pending_operation_ids=not_pending)
 
     # Inside.
 
@@ -191,12 +200,22 @@ class PurgatoryServicer(InspectionCalls):
             raise invalid_argument("operation.condition", NO_CONDITION)
         register_unary_wait(self._host, run, call.account)
 
-    def _check_admin(self, call: Call, may: bool, name: str) -> None:
+    def _session_of(self, session_id: str, principal: str, call: Call, done: str) -> sessions.Session:
+        """A session of the caller, or of another principal if the caller is an admin. Raises `RpcError`."""
+        account = call.account
+        if principal not in ("", account.principal):
+            whose = f"sessions of {quoted(principal)}"
+            self._check_admin(call, ADMIN in account.grants.everywhere, whose, done)
+            # `find` does not store an account: an administrator who mistypes names must not make accounts of them.
+            account = self._host.sessions.accounts.find(principal)
+        return self._host.sessions.get(session_id, account)
+
+    def _check_admin(self, call: Call, may: bool, name: str, done: str = "cancelled") -> None:
         """Check the role admin for an action on other callers' operations. With a policy, the action is audited."""
         if not may:
             raise self._denied(call, ADMIN, name)
         if call.account.principal:
-            self._host.sessions.accounts.audit.acted("cancelled", call.account.principal, name)
+            self._host.sessions.accounts.audit.acted(done, call.account.principal, name)
 
     def _open_session(self, call: Call, session_id: str, incarnation: str = "") -> tuple[sessions.Session, bool]:
         """Return the session, and whether it is resumed. With `incarnation` it must exist. Raises `RpcError`."""

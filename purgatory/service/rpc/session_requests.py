@@ -21,7 +21,7 @@ REFUSED_IDS_PER_SLICE: Final = 10_000
 """Ids of a refused batch that are recorded before other tasks run: 3 ms as rows, 0.5 ms as columns."""
 
 CANCELS_PER_SLICE: Final = 2_000
-"""Ids of a cancel request that are processed before other tasks run; fewer if they end much work."""
+"""Ids of a request to cancel or extend that are processed before other tasks run; fewer if they end much work."""
 
 
 async def register(
@@ -159,6 +159,23 @@ async def cancel(
                 return cancelled, not_pending
         await turn()
         _check_kept(session)
+
+
+async def extend(
+    host: Host, session: Session, operation_ids: Sequence[int], timeout_ms: int, turn: Turn = next_loop_turn
+) -> list[int]:
+    """Extend operations of a session in slices. Return the ids that were not pending."""
+    watched = host.holds.of("Extend")
+    not_pending: list[int] = []
+    for start in range(0, len(operation_ids), CANCELS_PER_SLICE):
+        if start:
+            await turn()
+            _check_kept(session)
+        with watched:
+            ids = list(operation_ids[start : start + CANCELS_PER_SLICE])
+            pending = host.extend(session, ids, timeout_ms)
+            not_pending += [one for one, was_pending in zip(ids, pending, strict=True) if not was_pending]
+    return not_pending
 
 
 async def serve_requests(host: Host, requests: Requests, stream: ResultStream, turn: Turn) -> None:

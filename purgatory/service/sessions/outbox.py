@@ -21,6 +21,7 @@ from purgatory.service.budget.result_bytes import (
     REFUSAL_BYTES,
     RESULT_BYTES,
     RESULT_ITEM_BYTES,
+    SIGNAL_VALUE_BYTES,
     SLICE_BYTES,
     STALE_MARK_BYTES,
 )
@@ -71,6 +72,13 @@ class ResultSlice:
         if self.completions.stale_marks:
             stale = [item for item in self.completions.stale_marks if self.item_start <= item < self.item_stop]
             held += len(stale) * STALE_MARK_BYTES
+        if self.completions.signal_values:
+            values = [
+                value
+                for item, value in self.completions.signal_values.items()
+                if self.item_start <= item < self.item_stop
+            ]
+            held += len(values) * SIGNAL_VALUE_BYTES + sum(map(len, set(values)))
         for refusal in self.refusals[self.start : self.stop]:
             held += REFUSAL_BYTES + len(refusal.message) + len(refusal.field)
         return held

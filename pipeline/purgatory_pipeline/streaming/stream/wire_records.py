@@ -58,6 +58,7 @@ _FLAGS: Final[dict[str, Callable[[Any], int]]] = {
     "leadership": lambda event: int(event.is_leader),
     "partition_removed": lambda event: int(event.moved),
     "replica_state": lambda event: int(event.dead) | int(event.fenced) << 1,
+    "key_signalled": lambda event: int(event.failed),
 }
 
 
