@@ -78,6 +78,8 @@ def register(direct: DirectEngine, operation: operation_pb2.Operation) -> bool:
         terms = [*items.terms, *items.unless]
         if not terms or not all(term.WhichOneof("condition") for term in terms):
             return False
+        if any(term.mark.topic_partition.partition < 0 for term in terms):
+            return False
     elif not (items.keys if condition == "signal" else items.partitions):
         return False
 

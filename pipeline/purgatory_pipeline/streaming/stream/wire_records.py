@@ -166,7 +166,7 @@ ITEMS_NAMES: Final = {"signal": "keys", "composite": "terms"}
 
 
 def items_of(kind: str, condition: Any) -> list[Any]:  # noqa: ANN401 - of any kind
-    """The partitions and keys of a condition, in order. Raises ValueError for a term that has neither."""
+    """The partitions and keys of a condition, in order. Raises ValueError for a term that rows cannot say."""
     if kind != "composite":
         return list(condition.keys if kind == "signal" else condition.partitions)
     items = []
@@ -175,6 +175,8 @@ def items_of(kind: str, condition: Any) -> list[Any]:  # noqa: ANN401 - of any k
             chosen = term.WhichOneof("condition")
             if chosen is None:
                 raise ValueError(f"composite.{arm}[{place}]: is not set: set one of mark, signal")
+            if chosen == "mark" and term.mark.topic_partition.partition < 0:  # in a row this is a key
+                raise ValueError(f"composite.{arm}[{place}].mark.topic_partition: the partition is negative")
             items.append(getattr(term, chosen))
     return items
 
