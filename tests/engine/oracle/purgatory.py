@@ -141,7 +141,9 @@ class Oracle:
             self.world.values.setdefault(event.name, event.value)
         if event.flag:
             self.world.failed.add(event.name)
-        return plain.EventAnswer(self.check(self.waiting_on(event.name), now_ms))
+        ended = self.check(self.waiting_on(event.name), now_ms)
+        self.forget_mentioned_only()
+        return plain.EventAnswer(ended)
 
     def remove_partition(self, name: plain.Name, code: int, now_ms: int) -> int:
         """End everything that waits on it, and remove all its state."""

@@ -74,7 +74,13 @@ def register(direct: DirectEngine, operation: operation_pb2.Operation) -> bool:
     if condition is None or not operation.operation_id:
         return False
     items = getattr(operation, condition)
-    if not (items.keys if condition == "signal" else items.partitions):
+    if condition == "composite":
+        terms = [*items.terms, *items.unless]
+        if not terms or not all(term.WhichOneof("condition") for term in terms):
+            return False
+        if any(term.mark.topic_partition.partition < 0 for term in terms):
+            return False
+    elif not (items.keys if condition == "signal" else items.partitions):
         return False
 
     def batch(engine_id: int) -> OperationBatch:
