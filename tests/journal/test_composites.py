@@ -1,6 +1,7 @@
 """Composite waits in the journal: what was true or lost before a crash is so afterwards."""
 
 from pathlib import Path
+from typing import Any
 
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
@@ -13,7 +14,7 @@ PARTITIONS = [("t", 0), ("t", 1), ("t", 2)]
 KEYS = ["job", "job/failed"]
 
 
-def register(journaled: JournaledHost, operation_ids: list[int], **columns: list[int]) -> None:
+def register(journaled: JournaledHost, operation_ids: list[int], **columns: Any) -> None:
     """Register composites on all partitions and both keys; the last key is the failure arm."""
     session = journaled.session
     count = len(operation_ids)
