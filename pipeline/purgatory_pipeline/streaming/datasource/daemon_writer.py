@@ -240,13 +240,20 @@ def operation_of(rows: Sequence[Row]) -> operation_pb2.Operation:
             setattr(operation, name, first[name])
     condition = getattr(operation, kind)
     fill(condition, first, CONDITION_FIELDS.get(kind, {}))
-    for row in rows:
-        if kind == "signal":
-            item = condition.keys.add(key=row["topic"])
+    first_failure = len(rows) - (first.get("unless_count") or 0)
+    for place, row in enumerate(rows):
+        item: Any
+        is_key = kind == "signal" or (kind == "composite" and row.get("partition") is None)
+        if kind == "composite":
+            term = (condition.terms if place < first_failure else condition.unless).add()
+            item = term.signal if is_key else term.mark
         else:
-            item = condition.partitions.add()
+            item = (condition.keys if is_key else condition.partitions).add()
+        if is_key:
+            item.key = row["topic"]
+        else:
             item.topic_partition.topic, item.topic_partition.partition = row["topic"], row.get("partition") or 0
-        fill(item, row, ITEM_FIELDS[kind])
+        fill(item, row, ITEM_FIELDS["signal" if is_key else kind])
     return operation
 
 

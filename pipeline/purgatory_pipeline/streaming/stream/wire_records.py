@@ -33,13 +33,19 @@ MALFORMED: Final = pa.schema([("side", pa.string()), ("record", pa.binary()), ("
 """Records that could not be read, and why."""
 
 _KINDS: Final = {name: code for code, name in codes.KIND_NAMES.items()}
+_ITEMS: Final = {"signal": "keys", "composite": "terms"}
 _TYPES: Final = {name: code for code, name in codes.EVENT_NAMES.items()}
 
 
 def _row_fields(level: str) -> dict[str, dict[str, str]]:
     """By kind: the fields of a condition, or of its items, and their columns."""
     return {
-        name: {one.row_name: one.name for one in columns_of(kind) if one.level == level and not one.is_of_all_kinds}
+        name: {
+            one.row_name: one.name
+            for one in columns_of(kind)
+            # As a row, the failure arm is a list of its own, and its length is no field.
+            if one.level == level and not one.is_of_all_kinds and one.name != "unless_count"
+        }
         for kind, name in codes.KIND_NAMES.items()
     }
 
@@ -108,20 +114,26 @@ class RecordRows:
     def _operation(self, message: operation_pb2.Operation, stamp: dict[str, Any]) -> None:
         kind = message.WhichOneof("condition")
         if kind is None:
-            raise ValueError("condition: is not set: set one of produce, fetch, delete_records, signal")
+            raise ValueError(f"condition: is not set: set one of {', '.join(_KINDS)}")
         condition = getattr(message, kind)
-        items = condition.keys if kind == "signal" else condition.partitions
+        if kind == "composite":
+            items = [condition_of(term) for term in (*condition.terms, *condition.unless)]
+        else:
+            items = condition.keys if kind == "signal" else condition.partitions
         if not items:
-            raise ValueError(f"{kind}: has no {'keys' if kind == 'signal' else 'partitions'}")
+            raise ValueError(f"{kind}: has no {_ITEMS.get(kind, 'partitions')}")
         if not 1 <= message.operation_id <= OPERATION_ID_MAX:
             raise ValueError(f"operation_id: {message.operation_id} is not in 1..{OPERATION_ID_MAX}")
         shared = stamp | {"kind": _KINDS[kind], "operation_id": message.operation_id, "item_count": len(items)}
         shared["timeout_ms"] = message.timeout_ms if message.HasField("timeout_ms") else None
         shared["stale_timeout_ms"] = message.stale_timeout_ms if message.HasField("stale_timeout_ms") else None
         shared |= set_fields(condition, CONDITION_FIELDS.get(kind, {}))
+        if kind == "composite":
+            shared["unless_count"] = len(condition.unless)
         for place, item in enumerate(items):
-            values = shared | {"item": place} | set_fields(item, ITEM_FIELDS[kind])
-            values |= {"topic": item.key} if kind == "signal" else name_of(item.topic_partition)
+            is_key = isinstance(item, operation_pb2.SignalKey)
+            values = shared | {"item": place} | set_fields(item, ITEM_FIELDS["signal" if is_key else kind])
+            values |= {"topic": item.key} if is_key else name_of(item.topic_partition)
             self._put_row(values)
 
     def _event(self, message: event_pb2.Event, stamp: dict[str, Any]) -> None:
@@ -150,6 +162,18 @@ class RecordRows:
             if value is not None:
                 self._columns[name][row] = value
         self._rows = row + 1
+
+
+def condition_of(term: operation_pb2.Term) -> operation_pb2.MarkTerm | operation_pb2.SignalKey:
+    """The mark or signal of a term. Raises ValueError for one that would have another meaning as a row."""
+    condition = term.WhichOneof("condition")
+    if condition is None:
+        raise ValueError("composite: a term is not set: set mark or signal")
+    if condition == "mark" and (term.mark.required_offset == -1 or term.mark.topic_partition.partition < 0):
+        raise ValueError("composite: the offset and the partition of a mark must be 0 or greater")
+    if condition == "signal" and term.signal.required_count == -1:
+        raise ValueError("composite: the count of a signal must be 1 or greater")
+    return term.mark if condition == "mark" else term.signal
 
 
 def name_of(given: operation_pb2.TopicPartition) -> dict[str, Any]:
