@@ -98,15 +98,18 @@ class RegisteredOperations:
             names_of_items if items is None else names_of_items.take(items), len(chunk.names)
         )
         names = [chunk.names[place] for place in used.tolist()]
+        first_key = 0 if kind == codes.SIGNAL else len(names)  # others keep a partition -1, which the engine refuses
         if kind == codes.COMPOSITE:
             # Only these have both: the keys come after the partitions.
-            order = np.argsort([partition == NO_PARTITION for _, partition in names], kind="stable")
+            are_keys = np.array([partition == NO_PARTITION for _, partition in names])
+            order = np.argsort(are_keys, kind="stable")
             names = [names[place] for place in order.tolist()]
             places = np.argsort(order).astype(places.dtype)[places]
+            first_key -= int(are_keys.sum())
         fixed: dict[str, Any] = {
             "item_indexes": listed(places, None),
-            "partitions": [name for name in names if name[1] != NO_PARTITION],
-            "keys": [key for key, partition in names if partition == NO_PARTITION],
+            "partitions": names[:first_key],
+            "keys": [key for key, _ in names[first_key:]],
         }
         if not single:
             fixed["item_counts"] = listed(self.item_counts, rows)
