@@ -138,7 +138,9 @@ class Oracle:
         if count < 1:
             return plain.EventAnswer(refused=(plain.INVALID_ARGUMENT, 0))
         self.world.signals[event.name] = self.world.signals.get(event.name, 0) + count
-        return plain.EventAnswer(self.check(self.waiting_on(event.name), now_ms))
+        ended = self.check(self.waiting_on(event.name), now_ms)
+        self.forget_mentioned_only()
+        return plain.EventAnswer(ended)
 
     def remove_partition(self, name: plain.Name, code: int, now_ms: int) -> int:
         """End everything that waits on it, and remove all its state."""

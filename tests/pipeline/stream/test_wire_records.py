@@ -68,13 +68,6 @@ RECORDS = st.lists(st.tuples(st.one_of(OPERATIONS, EVENTS), st.integers(0, 2)), 
 """Each with the milliseconds that have passed since the one before."""
 
 
-def has_a_row(term: operation_pb2.Term) -> bool:
-    """Whether a term means the same as a row, where -1 stands for the default and for no partition."""
-    if term.WhichOneof("condition") == "mark":
-        return term.mark.required_offset != -1 and term.mark.topic_partition.partition >= 0
-    return term.WhichOneof("condition") == "signal" and term.signal.required_count != -1
-
-
 def register(direct: DirectEngine, operation: operation_pb2.Operation) -> bool:
     """Registers an operation as the daemon would; whether it is one."""
     condition = operation.WhichOneof("condition")
@@ -83,7 +76,9 @@ def register(direct: DirectEngine, operation: operation_pb2.Operation) -> bool:
     items = getattr(operation, condition)
     if condition == "composite":
         terms = [*items.terms, *items.unless]
-        if not terms or not all(map(has_a_row, terms)):
+        if not terms or not all(term.WhichOneof("condition") for term in terms):
+            return False
+        if any(term.mark.topic_partition.partition < 0 for term in terms):
             return False
     elif not (items.keys if condition == "signal" else items.partitions):
         return False

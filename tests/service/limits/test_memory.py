@@ -311,7 +311,7 @@ def test_the_estimate_of_results_is_near_what_they_take() -> None:
         assert taken / 2.5 < outbox.held_bytes < taken * 2.5, f"{together} together: {outbox.held_bytes} for {taken}"
 
 
-SHAPES = ["single", "wide", "fetches", "keys", "partitions", "replicas"]
+SHAPES = ["single", "wide", "fetches", "keys", "terms", "partitions", "replicas"]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -344,7 +344,7 @@ def fill(engine: Engine, owner: Owner, shape: str) -> None:
             engine.apply(events, 0, limit=10**9)
         return
     operations, items = (200, 100) if shape == "wide" else (5_000, 1)
-    kind = {"fetches": codes.FETCH, "keys": codes.SIGNAL}.get(shape, codes.PRODUCE)
+    kind = {"fetches": codes.FETCH, "keys": codes.SIGNAL, "terms": codes.COMPOSITE}.get(shape, codes.PRODUCE)
     for first in range(0, operations, 100):
         count = 100 * items
         batch = OperationBatch(
@@ -352,7 +352,7 @@ def fill(engine: Engine, owner: Owner, shape: str) -> None:
             partitions=[("topic", number) for number in range(100)],
             keys=[f"key-{first + number}" for number in range(100)],
             item_counts=[items],
-            item_indexes=[place % 100 for place in range(count)],
+            item_indexes=[place % 100 + (100 if shape == "terms" else 0) for place in range(count)],
             offsets=[random.randrange(1, 1_000) for _ in range(count)],
             timeouts_ms=[60_000],
             min_bytes=[1_000_000] if shape == "fetches" else [],

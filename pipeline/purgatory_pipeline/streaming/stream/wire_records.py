@@ -33,17 +33,15 @@ MALFORMED: Final = pa.schema([("side", pa.string()), ("record", pa.binary()), ("
 """Records that could not be read, and why."""
 
 _KINDS: Final = {name: code for code, name in codes.KIND_NAMES.items()}
-_ITEMS: Final = {"signal": "keys", "composite": "terms"}
 _TYPES: Final = {name: code for code, name in codes.EVENT_NAMES.items()}
 
 
 def _row_fields(level: str) -> dict[str, dict[str, str]]:
-    """By kind: the fields of a condition, or of its items, and their columns."""
+    """By kind: the fields of a condition, or of its items, and their columns. Repeated fields are not columns."""
     return {
         name: {
             one.row_name: one.name
             for one in columns_of(kind)
-            # As a row, the failure arm is a list of its own, and its length is no field.
             if one.level == level and not one.is_of_all_kinds and one.name != "unless_count"
         }
         for kind, name in codes.KIND_NAMES.items()
@@ -51,6 +49,8 @@ def _row_fields(level: str) -> dict[str, dict[str, str]]:
 
 
 ITEM_FIELDS: Final = _row_fields(ITEM)
+SIGNAL_FIELDS: Final = ITEM_FIELDS["signal"]
+"""Of a key, also as a term of a composite."""
 CONDITION_FIELDS: Final = _row_fields(OPERATION_LEVEL)
 EVENT_FIELDS: Final = {
     **{field: column.name for column in EVENT_COLUMNS for field in column.row_names.values()},
@@ -114,14 +114,11 @@ class RecordRows:
     def _operation(self, message: operation_pb2.Operation, stamp: dict[str, Any]) -> None:
         kind = message.WhichOneof("condition")
         if kind is None:
-            raise ValueError(f"condition: is not set: set one of {', '.join(_KINDS)}")
+            raise ValueError("condition: is not set: set one of " + ", ".join(_KINDS))
         condition = getattr(message, kind)
-        if kind == "composite":
-            items = [condition_of(term) for term in (*condition.terms, *condition.unless)]
-        else:
-            items = condition.keys if kind == "signal" else condition.partitions
+        items = items_of(kind, condition)
         if not items:
-            raise ValueError(f"{kind}: has no {_ITEMS.get(kind, 'partitions')}")
+            raise ValueError(f"{kind}: has no {ITEMS_NAMES.get(kind, 'partitions')}")
         if not 1 <= message.operation_id <= OPERATION_ID_MAX:
             raise ValueError(f"operation_id: {message.operation_id} is not in 1..{OPERATION_ID_MAX}")
         shared = stamp | {"kind": _KINDS[kind], "operation_id": message.operation_id, "item_count": len(items)}
@@ -132,7 +129,7 @@ class RecordRows:
             shared["unless_count"] = len(condition.unless)
         for place, item in enumerate(items):
             is_key = isinstance(item, operation_pb2.SignalKey)
-            values = shared | {"item": place} | set_fields(item, ITEM_FIELDS["signal" if is_key else kind])
+            values = shared | {"item": place} | set_fields(item, SIGNAL_FIELDS if is_key else ITEM_FIELDS[kind])
             values |= {"topic": item.key} if is_key else name_of(item.topic_partition)
             self._put_row(values)
 
@@ -164,16 +161,24 @@ class RecordRows:
         self._rows = row + 1
 
 
-def condition_of(term: operation_pb2.Term) -> operation_pb2.MarkTerm | operation_pb2.SignalKey:
-    """The mark or signal of a term. Raises ValueError for one that would have another meaning as a row."""
-    condition = term.WhichOneof("condition")
-    if condition is None:
-        raise ValueError("composite: a term is not set: set mark or signal")
-    if condition == "mark" and (term.mark.required_offset == -1 or term.mark.topic_partition.partition < 0):
-        raise ValueError("composite: the offset and the partition of a mark must be 0 or greater")
-    if condition == "signal" and term.signal.required_count == -1:
-        raise ValueError("composite: the count of a signal must be 1 or greater")
-    return term.mark if condition == "mark" else term.signal
+ITEMS_NAMES: Final = {"signal": "keys", "composite": "terms"}
+"""By kind: what its items are called, if not partitions."""
+
+
+def items_of(kind: str, condition: Any) -> list[Any]:  # noqa: ANN401 - of any kind
+    """The partitions and keys of a condition, in order. Raises ValueError for a term that rows cannot say."""
+    if kind != "composite":
+        return list(condition.keys if kind == "signal" else condition.partitions)
+    items = []
+    for arm in ("terms", "unless"):
+        for place, term in enumerate(getattr(condition, arm)):
+            chosen = term.WhichOneof("condition")
+            if chosen is None:
+                raise ValueError(f"composite.{arm}[{place}]: is not set: set one of mark, signal")
+            if chosen == "mark" and term.mark.topic_partition.partition < 0:  # in a row this is a key
+                raise ValueError(f"composite.{arm}[{place}].mark.topic_partition: the partition is negative")
+            items.append(getattr(term, chosen))
+    return items
 
 
 def name_of(given: operation_pb2.TopicPartition) -> dict[str, Any]:
