@@ -7,7 +7,18 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 import grpc
-from purgatory_client import AsyncClient, Event, OperationKind, Result, ResultColumns, events, waits
+from purgatory_client import (
+    AsyncClient,
+    Event,
+    OperationKind,
+    Result,
+    ResultColumns,
+    at_least,
+    events,
+    mark,
+    signal,
+    waits,
+)
 from purgatory_client.batches import Entry
 from purgatory_client.errors import ClientClosed, NotFound, PurgatoryClientError, Unavailable
 
@@ -120,6 +131,11 @@ def _ask(asked: Any, operation: PlannedWait) -> Any:  # noqa: ANN401 - a client'
     if operation.kind == codes.SIGNAL:
         counts = {str(key): count for key, count in operation.items}
         return asked.signal(counts, timeout=timeout, any=operation.any_key, from_now=operation.from_now)
+    if operation.kind == codes.COMPOSITE:
+        terms = [signal(name, count) if isinstance(name, str) else mark(name, count) for name, count in operation.items]
+        arm = len(terms) - operation.unless_count
+        condition = at_least(operation.required_terms or arm, *terms[:arm])
+        return asked.wait(condition, unless=terms[arm:], timeout=timeout)
     offsets = {name: offset for name, offset in operation.items if not isinstance(name, str)}
     if operation.kind == codes.PRODUCE:
         return asked.produce(offsets, timeout=timeout, local_error_codes=operation.local_error_code)
@@ -150,6 +166,19 @@ def _many(client: AsyncClient, batch: Batch) -> Awaitable[ResultColumns]:
             from_now=[one.from_now for one in all_of],
         )
     names = list(dict.fromkeys(name for name, _ in items if not isinstance(name, str)))
+    if kind == OperationKind.COMPOSITE:
+        keys = list(dict.fromkeys(name for name, _ in items if isinstance(name, str)))
+        both: list[tuple[str, int] | str] = [*names, *keys]
+        return client.wait_many(
+            names,
+            keys,
+            indexes=[both.index(name) for name, _ in items],
+            offsets=offsets,
+            timeouts_ms=timeouts_ms,
+            item_counts=counts,
+            required_terms=[one.required_terms for one in all_of],
+            unless_counts=[one.unless_count for one in all_of],
+        )
     indexes = [names.index(name) for name, _ in items if not isinstance(name, str)]
     wait: Callable[..., Awaitable[ResultColumns]] = client.delete_records_many
     if kind == OperationKind.PRODUCE:

@@ -37,7 +37,7 @@ class Seen:
         self.waited_ms = round(result.waited * 1_000)
         if self.outcome == Outcome.REFUSED:
             return
-        self.codes = tuple(item.error_code for item in result.partitions.values())
+        self.codes = tuple(item.error_code for item in result.items)
 
     def __repr__(self) -> str:
         how = Outcome(self.outcome).name if self.outcome else repr(self.error)

@@ -21,6 +21,7 @@ KEYS = ("build", "deploy", "index", "report")
 TOP = 1_000_000
 """The value of all marks at the end of the day."""
 OFFSETS_A_DAY = 400
+KEY_COUNT_MAX = 60
 SESSIONS_SPARE = 4
 """Sessions beyond those of the clients: one for the passer-by, and some that have not been left yet."""
 PASSER_INTERVAL_MS = 4
@@ -43,6 +44,8 @@ class PlannedWait(NamedTuple):
     any_key: bool = False
     from_now: bool = False
     local_error_code: int = 0
+    required_terms: int = 0
+    unless_count: int = 0
     valid: bool = True
 
 
@@ -229,9 +232,11 @@ class Drawing:
         reachable = rng.random() < 0.85
         if reachable and not in_batch and rng.random() < 0.1:
             timeout_ms = None
+        items = self._items(kind, volatile, reachable, invalid)
+        is_composite = kind == codes.COMPOSITE
         return PlannedWait(
             kind,
-            self._items(kind, volatile, reachable, invalid),
+            items,
             timeout_ms,
             self._cancel_after_ms(cancelled),
             once=rng.random() < once,
@@ -240,6 +245,8 @@ class Drawing:
             any_key=kind == codes.SIGNAL and reachable and rng.random() < 0.3,
             from_now=kind == codes.SIGNAL and rng.random() < 0.3,
             local_error_code=5 if kind == codes.PRODUCE and rng.random() < 0.03 else 0,
+            required_terms=rng.choice((0, 1)) if is_composite else 0,
+            unless_count=int(is_composite and len(items) > 1 and rng.random() < 0.4),
             valid=not invalid,
         )
 
@@ -254,11 +261,16 @@ class Drawing:
             names = list(TRIMMED)
         else:
             names = [*LOGS, *VOLATILE] if volatile else list(LOGS)
+        if kind == codes.COMPOSITE:
+            names += KEYS
         chosen = rng.sample(names, min(len(names), rng.choice((1, 1, 1, 2, 3))))
         if invalid:
             return tuple((name, -5) for name in chosen)
-        highest = {codes.SIGNAL: 60, codes.FETCH: rng.choice((0, OFFSETS_A_DAY))}.get(kind, OFFSETS_A_DAY)
-        items = [(name, rng.randint(0 if kind == codes.FETCH else 1, highest)) for name in chosen]
+        highest = rng.choice((0, OFFSETS_A_DAY)) if kind == codes.FETCH else OFFSETS_A_DAY
+        items = [
+            (name, rng.randint(0 if kind == codes.FETCH else 1, KEY_COUNT_MAX if isinstance(name, str) else highest))
+            for name in chosen
+        ]
         if not reachable and kind in {codes.PRODUCE, codes.SIGNAL}:
             items[-1] = (items[-1][0], NEVER)
         if kind == codes.DELETE_RECORDS and rng.random() < 0.1:
