@@ -232,8 +232,8 @@ class SignalKey:
 
 
 class SignalKeys:
-    """Known keys, at most `keys_max`. Idle keys (without waits) are kept for their counts. The one that was signalled, or
-    lost its last wait, longest ago is forgotten first.
+    """Known keys, at most `keys_max`. Idle keys (without waits) are kept for their counts. The key that was signalled,
+    or lost its last wait, longest ago is forgotten first.
     """
 
     def __init__(self, keys_max: int, values_bytes_max: int) -> None:

@@ -11,6 +11,7 @@ from mypy_extensions import i64
 from purgatory.engine.batches import AsGiven, PartitionName
 from purgatory.engine.codes import FAILED, FETCH, MARK_STALE, NONE, REQUEST_TIMED_OUT
 from purgatory.engine.waiting.pending import PendingOperations
+from purgatory.engine.waiting.tables import UNRESOLVED
 
 __all__ = ["StaleWaits"]
 
@@ -72,7 +73,7 @@ class StaleWaits:
         first = completions.items
         # Taken before `end` too: an item that the caller resolved with code 7 has the same result as one that is still
         # waited for.
-        waits_for = self._waits_for(slot, kind)
+        waits_for = self._waits_for(slot)
         pending.end(slot, FAILED, now_ms)
         # A fetch that ends early answers with what it has read, so its unreached partitions have no error.
         not_reached: i64 = NONE if kind == FETCH else REQUEST_TIMED_OUT
@@ -82,12 +83,12 @@ class StaleWaits:
             if is_waited_for and completions.error_codes[item] == not_reached and name in stale:
                 completions.error_codes[item] = MARK_STALE
 
-    def _waits_for(self, slot: i64, kind: i64) -> list[bool]:
+    def _waits_for(self, slot: i64) -> list[bool]:
         """For each item of an operation, in the order of its results: whether it is still waited for."""
         found: list[bool] = []
         item = i64(self.pending.operations.first_item[slot])
         while item >= 0:
-            found.append(self._is_waited_for(kind, item))
+            found.append(i64(self.pending.items.error_code[item]) == UNRESOLVED)
             item = i64(self.pending.items.next[item])
         return found
 
