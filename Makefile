@@ -208,12 +208,12 @@ $(STAMPS)/dev: $(STAMPS)/serving
 
 $(STAMPS)/connectors: $(STAMPS)/serving
 	@echo "== installing what the connectors need"
-	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,archive,kafka,postgres]'
+	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,archive,kafka,postgres,redis,poll]'
 	@touch $@
 
 $(STAMPS)/pipeline: $(STAMPS)/dev
 	@echo "== installing what the pipeline (Spark: about a gigabyte) and the connectors need"
-	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,archive,dev,pipeline,kafka,postgres,otel]'
+	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,archive,dev,pipeline,kafka,postgres,redis,poll,otel]'
 	@touch $@
 
 $(STAMPS)/site: $(STAMPS)/serving

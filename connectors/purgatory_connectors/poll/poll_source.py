@@ -1,0 +1,113 @@
+"""The poll source: a number that only rises, or several by name, under "poll/NAME/".
+
+A single number is the mark "position". A number that has become lower is believed once it has been read twice: one
+lower reading may come from a server that lags behind the one that answered before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Final, Protocol
+
+from purgatory_client.sources.source_names import escaped_group
+
+from purgatory_connectors.errors import SourceStale
+from purgatory_connectors.poll.http_reader import HttpReader
+from purgatory_connectors.poll.poll_settings import SQL, PollSettings
+from purgatory_connectors.poll.sql_reader import SqlReader
+from purgatory_connectors.publisher.observation import End, Observation
+from purgatory_connectors.publisher.polled_source import PolledSource, Unreadable
+
+POSITION: Final = "position"
+POSITION_MAX: Final = 2**61 - 1
+"""The highest offset of a mark."""
+MARKS_MAX: Final = 1_000
+_NAME_LENGTH_MAX: Final = 140
+
+Positions = Mapping[str, int]
+"""Position by mark, without the prefix. A mark that has no position yet is left out."""
+
+
+class Reader(Protocol):
+    """Asks the system. `read` takes a pointer or a query and returns a value, or a mapping of values by name."""
+
+    async def read(self, what: str) -> object: ...
+
+    async def close(self) -> None: ...
+
+
+class PollSource(PolledSource[Positions]):
+    """Reads the positions of one system. Its only target is ""."""
+
+    def __init__(self, settings: PollSettings) -> None:
+        uri = settings.uri
+        super().__init__(f"{uri.scheme}://{''.join(uri.hosts)}", f"poll/{settings.name}/", ("",), settings.times)
+        self._settings: Final = settings
+        self._reader: Final[Reader] = SqlReader(settings) if uri.scheme == SQL else HttpReader(settings)
+        self._known: dict[str, int] = {}
+        self._lower: frozenset[str] = frozenset()
+        """Marks that the last answer had lower, or not at all."""
+        self._seen_at = 0.0
+        self._stale = "it was not read yet"
+
+    async def read(self, target: str) -> Positions:
+        return positions_of(await self._reader.read(target or self._settings.what))
+
+    async def close(self) -> None:
+        await self._reader.close()
+
+    def begin(self, told: Mapping[str, int]) -> None:
+        self._known, self._lower = dict(told), frozenset()
+
+    def take(self, target: str, reading: Positions | Unreadable, now: float) -> list[Observation]:  # noqa: ARG002 - there is one target
+        self._seen_at = self._seen_at or now
+        if isinstance(reading, Unreadable):
+            self._stale = str(reading)
+            return []
+        self._seen_at, self._stale = now, ""
+        lower = frozenset(mark for mark, known in self._known.items() if reading.get(mark, -1) < known)
+        believed = (self._known.keys() | reading.keys()) - (lower - self._lower)
+        changed = [Observation(self.prefix + mark, 0, reading.get(mark), "", mark in lower) for mark in believed]
+        self._known = {mark: reading[mark] for mark in believed & reading.keys()} | {
+            mark: self._known[mark] for mark in lower - self._lower
+        }
+        self._lower = lower - self._lower
+        return changed
+
+    def stale(self) -> Mapping[str, tuple[float, str]]:
+        return {"": (self._seen_at, self._stale)} if self._stale else {}
+
+    async def ends(self, names: Sequence[str]) -> list[End]:
+        """The end that the option `end` returns, for all marks or by name. Raises SourceStale."""
+        if self._settings.end is None:
+            raise SourceStale(f"{self.prefix}: it has no end; add the option end= to its address (docs/sources.md)")
+        found = await self.asked(self._settings.end)
+        ends = {name: found.get(name.removeprefix(self.prefix), found.get(POSITION)) for name in names}
+        return [End(name, 0, end) for name, end in ends.items() if end is not None]
+
+
+def positions_of(value: object) -> dict[str, int]:
+    """The positions in what a system answered. Raises Unreadable."""
+    if not isinstance(value, Mapping):
+        value = {POSITION: value}
+    if len(value) > MARKS_MAX:
+        raise Unreadable(f"it answers {len(value):,} names; each would be a mark, and there may be {MARKS_MAX:,}")
+    found = {}
+    for name, one in value.items():
+        mark = escaped_group(str(name)) if name else ""
+        if not 0 < len(mark) <= _NAME_LENGTH_MAX:
+            raise Unreadable(f"{str(name)[:50]!r} cannot be a name: 1 to {_NAME_LENGTH_MAX} characters")
+        if one is not None:
+            found[mark] = _position(one)
+    return found
+
+
+def _position(value: object) -> int:
+    # Numbers above 2^53 are often written as texts in JSON; sums and maxima are decimals in SQL.
+    is_text = isinstance(value, str) and value.isascii() and value.isdigit()
+    if is_text or (isinstance(value, int | float | Decimal) and not isinstance(value, bool)):
+        number = Decimal(str(value)[:400])
+        if number.is_finite() and 0 <= number <= POSITION_MAX and number == int(number):
+            return int(number)
+    raise Unreadable(f"it answers {str(value)[:50]!r}, which is not a whole number from 0 to 2^61")
