@@ -136,10 +136,10 @@ async def test_a_user_without_the_right(shared_daemon: DaemonProcess, servers: S
     prefix = f"redis/{p.port}"
     async with watched(shared_daemon, servers) as client:
         await until_mark(client, f"{prefix}/p", lambda mark: mark.high_watermark >= 0 and not mark.stale_reason)
-        p.client.execute_command("ACL", "SETUSER", "default", "-info")
+        p.client.acl_setuser("default", enabled=True, commands=["-info"])
         stale = await until_mark(client, f"{prefix}/p", lambda mark: mark.stale_reason)
         assert "+info" in stale.stale_reason
-        p.client.execute_command("ACL", "SETUSER", "default", "+info")
+        p.client.acl_setuser("default", enabled=True, commands=["+info"])
         await until_mark(client, f"{prefix}/p", lambda mark: not mark.stale_reason)
 
 
