@@ -1,7 +1,6 @@
 """The poll source: a number that only rises, or several by name, under "poll/NAME/".
 
-A single number is the mark "position". A number that has become lower is believed once it has been read twice: one
-lower reading may come from a server that lags behind the one that answered before.
+A single number is the mark "position".
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from purgatory_connectors.poll.poll_settings import SQL, PollSettings
 from purgatory_connectors.poll.sql_reader import SqlReader
 from purgatory_connectors.publisher.observation import End, Observation
 from purgatory_connectors.publisher.polled_source import PolledSource, Unreadable
+from purgatory_connectors.publisher.rising_marks import RisingMarks
 
 POSITION: Final = "position"
 POSITION_MAX: Final = 2**61 - 1
@@ -45,9 +45,7 @@ class PollSource(PolledSource[Positions]):
         super().__init__(f"{uri.scheme}://{''.join(uri.hosts)}", f"poll/{settings.name}/", ("",), settings.times)
         self._settings: Final = settings
         self._reader: Final[Reader] = SqlReader(settings) if uri.scheme == SQL else HttpReader(settings)
-        self._known: dict[str, int] = {}
-        self._lower: frozenset[str] = frozenset()
-        """Marks that the last answer had lower, or not at all."""
+        self._marks = RisingMarks[str]({})
         self._seen_at = 0.0
         self._stale = "it was not read yet"
 
@@ -58,7 +56,7 @@ class PollSource(PolledSource[Positions]):
         await self._reader.close()
 
     def begin(self, told: Mapping[str, int]) -> None:
-        self._known, self._lower = dict(told), frozenset()
+        self._marks = RisingMarks(told)
 
     def take(self, target: str, reading: Positions | Unreadable, now: float) -> list[Observation]:  # noqa: ARG002 - there is one target
         self._seen_at = self._seen_at or now
@@ -66,14 +64,8 @@ class PollSource(PolledSource[Positions]):
             self._stale = str(reading)
             return []
         self._seen_at, self._stale = now, ""
-        lower = frozenset(mark for mark, known in self._known.items() if reading.get(mark, -1) < known)
-        believed = (self._known.keys() | reading.keys()) - (lower - self._lower)
-        changed = [Observation(self.prefix + mark, 0, reading.get(mark), "", mark in lower) for mark in believed]
-        self._known = {mark: reading[mark] for mark in believed & reading.keys()} | {
-            mark: self._known[mark] for mark in lower - self._lower
-        }
-        self._lower = lower - self._lower
-        return changed
+        moves = self._marks.take(reading)
+        return [Observation(self.prefix + mark, 0, position, "", is_back) for mark, position, is_back in moves]
 
     def stale(self) -> Mapping[str, tuple[float, str]]:
         return {"": (self._seen_at, self._stale)} if self._stale else {}
