@@ -1,7 +1,8 @@
 """A small real Kafka cluster on loopback (KRaft; each broker is also a controller), for demonstrations and tests.
 
-All its files are in one folder. The jars come from $KAFKA_JARS, or are downloaded by Maven into .build/kafka-jars-VERSION; it
-needs Java 17. `with KafkaCluster(folder, brokers=3) as cluster:` starts the cluster, and always stops it again.
+All its files are in one folder. The jars come from $KAFKA_JARS, or are downloaded by Maven into
+.build/kafka-jars-VERSION; it needs Java 17. `with KafkaCluster(folder, brokers=3) as cluster:` starts the cluster, and
+always stops it again.
 """
 
 import base64
