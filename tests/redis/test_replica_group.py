@@ -85,6 +85,10 @@ def test_two_primaries() -> None:
     assert positions(marks.saw("r1", primary("b", 99, "a", 80), 4.0)) == {}
     marks.lost("r2", "it does not answer", 5.0)
     assert positions(marks.saw("r1", primary("b", 99, "a", 80), 6.0)) == {"r1": 99}
+    marks.saw("r2", primary("z", 500), 7.0)
+    changes = marks.lost("r1", "it does not answer", 8.0)
+    assert positions(changes) == {"p": 0, "r1": 0, "any": 0, "all": 0, "quorum": 0}
+    assert {one.history for one in changes} == {"z"}
 
 
 def test_an_earlier_run_is_continued() -> None:

@@ -86,8 +86,7 @@ class ReplicaGroup:
     def lost(self, name: str, reason: str, now: float) -> list[MarkChange]:
         """A server cannot be read."""
         self._servers[name].state, self._servers[name].stale = None, reason
-        self._find_primary()
-        return self._settle(now)
+        return self._settle(now, is_new=self._find_primary())
 
     def stale(self) -> Mapping[str, tuple[float, str]]:
         """The marks that cannot be seen: when they were last seen, and why."""
