@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -97,6 +97,10 @@ class SourceUri:
                 raise SourceUriInvalid(
                     f"source {self.text!r}: there is no option {option!r}; known: {', '.join(known)}"
                 )
+
+    def merged(self, environment_prefix: str) -> SourceUri:
+        """The address with the options of `config` added; those of the address take precedence."""
+        return replace(self, options={**self.config(environment_prefix), **self.options})
 
     def config(self, environment_prefix: str) -> dict[str, str]:
         """The settings in the file named by `config`; environment variables take precedence.

@@ -66,6 +66,8 @@ class ShareGroups:
             if began >= self._idle_at:
                 self._idle_at = began + IDLE_POLL_S
                 groups |= self._published().keys()
+                for group in self._stale.keys() - groups:
+                    del self._stale[group]
             await asyncio.gather(*(self._poll(self._poller, group) for group in groups))
             due = began + self._settings.poll_ms / 1000 if self._wanted else self._idle_at
             with contextlib.suppress(TimeoutError):

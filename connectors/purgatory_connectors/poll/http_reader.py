@@ -1,26 +1,46 @@
 """Reads a JSON document over HTTP."""
 
 import json
+from collections.abc import Mapping
 from typing import Final
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlunsplit
 
 import httpcore
 from jsonpointer import JsonPointer, JsonPointerException
 
-from purgatory_connectors.poll.poll_settings import PollSettings
+from purgatory_connectors.errors import SourceUriInvalid
 from purgatory_connectors.publisher.polled_source import Unreadable
+from purgatory_connectors.uri import SourceUri
 
 BYTES_MAX: Final = 1 << 20
+_HEADER: Final = "header."
 
 
 class HttpReader:
-    """Keeps one connection. Redirects are not followed: they would hide which server answers."""
+    """Keeps one connection. Redirects are not followed: they would hide which server answers.
 
-    def __init__(self, settings: PollSettings) -> None:
-        uri = settings.uri
-        query = f"?{urlencode(settings.others)}" if settings.others else ""
-        self._url: Final = f"{uri.scheme.removeprefix('poll+')}://{uri.hosts[0]}/{quote(uri.path)}{query}"
-        self._headers: Final = [("accept", "application/json"), *settings.headers.items()]
+    Args:
+        uri: The address.
+        others: Headers ("header.NAME"), and the query of the request.
+        pointers: The JSON pointers that will be read.
+
+    Raises:
+        SourceUriInvalid: One of them is no JSON pointer.
+    """
+
+    def __init__(self, uri: SourceUri, others: Mapping[str, str], *pointers: str) -> None:
+        for pointer in pointers:
+            try:
+                JsonPointer(pointer)
+            except JsonPointerException as error:
+                raise SourceUriInvalid(
+                    f"source {uri.text!r}: {pointer!r} is no JSON pointer; write /status/position"
+                ) from error
+        named = [option for option in others if option.startswith(_HEADER)]
+        headers = [(option.removeprefix(_HEADER).replace(".", "-"), others[option]) for option in named]
+        query = urlencode({option: value for option, value in others.items() if option not in named})
+        self._url: Final = urlunsplit((uri.scheme.removeprefix("poll+"), uri.hosts[0], quote(uri.path), query, ""))
+        self._headers: Final = [("accept", "application/json"), *headers]
         self._pool: Final = httpcore.AsyncConnectionPool(max_connections=1)
 
     async def read(self, what: str) -> object:

@@ -1,23 +1,27 @@
 """The poll source: a number that only rises, or several by name, under "poll/NAME/".
 
-A single number is the mark "position".
+    poll+http://app:8080/status?pointer=/position
+    poll+sql://db:5432/shop?query=SELECT max(id) FROM events&user=reader
+
+A single number is the mark "position". Options that are not the source's own belong to the system: the query of the
+HTTP request, the options of the driver.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import Final, Protocol
+from typing import Final
 
 from purgatory_client.sources.source_names import escaped_group
 
-from purgatory_connectors.errors import SourceStale
+from purgatory_connectors.errors import SourceStale, SourceUriInvalid
 from purgatory_connectors.poll.http_reader import HttpReader
-from purgatory_connectors.poll.poll_settings import SQL, PollSettings
 from purgatory_connectors.poll.sql_reader import SqlReader
 from purgatory_connectors.publisher.observation import End, Observation
-from purgatory_connectors.publisher.polled_source import PolledSource, Unreadable
+from purgatory_connectors.publisher.polled_source import POLL_OPTIONS, PolledSource, Unreadable
 from purgatory_connectors.publisher.rising_marks import RisingMarks
+from purgatory_connectors.uri import SourceUri
 
 POSITION: Final = "position"
 POSITION_MAX: Final = 2**61 - 1
@@ -29,28 +33,27 @@ Positions = Mapping[str, int]
 """Position by mark, without the prefix. A mark that has no position yet is left out."""
 
 
-class Reader(Protocol):
-    """Asks the system. `read` takes a pointer or a query and returns a value, or a mapping of values by name."""
-
-    async def read(self, what: str) -> object: ...
-
-    async def close(self) -> None: ...
-
-
 class PollSource(PolledSource[Positions]):
     """Reads the positions of one system. Its only target is ""."""
 
-    def __init__(self, settings: PollSettings) -> None:
-        uri = settings.uri
-        super().__init__(f"{uri.scheme}://{''.join(uri.hosts)}", f"poll/{settings.name}/", ("",), settings.times)
-        self._settings: Final = settings
-        self._reader: Final[Reader] = SqlReader(settings) if uri.scheme == SQL else HttpReader(settings)
+    def __init__(self, uri: SourceUri) -> None:
+        uri = uri.merged("PURGATORY_POLL_")
+        super().__init__("poll", uri, ("",), poll_ms=100)
+        if len(uri.hosts) > 1:
+            raise SourceUriInvalid(f"source {uri.text!r}: one host, because several may have different positions")
+        others = {option: value for option, value in uri.options.items() if option not in POLL_OPTIONS}
+        self._end: Final = others.pop("end", None)
+        is_sql = uri.scheme == "poll+sql"
+        self._what: Final = others.pop("query" if is_sql else "pointer", "")
+        if is_sql and not self._what:
+            raise SourceUriInvalid(f"source {uri.text!r}: add query=SELECT ..., which returns the position")
+        self._reader: Final = SqlReader(uri, others) if is_sql else HttpReader(uri, others, self._what, self._end or "")
         self._marks = RisingMarks[str]({})
         self._seen_at = 0.0
         self._stale = "it was not read yet"
 
     async def read(self, target: str) -> Positions:
-        return positions_of(await self._reader.read(target or self._settings.what))
+        return positions_of(await self._reader.read(target or self._what))
 
     async def close(self) -> None:
         await self._reader.close()
@@ -72,9 +75,9 @@ class PollSource(PolledSource[Positions]):
 
     async def ends(self, names: Sequence[str]) -> list[End]:
         """The end that the option `end` returns, for all marks or by name. Raises SourceStale."""
-        if self._settings.end is None:
+        if self._end is None:
             raise SourceStale(f"{self.prefix}: it has no end; add the option end= to its address (docs/sources.md)")
-        found = await self.asked(self._settings.end)
+        found = await self.asked(self._end)
         ends = {name: found.get(name.removeprefix(self.prefix), found.get(POSITION)) for name in names}
         return [End(name, 0, end) for name, end in ends.items() if end is not None]
 

@@ -7,8 +7,8 @@ from sqlalchemy.exc import ArgumentError, InvalidRequestError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from purgatory_connectors.errors import SourceRefused
-from purgatory_connectors.poll.poll_settings import PollSettings
 from purgatory_connectors.publisher.polled_source import Unreadable
+from purgatory_connectors.uri import SourceUri
 
 ROWS_MAX: Final = 1_001
 """One more than may be marks."""
@@ -17,8 +17,7 @@ ROWS_MAX: Final = 1_001
 class SqlReader:
     """Keeps one connection, which commits each query by itself. Raises SourceRefused if the driver cannot be used."""
 
-    def __init__(self, settings: PollSettings) -> None:
-        uri, others = settings.uri, dict(settings.others)
+    def __init__(self, uri: SourceUri, others: dict[str, str]) -> None:
         host, _, port = "".join(uri.hosts).partition(":")
         driver = others.pop("driver", "postgresql+psycopg").replace(" ", "+")  # "+" in an address is a space
         login = others.pop("user", None), others.pop("password", None)

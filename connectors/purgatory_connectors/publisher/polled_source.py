@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, TypeVar
 
 from purgatory_connectors.errors import SourceStale, SourceUriInvalid
 from purgatory_connectors.publisher.observation import Observation, SourceState, StaleMarks
 from purgatory_connectors.publisher.publisher import Publisher, Source
 from purgatory_connectors.uri import SourceUri
 
-LOG: Final = logging.getLogger(__name__)
-
 POLL_OPTIONS: Final = ("name", "config", "poll_ms", "idle_poll_ms", "timeout_ms")
 _RETRY_S: Final = 0.5
 """Shortest interval at which a target that cannot be read is asked again."""
 _CONNECTED_POLL_S: Final = 0.05
+_MS_MAX: Final = 3_600_000
 
 Reading = TypeVar("Reading")
 
@@ -36,49 +34,35 @@ class Unreadable(SourceStale):
         self.is_refused: Final = is_refused
 
 
-class PollTimes(NamedTuple):
-    """Intervals with and without waits, and the time that an answer may take, all in seconds."""
-
-    poll_s: float
-    idle_poll_s: float
-    timeout_s: float
-
-    @classmethod
-    def of_uri(cls, uri: SourceUri, poll_ms: int) -> PollTimes:
-        """Read them from an address; `poll_ms` is the default. Raises SourceUriInvalid."""
-        defaults = {"poll_ms": poll_ms, "idle_poll_ms": 1000, "timeout_ms": 1500}
-        return cls(*(uri.number(option, value, most=3_600_000) / 1000 for option, value in defaults.items()))
-
-
-def checked_name(uri: SourceUri) -> str:
-    """The option `name`, which is part of the names of all marks. Raises SourceUriInvalid."""
-    name = uri.options.get("name", "main")
-    if not name or "/" in name or len(name) > 100:
-        raise SourceUriInvalid(f"source {uri.text!r}: name={name!r}; 1 to 100 characters, and no slash")
-    return name
-
-
 class PolledSource(Source, Generic[Reading]):
     """Asks each target with `read` and passes the answer to `take`.
 
     Args:
-        name: See `Source`.
-        prefix: Prefix of its marks, with a slash at the end.
+        kind: The first part of the names of its marks, "KIND/NAME/".
+        uri: The address, with `name` and the times to ask at.
         targets: What is asked; opaque here.
-        times: When to ask.
+        poll_ms: Interval while operations wait, unless the address has another one.
+
+    Raises:
+        SourceUriInvalid: An option is wrong.
     """
 
     publisher: Publisher
 
-    def __init__(self, name: str, prefix: str, targets: Sequence[str], times: PollTimes) -> None:
-        self.name = name[:249]
-        self.prefix: Final = prefix
-        self.topic_prefixes = (prefix,)
-        self._times: Final = times
+    def __init__(self, kind: str, uri: SourceUri, targets: Sequence[str], poll_ms: int) -> None:
+        name = uri.options.get("name", "main")
+        if not name or "/" in name or len(name) > 100:
+            raise SourceUriInvalid(f"source {uri.text!r}: name={name!r}; 1 to 100 characters, and no slash")
+        self.name = f"{uri.scheme}://{','.join(uri.hosts)}"[:249]
+        self.prefix: Final = f"{kind}/{name}/"
+        self.topic_prefixes = (self.prefix,)
+        self._poll_s: Final = uri.number("poll_ms", poll_ms, most=_MS_MAX) / 1000
+        self._idle_poll_s: Final = uri.number("idle_poll_ms", 1000, most=_MS_MAX) / 1000
+        self._timeout_s: Final = uri.number("timeout_ms", 1500, most=_MS_MAX) / 1000
         self._wanted: frozenset[str] = frozenset()
         self._wake: Final = {target: asyncio.Event() for target in targets}
-        self._failed: Final[dict[str, Unreadable]] = {}
-        self._asked: Final[set[str]] = set()
+        self._failed: Final[dict[str, Unreadable | None]] = {}
+        """For each target that was asked: why it could not be read."""
 
     @abstractmethod
     async def read(self, target: str) -> Reading:
@@ -107,7 +91,7 @@ class PolledSource(Source, Generic[Reading]):
     async def asked(self, target: str) -> Reading:
         """`read` within the permitted time. Raises Unreadable."""
         try:
-            async with asyncio.timeout(self._times.timeout_s):
+            async with asyncio.timeout(self._timeout_s):
                 return await self.read(target)
         except TimeoutError:
             raise Unreadable("it does not answer") from None
@@ -122,7 +106,7 @@ class PolledSource(Source, Generic[Reading]):
         marks = publisher.published(self.prefix)
         told = {topic.removeprefix(self.prefix): mark.offset for (topic, _), mark in marks.items()}
         self.begin({mark: offset for mark, offset in told.items() if offset >= 0})
-        self._asked.clear()
+        self._failed.clear()
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._follow_demand())
@@ -140,39 +124,28 @@ class PolledSource(Source, Generic[Reading]):
                 answer = await self.asked(target)
             except Unreadable as error:
                 answer = error
-            self._note(target, answer)
+            self._failed[target] = answer if isinstance(answer, Unreadable) else None
             if changes := self.take(target, answer, time.monotonic()):
                 self.publisher.observe(changes)
             self._report()
-            interval = self._times.poll_s if target in self._wanted else self._times.idle_poll_s
+            interval = self._poll_s if target in self._wanted else self._idle_poll_s
             if isinstance(answer, Unreadable):
                 interval = max(interval, _RETRY_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, began + interval - time.monotonic())):
                     await self._wake[target].wait()
 
-    def _note(self, target: str, answer: Reading | Unreadable) -> None:
-        before = self._failed.pop(target, None)
-        self._asked.add(target)
-        if isinstance(answer, Unreadable):
-            self._failed[target] = answer
-        if str(before or "") != str(self._failed.get(target, "")):
-            LOG.warning("%s%s: %s", self.prefix, target, self._failed.get(target, "it can be read again"))
-
     def _report(self) -> None:
-        now, stale, failed = time.monotonic(), self.stale(), self._failed.values()
+        now, stale = time.monotonic(), self.stale()
         marks = [
             StaleMarks(self.prefix + mark, bool(mark), (), round((now - seen_at) * 1000), reason)
             for mark, (seen_at, reason) in stale.items()
         ]
-        if len(self._asked) < len(self._wake):
+        state = SourceState.STALE if stale else SourceState.LIVE
+        if len(self._failed) < len(self._wake):
             state = SourceState.LOADING
-        elif not stale:
-            state = SourceState.LIVE
-        elif len(failed) == len(self._wake) and all(one.is_refused for one in failed):
+        elif stale and all(failed is not None and failed.is_refused for failed in self._failed.values()):
             state = SourceState.REFUSED
-        else:
-            state = SourceState.STALE
         self.publisher.report(state, "; ".join(sorted({reason for _, reason in stale.values()}))[:1000], marks)
 
     async def _follow_demand(self) -> None:

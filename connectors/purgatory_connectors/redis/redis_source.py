@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -19,8 +18,8 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 from purgatory_connectors.errors import SourceStale, SourceUriInvalid
 from purgatory_connectors.publisher.derived_marks import DERIVED
 from purgatory_connectors.publisher.observation import End, Observation
-from purgatory_connectors.publisher.polled_source import POLL_OPTIONS, PolledSource, PollTimes, Unreadable, checked_name
-from purgatory_connectors.redis.replica_group import MarkChange, ReplicaGroup, ServerState
+from purgatory_connectors.publisher.polled_source import POLL_OPTIONS, PolledSource, Unreadable
+from purgatory_connectors.redis.replica_group import ReplicaGroup, ServerState
 from purgatory_connectors.uri import SourceUri
 
 
@@ -28,15 +27,14 @@ class RedisSource(PolledSource[ServerState]):
     """Its targets are the servers, by name. Raises SourceUriInvalid."""
 
     def __init__(self, uri: SourceUri) -> None:
-        uri = replace(uri, options={**uri.config("PURGATORY_REDIS_"), **uri.options})
+        uri = uri.merged("PURGATORY_REDIS_")
         servers = uri.listed("servers") or uri.hosts
         if len(servers) != len(uri.hosts) or len(set(servers) - set(DERIVED)) != len(servers):
             raise SourceUriInvalid(
                 f"source {uri.text!r}: servers={','.join(servers)!r}; a different name for each of the "
                 f"{len(uri.hosts)} hosts, and none of {', '.join(DERIVED)}"
             )
-        name = checked_name(uri)
-        super().__init__(f"redis://{','.join(uri.hosts)}", f"redis/{name}/", servers, PollTimes.of_uri(uri, poll_ms=20))
+        super().__init__("redis", uri, servers, poll_ms=20)
         self._quorum: Final = uri.number("quorum", None)
         self._clients: Final = {one: _client(uri, host) for one, host in zip(servers, uri.hosts, strict=True)}
         self._group = ReplicaGroup(servers, self._quorum, {}, (), 0.0)
@@ -55,23 +53,18 @@ class RedisSource(PolledSource[ServerState]):
             await client.aclose()
 
     def begin(self, told: Mapping[str, int]) -> None:
-        lineages = [
-            one
-            for mark in told
-            if (one := self.publisher.replicator.lineage((self.prefix + mark, 0))) is not None and one.identity
-        ]
-        # Each break changes the history of all marks, so the lineage with most of them is the most recent one.
-        newest = max(lineages, key=lambda one: len(one.retired), default=None)
-        histories = () if newest is None else (*newest.retired, newest.identity)
+        lineages = [self.publisher.replicator.lineage((self.prefix + mark, 0)) for mark in told]
+        known = [(*one.retired, one.identity) for one in lineages if one is not None and one.identity]
+        # Each break changes the history of all marks, so the longest list is the most recent one.
+        histories = max(known, key=len, default=())
         self._group = ReplicaGroup(tuple(self._clients), self._quorum, told, histories, time.monotonic())
 
     def take(self, target: str, reading: ServerState | Unreadable, now: float) -> list[Observation]:
-        changes: list[MarkChange]
         if isinstance(reading, Unreadable):
             changes = self._group.lost(target, str(reading), now)
         else:
             changes = self._group.saw(target, reading, now)
-        return [Observation(self.prefix + one.mark, 0, one.position, one.history, one.is_set_back) for one in changes]
+        return [one._replace(topic=self.prefix + one.topic) for one in changes]
 
     def stale(self) -> Mapping[str, tuple[float, str]]:
         return self._group.stale()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from purgatory_connectors.publisher.derived_marks import DERIVED, CountedReplica, Derived, derive
+from purgatory_connectors.publisher.observation import Observation
 
 _UNSEEN: Final = "it was not seen yet"
 
@@ -22,15 +23,6 @@ class ServerState(NamedTuple):
     position: int
     earlier: str = ""
     fork: int = 0
-
-
-class MarkChange(NamedTuple):
-    """A mark's new position. `is_set_back`: it is lower for a reason other than a new history."""
-
-    mark: str
-    position: int
-    history: str
-    is_set_back: bool
 
 
 @dataclass(slots=True)
@@ -66,8 +58,8 @@ class ReplicaGroup:
         self.history = histories[-1] if histories else ""
         self._settle(now)
 
-    def saw(self, name: str, state: ServerState, now: float) -> list[MarkChange]:
-        """A server has answered."""
+    def saw(self, name: str, state: ServerState, now: float) -> list[Observation]:
+        """A server has answered. Returns what has changed, with the marks as topics."""
         server = self._servers[name]
         server.state, server.seen_at = state, now
         is_new = self._find_primary()
@@ -83,7 +75,7 @@ class ReplicaGroup:
         """The primary, if it can be seen."""
         return self._leader if self._leader and not self._servers[self._leader].stale else None
 
-    def lost(self, name: str, reason: str, now: float) -> list[MarkChange]:
+    def lost(self, name: str, reason: str, now: float) -> list[Observation]:
         """A server cannot be read."""
         self._servers[name].state, self._servers[name].stale = None, reason
         return self._settle(now, is_new=self._find_primary())
@@ -122,7 +114,7 @@ class ReplicaGroup:
             return "two servers are primaries, and neither continues the history of the other"
         return "" if state.history == self.history else "it follows another history than the primary that was seen last"
 
-    def _settle(self, now: float, *, is_new: bool = False) -> list[MarkChange]:
+    def _settle(self, now: float, *, is_new: bool = False) -> list[Observation]:
         """Compute the marks and return those that have changed, or all of them for a new history."""
         replicas = {name: one for name, one in self._servers.items() if name != self._leader}
         members = [CountedReplica(name, one.position, one.seen_at, one.stale) for name, one in replicas.items()]
@@ -136,7 +128,7 @@ class ReplicaGroup:
         self._positions.update({mark: at for mark, (at, _, _) in marks.items() if at >= 0})
         self._stale = {mark: (seen_at, reason) for mark, (_, seen_at, reason) in marks.items() if reason}
         return [
-            MarkChange(mark, at, self.history, not is_new and at < before.get(mark, -1))
+            Observation(mark, 0, at, self.history, not is_new and at < before.get(mark, -1))
             for mark, at in self._positions.items()
             if is_new or at != before.get(mark)
         ]
