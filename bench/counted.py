@@ -9,10 +9,20 @@ from collections.abc import Callable
 from typing import Final
 
 from purgatory.engine import tape as tapes
-from purgatory.engine.batches import EventBatch, OperationBatch
-from purgatory.engine.codes import FOLLOWER_PROGRESS, HIGH_WATERMARK, LEADER_APPEND, PRODUCE, UNKNOWN
+from purgatory.engine.batches import EventBatch, OperationBatch, PartitionName
+from purgatory.engine.codes import (
+    COMPOSITE,
+    FOLLOWER_PROGRESS,
+    HIGH_WATERMARK,
+    KEY_SIGNALLED,
+    LEADER_APPEND,
+    PRODUCE,
+    SIGNAL,
+    UNKNOWN,
+)
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
+from purgatory.engine.waiting.tables import Owner
 from purgatory.engine.waiting.wheel import TimingWheel
 
 # ruff: noqa: PLC0415 - each workload imports only its own modules; imports take longest under valgrind
@@ -65,6 +75,66 @@ def five_partitions(operations: int) -> None:
         events = EventBatch([HIGH_WATERMARK] * 100, partitions=partitions, item_indexes=places, offsets=[mark])
         assert sum(engine.apply(events, NOW_MS).ended) == 20
         engine.take_completions()
+
+
+def composites_of_five(operations: int) -> None:
+    """Batches of twenty composites, each of three marks and two signals, ended by a mark or a signal for each term."""
+    engine, owner, partitions, keys = mixed_names()
+    places = [place for wait in range(20) for place in (*range(wait * 3, wait * 3 + 3), 60 + wait * 2, 61 + wait * 2)]
+    for first in range(0, operations, 20):
+        mark = first // 20 + 1
+        batch = OperationBatch(
+            list(range(first + 1, first + 21)),
+            partitions=partitions,
+            keys=keys,
+            item_indexes=places,
+            item_counts=[5],
+            offsets=[mark],
+            timeouts_ms=[TIMEOUT_MS],
+        )
+        engine.register(owner, COMPOSITE, batch, NOW_MS)
+        end_mixed(engine, partitions, keys, mark, ended=20)
+
+
+def five_single_waits(operations: int) -> None:
+    """The same terms as `composites_of_five`, as waits of their own; five of them are one operation here."""
+    engine, owner, partitions, keys = mixed_names()
+    for first in range(0, operations, 20):
+        mark = first // 20 + 1
+        first_id = first * 5 + 1
+        marks = OperationBatch(
+            list(range(first_id, first_id + 60)),
+            partitions=partitions,
+            item_indexes=list(range(60)),
+            offsets=[mark],
+            timeouts_ms=[TIMEOUT_MS],
+        )
+        signals = OperationBatch(
+            list(range(first_id + 60, first_id + 100)),
+            keys=keys,
+            item_indexes=list(range(40)),
+            offsets=[mark],
+            timeouts_ms=[TIMEOUT_MS],
+        )
+        engine.register(owner, PRODUCE, marks, NOW_MS)
+        engine.register(owner, SIGNAL, signals, NOW_MS)
+        end_mixed(engine, partitions, keys, mark, ended=100)
+
+
+def mixed_names() -> tuple[Engine, Owner, list[PartitionName], list[str]]:
+    """An engine with an owner, and names for twenty waits on three partitions and two keys each."""
+    engine = Engine(EngineLimits(), NOW_MS)
+    partitions = [("bench", partition) for partition in range(60)]
+    return engine, engine.add_owner(), partitions, [f"job-{number}" for number in range(40)]
+
+
+def end_mixed(engine: Engine, partitions: list[PartitionName], keys: list[str], mark: int, ended: int) -> None:
+    """Report `mark` for all partitions, and signal all keys."""
+    marks = EventBatch([HIGH_WATERMARK] * 60, partitions=partitions, item_indexes=list(range(60)), offsets=[mark])
+    signals = EventBatch([KEY_SIGNALLED] * 40, keys=keys, item_indexes=list(range(40)), offsets=[1])
+    done = sum(engine.apply(marks, NOW_MS).ended) + sum(engine.apply(signals, NOW_MS).ended)
+    assert done == ended, f"{done} ended, not {ended}"
+    engine.take_completions()
 
 
 def expire(operations: int) -> None:
@@ -181,6 +251,8 @@ def wheel(operations: int) -> None:
 WORKLOADS: Final[dict[str, Callable[[int], None]]] = {
     "engine-register-complete": register_complete,
     "engine-five-partitions": five_partitions,
+    "engine-composites-of-five": composites_of_five,
+    "engine-five-single-waits": five_single_waits,
     "engine-expire": expire,
     "daemon-columns": translate,
     "client-columns": client,

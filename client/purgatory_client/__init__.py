@@ -7,6 +7,7 @@ from purgatory_client.events import AdvanceReceipt, Event
 from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.results import OperationKind, Outcome, PartitionResult, Result, ResultColumns
 from purgatory_client.session.detached_sessions import ClosedSession, Collected, Registered
+from purgatory_client.terms import all_of, any_of, at_least, mark, signal
 
 __all__ = [
     "DEFAULT_ADDRESS",
@@ -23,7 +24,12 @@ __all__ = [
     "Result",
     "ResultColumns",
     "Ticket",
+    "all_of",
+    "any_of",
+    "at_least",
     "errors",
     "events",
+    "mark",
+    "signal",
     "waits",
 ]

@@ -7,6 +7,7 @@ import inspect
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
@@ -16,6 +17,7 @@ from purgatory_client.batches import Entry, WaitBatch
 from purgatory_client.errors import InvalidRequest, Unavailable
 from purgatory_client.events import AdvanceReceipt, Event, signalled
 from purgatory_client.marks import Marks, events_of
+from purgatory_client.number_checks import milliseconds
 from purgatory_client.outbox.outbox_file import OutboxFile
 from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.results import Result, ResultColumns, already_satisfied
@@ -176,10 +178,12 @@ class AsyncClient(SingleCalls):
     fetch = _waiting(waits.fetch, Result)
     delete_records = _waiting(waits.delete_records, Result)
     signal = _waiting(waits.signal, Result)
+    wait = _waiting(waits.wait, Result)
     produce_many = _waiting(batches.produce, ResultColumns)
     fetch_many = _waiting(batches.fetch, ResultColumns)
     delete_records_many = _waiting(batches.delete_records, ResultColumns)
     signal_many = _waiting(batches.signal, ResultColumns)
+    wait_many = _waiting(batches.wait, ResultColumns)
 
     async def caught_up(
         self,
@@ -189,6 +193,7 @@ class AsyncClient(SingleCalls):
         timeout: float = CALL_TIMEOUT,  # noqa: ASYNC109 - the operation's own
         label: str = KAFKA,
         fail_when_stale: float | None = None,
+        as_of: datetime | None = None,
     ) -> Result:
         """Wait until a Kafka consumer group has processed everything that was written before this call.
 
@@ -202,6 +207,7 @@ class AsyncClient(SingleCalls):
             timeout: Seconds for the lookup and the wait together.
             label: The cluster's label, if its source was configured with another one than kafka.
             fail_when_stale: As for `produce`.
+            as_of: Everything that was written before this time instead; see `ends`.
 
         Returns:
             How the wait ended.
@@ -210,7 +216,8 @@ class AsyncClient(SingleCalls):
             Unavailable: The end offsets are not available: no source is attached, or it cannot read the topics.
         """
         began = time.monotonic()
-        positions = await self.ends([kafka_group(group, topic, label) for topic in topics], timeout=timeout)
+        names = [kafka_group(group, topic, label) for topic in topics]
+        positions = await self.ends(names, timeout=timeout, as_of=as_of)
         remaining = max(0.0, timeout - (time.monotonic() - began))
         return await self.wait_for(positions, timeout=remaining, fail_when_stale=fail_when_stale)
 
@@ -435,10 +442,42 @@ class AsyncClient(SingleCalls):
         """
         return await self._event_sender.send(events)
 
-    async def signal_key(self, key: str, count: int = 1) -> AdvanceReceipt:
-        """Signal a key `count` times. Returns and raises what `advance` does."""
-        receipt = await self._event_sender.send([signalled(key, count)])
+    async def signal_key(self, key: str, count: int = 1, *, value: bytes = b"", failed: bool = False) -> AdvanceReceipt:
+        """Signal a key. Arguments as for `events.signalled`; returns and raises what `advance` does."""
+        receipt = await self._event_sender.send([signalled(key, count, value=value, failed=failed)])
         return receipt.raise_for_refusals()
+
+    async def extend(
+        self,
+        operation_ids: Iterable[int],
+        timeout: float,  # noqa: ASYNC109 - the operations' own
+        *,
+        session_id: str | None = None,
+    ) -> list[int]:
+        """Let pending operations wait for at least `timeout` seconds from now on.
+
+        Args:
+            operation_ids: Operation ids in this client's session, or in `session_id`.
+            timeout: Seconds, more than 0. An operation that has more time left keeps it.
+            session_id: A session other than this client's.
+
+        Returns:
+            The ids that were not pending: they had ended already, or were never registered.
+
+        Raises:
+            NotFound: The daemon does not know the session.
+            InvalidRequest: The timeout is out of range.
+        """
+        ids = list(operation_ids)
+        if not ids:
+            return []
+        timeout_ms = milliseconds(timeout) or 0
+        chosen = self.session_id if session_id is None else session_id
+        request = purgatory_service_pb2.ExtendRequest(session_id=chosen, operation_ids=ids, timeout_ms=timeout_ms)
+        response = await self._answer(self._stub().Extend(request, timeout=CALL_TIMEOUT))
+        if chosen == self.session_id:
+            self._session.extended(ids, timeout_ms)
+        return list(response.not_pending_operation_ids)
 
     async def cancel(
         self,

@@ -28,6 +28,9 @@ _RANGES: Final = {
     "partition_max_bytes": (INT64_MAX, -INT64_MAX),
     "last_fetched_epoch": (INT32_MAX, -1),
     "stale_timeout_ms": (INT64_MAX, -1),
+    "heartbeat_timeout_ms": (INT64_MAX, -1),
+    "required_terms": (INT32_MAX, 0),
+    "unless_count": (INT32_MAX, 0),
 }
 """The highest and lowest value of optional columns, by their names on the wire. Other optional columns are boolean."""
 
@@ -41,7 +44,7 @@ class WaitBatch:
     def __init__(
         self,
         kind: OperationKind,
-        names: list[PartitionName] | list[str],
+        names: Sequence[PartitionName | str],
         *,
         indexes: Sequence[int] | None,
         offsets: Sequence[int] | None,
@@ -88,6 +91,13 @@ class WaitBatch:
                 column = [bool(value) for value in values or ()]
                 check_length(column, count, field)
             (self.item_columns if is_of_items else self.operation_columns)[name] = column
+
+    def extend(self, position: int, timeout_ms: int, default_ms: int) -> None:
+        """Record that an operation may wait for this long since it was submitted, if that is longer than before."""
+        if len(self.timeouts_ms) <= 1:
+            self.timeouts_ms = [*(self.timeouts_ms or [default_ms])] * self.count
+        self.timeouts_ms[position] = max(self.timeouts_ms[position], timeout_ms)
+        self.longest_timeout_ms = max(self.timeouts_ms)
 
     def pending_positions(self, start: int = 0) -> Sequence[int]:
         """Positions of pending operations, from `start` on; a range if all of them are pending."""
@@ -282,6 +292,7 @@ def signal(
     item_counts: Sequence[int] | None = None,
     any: Sequence[bool] | None = None,  # noqa: A002 - the word of the wire
     from_now: Sequence[bool] | None = None,
+    heartbeat_timeouts_ms: Sequence[int] | None = None,
 ) -> WaitBatch:
     """Many waits for signals.
 
@@ -294,6 +305,8 @@ def signal(
         item_counts: As for `produce`.
         any: For each operation: whether one of its keys is enough.
         from_now: For each operation: whether only signals after the registration count.
+        heartbeat_timeouts_ms: For each operation: milliseconds for which a key that it still waits for may be silent
+            before the operation fails. -1: it keeps waiting.
     """
     places = range(len(keys)) if indexes is None and item_counts is None else indexes
     batch = WaitBatch(
@@ -304,7 +317,46 @@ def signal(
         timeouts_ms=timeouts_ms,
         item_counts=item_counts,
     )
-    batch.set_columns({"any": any, "from_now": from_now})
+    batch.set_columns({"any": any, "from_now": from_now, "heartbeat_timeout_ms": heartbeat_timeouts_ms})
+    return batch
+
+
+def wait(
+    partitions: Sequence[Name],
+    keys: Sequence[str],
+    *,
+    offsets: Sequence[int],
+    indexes: Sequence[int] | None = None,
+    timeouts_ms: Sequence[int] | None = None,
+    item_counts: Sequence[int] | None = None,
+    required_terms: Sequence[int] | None = None,
+    unless_counts: Sequence[int] | None = None,
+    stale_timeouts_ms: Sequence[int] | None = None,
+) -> WaitBatch:
+    """Many composite waits. An item is a term; those of the failure arm are the last items of their operation.
+
+    Args:
+        partitions: The distinct partitions, which `indexes` refer to.
+        keys: The distinct keys. In `indexes` they follow the partitions.
+        offsets: For each item: the offset to reach, or the number of signals. -1: offset 0, or one signal.
+        indexes: As for `produce`.
+        timeouts_ms: As for `produce`.
+        item_counts: As for `produce`.
+        required_terms: For each operation: how many of its terms must be true. 0: all.
+        unless_counts: For each operation: how many of its last items are the failure arm.
+        stale_timeouts_ms: As for `produce`.
+    """
+    batch = WaitBatch(
+        OperationKind.COMPOSITE,
+        [*map(partition_name, partitions), *map(checked_key, keys)],
+        indexes=indexes,
+        offsets=offsets,
+        timeouts_ms=timeouts_ms,
+        item_counts=item_counts,
+    )
+    batch.set_columns(
+        {"required_terms": required_terms, "unless_count": unless_counts, "stale_timeout_ms": stale_timeouts_ms}
+    )
     return batch
 
 

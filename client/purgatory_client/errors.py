@@ -24,7 +24,8 @@
     │   └── ProtocolError
     └── WaitError              only from `raise_for_outcome()`
         ├── WaitFailed
-        │   └── WaitStale
+        │   ├── WaitStale
+        │   └── UnlessReached
         ├── WaitExpired
         ├── WaitCancelled
         └── WaitShutDown
@@ -56,6 +57,7 @@ from purgatory_client.base_errors import Unauthenticated as Unauthenticated
 from purgatory_client.base_errors import Unavailable as Unavailable
 from purgatory_client.events import EventRefused as EventRefused
 from purgatory_client.events import StaleEpoch as StaleEpoch
+from purgatory_client.results import UnlessReached as UnlessReached
 from purgatory_client.results import WaitCancelled as WaitCancelled
 from purgatory_client.results import WaitError as WaitError
 from purgatory_client.results import WaitExpired as WaitExpired

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from purgatory.v1 import event_pb2 as wire
-from purgatory_client.base_errors import PurgatoryClientError
+from purgatory_client.base_errors import InvalidRequest, PurgatoryClientError
 from purgatory_client.number_checks import int32, int64
 from purgatory_client.partition_names import PartitionName, checked_key, partition_name
 from purgatory_client.waits import Name
@@ -170,9 +170,23 @@ def storage_online(name: Name, *, leader_epoch: int | None = None) -> Event:
     return _event(wire.EVENT_TYPE_STORAGE_ONLINE, name, leader_epoch)
 
 
-def signalled(key: str, count: int = 1) -> Event:
-    """A key was signalled `count` times."""
-    return Event(wire.EVENT_TYPE_SIGNAL, None, checked_key(key), int64(count, "offset"))
+def signalled(key: str, count: int = 1, *, value: bytes = b"", failed: bool = False) -> Event:
+    """A key was signalled `count` times.
+
+    Args:
+        key: The key.
+        count: How many times; 0: a heartbeat, which does not count but ends the silence of the key.
+        value: Delivered in the results of all waits on the key, at most 4,096 bytes. Only the first value of a key
+            counts. Empty: none.
+        failed: Whether what the key stands for has failed. Waits on the key fail (error 1003), and so do later ones.
+    """
+    event = Event(wire.EVENT_TYPE_SIGNAL, None, checked_key(key), int64(count, "offset"))
+    if not isinstance(value, bytes):
+        raise InvalidRequest("key_signalled.value", f"{type(value).__name__}; give bytes, such as text.encode()")
+    if value or failed:
+        signal = wire.KeySignalled(key=event.key, count=event.offset, value=value, failed=failed)
+        event.row = wire.Event(key_signalled=signal)
+    return event
 
 
 def removed(name: Name, *, moved: bool = False, leader_epoch: int | None = None) -> Event:

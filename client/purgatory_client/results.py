@@ -7,7 +7,7 @@ for a long time keeps its batch's columns in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
@@ -17,6 +17,16 @@ from purgatory_client.partition_names import format_partition
 
 MARK_STALE: Final = 1001
 """Error code of a mark that was stale for longer than the wait allows. Not one of Kafka's codes."""
+UNLESS_REACHED: Final = 1002
+"""Error code of a term of the failure arm that became true. Not one of Kafka's codes."""
+SIGNAL_FAILED: Final = 1003
+"""Error code of a key that was signalled as failed. Not one of Kafka's codes."""
+HEARTBEAT_MISSED: Final = 1004
+"""Error code of a key that was silent for longer than the wait allows. Not one of Kafka's codes."""
+_REQUEST_TIMED_OUT: Final = 7
+
+VALUE_SHOWN_MAX: Final = 200
+"""Characters of a value in messages for people."""
 
 
 class OperationKind(IntEnum):
@@ -26,6 +36,7 @@ class OperationKind(IntEnum):
     FETCH = 2
     DELETE_RECORDS = 3
     SIGNAL = 4
+    COMPOSITE = 5
 
 
 class Outcome(IntEnum):
@@ -56,6 +67,7 @@ ITEM_COLUMNS: Final[dict[str, tuple[str, float]]] = {
     "paces_per_second": ("pace_per_second", -1.0),
     "stale_ms": ("stale_ms", -1),
     "stale_reasons": ("stale_reason_index", 0),
+    "signal_values": ("signal_value_index", 0),
 }
 """Columns with a value for each item, in the same form."""
 
@@ -95,11 +107,12 @@ class FetchedPartition:
 
 @dataclass(slots=True, eq=False)
 class PartitionResult:
-    """The result of one partition (or key of a signal) of an operation. Offsets are -1 if unknown.
+    """The result of one partition or key of an operation. Offsets are -1 if unknown.
 
     Attributes:
         name: "orders-3", or the key.
-        error_code: Kafka's error code; 0: reached, 7: not reached in time. Or `MARK_STALE` (1001).
+        error_code: Kafka's error code; 0: reached, 7: not reached in time. Or `MARK_STALE` (1001), `UNLESS_REACHED`
+            (1002), `SIGNAL_FAILED` (1003), `HEARTBEAT_MISSED` (1004).
         required_offset: The offset that was waited for.
         reached_offset: The offset that the mark had reached.
         log_start_offset: The partition's first readable offset.
@@ -110,6 +123,7 @@ class PartitionResult:
         stale_for: For expired and stale waits: seconds for which the mark had been stale. None: it was not, or it has
             no source.
         stale_reason: Why, as text for people; empty if `stale_for` is None.
+        signal_value: The value with which the key of a signal was reached or failed; empty if there is none.
     """
 
     name: str
@@ -122,6 +136,7 @@ class PartitionResult:
     fetched: FetchedPartition | None
     stale_for: float | None = None
     stale_reason: str = ""
+    signal_value: bytes = b""
 
     def __repr__(self) -> str:
         return (
@@ -142,14 +157,14 @@ class ResultColumns:
         waited_ms: Milliseconds from registration to end.
         lateness_ms: For expired operations: milliseconds from the deadline to the end.
         item_counts: The number of items of each operation; empty if every operation has one.
-        names: The dictionary: (topic, partition) pairs, or keys of signals.
+        names: The dictionary: (topic, partition) pairs and keys.
         item_indexes: The index of each item's name in `names`.
         refusals: By position, the error of each operation whose outcome is REFUSED.
     """
 
     __slots__ = ("_read", "item_counts", "kind", "names", "refusals", *COLUMNS)
 
-    names: list[tuple[str, int]] | list[str]
+    names: Sequence[tuple[str, int] | str]
     outcomes: list[int]
     waited_ms: list[int]
     lateness_ms: list[int]
@@ -163,6 +178,7 @@ class ResultColumns:
     paces_per_second: list[float]
     stale_ms: list[int]
     stale_reasons: list[str]
+    signal_values: list[bytes]
     available_bytes: list[int]
     high_watermarks: list[int]
     last_stable_offsets: list[int]
@@ -250,11 +266,29 @@ class Result:
 
     @property
     def partitions(self) -> dict[str, PartitionResult]:
-        """The result of each partition (for a signal: each key) by name, in the order of the request."""
+        """The result of each partition or key by name, in the order of the request. If the terms of a composite repeat
+        a name: that of the last one.
+        """
+        return {item.name: item for item in self.items}
+
+    @property
+    def items(self) -> list[PartitionResult]:
+        """The result of each partition or key, in the order of the request; of a composite: terms, then `unless`."""
         counts = self._columns.item_counts
         count = counts[self._position] if counts else 1
-        items = (self._item(item) for item in range(self._item_start, self._item_start + count))
-        return {item.name: item for item in items}
+        return [self._item(item) for item in range(self._item_start, self._item_start + count)]
+
+    @property
+    def decided_by(self) -> list[PartitionResult]:
+        """The items that decided. If it is satisfied: those that are true. If it failed: the term of the failure arm
+        that is true, or else the items that can no longer be reached. None for other outcomes.
+        """
+        if self.satisfied:
+            return [item for item in self.items if not item.error_code]
+        if self.outcome != Outcome.FAILED:
+            return []
+        lost = [item for item in self.items if item.error_code not in (0, _REQUEST_TIMED_OUT)]
+        return [item for item in lost if item.error_code == UNLESS_REACHED] or lost
 
     def raise_for_outcome(self) -> Result:
         """Raise unless the operation is satisfied.
@@ -271,13 +305,15 @@ class Result:
         outcome = self.outcome
         if outcome == Outcome.REFUSED:
             raise self._columns.refusals[self._position]
-        failed = [item for item in self.partitions.values() if item.error_code]
+        failed = self.decided_by or [item for item in self.items if item.error_code]
         open_items = ", ".join(map(_open_item, failed))
         name = outcome.name.lower().replace("_", " ")
         message = f"{self.kind.name.lower()} {name} after {self.waited:.3f} s"
         error = _WAIT_ERRORS[outcome]
         if outcome == Outcome.FAILED and any(item.error_code == MARK_STALE for item in failed):
             error = WaitStale
+        if outcome == Outcome.FAILED and any(item.error_code == UNLESS_REACHED for item in failed):
+            error = UnlessReached
         raise error(f"{message}; {open_items}" if open_items else message, self)
 
     def _item(self, item: int) -> PartitionResult:
@@ -296,6 +332,7 @@ class Result:
             self._fetched(item) if columns.kind == OperationKind.FETCH else None,
             None if stale_ms < 0 else stale_ms / 1_000,
             columns.stale_reasons[item] if stale_ms >= 0 else "",
+            columns.signal_values[item],
         )
 
     def _fetched(self, item: int) -> FetchedPartition:
@@ -310,9 +347,7 @@ class Result:
         )
 
     def __repr__(self) -> str:
-        return (
-            f"Result({self.kind.name}, {self.outcome.name}, waited={self.waited:.3f}, {list(self.partitions.values())})"
-        )
+        return f"Result({self.kind.name}, {self.outcome.name}, waited={self.waited:.3f}, {self.items})"
 
 
 class WaitError(PurgatoryClientError):
@@ -335,6 +370,10 @@ class WaitStale(WaitFailed):
     """One of the marks was stale for longer than the wait accepts (`fail_when_stale`)."""
 
 
+class UnlessReached(WaitFailed):
+    """A term of the failure arm of a composite wait became true (`unless`)."""
+
+
 class WaitExpired(WaitError):
     """The wait timed out."""
 
@@ -349,7 +388,14 @@ class WaitShutDown(WaitError):
 
 def _open_item(item: PartitionResult) -> str:
     stale = "" if item.stale_for is None else f", stale for {item.stale_for:.1f} s: {item.stale_reason}"
-    return f"{item.name}: {item.reached_offset} of {item.required_offset} (error {item.error_code}{stale})"
+    value = f": {value_text(item.signal_value)}" if item.signal_value else ""
+    return f"{item.name}: {item.reached_offset} of {item.required_offset} (error {item.error_code}{stale}{value})"
+
+
+def value_text(value: bytes) -> str:
+    """The beginning of a value, as text for people."""
+    text = value.decode("utf-8", "replace")
+    return text if len(text) <= VALUE_SHOWN_MAX else f"{text[:VALUE_SHOWN_MAX]}..."
 
 
 def item_columns(kind: int) -> dict[str, tuple[str, float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Collection, Iterable
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypedDict, TypeVar, Unpack
 
 import grpc.aio
@@ -13,7 +14,7 @@ from purgatory.v1 import operation_pb2, purgatory_service_pb2, source_pb2, webho
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client import views
 from purgatory_client.base_errors import from_rpc_error
-from purgatory_client.errors import ClientClosed, NotFound, Unavailable
+from purgatory_client.errors import ClientClosed, InvalidRequest, NotFound, Unavailable
 from purgatory_client.partition_names import partition_name
 from purgatory_client.results import OperationKind, Outcome
 from purgatory_client.session.backoff import Resumption
@@ -24,6 +25,8 @@ from purgatory_client.sources.source_link import SourceLink
 from purgatory_client.waits import ByPartition, Name
 
 T = TypeVar("T")
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+"""The start of Unix time."""
 
 
 class Filters(TypedDict, total=False):
@@ -81,18 +84,28 @@ class SingleCalls:
         """
         return SourceLink(self._stub, name, topic_prefixes)
 
-    async def ends(self, topics: Collection[str], *, timeout: float = CALL_TIMEOUT) -> Positions:  # noqa: ASYNC109
+    async def ends(
+        self,
+        topics: Collection[str],
+        *,
+        timeout: float = CALL_TIMEOUT,  # noqa: ASYNC109
+        as_of: datetime | None = None,
+    ) -> Positions:
         """Look up the current end of marks that sources feed. The lookup starts after this call.
 
         Args:
             topics: Without partition numbers: "kafka/billing/orders" (the ends of the topic, as marks of the group),
                 "kafka/orders", "pg/main/all".
             timeout: Seconds to wait for the sources.
+            as_of: Where the logs ended at this time, by the timestamps of their records, instead of the current end. It
+                has a time zone and is not in the future.
 
         Raises:
             Unavailable: A topic has no source at present, or its source cannot read it.
+            InvalidRequest: The time is invalid, or a source cannot look up a time (only Kafka's can).
         """
-        request = source_pb2.GetSourceEndsRequest(topics=topics)
+        as_of_ms = None if as_of is None else milliseconds_of(as_of)
+        request = source_pb2.GetSourceEndsRequest(topics=topics, as_of_ms=as_of_ms)
         response = await self._answer(self._stub().GetSourceEnds(request, timeout=timeout))
         return Positions.of_ends(response.ends)
 
@@ -247,6 +260,13 @@ class SingleCalls:
         if self._channel is None:
             self._channel = open_channel(self.address, self._security)
         return PurgatoryServiceStub(self._channel)
+
+
+def milliseconds_of(as_of: datetime) -> int:
+    """The first whole millisecond of Unix time that is not before a time. Raises InvalidRequest without a time zone."""
+    if as_of.tzinfo is None:
+        raise InvalidRequest("as_of", f"{as_of} has no time zone; give one, such as timezone.utc")
+    return -((EPOCH - as_of) // timedelta(milliseconds=1))
 
 
 def topic_partition(name: Name) -> operation_pb2.TopicPartition:

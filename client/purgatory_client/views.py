@@ -30,7 +30,11 @@ class PendingItem:
 
 @dataclass(frozen=True, slots=True)
 class PendingOperation:
-    """A pending operation. `session_id` is empty for unary waits; `min_bytes` is None unless it is a fetch."""
+    """A pending operation. `session_id` is empty for unary waits; `min_bytes` is None unless it is a fetch.
+
+    `required_terms` (how many terms must be true) and `unless_count` (the last so many items are the failure arm) are
+    None unless it is a composite.
+    """
 
     session_id: str
     operation_id: int
@@ -41,6 +45,8 @@ class PendingOperation:
     remaining: float
     items: list[PendingItem]
     min_bytes: int | None
+    required_terms: int | None = None
+    unless_count: int | None = None
 
 
 class OperationOrder(IntEnum):

@@ -5,7 +5,7 @@ Arguments are checked only as far as necessary to share a batch with others; the
 """
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
@@ -14,6 +14,7 @@ from purgatory_client.number_checks import int32, int64, milliseconds
 from purgatory_client.partition_names import PartitionName, checked_key, format_partition, partition_name
 from purgatory_client.results import OperationKind
 from purgatory_client.sources.source_names import KAFKA, kafka_group
+from purgatory_client.terms import Term, Terms, checked_terms
 
 Name = str | PartitionName
 """A partition as callers write it: "orders-3" or ("orders", 3)."""
@@ -36,15 +37,15 @@ ISOLATION_LEVELS: Final[dict[str, int]] = {"read_uncommitted": 1, "read_committe
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """One operation, made by the functions of this module. `names` contains its partitions (signals: keys), in the same
-    order as `offsets`.
+    """One operation, made by the functions of this module. `names` contains its partitions or keys, in the order of
+    `offsets`.
 
     The session to which it is submitted sets `operation_id` and `submitted_at` (monotonic seconds). `future` receives
     its `Result`.
     """
 
     kind: OperationKind
-    names: list[PartitionName] | list[str]
+    names: Sequence[PartitionName | str]
     offsets: list[int]
     timeout_ms: int | None
     operation_columns: dict[str, int]
@@ -220,14 +221,17 @@ def signal(
     timeout: float | None = None,
     any: bool = False,  # noqa: A002 - the word of the wire
     from_now: bool = False,
+    heartbeat_timeout: float | None = None,
 ) -> Wait:
-    """Wait until all keys have been signalled.
+    """Wait until all keys have been signalled. The wait fails (error 1003) when one of them is signalled as failed.
 
     Args:
         keys: The keys, each needing one signal; or a mapping of key to the number of signals it needs.
         timeout: Seconds, at most 2,147,483.647; 0: an answer at once. None: the daemon's default.
-        any: One key is enough.
+        any: One key is enough; the wait fails when all have failed.
         from_now: Count only signals after the registration; otherwise all since the key was first used at the daemon.
+        heartbeat_timeout: Fail (error 1004) once a key that is still waited for has been silent for this many seconds.
+            None: never.
     """
     if isinstance(keys, str):
         raise InvalidRequest("signal.keys", f"{keys!r} is a string; give a list of keys, or a mapping of key to count")
@@ -238,8 +242,48 @@ def signal(
     required = [int64(count, "signal.keys.required_count") for count in counts.values()]
     if not names:
         raise InvalidRequest("signal.keys", "empty; at least one is required")
-    options: dict[str, int] = {"any": bool(any), "from_now": bool(from_now)}
+    heartbeat_timeout_ms = milliseconds(heartbeat_timeout, "signal.heartbeat_timeout_ms")
+    if heartbeat_timeout_ms == 0:
+        raise InvalidRequest("signal.heartbeat_timeout_ms", "0; must be at least 1 ms, or None for no heartbeat")
+    options: dict[str, int] = {
+        "any": bool(any),
+        "from_now": bool(from_now),
+        "heartbeat_timeout_ms": -1 if heartbeat_timeout_ms is None else heartbeat_timeout_ms,
+    }
     return Wait(OperationKind.SIGNAL, names, required, milliseconds(timeout), options, {})
+
+
+def wait(
+    condition: Term | Terms,
+    *,
+    unless: Term | Iterable[Term] = (),
+    timeout: float | None = None,
+    fail_when_stale: float | None = None,
+) -> Wait:
+    """Wait until enough terms are true, marks and signals together (`purgatory_client.terms`).
+
+    A term that was true once stays true.
+
+    Args:
+        condition: What to wait for: `mark(...)` or `signal(...)`, or several in `all_of`, `any_of` or `at_least`.
+        unless: The failure arm: the wait fails (error 1002) as soon as one of these terms is true, also if the
+            condition becomes true at the same moment.
+        timeout: Seconds, at most 2,147,483.647; 0: an answer at once. None: the daemon's default.
+        fail_when_stale: Fail (error 1001) once too many marks have been stale or unreported for this many seconds for
+            the condition to become true. None: never.
+    """
+    chosen = condition if isinstance(condition, Terms) else Terms(checked_terms(condition, "composite.terms"), 1)
+    failures = checked_terms(unless, "composite.unless")
+    terms = (*chosen.terms, *failures)
+    return Wait(
+        OperationKind.COMPOSITE,
+        [term.name for term in terms],
+        [term.required for term in terms],
+        milliseconds(timeout),
+        {"required_terms": chosen.required_terms, "unless_count": len(failures)},
+        {},
+        milliseconds(fail_when_stale, "stale_timeout_ms"),
+    )
 
 
 def _items(offsets: ByPartition, field: str, offset_field: str) -> tuple[list[PartitionName], list[int]]:

@@ -7,10 +7,11 @@ from functools import partial
 from typing import Annotated, Final, NoReturn, TypeVar
 
 import typer
+from purgatory_client import terms as composites
 from purgatory_client import waits
 from purgatory_client.aio import AsyncClient
 from purgatory_client.results import Result
-from purgatory_client.sources.position_tokens import FORM, Positions
+from purgatory_client.sources.position_tokens import FORMS, Positions
 from purgatory_client.unary import Filters
 from typer import Argument, Option
 
@@ -22,6 +23,7 @@ from purgatory.cli.dead_letters import dead_letters
 from purgatory.cli.exit_codes import OF_OUTCOME, Exit, epilog
 from purgatory.cli.load import load, results
 from purgatory.cli.parsing import (
+    SIGNAL_PREFIX,
     FailWhenStale,
     Timeout,
     UsageError,
@@ -33,7 +35,10 @@ from purgatory.cli.parsing import (
     order_of,
     partition_offsets,
     seconds,
+    terms,
 )
+from purgatory.cli.ready import ready
+from purgatory.cli.signal import signal as signal_key
 from purgatory.cli.tail import hot, tail
 from purgatory.cli.watching import Watch, shown
 
@@ -54,7 +59,8 @@ async def wait(
         list[str],
         Argument(
             metavar="TARGET...",
-            help="partition@offset (orders-3@42), keys with --signal, or a token from `purgatory caught-up --token`.",
+            help="partition@offset (orders-3@42), signal:KEY, keys with --signal, or a token from `purgatory caught-up "
+            "--token`.",
         ),
     ],
     timeout: Timeout = "30s",  # noqa: ASYNC109 - the operation's own
@@ -74,17 +80,39 @@ async def wait(
         ),
     ] = False,
     signal: Annotated[bool, Option("--signal", help="Wait until the keys are signalled; key@3: three times.")] = False,
-    any_key: Annotated[bool, Option("--any", help="Wait for any one of the keys (with --signal).")] = False,
+    any_one: Annotated[bool, Option("--any", help="Wait for any one of the targets.")] = False,
+    at_least: Annotated[int | None, Option("--at-least", min=1, help="Wait for this many of the targets.")] = None,
+    unless: Annotated[
+        list[str] | None,
+        Option("--unless", metavar="TARGET", help="Fail as soon as this target is reached. May be repeated."),
+    ] = None,
     from_now: Annotated[
         bool, Option("--from-now", help="Ignore signals sent before this command (with --signal).")
     ] = False,
+    heartbeat: Annotated[
+        str | None, Option(help="Fail if one of the keys is silent for this long: 500ms, 5s (with --signal).")
+    ] = None,
     fail_when_stale: FailWhenStale = None,
 ) -> Exit:
     """Wait until the targets are reached and print the result. Offsets are compared with high watermarks by default."""
     if [fetch, delete_records, signal, record].count(True) > 1:
         raise UsageError("--fetch, --delete-records, --signal and --record cannot be combined")
     limit, stale = seconds(timeout), optional_seconds(fail_when_stale)
-    if fetch:
+    is_composite = any_one or any(target.startswith(SIGNAL_PREFIX) for target in targets)
+    if at_least is not None or unless or (is_composite and not signal):
+        if fetch or delete_records or signal or (any_one and at_least is not None):
+            raise UsageError(
+                "--at-least, --unless and signal:KEY cannot be combined with --fetch, --delete-records or --signal, "
+                "nor --at-least with --any"
+            )
+        goal = terms(targets, record=record)
+        one = waits.wait(
+            composites.at_least(1 if any_one else at_least or len(goal), *goal),
+            unless=terms(unless or [], record=record),
+            timeout=limit,
+            fail_when_stale=stale,
+        )
+    elif fetch:
         isolation: waits.Isolation = "read_committed" if read_committed else "read_uncommitted"
         offsets = partition_offsets(targets)
         read = partial(waits.fetch, replica_id=replica_id, isolation=isolation, min_bytes=min_bytes)
@@ -94,8 +122,10 @@ async def wait(
     elif signal:
         if stale is not None:
             raise UsageError("--fail-when-stale applies to marks, not to signals")
-        one = waits.signal(key_counts(targets), timeout=limit, any=any_key, from_now=from_now)
-    elif targets[0].startswith(FORM):
+        silence = optional_seconds(heartbeat)
+        counts = key_counts(targets)
+        one = waits.signal(counts, timeout=limit, any=any_one, from_now=from_now, heartbeat_timeout=silence)
+    elif targets[0].startswith(FORMS):
         if len(targets) > 1:
             raise UsageError("a token must be the only target; wait for one token at a time")
         result = await reached(client, Positions.of_token(targets[0]), limit, stale)
@@ -110,7 +140,9 @@ async def ls(
     client: AsyncClient,
     partitions: Annotated[bool, Option("--partitions", "-p", help="List partitions instead of operations.")] = False,
     prefix: Annotated[str, Option(help="Only topics with this prefix (with --partitions).")] = "",
-    kind: Annotated[str | None, Option(help="Only this kind: produce, fetch, delete_records or signal.")] = None,
+    kind: Annotated[
+        str | None, Option(help="Only this kind: produce, fetch, delete_records, signal or composite.")
+    ] = None,
     partition: Annotated[str | None, Option(help="Only operations that wait on this partition.")] = None,
     key: Annotated[str, Option(help="Only operations that wait on this key.")] = "",
     session: Annotated[str, Option(help="Only this session.")] = "",
@@ -177,6 +209,25 @@ async def cancel(
     return Exit.OK if count else Exit.NOT_FOUND
 
 
+async def extend(
+    client: AsyncClient,
+    operations: Annotated[list[str], Argument(metavar="SESSION/ID...", help="Operations, as shown by `purgatory ls`.")],
+    timeout: Timeout = "30s",  # noqa: ASYNC109 - the operations' own
+) -> Exit:
+    """Let pending operations wait for at least the timeout from now on. Exit code 16 if one of them was not found."""
+    references = [_reference(text) for text in operations]
+    by_session: dict[str, list[int]] = {}
+    for session_id, operation_id in references:
+        by_session.setdefault(session_id, []).append(operation_id)
+    gone = {
+        (session_id, operation_id)
+        for session_id, ids in by_session.items()
+        for operation_id in await client.extend(ids, seconds(timeout), session_id=session_id)
+    }
+    render.extended([(f"{session_id}/{number}", (session_id, number) not in gone) for session_id, number in references])
+    return Exit.NOT_FOUND if gone else Exit.OK
+
+
 async def close(client: AsyncClient, session: Annotated[str, Argument(metavar="SESSION", help="Session id.")]) -> Exit:
     """Close a session: cancel its pending operations and drop its unacknowledged results."""
     render.closed(await client.close_session(session))
@@ -203,6 +254,17 @@ async def top(client: AsyncClient) -> Exit:
     return Exit.OK
 
 
+async def mcp(client: AsyncClient) -> Exit:
+    """Serve waits as tools for agents, on stdin and stdout (Model Context Protocol)."""
+    try:
+        from purgatory.cli.mcp_server import serve as serve_tools  # noqa: PLC0415 - optional, and slow to import
+    except ModuleNotFoundError as error:
+        render.error_line(f"`purgatory mcp` needs {error.name}; install it with: pip install 'purgatory-waits[mcp]'")
+        raise typer.Exit(Exit.ERROR) from error
+    await serve_tools(client)
+    return Exit.OK
+
+
 _WAITS: Final = "a wait is cancelled at the daemon"
 _READS: Final = "nothing was changed"
 _WRITES: Final = "the daemon may have applied it"
@@ -221,11 +283,16 @@ for _name, _function, _interrupted in (
     ("ls", ls, _READS),
     ("show", show, _READS),
     ("cancel", cancel, _WRITES),
+    ("extend", extend, _WRITES),
+    ("signal", signal_key, _WRITES),
     ("close", close, _WRITES),
     ("status", status, _READS),
     ("top", top, _READS),
+    ("mcp", mcp, _WAITS),
 ):
-    app.command(_name, epilog=epilog())(with_client(_function, _interrupted, as_json=_name != "top"))
+    app.command(_name, epilog=epilog())(with_client(_function, _interrupted, as_json=_name not in {"top", "mcp"}))
+
+app.command("ready", epilog=epilog())(ready)
 
 _PASSED_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Settings of a command that passes its arguments on to another parser."""

@@ -3,15 +3,19 @@
 import math
 import re
 from collections.abc import Sequence
+from datetime import datetime, time, timedelta
 from typing import Annotated, Final
 
 from purgatory_client.errors import InvalidRequest
 from purgatory_client.partition_names import format_partition, partition_name
 from purgatory_client.results import OperationKind, Outcome
 from purgatory_client.sources.log_positions import offset_of_lsn
+from purgatory_client.terms import Term, mark, signal
 from purgatory_client.views import OperationOrder
 from typer import Option
 
+SIGNAL_PREFIX: Final = "signal:"
+"""Prefix of a target that is a key, where other targets are partitions."""
 UNITS_S: Final[dict[str, float]] = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "": 1}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 
@@ -37,6 +41,21 @@ def seconds(text: str) -> float:
 
 def optional_seconds(text: str | None) -> float | None:
     return None if text is None else seconds(text)
+
+
+def moment_of(text: str, now: datetime) -> datetime:
+    """A time: RFC 3339 ("2025-03-01T00:00:00Z"), or the last time before `now` that local clocks showed "00:00"."""
+    expected = f"not a time: {text!r}; expected 00:00, or with an offset, like 2025-03-01T00:00:00Z"
+    try:
+        if re.fullmatch(r"\d\d:\d\d(:\d\d)?", text):
+            days = (datetime.combine(now.date() - timedelta(days=back), time.fromisoformat(text)) for back in (0, 1))
+            return next(moment for day in days if (moment := day.astimezone()) <= now)
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(expected) from None
+    if moment.tzinfo is None:
+        raise UsageError(expected)
+    return moment
 
 
 def partition_offsets(targets: Sequence[str], default_offset: int | None = None) -> dict[str, int]:
@@ -78,6 +97,19 @@ def key_counts(targets: Sequence[str]) -> dict[str, int]:
             raise UsageError(f"key {key} is given twice; to wait for several signals, write {key}@2")
         counts[key] = int(number)
     return counts
+
+
+def terms(targets: Sequence[str], *, record: bool) -> list[Term]:
+    """Targets "orders-3@42" and "signal:job-17@3" as terms. With `record`, offsets are those of records."""
+    found: list[Term] = []
+    for target in targets:
+        if target.startswith(SIGNAL_PREFIX):
+            [(key, count)] = key_counts([target.removeprefix(SIGNAL_PREFIX)]).items()
+            found.append(signal(key, count))
+        else:
+            [(partition, offset)] = partition_offsets([target]).items()
+            found.append(mark(partition, offset + record))
+    return found
 
 
 def checked_partition(name: str) -> str:
@@ -123,7 +155,8 @@ def kind_of(name: str | None) -> OperationKind | None:
     try:
         return OperationKind[name.upper().replace("-", "_")]
     except KeyError as error:
-        raise UsageError(f"not a kind: {name!r}; expected produce, fetch, delete_records or signal") from error
+        names = ", ".join(kind.name.lower() for kind in OperationKind)
+        raise UsageError(f"not a kind: {name!r}; expected one of {names}") from error
 
 
 def order_of(name: str, *, reverse: bool) -> OperationOrder:

@@ -14,10 +14,20 @@ from enum import IntEnum
 from typing import Any, Final
 
 from purgatory_client.events import AdvanceReceipt
-from purgatory_client.results import MARK_STALE, Outcome, PartitionResult, Result
+from purgatory_client.results import (
+    HEARTBEAT_MISSED,
+    MARK_STALE,
+    SIGNAL_FAILED,
+    UNLESS_REACHED,
+    OperationKind,
+    Outcome,
+    PartitionResult,
+    Result,
+    value_text,
+)
 from purgatory_client.session.detached_sessions import ClosedSession
 from purgatory_client.sources.position_tokens import Positions
-from purgatory_client.views import Partition, PendingOperation, RemainingTime, SourceStatus, Status
+from purgatory_client.views import Partition, PendingItem, PendingOperation, RemainingTime, SourceStatus, Status
 from rich.console import Console
 from rich.markup import escape as escape_markup
 from rich.table import Table
@@ -38,6 +48,9 @@ ERROR_NAMES: Final[dict[int, str]] = {
     75: "UNKNOWN_LEADER_EPOCH",
     78: "OFFSET_NOT_AVAILABLE",
     MARK_STALE: "MARK_STALE",
+    UNLESS_REACHED: "UNLESS_REACHED",
+    SIGNAL_FAILED: "SIGNAL_FAILED",
+    HEARTBEAT_MISSED: "HEARTBEAT_MISSED",
 }
 _REFUSAL_FIELDS: Final = ("index", "error_code", "field", "message")
 _SPANS: Final = (("d", 86_400), ("h", 3_600), ("m", 60))
@@ -70,10 +83,13 @@ def result(answer: Result) -> None:
     """Print a line for the wait and one for each partition or key."""
     colour = COLOURS.get(answer.outcome, "red")
     late = f" ({answer.lateness:.3f} s late)" if answer.lateness else ""
+    lines = [f"  {escape(item_line(item, answer.outcome))}" for item in answer.items]
+    if answer.kind == OperationKind.COMPOSITE and answer.decided_by:
+        lines.append(f"  decided by {escape(', '.join(item.name for item in answer.decided_by))}")
     print_either(
         result_document(answer),
         f"[{colour}]{outcome_text(answer.outcome)}[/{colour}] after {answer.waited:.3f} s{late}",
-        *(f"  {escape(item_line(item, answer.outcome))}" for item in answer.partitions.values()),
+        *lines,
     )
 
 
@@ -91,17 +107,23 @@ def item_line(item: PartitionResult, outcome: Outcome) -> str:
         parts.append(_estimate(item))
     if item.stale_for is not None:
         parts.append(f"stale for {item.stale_for:.1f} s: {item.stale_reason}".removesuffix(": "))
+    if item.signal_value:
+        parts.append(f"value {value_text(item.signal_value)}")
     return ", ".join(parts)
 
 
 def result_document(answer: Result) -> dict[str, Any]:
-    return {
+    document: dict[str, Any] = {
         "kind": answer.kind.name.lower(),
         "outcome": answer.outcome.name.lower(),
         "waited": answer.waited,
         "lateness": answer.lateness,
-        "partitions": {name: _item_document(item) for name, item in answer.partitions.items()},
     }
+    if answer.kind != OperationKind.COMPOSITE:
+        return document | {"partitions": {name: _item_document(item) for name, item in answer.partitions.items()}}
+    # Terms may repeat a name.
+    terms = [{"name": item.name, **_item_document(item)} for item in answer.items]
+    return document | {"terms": terms, "decided_by": [item.name for item in answer.decided_by]}
 
 
 def token(ends: Positions) -> None:
@@ -124,6 +146,12 @@ def receipt(answer: AdvanceReceipt) -> None:
 
 def cancelled(count: int) -> None:
     print_either({"cancelled": count}, f"{count} {plural('operation', count)} cancelled")
+
+
+def extended(operations: list[tuple[str, bool]]) -> None:
+    """Print for each operation whether it was pending."""
+    lines = [f"{escape(name)}: {'extended' if pending else 'not pending'}" for name, pending in operations]
+    print_either(dict(operations), *lines)
 
 
 def closed(session: ClosedSession) -> None:
@@ -153,7 +181,12 @@ def operation(one: PendingOperation) -> None:
     ]
     if one.min_bytes is not None:
         lines.append(f"  for at least {one.min_bytes} bytes")
-    for item in one.items:
+    first_failure = len(one.items) - (one.unless_count or 0)
+    if one.required_terms is not None:
+        lines.append(f"  until {one.required_terms} of these {first_failure} are true:")
+    for place, item in enumerate(one.items):
+        if place == first_failure:
+            lines.append("  unless one of these is true:")
         state = "waiting" if item.error_code == 7 else ERROR_NAMES.get(item.error_code, "reached")
         reached = "no mark reported" if item.reached_offset < 0 else str(item.reached_offset)
         lines.append(f"  {escape(item.name)}: {reached} of {item.required_offset}, {state}")
@@ -256,20 +289,23 @@ def span(seconds: float) -> str:
 
 
 def document(view: Any) -> dict[str, Any]:  # noqa: ANN401 - any dataclass
-    """A view as JSON has it: times in ISO form, and names of kinds and outcomes."""
+    """A view as JSON has it: times in ISO form, names of kinds and outcomes, values of keys as text."""
     return asdict(view, dict_factory=lambda pairs: {name: _plain(value) for name, value in pairs})
 
 
 def _plain(value: object) -> object:
     if isinstance(value, datetime):
         return value.isoformat()
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
     return value.name.lower() if isinstance(value, IntEnum) else value
 
 
 def _item_document(item: PartitionResult) -> dict[str, Any]:
     left_out = {"name", *(["fetched"] if item.fetched is None else [])}
     left_out |= {"stale_for", "stale_reason"} if item.stale_for is None else set()
-    return {name: value for name, value in asdict(item).items() if name not in left_out}
+    left_out |= set() if item.signal_value else {"signal_value"}
+    return {name: value for name, value in document(item).items() if name not in left_out}
 
 
 def _estimate(item: PartitionResult) -> str:
@@ -281,9 +317,16 @@ def _estimate(item: PartitionResult) -> str:
 
 def waits_for(one: PendingOperation) -> str:
     """The names and offsets that an operation waits for. Not escaped."""
-    items = [f"{item.name}@{item.required_offset}" for item in one.items[:3]]
-    more = f" and {len(one.items) - 3} more" if len(one.items) > 3 else ""
-    return ", ".join(items) + more
+    first_failure = len(one.items) - (one.unless_count or 0)
+    text = _targets(one.items[:first_failure])
+    if one.required_terms is not None and one.required_terms < first_failure:
+        text = f"{one.required_terms} of {text}"
+    return text + (f" unless {_targets(one.items[first_failure:])}" if one.unless_count else "")
+
+
+def _targets(items: list[PendingItem]) -> str:
+    more = f" and {len(items) - 3} more" if len(items) > 3 else ""
+    return ", ".join(f"{item.name}@{item.required_offset}" for item in items[:3]) + more
 
 
 def _role(one: Partition) -> str:

@@ -21,7 +21,9 @@ async def tail(
         list[str] | None,
         Option("--outcome", "-o", help="Only this outcome: satisfied, failed, expired or cancelled. May be repeated."),
     ] = None,
-    kind: Annotated[str | None, Option(help="Only this kind: produce, fetch, delete_records or signal.")] = None,
+    kind: Annotated[
+        str | None, Option(help="Only this kind: produce, fetch, delete_records, signal or composite.")
+    ] = None,
     count: Annotated[int | None, Option("--count", "-n", min=1, help="Exit after this many results.")] = None,
 ) -> Exit:
     """Print results as they arrive, until Ctrl-C: your own, or everyone's with the role admin."""

@@ -25,7 +25,11 @@ NOTHING: Final[list[Any]] = []
 
 
 class OperationBatch:
-    """A batch of operations of one kind. `partitions` is the dictionary of partitions (for signals: `keys`)."""
+    """A batch of operations of one kind. `partitions` is the dictionary of partitions (for signals: `keys`).
+
+    Composites have both dictionaries: an index below `len(partitions)` is a partition, any other a key. The last
+    `unless_counts` items of an operation are its failure arm.
+    """
 
     def __init__(
         self,
@@ -49,6 +53,9 @@ class OperationBatch:
         any_key: list[bool] = NOTHING,
         from_now: list[bool] = NOTHING,
         stale_timeouts_ms: list[int] = NOTHING,
+        heartbeat_timeouts_ms: list[int] = NOTHING,
+        required_terms: list[int] = NOTHING,
+        unless_counts: list[int] = NOTHING,
     ) -> None:
         self.operation_ids: Final = operation_ids
         self.partitions: Final[list[AsGiven]] = partitions
@@ -69,6 +76,9 @@ class OperationBatch:
         self.any_key: Final[list[bool]] = any_key
         self.from_now: Final[list[bool]] = from_now
         self.stale_timeouts_ms: Final[list[int]] = stale_timeouts_ms
+        self.heartbeat_timeouts_ms: Final[list[int]] = heartbeat_timeouts_ms
+        self.required_terms: Final[list[int]] = required_terms
+        self.unless_counts: Final[list[int]] = unless_counts
 
     @staticmethod
     def to_fill() -> OperationBatch:
@@ -77,7 +87,7 @@ class OperationBatch:
             [], partitions=[], item_indexes=[], offsets=[], timeouts_ms=[], keys=[], item_counts=[],
             local_error_codes=[], leader_epochs=[], min_bytes=[], replica_ids=[], isolation_levels=[],
             follower_reads=[], partition_max_bytes=[], last_fetched_epochs=[], throttled=[], any_key=[], from_now=[],
-            stale_timeouts_ms=[],
+            stale_timeouts_ms=[], heartbeat_timeouts_ms=[], required_terms=[], unless_counts=[],
         )  # fmt: skip
 
 
@@ -109,7 +119,8 @@ class EventBatch:
     """A batch of events. The item of an event is a partition (for KEY_SIGNALLED: a key) of the dictionary.
 
     `replica_sets` has a `ReplicaSets` for events with lists of replicas (IN_SYNC_REPLICAS, LEADERSHIP), else None.
-    `flags` holds LEADERSHIP's is_leader, PARTITION_REMOVED's moved, and REPLICA_STATE's dead (1) and fenced (2) bits.
+    `flags` holds LEADERSHIP's is_leader, PARTITION_REMOVED's moved, REPLICA_STATE's dead (1) and fenced (2) bits, and
+    KEY_SIGNALLED's failed. `values` has the value of each KEY_SIGNALLED event; empty: none.
     """
 
     def __init__(
@@ -127,6 +138,7 @@ class EventBatch:
         log_start_offsets: list[int] = NOTHING,
         flags: list[int] = NOTHING,
         replica_sets: list[ReplicaSets | None] = NOTHING,
+        values: list[bytes] = NOTHING,
     ) -> None:
         self.types: Final = types
         self.partitions: Final[list[AsGiven]] = partitions
@@ -140,6 +152,7 @@ class EventBatch:
         self.log_start_offsets: Final[list[int]] = log_start_offsets
         self.flags: Final[list[int]] = flags
         self.replica_sets: Final[list[ReplicaSets | None]] = replica_sets
+        self.values: Final[list[bytes]] = values
 
 
 class ReplicaSets:

@@ -11,7 +11,14 @@ PRODUCE: Final = 1
 FETCH: Final = 2
 DELETE_RECORDS: Final = 3
 SIGNAL: Final = 4
-KIND_NAMES: Final = {PRODUCE: "produce", FETCH: "fetch", DELETE_RECORDS: "delete_records", SIGNAL: "signal"}
+COMPOSITE: Final = 5
+KIND_NAMES: Final = {
+    PRODUCE: "produce",
+    FETCH: "fetch",
+    DELETE_RECORDS: "delete_records",
+    SIGNAL: "signal",
+    COMPOSITE: "composite",
+}
 KINDS: Final = tuple(KIND_NAMES)
 
 # Outcomes. All except PENDING are final.
@@ -81,6 +88,14 @@ OFFSET_NOT_AVAILABLE: Final = 78
 
 MARK_STALE: Final = 1001
 """Not one of Kafka's codes: the mark was stale for longer than the stale timeout of the wait."""
+UNLESS_REACHED: Final = 1002
+"""Not one of Kafka's codes: this term of the failure arm became true, so the composite wait failed."""
+
+SIGNAL_FAILED: Final = 1003
+"""Not one of Kafka's codes: the key was signalled as failed."""
+
+HEARTBEAT_MISSED: Final = 1004
+"""Not one of Kafka's codes: the key was silent for longer than the heartbeat timeout of the wait."""
 
 # google.rpc.Code of refusals.
 INVALID_ARGUMENT: Final = 3

@@ -18,6 +18,7 @@ __all__ = [
     "FETCHED_COLUMNS",
     "FLOAT64",
     "NOTHING_STALE",
+    "NO_VALUES",
     "OPTIONAL_COLUMNS",
     "RESULT_COLUMNS",
     "RESULT_ITEM_COLUMNS",
@@ -100,6 +101,9 @@ ROOM_MAX: Final[i64] = 1_024
 NOTHING_STALE: Final[dict[int, tuple[int, str]]] = {}
 """No mark was stale. All completions share it, so it must never change."""
 
+NO_VALUES: Final[dict[int, bytes]] = {}
+"""No key had a value. Shared and never changed, like `NOTHING_STALE`."""
+
 NOBODY: Final[AsGiven] = ("", -1)
 """Placeholder for names that have not been written."""
 
@@ -154,6 +158,8 @@ class Completions:
         """By item index: for how many milliseconds its mark was stale when the operation ended, and why. Filled in by
         the caller; the engine does not know which marks are stale.
         """
+        self.signal_values = NO_VALUES
+        """By item index: the value of its key, if the key has one and was reached or failed."""
 
     def __len__(self) -> int:
         return self._operations
@@ -196,6 +202,12 @@ class Completions:
         self.paces_per_second[place] = pace_per_second
         self.items = place + 1
 
+    def add_signal_value(self, value: bytes) -> None:
+        """Set the value of the item that was appended last."""
+        if self.signal_values is NO_VALUES:
+            self.signal_values = {}
+        self.signal_values[int(self.items) - 1] = value
+
     def _double_operations(self) -> None:
         # A column is doubled by appending it to itself: only the length matters, later rows overwrite the values.
         self.operation_ids = extend(self.operation_ids, self.operation_ids)
@@ -218,6 +230,7 @@ class Completions:
         """Set the lengths, after all columns were replaced by complete ones."""
         self._operations = operations
         self.items = i64(len(names))
+        # Replaced in place: the list is Final, and the other columns were assigned before.
         self.item_partitions[:] = names
 
     def finish(self) -> None:

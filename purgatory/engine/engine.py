@@ -10,7 +10,7 @@ from mypy_extensions import i64
 
 from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, RegisterReceipt
-from purgatory.engine.codes import CANCELLED, EXPIRED, FETCH, SHUTTING_DOWN
+from purgatory.engine.codes import CANCELLED, FETCH, SHUTTING_DOWN
 from purgatory.engine.completions import Completions
 from purgatory.engine.inspection import EngineInspection
 from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
@@ -20,6 +20,7 @@ from purgatory.engine.marks.registry import Partitions, SignalKeys
 from purgatory.engine.memory_estimate import (
     FETCH_BYTES,
     FETCH_ITEM_BYTES,
+    HEARTBEAT_BYTES,
     ITEM_BYTES,
     OPERATION_BYTES,
     OWNER_BYTES,
@@ -64,7 +65,7 @@ class Engine:
         self.limits: Final = limits
         self._now_ms: i64 = now_ms
         self._partitions: Final = Partitions(strict_partitions)
-        self._keys: Final = SignalKeys(limits.signal_keys_max)
+        self._keys: Final = SignalKeys(limits.signal_keys_max, limits.signal_values_bytes_max)
         self._pending: Final = PendingOperations(self._partitions, self._keys, tick_ms, wheel_size, now_ms)
         self._wakeups: Final = Wakeups(self._pending)
         self._admission: Final = Admission(self._pending, limits)
@@ -88,6 +89,8 @@ class Engine:
         owners = self._pending.owners
         if usage is None:
             usage = self._partitions.unowned
+        # Reused, so that `owners` is never longer than the most owners at one time. So nothing may be looked up by the
+        # id of an owner that was removed: it may be that of a later one.
         if self._free_owners:
             owner = Owner(self._free_owners.pop(), usage)
             owners[owner.owner_id] = owner
@@ -103,6 +106,7 @@ class Engine:
         owner.completions = None
         owner.ended_last = 0
         owner.items_ended_last = 0
+        # Not bounded: the host ends the operations of a session in slices before it removes the owner.
         self.cancel_all(owner, now_ms)
         self._pending.owners[owner.owner_id] = None
         self._free_owners.append(owner.owner_id)
@@ -159,11 +163,27 @@ class Engine:
         for operation_id in operation_ids:
             if self._pending.work_total >= stop:
                 break
+            # An id that is not pending is not counted as work, so the caller has to limit the number of ids.
             slot = self._inspection.find(owner, operation_id)
             if slot >= 0:
                 self._pending.end(slot, CANCELLED, now_ms)
             cancelled.append(slot >= 0)
         return cancelled
+
+    def extend(self, owner: Owner, operation_ids: list[int], timeout_ms: int, now_ms: int) -> list[bool]:
+        """Let operations wait for at least `timeout_ms` from now on. For each: True if it was pending.
+
+        A deadline only moves to a later time. One that is due but has not been handled moves too.
+        """
+        self._pass_time(now_ms)
+        assert 1 <= timeout_ms <= self.limits.timeout_ms_max, f"timeout_ms={timeout_ms}"
+        extended: list[bool] = []
+        for operation_id in operation_ids:
+            slot = self._inspection.find(owner, operation_id)
+            if slot >= 0:
+                self._pending.extend(slot, now_ms + timeout_ms)
+            extended.append(slot >= 0)
+        return extended
 
     def fail_stale(
         self,
@@ -213,14 +233,14 @@ class Engine:
         before = self._pending.ended_total
         signal_key = self._keys.get(key)
         if signal_key is not None:
-            self._wakeups.cancel_entries(signal_key.waits, CANCELLED, now_ms, work_max)
+            self._wakeups.cancel_waiting_key(signal_key, CANCELLED, now_ms, work_max)
         return self._pending.ended_total - before
 
     def has_waits(self, name: PartitionName) -> bool:
         """Whether any operation waits on a partition, or on a key, (key, -1)."""
         if name[1] < 0:
             signal_key = self._keys.get(name[0])
-            return signal_key is not None and signal_key.waits.live > 0
+            return signal_key is not None and signal_key.watched() > 0
         partition = self._partitions.get(name)
         return partition is not None and partition.watched() > 0
 
@@ -275,7 +295,8 @@ class Engine:
     # Time.
 
     def advance_clock(self, now_ms: int, limit: int, work_max: int = UNLIMITED) -> int:
-        """Expire up to `limit` due operations, in order of deadline. Returns how many.
+        """End up to `limit` operations whose time is up, in order of deadline: they expire, or have missed a heartbeat.
+        Returns how many.
 
         If `next_expiration_ms() <= now_ms` afterwards, there is more to do: call again.
         """
@@ -288,9 +309,7 @@ class Engine:
             fired: list[int] = []
             asked = min(limit - expired, EXPIRED_AT_A_TIME)
             wheel.advance(now_ms, asked, fired)
-            for slot in fired:
-                self._pending.end(slot, EXPIRED, now_ms)
-            expired += len(fired)
+            expired += self._pending.on_timers(fired, now_ms)
             # Nothing more is due, or the wheel has used up its moves; `next_expiration_ms` tells which.
             if len(fired) < asked:
                 break
@@ -426,12 +445,13 @@ class Engine:
         pending = self._pending
         held = pending.operations.size * OPERATION_BYTES + pending.items.size * ITEM_BYTES
         held += pending.pending_by_kind[FETCH] * FETCH_BYTES + self._wakeups.fetches.item_count * FETCH_ITEM_BYTES
-        held += len(pending.stale_timeouts_ms) * STALE_TIMEOUT_BYTES
+        held += len(pending.stale_timeouts_ms) * STALE_TIMEOUT_BYTES + len(pending.heartbeats) * HEARTBEAT_BYTES
         return held + self._partitions.bytes + self._keys.bytes + len(pending.owners) * OWNER_BYTES
 
     def memory_bytes_more(self, operations: int, items: int) -> int:
         """Estimated additional memory if `operations` more operations with `items` items were pending."""
         pending = self._pending
+        # Tables never shrink: a free row is counted by `memory_bytes` already, and using it takes no more memory.
         free_rows = pending.operations.size - pending.count
         free_items = pending.items.size - pending.item_count
         return max(operations - free_rows, 0) * OPERATION_BYTES + max(items - free_items, 0) * ITEM_BYTES

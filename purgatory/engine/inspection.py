@@ -73,13 +73,14 @@ class EngineInspection:
 
     def count_remaining(self, start: int, limit: int, now_ms: int, times: RemainingTimes) -> int:
         """Add `limit` slots to `times`; see `Engine.count_remaining`."""
-        operations, wheel = self.pending.operations, self.pending.wheel
+        operations = self.pending.operations
         now: i64 = now_ms
         slot: i64 = start
         stop: i64 = min(start + limit, int(operations.size))
         while slot < stop:
             if operations.kind[slot] != FREE:
-                left = wheel.deadline_ms(slot) - now
+                left = self.pending.deadline_ms(slot) - now
+                # Due, but the reaper has not reached it yet.
                 if left < 0:
                     left = 0
                 place = 0
@@ -111,14 +112,16 @@ class EngineInspection:
                         found.append((watched, partition.name))
             else:
                 signal_key = keys[place - last_partition]
-                if signal_key is not None and signal_key.waits.live > least:
-                    found.append((signal_key.waits.live, signal_key.name))
+                if signal_key is not None:
+                    watched = signal_key.watched()
+                    if watched > least:
+                        found.append((watched, signal_key.name))
             place += 1
         return found, place if place < last else -1
 
     def rank(self, start: int, limit: int, ranking: PendingRanking) -> int:
         """Add `limit` slots to a ranking; see `Engine.rank_pending`."""
-        operations, items, wheel = self.pending.operations, self.pending.items, self.pending.wheel
+        operations, items = self.pending.operations, self.pending.items
         owner_ids = ranking.owner_ids
         slot: i64 = start
         stop: i64 = min(start + limit, int(operations.size))
@@ -133,14 +136,13 @@ class EngineInspection:
                 and self._names(slot, ranking.partition, ranking.key)
                 and (not ranking.search or self._name_contains(slot, ranking.search))
             ):
-                ranking.add(
-                    slot, operations.operation_id[slot], operations.registered_ms[slot], wheel.deadline_ms(slot)
-                )
+                deadline_ms = self.pending.deadline_ms(slot)
+                ranking.add(slot, operations.operation_id[slot], operations.registered_ms[slot], deadline_ms)
                 described = self.pending.kinds[kind]
                 item = i64(operations.first_item[slot])
                 while item >= 0:
                     if i64(items.error_code[item]) == UNRESOLVED:
-                        ranking.add_wait(described.name_of(i64(items.target[item])))
+                        ranking.add_wait(described.name_of(item))
                     walked += 1
                     item = i64(items.next[item])
             slot += 1
@@ -170,14 +172,14 @@ class EngineInspection:
         if partition is None and not key:
             return True
         kind = self.pending.kinds[i64(self.pending.operations.kind[slot])]
-        if key and (partition is not None or kind.on_partitions):
+        if key and (partition is not None or not kind.names_keys):
             return False
         wanted: AsGiven = (key, -1) if key else partition
         items = self.pending.items
         item = i64(self.pending.operations.first_item[slot])
         while item >= 0:
             self._items_walked += 1
-            if kind.name_of(i64(items.target[item])) == wanted:
+            if kind.name_of(item) == wanted:
                 return True
             item = i64(items.next[item])
         return False
@@ -188,8 +190,8 @@ class EngineInspection:
         item = i64(self.pending.operations.first_item[slot])
         while item >= 0:
             self._items_walked += 1
-            name: AsGiven = kind.name_of(i64(self.pending.items.target[item]))
-            spelled = f"{name[0]}-{name[1]}" if kind.on_partitions else str(name[0])
+            name: AsGiven = kind.name_of(item)
+            spelled = f"{name[0]}-{name[1]}" if name[1] >= 0 else str(name[0])
             if text in spelled.lower():
                 return True
             item = i64(self.pending.items.next[item])
@@ -204,27 +206,31 @@ class EngineInspection:
             self._items_walked += 1
             items.append(self._item_view(slot, kind, item))
             item = i64(self.pending.items.next[item])
+        required_terms, unless_count = self.pending.kinds[kind].arms(slot)
         return PendingView(
             i64(operations.owner_id[slot]),
             operations.operation_id[slot],
             kind,
             operations.registered_ms[slot],
-            self.pending.wheel.deadline_ms(slot),
+            self.pending.deadline_ms(slot),
             self.pending.kinds[kind].min_bytes(slot),
             items,
+            required_terms,
+            unless_count,
         )
 
     def _item_view(self, slot: i64, kind: i64, item: i64) -> ItemView:
         items = self.pending.items
         error = i64(items.error_code[item])
-        target = i64(items.target[item])
         described = self.pending.kinds[kind]
         reached = items.mark[item]
+        # Kafka's provisional error, which its result would have if the operation ended now.
         if error == UNRESOLVED:
             error = REQUEST_TIMED_OUT
-            reached = described.reached(slot, target)
-        log_start = self.partitions.at(target).log_start_offset if described.on_partitions else -1
-        return ItemView(described.name_of(target), error, items.required[item], reached, log_start)
+            reached = described.reached(slot, item)
+        partition = described.partition_of(item)
+        log_start = -1 if partition is None else partition.log_start_offset
+        return ItemView(described.name_of(item), error, items.required[item], reached, log_start)
 
     def partition_view(self, name: PartitionName) -> PartitionView | None:
         """A view of a known partition; None if it is not known."""

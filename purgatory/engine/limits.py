@@ -2,7 +2,10 @@
 
 from typing import Final
 
-__all__ = ["EngineLimits"]
+__all__ = ["SIGNAL_VALUE_BYTES_MAX", "EngineLimits"]
+
+SIGNAL_VALUE_BYTES_MAX: Final = 4_096
+"""Maximum length of the value of one signal. Fixed, so that clients can rely on it."""
 
 
 class EngineLimits:
@@ -15,6 +18,7 @@ class EngineLimits:
         pending_items_max: int = 20_000_000,
         partitions_max: int = 100_000,
         signal_keys_max: int = 100_000,
+        signal_values_bytes_max: int = 64 * 1024 * 1024,
         items_per_operation_max: int = 2_000,
         timeout_ms_max: int = 2**31 - 1,
         timeout_ms_default: int = 30_000,
@@ -25,6 +29,7 @@ class EngineLimits:
             ("pending_items_max", pending_items_max),
             ("partitions_max", partitions_max),
             ("signal_keys_max", signal_keys_max),
+            ("signal_values_bytes_max", signal_values_bytes_max),
             ("items_per_operation_max", items_per_operation_max),
             ("timeout_ms_max", timeout_ms_max),
             ("timeout_ms_default", timeout_ms_default),
@@ -38,6 +43,7 @@ class EngineLimits:
         self.pending_items_max: Final = pending_items_max
         self.partitions_max: Final = partitions_max
         self.signal_keys_max: Final = signal_keys_max
+        self.signal_values_bytes_max: Final = signal_values_bytes_max
         self.items_per_operation_max: Final = items_per_operation_max
         self.timeout_ms_max: Final = timeout_ms_max
         self.timeout_ms_default: Final = timeout_ms_default

@@ -18,12 +18,17 @@ FETCH_BYTES: Final[i64] = 300
 FETCH_ITEM_BYTES: Final[i64] = 160
 STALE_TIMEOUT_BYTES: Final[i64] = 120
 """Additional bytes of an operation with a stale timeout."""
+HEARTBEAT_BYTES: Final[i64] = 200
+"""Additional bytes of an operation with a heartbeat timeout."""
 OWNER_BYTES: Final[i64] = 200
 PARTITION_BYTES: Final[i64] = 1_250
 REPLICA_BYTES: Final[i64] = 180
 EPOCH_BYTES: Final[i64] = 80
 POSITION_BYTES: Final[i64] = 40
 KEY_BYTES: Final[i64] = 600
+VALUE_BYTES: Final[i64] = 40
+"""The value of a key, without its content."""
+WATCH_LIST_BYTES: Final[i64] = 400
 NAME_BYTES: Final[i64] = 150
 """A name as a tuple, without the characters of its text."""
 

@@ -5,9 +5,10 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from purgatory.engine.batches import AsGiven, PartitionName
+from purgatory.engine.batches import AsGiven, OperationBatch, PartitionName
+from purgatory.engine.codes import COMPOSITE, SIGNAL
 
-__all__ = ["cut", "key_fault", "partition_fault", "places_of"]
+__all__ = ["cut", "dictionary_of", "key_fault", "partition_fault", "places_of"]
 
 PARTITION_MAX = 2**31 - 1
 
@@ -39,6 +40,14 @@ def key_fault(key: str, length_max: int) -> str:
 def cut(name: str) -> str:
     """A name, shortened for messages."""
     return name if len(name) <= CUT_LENGTH else f"{name[:CUT_LENGTH]}..."
+
+
+def dictionary_of(kind: int, batch: OperationBatch) -> list[AsGiven]:
+    """The names to which the item indexes of a batch refer. The name of a key is (key, -1)."""
+    if kind not in (SIGNAL, COMPOSITE):
+        return batch.partitions
+    keys: list[AsGiven] = [(key, -1) for key in batch.keys]
+    return keys if kind == SIGNAL else batch.partitions + keys
 
 
 def places_of(names: list[AsGiven], places: dict[AsGiven, int]) -> vec[i64]:

@@ -15,7 +15,7 @@ from typing import Final
 from mypy_extensions import i64
 
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, Refusal
-from purgatory.engine.codes import CANCELLED, EXPIRED, KINDS, SHUTTING_DOWN
+from purgatory.engine.codes import CANCELLED, KINDS, SHUTTING_DOWN
 from purgatory.engine.inspection import EngineInspection
 from purgatory.engine.kinds.batch_columns import BatchColumns
 from purgatory.engine.marks.event_checks import check_columns
@@ -31,6 +31,7 @@ __all__ = [
     "CANCEL",
     "CANCEL_ALL_ON",
     "EXPIRE",
+    "EXTEND",
     "FAIL_STALE",
     "PASS",
     "REGISTER",
@@ -55,6 +56,9 @@ PASS: Final = 6
 """Only advance the time."""
 FAIL_STALE: Final = 7
 """As CANCEL, but ended as by `Engine.fail_stale`, with the stale marks that the tape has for each id."""
+EXTEND: Final = 8
+"""Extend the operations with the next `count` ids, if they are pending, by the timeout that the tape has for the step.
+"""
 REGISTER: Final = 16
 """Plus the code of a kind: register the next `count` operations of that kind. Last, so that kinds may be added."""
 
@@ -65,7 +69,8 @@ class Tape:
     """Steps in order, and the columns that they consume. `operations` has the batch of each kind at its code, or None.
 
     Operation ids are ascending over the whole tape, across kinds. A name whose partition is -1 is a signal's key.
-    `stale` maps ids to the marks that were stale when that operation ended as stale.
+    `stale` maps ids to the marks that were stale when that operation ended as stale. `extensions_ms` has the timeout of
+    each EXTEND step.
     """
 
     def __init__(
@@ -79,6 +84,7 @@ class Tape:
         operation_ids: list[int] | None = None,
         names: list[PartitionName] | None = None,
         stale: dict[int, set[PartitionName]] | None = None,
+        extensions_ms: list[int] | None = None,
     ) -> None:
         self.steps: Final = steps
         self.times_ms: Final = times_ms
@@ -88,6 +94,7 @@ class Tape:
         self.operation_ids: Final[list[int]] = [] if operation_ids is None else operation_ids
         self.names: Final[list[PartitionName]] = [] if names is None else names
         self.stale: Final[dict[int, set[PartitionName]]] = {} if stale is None else stale
+        self.extensions_ms: Final[list[int]] = [] if extensions_ms is None else extensions_ms
 
 
 class Played:
@@ -128,10 +135,13 @@ class TapePlayer:
         self._next_event = 0
         self._next_id = 0
         self._next_name = 0
+        self._next_extension = 0
 
     def play(self, tape: Tape) -> Played:
         """Play all steps. Raises InvalidBatch before the first step."""
         played = Played()
+        # All columns are checked before the first step: an InvalidBatch in the middle would leave half of the tape
+        # played.
         kinds = [self._kind_columns(tape, kind) for kind in range(len(KINDS) + 1)]
         known = NamedPartitions(self._pending.partitions)
         if tape.events is not None:
@@ -140,6 +150,7 @@ class TapePlayer:
         for place, step in enumerate(tape.steps):
             now_ms: i64 = tape.times_ms[place]
             count = tape.counts[place]
+            # Before the time of the step is taken over: what is due earlier must end at its own millisecond.
             if self._prompt:
                 self._expire_due(now_ms)
             assert now_ms >= self.now_ms, f"clock went back: now_ms={now_ms} engine={self.now_ms}"
@@ -157,6 +168,8 @@ class TapePlayer:
                 self._end(tape.operation_ids, count, CANCELLED if step == CANCEL else SHUTTING_DOWN, now_ms)
             elif step == FAIL_STALE:
                 self._fail_stale(tape, count, now_ms)
+            elif step == EXTEND:
+                self._extend(tape, count, now_ms)
             elif step == CANCEL_ALL_ON:
                 self._cancel_all_on(tape.names, count, now_ms)
             else:
@@ -171,6 +184,7 @@ class TapePlayer:
         owner = self._owner
         columns = kind.columns
         admission = self._admission
+        # For each step: events and expiries in between have changed the counts.
         admission.open_for(owner.usage)
         stop = kind.next_row + count
         while kind.next_row < stop:
@@ -210,15 +224,15 @@ class TapePlayer:
             due_ms: i64 = self._pending.wheel.next_expiration_ms()
             if due_ms < 0 or due_ms > now_ms:
                 break
+            # An advance may cascade entries without firing any, so the end is recognised by the time of the next bucket
+            # and not by an advance that fires nothing.
             count -= self._advance(count)
         return count
 
     def _advance(self, limit: int) -> int:
         fired: list[int] = []
         self._pending.wheel.advance(self.now_ms, limit, fired)
-        for slot in fired:
-            self._pending.end(slot, EXPIRED, self.now_ms)
-        return len(fired)
+        return self._pending.on_timers(fired, self.now_ms)
 
     def _end(self, operation_ids: list[int], count: int, outcome: i64, now_ms: i64) -> None:
         stop = self._next_id + count
@@ -237,6 +251,16 @@ class TapePlayer:
                 self._stale_waits.fail(slot, tape.stale.get(operation_id, set()), now_ms)
             self._next_id += 1
 
+    def _extend(self, tape: Tape, count: int, now_ms: i64) -> None:
+        deadline_ms = now_ms + tape.extensions_ms[self._next_extension]
+        self._next_extension += 1
+        stop = self._next_id + count
+        while self._next_id < stop:
+            slot = self._inspection.find(self._owner, tape.operation_ids[self._next_id])
+            if slot >= 0:
+                self._pending.extend(slot, deadline_ms)
+            self._next_id += 1
+
     def _cancel_all_on(self, names: list[PartitionName], count: int, now_ms: i64) -> None:
         stop = self._next_name + count
         while self._next_name < stop:
@@ -248,7 +272,7 @@ class TapePlayer:
             else:
                 key = self._pending.keys.get(name[0])
                 if key is not None:
-                    self._wakeups.cancel_entries(key.waits, CANCELLED, now_ms, UNLIMITED)
+                    self._wakeups.cancel_waiting_key(key, CANCELLED, now_ms, UNLIMITED)
             self._next_name += 1
 
 

@@ -21,7 +21,11 @@ class ItemView:
 
 
 class PendingView:
-    """A pending operation. Times are engine time in milliseconds; min_bytes is -1 except for a fetch."""
+    """A pending operation. Times are engine time in milliseconds; min_bytes is -1 except for a fetch.
+
+    `required_terms` and `unless_count` are -1 except for a composite: so many of its items must become true, and so
+    many of the last ones are its failure arm.
+    """
 
     def __init__(
         self,
@@ -32,6 +36,8 @@ class PendingView:
         deadline_ms: int,
         min_bytes: int,
         items: list[ItemView],
+        required_terms: int = -1,
+        unless_count: int = -1,
     ) -> None:
         self.owner_id: Final = owner_id
         self.operation_id: Final = operation_id
@@ -40,6 +46,8 @@ class PendingView:
         self.deadline_ms: Final = deadline_ms
         self.min_bytes: Final = min_bytes
         self.items: Final = items
+        self.required_terms: Final = required_terms
+        self.unless_count: Final = unless_count
 
 
 class RemainingTimes:

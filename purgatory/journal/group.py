@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.completions import Completions
 from purgatory.engine.snapshot.saved_operations import SavedOperations
+from purgatory.engine.snapshot.snapshots import SavedKey
 
 RefusedRows = list[tuple[int, str, str, int, int]]
 """Refused registrations: (google.rpc.Code, field, message, operation id, kind or 0)."""
@@ -18,6 +19,7 @@ RefusedRows = list[tuple[int, str, str, int, int]]
 class Moment(NamedTuple):
     """A moment on all clocks, milliseconds. See `continued_time`."""
 
+    # In the order of the columns of the table `moment`: `statements` writes the tuple as a row.
     engine_ms: int
     wall_ms: int
     boot_ms: int
@@ -27,6 +29,7 @@ class Moment(NamedTuple):
 class SessionState(NamedTuple):
     """A row of the table `sessions`. Sequence numbers are those that the client sees, minus `sequence_shift`."""
 
+    # In the order of the columns of the table: `statements` writes the tuple as a row, and `recovery` reads it back.
     session: int
     session_id: str
     highest_operation_id: int
@@ -70,8 +73,8 @@ class Group:
         self.sessions: Final[list[SessionChanges]] = []
         self.partitions: Final[list[tuple[PartitionName, bytes]]] = []
         """Partitions named by events; empty bytes: removed."""
-        self.keys: Final[list[tuple[str, int]]] = []
-        """Signalled keys and their counts; 0: forgotten."""
+        self.keys: Final[list[SavedKey]] = []
+        """Signalled keys; with a count of 0: forgotten."""
         self.dead_letters: Final[list[tuple[int, bytes]]] = []
         """Undelivered results, by number; empty bytes: removed."""
         self.is_last = False

@@ -86,7 +86,20 @@ CREATE TABLE keys (
 );
 """
 
-MIGRATIONS: Final = (SCHEMA,)
+KEY_VALUES: Final = """
+CREATE TABLE key_values (
+    place INTEGER PRIMARY KEY,
+    key TEXT NOT NULL UNIQUE,
+    failed INTEGER NOT NULL,
+    value BLOB NOT NULL,
+    crc32 INTEGER NOT NULL
+);
+"""
+"""Keys with a value, and those that failed. A table of its own, because a further column of `keys` would invalidate the
+checksums of its rows.
+"""
+
+MIGRATIONS: Final = (SCHEMA, KEY_VALUES)
 """Script n turns version n into version n + 1; version 0 is an empty file. After a release, only append to it."""
 
 COLUMNS: Final = {
@@ -103,10 +116,11 @@ COLUMNS: Final = {
     "partitions": ("place", "topic", "number", "content"),
     "changes": ("change", "content"),
     "keys": ("place", "key", "count"),
+    "key_values": ("place", "key", "failed", "value"),
 }  # fmt: skip
 """The columns of each table, except the last one, which is the checksum."""
 
-SURROGATE_KEYED: Final = {"moment", "partitions", "keys"}
+SURROGATE_KEYED: Final = {"moment", "partitions", "keys", "key_values"}
 """Tables whose first column is a meaningless number, which is not part of the checksum."""
 
 
@@ -132,4 +146,6 @@ def migrate(database: sqlite3.Connection, name: str, migrations: tuple[str, ...]
         # Both pragmas write to the file's header and are part of the transaction, so version and tables change
         # together.
         pragmas = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {number};"
+        # `executescript` commits a pending transaction before it starts, so the transaction has to begin inside the
+        # script.
         database.executescript(f"BEGIN IMMEDIATE; {script}; {pragmas} COMMIT;")

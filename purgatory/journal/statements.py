@@ -9,6 +9,7 @@ from typing import Any, Final
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.snapshot.live_set import LiveSet
 from purgatory.engine.snapshot.saved_operations import SavedOperations
+from purgatory.engine.snapshot.snapshots import SavedKey
 from purgatory.journal.group import Group, SessionChanges
 from purgatory.journal.row_codec import Value, checksum, pack_changes, pack_results
 from purgatory.journal.session_rows import RegistrationRow, SessionRows
@@ -26,11 +27,13 @@ UPSERT: Final = {
     # A replaced row gets a new `place` behind all others, so reading by place returns the keys in the order of their
     # last change, in which they have to be restored.
     "keys": "INSERT OR REPLACE INTO keys (key, count, crc32) VALUES (?, ?, ?)",
+    "key_values": "INSERT OR REPLACE INTO key_values (key, failed, value, crc32) VALUES (?, ?, ?, ?)",
     "moment": "INSERT OR REPLACE INTO moment VALUES (1, ?, ?, ?, ?, ?, ?, ?)",
 }  # fmt: skip
 DELETE: Final = {table: f"DELETE FROM {table} WHERE {COLUMNS[table][0]} = ?" for table in BY_NUMBER} | {  # noqa: S608 - our own names
     "partitions": "DELETE FROM partitions WHERE topic = ? AND number = ?",
     "keys": "DELETE FROM keys WHERE key = ?",
+    "key_values": "DELETE FROM key_values WHERE key = ?",
 }
 
 ORDER: Final = (*UPSERT.values(), *DELETE.values())
@@ -41,6 +44,9 @@ CHANGE_ROWS_MAX: Final = 64
 FEW_PARTITIONS: Final = 4
 """Up to this many changed partitions are written to `partitions` directly."""
 
+NO_KEY_VALUE: Final = (0, b"")
+"""A key that has no row in `key_values`."""
+
 Statements = dict[str, list[tuple[Any, ...]]]
 """Parameters of each execution, by SQL text."""
 
@@ -49,9 +55,13 @@ class StatementBuilder:
     """Translates groups to statements and keeps track of the rows that exist."""
 
     def __init__(self) -> None:
+        # What is on disk once all statements made so far are committed. Nothing is read back while a daemon runs, so
+        # each change of a row has to be recorded here as well.
         self._sessions: Final[dict[int, SessionRows]] = {}
         self._refused_ids: Final[dict[int, bytes]] = {}
         """The rows of `refused_ids`, to write only those that change."""
+        self._key_values: Final[dict[str, tuple[int, bytes]]] = {}
+        """The rows of `key_values`, to write only those that change."""
         self._last_registration = 0
         self._last_result = 0
         self._last_change = 0
@@ -83,6 +93,11 @@ class StatementBuilder:
     def add_existing_refused_ids(self, session: int, ranges: bytes) -> None:
         self._refused_ids[session] = ranges
 
+    def add_existing_key(self, saved: SavedKey) -> None:
+        key, _, value, failed = saved
+        if value or failed:
+            self._key_values[key] = int(failed), value
+
     def add_existing_changes(self, change: int, changes: list[tuple[PartitionName, bytes]]) -> None:
         self._last_change = change
         self._change_rows.append(change)
@@ -99,24 +114,39 @@ class StatementBuilder:
                 self._update_session(part, out)
         if group.partitions:
             self._add_partitions(group, out)
-        for key, count in group.keys:
-            if count:
-                _put(out, "keys", key, count)
-            else:
-                out[DELETE["keys"]].append((key,))
+        self._update_keys(group, out)
         for letter, content in group.dead_letters:
             if content:
                 _put(out, "dead_letters", letter, content)
             else:
                 out[DELETE["dead_letters"]].append((letter,))
+        # Exactly one for each group: `Store.commit` takes the number of the group from it.
         _put(out, "moment", *group.moment, group.number, int(group.is_last))
         return out
+
+    def _update_keys(self, group: Group, out: Statements) -> None:
+        for key, count, value, failed in group.keys:
+            if count:
+                _put(out, "keys", key, count)
+            else:
+                out[DELETE["keys"]].append((key,))
+            row = (int(failed), value)
+            if row == self._key_values.get(key, NO_KEY_VALUE):
+                continue
+            if row == NO_KEY_VALUE:
+                del self._key_values[key]
+                out[DELETE["key_values"]].append((key,))
+            else:
+                self._key_values[key] = row
+                _put(out, "key_values", key, *row)
 
     def _add_partitions(self, group: Group, out: Statements) -> None:
         """Write many partitions as one row of `changes`, which is cheaper than a row for each, and merge those rows
         later.
         """
         self._unmerged.update(group.partitions)
+        # Only while no row of `changes` exists: rows of changes override `partitions` at the start, so an older one
+        # would undo what is written here.
         few = not self._change_rows and len(group.partitions) <= FEW_PARTITIONS
         if not few and len(self._change_rows) < CHANGE_ROWS_MAX:
             self._last_change += 1
@@ -140,6 +170,7 @@ class StatementBuilder:
         self._update_refused_ids(session, b"", out)
         if rows is not None:
             self._delete_registrations(rows.registrations(), out)
+            # All of its results, as if they were acknowledged. Those of this group were never written.
             self._delete_results(rows.acknowledge(part.state.last_sequence), out)
 
     def _update_session(self, part: SessionChanges, out: Statements) -> None:
@@ -195,6 +226,8 @@ class StatementBuilder:
         self._last_result += 1
         self.results += 1
         content, count = pack_results(part.results)
+        # Two counts of the same results, by the outbox and by the listener. If they differed, results would get wrong
+        # numbers after a restart.
         last = part.first_sequence + count - 1
         assert last == part.state.last_sequence, f"results end at {last}, the session at {part.state.last_sequence}"
         _put(out, "results", self._last_result, part.state.session, part.first_sequence, count, content)

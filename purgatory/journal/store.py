@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from purgatory.engine.marks.registry import NO_VALUE
+from purgatory.engine.snapshot.snapshots import SavedKey
 from purgatory.journal.crash_points import (
     AFTER_CHECKPOINT,
     AFTER_COMMIT,
@@ -106,6 +108,7 @@ class Store:
         writing them. So nothing that was written since the last successful fsync can be relied on.
         """
         new_file = self._sibling(".new")
+        # With a new connection: what the old one has cached may not be in the file.
         self.reopen()
         new_file.unlink(missing_ok=True)
         self._database.execute("VACUUM INTO ?", (str(new_file),))
@@ -140,6 +143,8 @@ class Store:
         self._crash.reached(BEFORE_BEGIN)
         self.check_files()
         database = self._database
+        # Takes the write lock now. A plain BEGIN takes it with the first change, and the transaction could fail as busy
+        # in its middle.
         database.execute("BEGIN IMMEDIATE")
         try:
             for sql in ORDER:
@@ -169,6 +174,8 @@ class Store:
             self._database.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").fetchall()
             self._crash.reached(AFTER_VACUUM)
             return True
+        # Only while no commit waits: TRUNCATE waits for readers, and a log that has to grow again takes twice as long
+        # to sync as one of constant size.
         if idle and self._wal_bytes():
             self._checkpoint("TRUNCATE")
         elif self._is_wal_full():
@@ -234,6 +241,11 @@ class Store:
     def count(self, table: str) -> int:
         return int(self._database.execute(f"SELECT count(*) FROM {table}").fetchone()[0])  # noqa: S608 - ours
 
+    def signal_keys(self) -> list[SavedKey]:
+        """All keys, in the order in which they have to be restored. Raises `JournalDamaged`."""
+        values = {key: (value, failed != 0) for _, key, failed, value in self.rows("key_values")}
+        return [(key, count, *values.get(key, (NO_VALUE, False))) for _, key, count in self.rows("keys")]
+
     def rows(self, table: str) -> Iterator[tuple[Any, ...]]:
         """All rows of a table, with the values of its `COLUMNS`, ordered by the first one.
 
@@ -259,6 +271,7 @@ def _prepare(database: sqlite3.Connection, name: str) -> None:
         "auto_vacuum = INCREMENTAL",
         "journal_mode = WAL",
         "synchronous = FULL",
+        # By `maintain`, between two groups: SQLite would checkpoint within a commit, while answers wait for it.
         "wal_autocheckpoint = 0",
         f"journal_size_limit = {WAL_PAGES_KEPT * PAGE_BYTES}",
         "busy_timeout = 5000",

@@ -32,6 +32,7 @@ from purgatory.service.listeners.events import (
     CancelledSession,
     CancelledWaits,
     Completed,
+    Extended,
     FailedStale,
 )
 from purgatory.service.listeners.listener import Journal, Listener
@@ -64,6 +65,8 @@ class Host:
         self.settings: Final = settings
         self.listeners: Final = list(listeners)
         """Listeners, in notification order. Do not modify after `start`."""
+        # The list itself, to which the tail adds itself while it has subscribers. It is changed between calls of the
+        # host only.
         self.tail: Final = ResultTail(self.listeners)
         self.journal = Journal()
         """The journal; a no-op journal unless `use_journal` is called."""
@@ -85,6 +88,7 @@ class Host:
         """Connector state; `stale(name, now_ms)` returns why a mark is stale."""
         limits = settings.limits
         self.source_links: Final = SourceLinks(engine, self.sources, self.time.now_ms, limits.sources_max)
+        # Set afterwards, because the budget is made before the things that it counts.
         self.shares.budget.calls = lambda: self.fair_queue.calls
         self.shares.budget.queues = lambda: (
             sum(listener.held_bytes() for listener in self.listeners)
@@ -183,6 +187,7 @@ class Host:
         """Apply the next slice and add its effects to `events`. Returns whether events are left."""
         batch, done, now_ms = events.batch, events.done, self.time.now_ms()
         start, is_full = done.next_index, self.shares.budget.is_full
+        # For each slice: the share depends on what all accounts hold, which other calls change between two slices.
         self.shares.set_in_engine(account)
         try:
             part = self.engine.apply(batch, now_ms, start, WORK_PER_SLICE, account=account.usage, is_full=is_full)
@@ -216,6 +221,20 @@ class Host:
         self.deliver()
         return cancelled
 
+    def extend(self, session: Session, operation_ids: list[int], timeout_ms: int) -> list[bool]:
+        """Let operations of a session wait for at least `timeout_ms` from now. Return for each if it was pending."""
+        # As at a registration: what is due expires first, and the rest has the whole timeout, never less.
+        now_ms = self.registration_ms()
+        extended = self.engine.extend(session.owner, operation_ids, timeout_ms, now_ms)
+        pending = [
+            operation_id for operation_id, was_pending in zip(operation_ids, extended, strict=True) if was_pending
+        ]
+        event = Extended(session, pending, timeout_ms, now_ms)
+        for listener in self.listeners if pending else ():
+            listener.extended(event)
+            listener.call_finished()
+        return extended
+
     async def cancel_session(self, session: Session) -> int:
         """Cancel all operations that are pending in a session now, and return their number."""
         owner, up_to_id = session.owner, int(session.owner.highest_operation_id)
@@ -235,6 +254,7 @@ class Host:
 
     def close_session(self, session: Session) -> tuple[int, int]:
         """End a session. Returns the number of cancelled operations and of dropped results."""
+        # Read before: closing ends the operations and drops the results.
         closed = session.owner.pending, session.outbox.unacknowledged
         self.sessions.close(session, self.time.now_ms())
         self.deliver()
@@ -303,8 +323,11 @@ class Host:
                 by id for each owner, so a replay of the history ends the same operations at the same times.
             were_stale: Operations failed because of stale marks. This can happen without any connector.
         """
+        # After every engine call, before the next one: results that are left over would be attributed to a later call,
+        # or to a later owner with the same id.
         for completions in self.engine.take_completions():
             if self.sources or were_stale:
+                # Before the listeners: journal and archive store the results with it.
                 note_stale_marks(completions, self.sources, self.time.now_ms())
             account = self.unary_waits.account_of_owner(completions.owner_id)
             if account is not None:
@@ -347,6 +370,8 @@ class Host:
         return self.time.registration_ms()
 
     def _expire_slice(self) -> None:
+        # The time of the engine is the end of a millisecond that is not over. Operations that are due at that time
+        # would expire early by the clock.
         if self.time.is_ahead:
             return
         now_ms = self.time.now_ms()
@@ -358,6 +383,7 @@ class Host:
 
     def fail_stale(self, owner_id: int, operation_ids: list[int], stale: set[PartitionName], now_ms: int) -> None:
         """Fail operations of the owner `owner_id` because of stale marks, at most a slice of them."""
+        # Found by slot in the engine, which knows owners only: it may be a session, or the unary waits of an account.
         session = self.sessions.of_owner(owner_id)
         if session is not None:
             owner = session.owner
@@ -376,6 +402,8 @@ class Host:
         with self._session_drop:
             cancelled = self.engine.cancel_all(session.owner, now_ms, WORK_PER_SLICE)
             has_more = self.engine.has_pending(session.owner, OPERATION_ID_MAX)
+            # The same rule as in `_cancel_in_slices`: one slice is reported as the cancel of the session, several as
+            # cancels by id.
             if cancelled and not has_more and session not in self._dropped:
                 event = CancelledSession(session, cancelled, now_ms)
                 for listener in self.listeners:
@@ -392,6 +420,7 @@ class Host:
 
     async def _end_all_dropped(self) -> None:
         while self._dropped:
+            # First, because the slice that found more to do has just run.
             await asyncio.sleep(0)
             session = self._dropped[0]
             if self._end_dropped(session, self.time.now_ms()):
@@ -399,11 +428,13 @@ class Host:
                 self.sessions.forget(session, self.time.now_ms())
         task = asyncio.current_task()
         assert task is not None, "runs as a task"
+        # Otherwise the list would grow with each large session that is dropped.
         self._tasks.remove(task)
 
     async def _maintain_sessions(self) -> None:
         """Send heartbeats, end streams of silent peers, and drop expired sessions. Errors are logged only."""
         interval_ms = self.settings.session.heartbeat_interval_ms
+        # Four looks in each interval, so a heartbeat is late by a quarter of it at most.
         turn_s = min(interval_ms / 4, 1_000) / 1_000
         while True:
             await asyncio.sleep(turn_s)

@@ -221,6 +221,9 @@ class EngineLimitsSettings(SettingsGroup):
     pending_items_max: Count = setting(20_000_000, "Partitions and keys of all pending operations together.")
     partitions_max: Count = setting(100_000, "Partitions known at one time.")
     signal_keys_max: Count = setting(100_000, "Signal keys remembered at one time.")
+    signal_values_bytes_max: Count = setting(
+        64 * 1024 * 1024, "Bytes of the values of all signal keys together; beyond, idle keys are forgotten."
+    )
     items_per_operation_max: Count = setting(2_000, "Partitions or keys of one operation.")
     timeout_ms_max: DurationMs = setting(DURATION_MS_MAX, "Longest timeout an operation may ask for.")
     timeout_ms_default: DurationMs = setting(30_000, "Timeout of an operation that names none.")
@@ -363,9 +366,11 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix=ENVIRONMENT_PREFIX,
         env_nested_delimiter="_",
+        # Only the first underscore separates: PURGATORY_ENGINE_TICK_MS is engine.tick_ms, not engine.tick.ms.
         env_nested_max_split=1,
         env_ignore_empty=True,
         frozen=True,
+        # Not "forbid": `setting_sources` reports unknown names, with the place where each was found.
         extra="ignore",
     )
 
@@ -412,6 +417,7 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Order the sources: flags (given to the constructor), the environment, the file that either of them names."""
         del dotenv_settings, file_secret_settings
+        # Read by hand, because the file is named by a setting itself, which is needed before its source can be made.
         path = init_settings().get("config") or env_settings().get("config")
         if path is None:
             return init_settings, env_settings

@@ -4,7 +4,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, TypedDict, Unpack
 
-from purgatory.engine import codes
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.ranking import PendingRanking, RankedOperation
 from purgatory.engine.views import PendingView
@@ -38,8 +37,8 @@ def may_see(account: Account, owner: Account | None, view: PendingView) -> bool:
     grants = account.grants
     if ADMIN in grants.everywhere:
         return True
-    names = grants.on_keys(ADMIN) if view.kind == codes.SIGNAL else grants.on_topics(ADMIN)
-    return all(item.name[0] in names for item in view.items)
+    topics, keys = grants.on_topics(ADMIN), grants.on_keys(ADMIN)
+    return all(item.name[0] in (keys if item.name[1] < 0 else topics) for item in view.items)
 
 
 def rankable_owner_ids(host: Host, account: Account) -> set[int] | None:
@@ -81,6 +80,7 @@ async def rank_pending(
     """
     owner_ids = rankable_owner_ids(host, account)
     if owner_id >= 0:
+        # An intersection, so that naming the owner of another account finds nothing instead of revealing it.
         owner_ids = {owner_id} if owner_ids is None else owner_ids & {owner_id}
     ranking = PendingRanking(size, owner_ids, **filters)
     slot, used_ns = 0, 0
@@ -99,6 +99,7 @@ def ranked_views(
 ) -> Iterator[tuple[RankedOperation, PendingView, Account | None]]:
     """Return the ranked operations that are still pending and visible to the account, each with its owner's account."""
     for one in ranked:
+        # By slot and id: since the ranking the operation may have ended, and its slot may be used again.
         view = host.engine.ranked_view(one, now_ms)
         if view is not None:
             session = host.sessions.of_owner(view.owner_id)

@@ -226,6 +226,20 @@ async def _cancel(caller: Caller) -> str:
     return OK
 
 
+@case("Extend", "own operation", "wait admin", "wait admin root")
+async def _extend(caller: Caller) -> str:
+    answer = await caller.call("Extend", wire.ExtendRequest(session_id="s", operation_ids=[1, 3], timeout_ms=600_000))
+    assert (answer.extended, list(answer.not_pending_operation_ids)) == (1, [3])
+    return OK
+
+
+@case("Extend", "foreign session by principal", "wait admin", "root", DENIED)
+async def _extend_of(caller: Caller) -> str:
+    request = wire.ExtendRequest(session_id="theirs", principal=OTHER, operation_ids=[1], timeout_ms=600_000)
+    assert (await caller.call("Extend", request)).extended == 1
+    return OK
+
+
 @case("Cancel", "foreign session by principal", "wait admin", "root", DENIED)
 async def _cancel_of(caller: Caller) -> str:
     answer = await caller.call("Cancel", wire.CancelRequest(session_id="theirs", principal=OTHER))

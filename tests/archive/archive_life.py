@@ -47,6 +47,9 @@ COLUMN_CHOICES: Final[dict[str, tuple[int, ...]]] = {
     "any_key": (False, True),
     "from_now": (False, True),
     "stale_timeout_ms": (-1, -1, 0, 5, 50),
+    "heartbeat_timeout_ms": (-1, -1, 0, 5, 50),
+    "required_terms": (0, 0, 1, 2),
+    "unless_count": (0, 0, 1),
 }
 """Possible values of each column of a drawn operation, except its offset; some values are refused."""
 
@@ -101,8 +104,9 @@ class Life:
     async def live(self, steps: int) -> None:
         """Perform random steps."""
         deeds = [self._register] * 6 + [self._advance] * 5 + [self._pass_time] * 3
+        rare = [self._cancel, self._extend, self._fail_stale, self._wait_unary, self._drop_sessions]
         for _ in range(steps):
-            deed = self._random.choice([*deeds, self._cancel, self._fail_stale, self._wait_unary, self._drop_sessions])
+            deed = self._random.choice([*deeds, *rare])
             try:
                 await deed()
             except (BatchRejected, RpcError):
@@ -137,7 +141,9 @@ class Life:
         if self._random.random() < 0.1:  # sent again, or invalid
             ids = [max(0, operation_id - 4) for operation_id in ids]
         self._last_id = max(self._last_id, *ids)
-        names = KEYS if kind == codes.SIGNAL else PARTITIONS
+        partitions = [] if kind == codes.SIGNAL else PARTITIONS
+        keys = KEYS if kind in (codes.SIGNAL, codes.COMPOSITE) else []
+        names = [*partitions, *keys]
         counts = [self._random.choice((1, 1, 1, 2, 3)) for _ in ids]
         if self._random.random() < 0.1:
             counts[0] = 0
@@ -147,8 +153,8 @@ class Life:
         offsets = [self._offset(kind, place) for place in places]
         batch = OperationBatch(
             ids,
-            partitions=[] if kind == codes.SIGNAL else PARTITIONS,
-            keys=KEYS if kind == codes.SIGNAL else [],
+            partitions=partitions,
+            keys=keys,
             timeouts_ms=self._random.choice(([], [40], [self._random.randint(0, 300) for _ in ids])),
             item_counts=counts,
             item_indexes=places,
@@ -162,7 +168,7 @@ class Life:
         return OperationRun(kind, batch)
 
     def _offset(self, kind: int, place: int) -> int:
-        if kind == codes.SIGNAL:
+        if kind == codes.SIGNAL or (kind == codes.COMPOSITE and place >= len(PARTITIONS)):
             return self._random.randint(0, 4)
         return self._marks[PARTITIONS[place % len(PARTITIONS)]] + self._random.randint(-5, 20)
 
@@ -176,6 +182,7 @@ class Life:
         batch = EventBatch(
             [], partitions=list(PARTITIONS), keys=list(KEYS), item_indexes=[], offsets=[], leader_epochs=[],
             replica_ids=[], byte_positions=[], segment_base_offsets=[], log_start_offsets=[], flags=[], replica_sets=[],
+            values=[],
         )  # fmt: skip
         for _ in range(self._random.randint(0, 6)):
             self._add_event(batch)
@@ -189,7 +196,7 @@ class Life:
         if event_type == codes.LEADERSHIP:
             self._epochs[name] += 1
         self._marks[name] += self._random.randint(0, 6)
-        offset = self._random.randint(1, 3) if is_key else self._marks[name] - self._random.choice((0, 0, 0, 3))
+        offset = self._random.randint(0, 3) if is_key else self._marks[name] - self._random.choice((0, 0, 0, 3))
         batch.types.append(event_type)
         batch.item_indexes.append(99 if self._random.random() < 0.02 else place)
         batch.offsets.append(offset)
@@ -200,7 +207,8 @@ class Life:
         batch.byte_positions.append(self._marks[name] * 10)
         batch.segment_base_offsets.append(0)
         batch.log_start_offsets.append(self._random.choice((-1, 0)))
-        batch.flags.append(self._random.choice((0, 1)))
+        batch.flags.append(self._random.choice((0, 0, 0, 1) if is_key else (0, 1)))
+        batch.values.append(self._random.choice((b"", b"done", b"lost")))
         has_sets = event_type in (codes.LEADERSHIP, codes.IN_SYNC_REPLICAS)
         in_sync = self._random.choice(([1, 2, 3], [1, 2], [1]))
         sets = ReplicaSets(replicas=[1, 2, 3], in_sync=in_sync, leader_id=1, min_in_sync_replicas=2)
@@ -223,6 +231,10 @@ class Life:
             await self.host.cancel_waits(self._random.choice(PARTITIONS))
         else:
             await self.host.cancel_waits((self._random.choice(KEYS), -1))
+
+    async def _extend(self) -> None:
+        ids = [self._last_id - self._random.randrange(10) for _ in range(3)]
+        self.host.extend(self._session(), ids, self._random.choice((1, 30, 300)))
 
     async def _fail_stale(self) -> None:
         """Some marks have been stale for some time, but only at this moment."""

@@ -126,6 +126,9 @@ def repeat_call(
             return engine.cancel_partition((row["topic"], row["partition"]), now_ms)
         case schema.CANCEL_KEY:
             return engine.cancel_key(row["topic"], now_ms)
+        case schema.EXTEND:
+            assert all(engine.extend(owner(), row["operation_ids"], row["timeout_ms"], now_ms))
+            return 0
         case schema.FAIL_STALE:
             return sum(engine.fail_stale(owner(), row["operation_ids"], names, now_ms))
         case call:
@@ -136,8 +139,11 @@ def repeat_call(
 def operations_of(rows: list[Row]) -> OperationBatch:
     """A batch made of the rows of its operations, with every value given explicitly."""
     heads = [row for row in rows if row["item"] == 0]
-    names: dict[PartitionName, int] = {}
-    places = [names.setdefault((row["topic"], row["partition"]), len(names)) for row in rows]
+    given = {(row["topic"], row["partition"]) for row in rows}
+    partitions = sorted(name for name in given if name[1] != schema.NO_PARTITION)
+    keys = sorted(key for key, partition in given if partition == schema.NO_PARTITION)
+    names: list[PartitionName] = [*partitions, *((key, schema.NO_PARTITION) for key in keys)]
+    places = [names.index((row["topic"], row["partition"])) for row in rows]
     kind = KIND_OF[rows[0]["kind"]]
 
     def column(of: list[Row], name: str, default: Any) -> list[Any]:  # noqa: ANN401 - any column
@@ -148,8 +154,8 @@ def operations_of(rows: list[Row]) -> OperationBatch:
     }
     return OperationBatch(
         column(heads, "operation_id", None),
-        partitions=[] if kind == codes.SIGNAL else list(names),
-        keys=[key for key, _ in names] if kind == codes.SIGNAL else [],
+        partitions=partitions,
+        keys=keys,
         timeouts_ms=column(heads, "timeout_ms", None),
         item_counts=column(heads, "item_count", None),
         item_indexes=places,

@@ -17,14 +17,18 @@ OF_KIND = {
         "partition_max_bytes", "last_fetched_epoch", "throttled",
     },
     codes.DELETE_RECORDS: {"offset", "local_error_code"},
-    codes.SIGNAL: {"offset", "any_key", "from_now"},
+    codes.SIGNAL: {"offset", "any_key", "from_now", "heartbeat_timeout_ms"},
+    codes.COMPOSITE: {"offset", "required_terms", "unless_count"},
 }  # fmt: skip
-ALIKE = {"min_bytes", "follower_reads", "any_key", "from_now", "partition_max_bytes", "throttled", "flags"}
+ALIKE = {
+    "min_bytes", "follower_reads", "any_key", "from_now", "partition_max_bytes", "throttled", "flags", "required_terms",
+}  # fmt: skip
 """Columns whose attribute in a batch has the same name. The attributes of all others are plurals,"""
-IRREGULAR = {"stale_timeout_ms": "stale_timeouts_ms"}
+IRREGULAR = {"stale_timeout_ms": "stale_timeouts_ms", "heartbeat_timeout_ms": "heartbeat_timeouts_ms"}
 """or listed here."""
 OF_OPERATIONS = (
-    "min_bytes", "replica_id", "isolation_level", "follower_reads", "any_key", "from_now", "stale_timeout_ms",
+    "min_bytes", "replica_id", "isolation_level", "follower_reads", "any_key", "from_now",
+    "heartbeat_timeout_ms", "stale_timeout_ms", "required_terms", "unless_count",
 )  # fmt: skip
 OF_ITEMS = ("offset", "local_error_code", "leader_epoch", "partition_max_bytes", "last_fetched_epoch", "throttled")
 OF_OUTCOMES = ("error_code", "required_offset", "reached_offset", "log_start_offset")
@@ -61,7 +65,8 @@ def plain_registrations(
     Refused operations whose items cannot be identified have one row without a name.
     """
     codes_by_index = {refusal.index: refusal.code for refusal in receipt.refusals}
-    names = [(key, -1) for key in batch.keys] if kind == codes.SIGNAL else batch.partitions
+    keys = [(key, -1) for key in batch.keys]
+    names = {codes.SIGNAL: keys, codes.COMPOSITE: batch.partitions + keys}.get(kind, batch.partitions)
     rows: list[Row] = []
     first_item = 0
     for index, operation_id in enumerate(batch.operation_ids):

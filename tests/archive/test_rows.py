@@ -89,15 +89,18 @@ class DrawnCalls:
             ids[-1] = self._random.choice((0, 2**64 - 1, 2**61))
         if first_id is not None:
             ids = list(range(first_id, first_id + operations))
-        names = len(KEYS if kind == codes.SIGNAL else PARTITIONS)
+        names = {codes.SIGNAL: len(KEYS), codes.COMPOSITE: len(PARTITIONS) + len(KEYS)}.get(kind, len(PARTITIONS))
         counts = self.column((1, 1, 1, 2, 3, 0), operations)
         items = sum(counts) if len(counts) > 1 else operations * (counts[0] if counts else 1)
+        indexes = self.column((*range(names), *range(names), 99), items)
+        if kind == codes.COMPOSITE and len(indexes) <= 1:  # as translated: terms may repeat a name
+            indexes = (indexes or [0]) * items
         return OperationBatch(
             ids,
             partitions=PARTITIONS,
             keys=KEYS,
             item_counts=counts,
-            item_indexes=self.column((*range(names), *range(names), 99), items),
+            item_indexes=indexes,
             timeouts_ms=self.column(range(1, 900), operations),
             offsets=self.column(range(50), items),
             **{
@@ -246,6 +249,7 @@ def test_calls_and_markers_are_single_rows() -> None:
     [call] = plain(make_rows(schema.CALLS, [record]))
     assert call == common | {
         "call": "cancel", "session_number": 2, "operation_ids": [1, 9], "topic": None, "partition": None, "ended": 1,
+        "timeout_ms": None,
     }  # fmt: skip
     [record] = Span([record]).dropped_markers()
     [marker] = plain(make_rows(schema.MARKERS, [record]))

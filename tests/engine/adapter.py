@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from purgatory.engine.batches import EventBatch, OperationBatch, ReplicaSets
 from purgatory.engine.engine import Engine
@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from purgatory.engine.waiting.tables import Owner
 
 
+T = TypeVar("T")
+
 NOTHING_READ = (-1, -1, -1, -1, -1)
 
 
-def unless_all(values: list[int], default: int) -> list[int]:
+def unless_all(values: list[T], default: T) -> list[T]:
     """The column, or an empty one if all values are the default: an omitted column is a separate code path."""
     return [] if all(value == default for value in values) else values
 
@@ -29,13 +31,16 @@ def operation_batch(operations: list[plain.Operation]) -> OperationBatch:
     kind = operations[0].kind
     signals = kind == plain.SIGNAL
     fetches = kind == plain.FETCH
-    dictionary: dict[plain.Name, int] = {}
+    composites = kind == plain.COMPOSITE
     items = [item for operation in operations for item in operation.items]
-    indexes = [dictionary.setdefault(item.name, len(dictionary)) for item in items]
+    partitions = list(dict.fromkeys([item.name for item in items if item.name[1] >= 0 and not signals]))
+    keys = list(dict.fromkeys([item.name for item in items if item.name[1] < 0 or signals]))
+    dictionary = {name: place for place, name in enumerate([*partitions, *keys])}
+    indexes = [dictionary[item.name] for item in items]
     return OperationBatch(
         [operation.operation_id for operation in operations],
-        partitions=[] if signals else list(dictionary),
-        keys=[name[0] for name in dictionary] if signals else [],
+        partitions=partitions,
+        keys=[name[0] for name in keys],
         timeouts_ms=[operation.timeout_ms for operation in operations],
         item_counts=unless_all([len(operation.items) for operation in operations], 1),
         item_indexes=indexes,
@@ -52,7 +57,19 @@ def operation_batch(operations: list[plain.Operation]) -> OperationBatch:
         any_key=[operation.any_key for operation in operations] if signals else [],
         from_now=[operation.from_now for operation in operations] if signals else [],
         stale_timeouts_ms=unless_all([operation.stale_timeout_ms for operation in operations], -1),
+        heartbeat_timeouts_ms=unless_all([operation.heartbeat_timeout_ms for operation in operations], -1),
+        required_terms=[operation.required_terms for operation in operations] if composites else [],
+        unless_counts=unless_all([operation.unless_count for operation in operations], 0),
     )
+
+
+def value_of(number: int) -> bytes:
+    """The value of a key that a number of `plain` stands for."""
+    return f"value {number}".encode() if number else b""
+
+
+def number_of(value: bytes) -> int:
+    return int(value.split()[1]) if value else 0
 
 
 def replica_sets(event: plain.Event) -> ReplicaSets | None:
@@ -91,6 +108,7 @@ def event_batch(events: list[plain.Event]) -> EventBatch:
         log_start_offsets=[event.log_start for event in events],
         flags=[event.flag for event in events],
         replica_sets=sets if any(given is not None for given in sets) else [],
+        values=unless_all([value_of(event.value) for event in events], b""),
     )
 
 
@@ -121,7 +139,8 @@ def ended_of(completions: Completions) -> list[plain.Ended]:
                     read.diverging_epoch,
                     read.diverging_end_offset,
                 )
-            items.append(plain.EndedItem(*values, *found))
+            value = number_of(completions.signal_values.get(item, b""))
+            items.append(plain.EndedItem(*values, *found, value))
             item += 1
         end = (completions.kinds[i], completions.outcomes[i], completions.waited_ms[i], completions.lateness_ms[i])
         rows.append(plain.Ended(completions.owner_id, operation_id, *end, tuple(items)))
@@ -155,7 +174,8 @@ def marks_of(view: PartitionView) -> plain.PartitionMarks:
 
 def pending_of(view: PendingView) -> plain.Pending:
     items = tuple((item.name, item.error_code, item.required_offset, item.reached_offset) for item in view.items)
-    return plain.Pending(view.kind, view.registered_ms, view.deadline_ms, view.min_bytes, items)
+    arms = (view.required_terms, view.unless_count)
+    return plain.Pending(view.kind, view.registered_ms, view.deadline_ms, view.min_bytes, items, *arms)
 
 
 class EngineUnderTest:
@@ -195,6 +215,9 @@ class EngineUnderTest:
 
     def cancel(self, owner_id: int, operation_ids: list[int]) -> list[bool]:
         return self.engine.cancel(self.owners[owner_id], operation_ids, self.now_ms)
+
+    def extend(self, owner_id: int, operation_ids: list[int], timeout_ms: int) -> list[bool]:
+        return self.engine.extend(self.owners[owner_id], operation_ids, timeout_ms, self.now_ms)
 
     def fail_stale(self, stale_ms: dict[plain.Name, int]) -> int:
         """End the operations that have waited out their stale timeout for a mark that was stale as long."""

@@ -9,7 +9,8 @@ PRODUCE: Final = 1
 FETCH: Final = 2
 DELETE_RECORDS: Final = 3
 SIGNAL: Final = 4
-KINDS: Final = (PRODUCE, FETCH, DELETE_RECORDS, SIGNAL)
+COMPOSITE: Final = 5
+KINDS: Final = (PRODUCE, FETCH, DELETE_RECORDS, SIGNAL, COMPOSITE)
 
 SATISFIED: Final = 1
 FAILED: Final = 2
@@ -84,6 +85,11 @@ class Operation(NamedTuple):
     any_key: bool = False
     from_now: bool = False
     stale_timeout_ms: int = -1
+    heartbeat_timeout_ms: int = -1
+    required_terms: int = 0
+    """Composites: how many terms must be true; 0: all."""
+    unless_count: int = 0
+    """Composites: so many of the last items are the failure arm."""
 
 
 class Event(NamedTuple):
@@ -98,12 +104,14 @@ class Event(NamedTuple):
     segment: int = -1
     log_start: int = -1
     flag: int = 0
-    """LEADERSHIP: is leader. PARTITION_REMOVED: moved. REPLICA_STATE: dead (1) and fenced (2)."""
+    """LEADERSHIP: is leader. PARTITION_REMOVED: moved. REPLICA_STATE: dead (1), fenced (2). KEY_SIGNALLED: failed."""
     in_sync: tuple[int, ...] = ()
     proposed: tuple[int, ...] = ()
     replicas: tuple[int, ...] = ()
     leader_id: int = -1
     min_in_sync: int = -1
+    value: int = 0
+    """KEY_SIGNALLED: a number that stands for a value; 0: none."""
 
 
 class EventAnswer(NamedTuple):
@@ -137,6 +145,8 @@ class EndedItem(NamedTuple):
     last_stable: int = -1
     diverging_epoch: int = -1
     diverging_end: int = -1
+    value: int = 0
+    """Signals: the value of the key."""
 
 
 class Ended(NamedTuple):
@@ -160,6 +170,9 @@ class Pending(NamedTuple):
     min_bytes: int
     items: tuple[tuple[Name, int, int, int], ...]
     """For each item: name, error code (7 while waited for), required and reached offset."""
+    required_terms: int = -1
+    unless_count: int = -1
+    """Composites only; -1 for other kinds."""
 
 
 class PartitionMarks(NamedTuple):

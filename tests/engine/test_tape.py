@@ -43,6 +43,7 @@ class Calls:
         self.ids: list[int] = []
         self.names: list[plain.Name] = []
         self.stale: dict[int, set[plain.Name]] = {}
+        self.extensions_ms: list[int] = []
 
     def take(self, step: steps.Step) -> None:
         """Make the calls of one step on the first engine, and record them for the second."""
@@ -76,6 +77,12 @@ class Calls:
                 engine.cancel(owner, ids, self.now_ms)
                 self.ids += ids
                 self.note(tapes.CANCEL, len(ids))
+            case steps.Extend(_, back, timeout_ms):
+                ids = [max(1, self.next_id - number % 40) for number in back]
+                engine.extend(owner, ids, timeout_ms, self.now_ms)
+                self.ids += ids
+                self.extensions_ms.append(timeout_ms)
+                self.note(tapes.EXTEND, len(ids))
             case steps.CancelName(name):
                 if name[1] < 0:
                     engine.cancel_key(name[0], self.now_ms)
@@ -108,6 +115,7 @@ class Calls:
             operation_ids=self.ids,
             names=self.names,
             stale=self.stale,
+            extensions_ms=self.extensions_ms,
         )
         played = self.engines[1].play(self.owners[1], tape, self.prompt)
         assert played.not_due == 0, "every expiration was due"
@@ -115,8 +123,12 @@ class Calls:
         return played.refused_ids
 
     def ended(self, which: int) -> list[plain.Ended]:
-        """The operations that ended on an engine since the last call."""
-        return [row for completions in self.engines[which].take_completions() for row in ended_of(completions)]
+        """The operations that ended on an engine since the last call, in order.
+
+        A silence may be noticed in one go with earlier deadlines, so with heartbeats the order is not specified.
+        """
+        rows = [row for completions in self.engines[which].take_completions() for row in ended_of(completions)]
+        return sorted(rows) if self.generator.swarm.heartbeats else rows
 
 
 @pytest.mark.parametrize("seed", range(1, 41))

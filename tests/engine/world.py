@@ -100,8 +100,11 @@ class World:
     def storage_online(self, name: str) -> plain.EventAnswer:
         return self.event(plain.STORAGE_ONLINE, name)
 
-    def signal(self, key: str, count: int = -1) -> plain.EventAnswer:
-        return self.event(plain.KEY_SIGNALLED, f"{key}--1", count)
+    def signal(self, key: str, count: int = -1, *, value: int = 0, failed: bool = False) -> plain.EventAnswer:
+        return self.event(plain.KEY_SIGNALLED, f"{key}--1", count, value=value, flag=int(failed))
+
+    def heartbeat(self, key: str) -> plain.EventAnswer:
+        return self.signal(key, 0)
 
     # Registrations. Each returns a handle.
 
@@ -179,10 +182,27 @@ class World:
         items = [plain.Item(parse(name), offset, local_error=local.get(name, 0)) for name, offset in offsets.items()]
         return self.register(plain.DELETE_RECORDS, items, timeout_ms)
 
-    def wait_signal(self, counts: dict[str, int], *, timeout_ms: int = 1_000, **fields: bool) -> int:
-        """Wait until the keys have been signalled this many times. `fields`: any_key, from_now."""
+    def wait_signal(self, counts: dict[str, int], *, timeout_ms: int = 1_000, **fields: int) -> int:
+        """Wait until the keys have been signalled this many times. `fields`: those of plain.Operation."""
         items = [plain.Item((key, -1), count) for key, count in counts.items()]
         return self.register(plain.SIGNAL, items, timeout_ms, **fields)
+
+    def composite(
+        self,
+        *terms: tuple[str, int],
+        unless: Iterable[tuple[str, int]] = (),
+        required_terms: int = 0,
+        timeout_ms: int = 1_000,
+        stale_timeout_ms: int = -1,
+    ) -> int:
+        """Wait until so many terms are true (0: all). A term is ("orders-0", offset), or (key, count)."""
+        failing = list(unless)
+        items = [
+            plain.Item(parse(name) if re.search(r"-\d+$", name) else (name, -1), offset)
+            for name, offset in [*terms, *failing]
+        ]
+        arms = {"required_terms": required_terms, "unless_count": len(failing)}
+        return self.register(plain.COMPOSITE, items, timeout_ms, stale_timeout_ms=stale_timeout_ms, **arms)
 
     # Ends without an event.
 
@@ -197,6 +217,10 @@ class World:
         cancelled = self.pair.cancel_name(name)
         self.collect()
         return cancelled
+
+    def extend(self, *handles: int, timeout_ms: int) -> list[bool]:
+        """Extend by id. Returns which operations were pending."""
+        return self.pair.extend(self.owner_id, list(handles), timeout_ms)
 
     def shut_down(self, limit: int) -> int:
         """End some operations as shutting down. Returns how many."""

@@ -70,6 +70,12 @@ CASES = {
         lambda session: wire.CancelRequest(session_id=f"{session} with results", operation_ids=[2, 77]),
         lambda session: wire.CancelRequest(session_id=session, key="both"),
     ),
+    "Extend": ConnectCase(
+        lambda session: wire.ExtendRequest(
+            session_id=f"{session} with results", operation_ids=[2, 77], timeout_ms=600_000
+        ),
+        lambda session: wire.ExtendRequest(session_id=f"{session} with results", operation_ids=[2]),
+    ),
     "GetOperation": ConnectCase(
         lambda session: wire.GetOperationRequest(session_id=f"{session} with results", operation_id=2),
         lambda session: wire.GetOperationRequest(session_id=f"{session} with results", operation_id=3),

@@ -106,7 +106,7 @@ def test_operation_columns_are_copied() -> None:
     assert (batch.local_error_codes, batch.any_key, batch.from_now, batch.keys) == ([], [], [], [])
 
 
-@pytest.mark.parametrize("kind", [0, 5, 99])
+@pytest.mark.parametrize("kind", [0, 6, 99])
 def test_columns_of_an_unknown_kind_cannot_be_read(kind: int) -> None:
     """The message contains the value."""
     with pytest.raises(BatchRejected, match=str(kind)) as raised:

@@ -67,11 +67,17 @@ class Generator:
         return steps.Sleep(self.below(3 * self.swarm.leap_max_ms))
 
     def cancel(self) -> steps.Step:
-        """Recent ids, pending or not."""
         owner = self.below(self.swarm.owners)
+        return steps.Cancel(owner, self.recent_ids(owner))
+
+    def extend(self) -> steps.Step:
+        owner = self.below(self.swarm.owners)
+        return steps.Extend(owner, self.recent_ids(owner), 1 + self.below(self.swarm.timeout_max_ms))
+
+    def recent_ids(self, owner: int) -> tuple[int, ...]:
+        """Recent ids, pending or not."""
         newest = self.next_ids[owner]
-        ids = {max(1, newest - self.below(30)) for _ in range(1 + self.below(3))}
-        return steps.Cancel(owner, tuple(sorted(ids)))
+        return tuple(sorted({max(1, newest - self.below(30)) for _ in range(1 + self.below(3))}))
 
     def cancel_all(self) -> steps.Step:
         return steps.CancelAll(self.below(self.swarm.owners))
@@ -123,6 +129,8 @@ class Generator:
             timeout_ms = -1 - self.below(2)
         if kind == plain.SIGNAL:
             return self.signal_operation(operation_id, timeout_ms, count)
+        if kind == plain.COMPOSITE:
+            return self.composite_operation(operation_id, timeout_ms, count)
         chosen = [self.sketches[i] for i in self.different(count, len(self.sketches))]
         if self.is_nonsense():
             chosen.append(chosen[0])
@@ -150,7 +158,35 @@ class Generator:
             from_now=self.rng.random() < 0.5,
             any_key=self.rng.random() < 0.4,
             stale_timeout_ms=self.stale_timeout_ms(),
+            heartbeat_timeout_ms=self.heartbeat_timeout_ms(),
         )
+
+    def composite_operation(self, operation_id: int, timeout_ms: int, count: int) -> plain.Operation:
+        """Terms on any partitions and keys, which may be the same ones, with and without a failure arm."""
+        unless_count = 1 + self.below(2) if self.rng.random() < 0.5 else 0
+        items = tuple([self.term() for _ in range(count + unless_count)])
+        required_terms = self.below(count + 1)
+        if self.is_nonsense():
+            required_terms = count + 1 + self.below(2)
+        if self.is_nonsense():
+            unless_count = len(items) + self.below(2)
+        return plain.Operation(
+            plain.COMPOSITE,
+            operation_id,
+            timeout_ms,
+            items,
+            stale_timeout_ms=self.stale_timeout_ms(),
+            required_terms=required_terms,
+            unless_count=unless_count,
+        )
+
+    def term(self) -> plain.Item:
+        if self.rng.random() < 0.4:
+            most = 5 if self.rng.random() < 0.5 else 50
+            count = 0 if self.is_nonsense() else 1 + self.below(most)
+            return plain.Item(self.keys[self.below(len(self.keys))], count)
+        sketch = self.sketch()
+        return plain.Item(sketch.name, self.near(sketch.log_end, -2, 6))
 
     def fetch_operation(self, operation_id: int, timeout_ms: int, chosen: list[Sketch]) -> plain.Operation:
         replica_id = 1 + self.below(self.swarm.replica_ids) if self.rng.random() < 0.4 else -1
@@ -171,6 +207,11 @@ class Generator:
         is_stale = self.swarm.stale > 0 and self.rng.random() < self.swarm.stale
         return self.below(self.swarm.timeout_max_ms) if is_stale else -1
 
+    def heartbeat_timeout_ms(self) -> int:
+        if self.rng.random() >= self.swarm.heartbeats:
+            return -1
+        return -2 if self.is_nonsense() else self.below(self.swarm.timeout_max_ms)
+
     def fetch_item(self, sketch: Sketch) -> plain.Item:
         offset = sketch.log_end if self.rng.random() < 0.6 else self.near(sketch.log_end, -5, 1)
         max_bytes = 1_048_576 if self.rng.random() < 0.67 else 1 + self.below(10 * self.swarm.bytes_per_offset)
@@ -190,8 +231,7 @@ class Generator:
     def event(self) -> plain.Event:
         event_type = self.event_table[self.rng.getrandbits(10)]
         if event_type == plain.KEY_SIGNALLED:
-            count = self.below(4) if self.is_nonsense() else 1 + self.below(2)
-            return plain.Event(event_type, self.keys[self.below(len(self.keys))], count)
+            return self.signal_event()
         sketch = self.sketch()
         epoch = self.epoch_of(sketch)
         if event_type == plain.LEADER_APPEND:
@@ -213,6 +253,15 @@ class Generator:
         log_start = self.near(sketch.log_end, -8, 0) if self.rng.random() < 0.5 else -1
         flag = self.below(4) if event_type == plain.REPLICA_STATE else self.below(2)
         return plain.Event(event_type, sketch.name, offset, epoch, replica_id, log_start=log_start, flag=flag)
+
+    def signal_event(self) -> plain.Event:
+        """A signal, perhaps with a value or as a failure, or a heartbeat."""
+        rng, key = self.rng, self.keys[self.below(len(self.keys))]
+        if rng.random() < self.swarm.heartbeats / 2:
+            return plain.Event(plain.KEY_SIGNALLED, key, 0)
+        count = self.below(4) if self.is_nonsense() else 1 + self.below(2)
+        value = 1 + self.below(5) if rng.random() < self.swarm.values else 0
+        return plain.Event(plain.KEY_SIGNALLED, key, count, flag=int(rng.random() < self.swarm.failures), value=value)
 
     @staticmethod
     def cut(sketch: Sketch, offset: int) -> None:

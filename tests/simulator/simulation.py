@@ -50,6 +50,8 @@ class Owners:
                 world.cancel_name(name)
             case steps.FailStale(stale):
                 world.fail_stale(dict(stale))
+            case steps.Extend(owner, operation_ids, timeout_ms):
+                world.extend(self.ids[owner], list(operation_ids), timeout_ms)
             case steps.ReplaceOwner(owner):
                 world.remove_owner(self.ids[owner])
                 self.ids[owner] = world.add_owner()

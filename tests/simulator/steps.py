@@ -53,6 +53,14 @@ class FailStale(NamedTuple):
     stale: tuple[tuple[plain.Name, int], ...]
 
 
+class Extend(NamedTuple):
+    """The operations with these ids may wait for at least another `timeout_ms`."""
+
+    owner: int
+    operation_ids: tuple[int, ...]
+    timeout_ms: int
+
+
 class ReplaceOwner(NamedTuple):
     """An owner is removed, and replaced by a new one."""
 
@@ -63,7 +71,9 @@ class ShutDown(NamedTuple):
     limit: int
 
 
-Step = Register | Apply | Advance | Sleep | Cancel | CancelAll | CancelName | FailStale | ReplaceOwner | ShutDown
+Step = (
+    Register | Apply | Advance | Sleep | Cancel | CancelAll | CancelName | FailStale | Extend | ReplaceOwner | ShutDown
+)
 
 
 def weight(step: Step) -> int:
@@ -72,6 +82,6 @@ def weight(step: Step) -> int:
         return len(step.operations)
     if isinstance(step, Apply):
         return len(step.events)
-    if isinstance(step, Cancel):
+    if isinstance(step, Cancel | Extend):
         return len(step.operation_ids)
     return 1

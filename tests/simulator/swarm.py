@@ -17,6 +17,7 @@ STEP_NAMES = (
     "replace_owner",
     "shut_down",
     "fail_stale",
+    "extend",
 )
 
 
@@ -45,6 +46,9 @@ class Swarm:
         self.slice_limit = rng.choice((100_000, 100_000, 1, 3))
         self.nonsense = rng.choice((0.0, 0.0, 0.01, 0.05))
         self.stale = rng.choice((0.0, 0.0, 0.1, 0.5))
+        self.values = rng.choice((0.0, 0.2, 0.5))
+        self.failures = rng.choice((0.0, 0.0, 0.01, 0.1))
+        self.heartbeats = rng.choice((0.0, 0.0, 0.2, 0.6))
         self.epochs = rng.choice((0.0, 0.2, 0.8))
         self.hw_events = rng.choice((True, False))
         self.kinds = tuple(kind for kind in plain.KINDS if rng.random() < 0.6) or plain.KINDS
@@ -62,6 +66,7 @@ class Swarm:
             rng.choice(rare),
             rng.choice(rare),
             rng.choice((0.02, 0.1)) if self.stale else 0.0,
+            rng.choice((0.0, 0.02, 0.1)),
         ]
 
     @staticmethod

@@ -24,7 +24,7 @@ from tests.service.serving import PATIENCE_S, eventually, produce, refused, serv
 Row = tuple[int, int, list[tuple[str, int]]]
 """Kind, outcome and names of an operation."""
 
-KINDS = (codes.PRODUCE, codes.SIGNAL)
+KINDS = (codes.PRODUCE, codes.SIGNAL, codes.COMPOSITE)
 OUTCOMES = (codes.SATISFIED, codes.EXPIRED)
 
 
@@ -48,8 +48,8 @@ def drawn(seeded: random.Random, count: int, *, uniform: bool) -> list[Row]:
     """Operations with one to twelve names each, or all alike."""
 
     def row(kind: int, outcome: int, names: int) -> Row:
-        on = -1 if kind == codes.SIGNAL else 0
-        return kind, outcome, [(seeded.choice(("mine", "yours")), on) for _ in range(names)]
+        on = {codes.PRODUCE: (0,), codes.SIGNAL: (-1,), codes.COMPOSITE: (0, -1)}[kind]
+        return kind, outcome, [(seeded.choice(("mine", "yours")), seeded.choice(on)) for _ in range(names)]
 
     if uniform:
         kind, outcome = seeded.choice(KINDS), seeded.choice(OUTCOMES)
@@ -75,8 +75,10 @@ def test_a_follower_is_told_what_it_wants_and_may_see(seed: int, monkeypatch: py
     def may_see(row: Row) -> bool:
         if is_own or grants is ALL:
             return True
-        allowed = grants.on_keys("admin") if row[0] == codes.SIGNAL else grants.on_topics("admin")
-        return all(name in allowed for name, _ in row[2])
+        return all(
+            name in (grants.on_keys("admin") if partition < 0 else grants.on_topics("admin"))
+            for name, partition in row[2]
+        )
 
     expected = [
         (place, row)

@@ -34,6 +34,8 @@ class EventStream:
             call = self._open_call()
         try:
             async with asyncio.timeout(self._timeout):
+                # Repeating is safe only here: `_exchanged` answers None if nothing was sent. A signal that is sent
+                # twice counts twice.
                 while (receipt := await _exchanged(call, request)) is None:
                     call = self._open_call()
         except TimeoutError:

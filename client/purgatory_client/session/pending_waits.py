@@ -157,6 +157,19 @@ class PendingWaits:
         elif (batch := self._find_batch(operation_id)) is not None:
             self._some_ended(batch, batch.set_refused(operation_id - batch.operation_id, error), ended)
 
+    def extend(self, operation_ids: Iterable[int], timeout_ms: int, default_ms: int, now: float) -> None:
+        """Record that the daemon lets operations wait for at least `timeout_ms` from `now` (monotonic seconds)."""
+        for operation_id in operation_ids:
+            entry = self._entries.get(operation_id) or self._find_batch(operation_id)
+            if entry is None:
+                continue
+            since_submitted_ms = round((now - entry.submitted_at) * 1_000) + timeout_ms
+            if isinstance(entry, Wait):
+                before_ms = default_ms if entry.timeout_ms is None else entry.timeout_ms
+                entry.timeout_ms = max(before_ms, since_submitted_ms)
+            else:
+                entry.extend(operation_id - entry.operation_id, since_submitted_ms, default_ms)
+
     def chunks_above(self, operation_id: int, chunk_max: int) -> list[WaitChunk]:
         """All pending waits with a higher id, as chunks in the order of ids."""
         above: list[Entry] = []
@@ -194,6 +207,7 @@ class PendingWaits:
         place = bisect_right(self._batch_ids, operation_id) - 1
         if place < 0:
             return None
+        # Both are removed in `_forget`, so each id here has its entry.
         batch = self._entries[self._batch_ids[place]]
         assert isinstance(batch, WaitBatch), f"operation {batch.operation_id} is not a batch"
         return batch if operation_id < batch.operation_id + batch.count else None
@@ -202,6 +216,7 @@ class PendingWaits:
         """Record that `count` operations of a batch have ended. The batch ends with its last operation."""
         self.count -= count
         if count and not batch.remaining:
+            # Before its answer is used: a batch that has ended must not be found again by a repeated result.
             self._forget(batch)
             ended.append((batch, batch.answer()))
 

@@ -23,7 +23,7 @@ Time is an argument (monotonic seconds). The rules of a session:
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 from typing import Final
 
@@ -68,6 +68,8 @@ class SessionCore:
         """The session's incarnation when it was last opened; empty if unknown."""
         self.going_away: int | None = None
         self.heartbeat_interval = 1.0
+        # A wait is in exactly one of `_unsent` and `_table`. Chunks in `_plan` and `_unreceipted` only refer to the
+        # table, and may hold waits that have ended.
         self._table = PendingWaits()
         self._unsent: dict[object, dict[Entry, None]] = {}
         """Unsent waits by `batch_key`: those with the same key can share a batch."""
@@ -164,6 +166,11 @@ class SessionCore:
                 self._unsent_count -= wait.count
                 ended.append((wait, error))
         return ended
+
+    def extended(self, operation_ids: Iterable[int], timeout_ms: int, now: float) -> None:
+        """The daemon lets operations wait for at least `timeout_ms` from `now` on: they are overdue later."""
+        default_ms = round((self._timeout_default or 0) * 1_000)
+        self._table.extend(operation_ids, timeout_ms, default_ms, now)
 
     def _due_at(self, wait: Entry) -> float:
         """The time at which the answer is overdue.
@@ -445,6 +452,7 @@ class SessionCore:
                 self._plan.extendleft(reversed(halves))
                 continue
             if chunk.size_bytes > self._message_bytes_max:
+                # A single operation: it could never be sent, and everything behind it would wait for ever.
                 self._refuse_too_large(chunk, f"the daemon accepts {self._message_bytes_max}")
                 continue
             self._unreceipted[self._next_batch_id] = chunk

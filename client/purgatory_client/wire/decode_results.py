@@ -4,7 +4,7 @@ Most columns of most answers are never read, so values stay in their messages un
 """
 
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, count
 from operator import sub
 from typing import Any, Final, NamedTuple
 
@@ -21,7 +21,7 @@ batch whose results arrive a few at a time would keep many messages in memory.
 
 _MISSING: Final = {
     "waited_ms": 0, "lateness_ms": 0, "error_codes": 0, "available_bytes": 0, "paces_per_second": -1.0,
-    "stale_reasons": "",
+    "stale_reasons": "", "signal_values": b"",
 }  # fmt: skip
 """The values of an operation without a result, because it was refused; -1 in all other columns."""
 
@@ -47,13 +47,15 @@ class ArrivedMessage:
     def column(self, name: str) -> list[Any]:
         """One whole column; "names": the dictionary of partitions or keys."""
         if name == "names":
-            return [(one.topic, one.partition) for one in self._message.partitions] or list(self._message.keys)
+            return [*((one.topic, one.partition) for one in self._message.partitions), *self._message.keys]
         return self.values(name, 0, self._count if name in OPERATION_COLUMNS else self._item_total)
 
     def values(self, name: str, start: int, end: int) -> list[Any]:
         """The values of a column from place `start` to `end` (exclusive)."""
         if name == "stale_reasons":
             return self._stale_reasons(start, end)
+        if name == "signal_values":
+            return self._signal_values(start, end)
         field, absent = COLUMNS[name]
         column = getattr(self._message, field)
         if len(column) > 1:
@@ -73,6 +75,16 @@ class ArrivedMessage:
         stale_ms = self.values("stale_ms", start, end)
         found = zip(stale_ms, indexes[start:end], strict=True)
         return [reasons[index] if one_ms >= 0 else "" for one_ms, index in found]
+
+    def _signal_values(self, start: int, end: int) -> list[bytes]:
+        """The value of each item from position `start` to `end` (exclusive); empty if its key has none."""
+        values = [b"", *self._message.signal_values]
+        indexes = list(self._message.signal_value_index) or [0]
+        if max(indexes) >= len(values):
+            raise ProtocolError(f"a result has the value {max(indexes)} of {len(values) - 1}")
+        if len(indexes) == 1:
+            indexes *= self._item_total
+        return [values[index] for index in indexes[start:end]]
 
 
 class ResultsArrived:
@@ -119,16 +131,17 @@ class ResultsArrived:
 
 def arrived_row(row: result_pb2.Result) -> ResultsArrived:
     """Convert a result in row form to columns."""
+    by_partition = [not item.key for item in row.partitions]
+    partitions, keys = count(), count(by_partition.count(True))
     message = result_pb2.ResultColumns(
         kind=row.kind,
         operation_id=[row.operation_id],
         item_count=[len(row.partitions)],
-        item_index=range(len(row.partitions)),
+        item_index=[next(partitions if is_partition else keys) for is_partition in by_partition],
         **{field: [getattr(row, field)] for field, _ in OPERATION_COLUMNS.values()},
     )
-    by_key = any(item.key for item in row.partitions)
     for item in row.partitions:
-        if by_key:
+        if item.key:
             message.keys.append(item.key)
         else:
             message.partitions.append(item.topic_partition)
@@ -146,8 +159,11 @@ def refusal_error(refusal: operation_pb2.OperationRefusal) -> PurgatoryClientErr
 def _add_item(message: result_pb2.ResultColumns, item: result_pb2.PartitionResult) -> None:
     message.stale_reason_index.append(len(message.stale_reasons))
     message.stale_reasons.append(item.stale_reason)
+    if item.signal_value:
+        message.signal_values.append(item.signal_value)
+    message.signal_value_index.append(len(message.signal_values) if item.signal_value else 0)
     for name, (field, absent) in FETCH_COLUMNS.items():
-        if name == "stale_reasons":
+        if name in ("stale_reasons", "signal_values"):
             continue
         source: Message = item if field in item.DESCRIPTOR.fields_by_name else item.fetched
         is_absent = source.DESCRIPTOR.fields_by_name[field].has_presence and not source.HasField(field)

@@ -9,19 +9,26 @@ from purgatory_client.partition_names import PartitionName
 from purgatory_client.results import OperationKind
 from purgatory_client.waits import ITEM_DEFAULTS, Wait
 
-OPERATION_COLUMNS = ("min_bytes", "replica_id", "isolation_level", "follower_reads", "any", "from_now")
+OPERATION_COLUMNS = (
+    "min_bytes", "replica_id", "isolation_level", "follower_reads", "any", "from_now", "heartbeat_timeout_ms",
+    "required_terms", "unless_count",
+)  # fmt: skip
 
 
 def wait_of(columns: wire.OperationColumns) -> Wait:
     names = _names(columns)
     count = columns.item_count[0] if columns.item_count else 1
     indexes = list(columns.item_index) or [0] * count
+    options = {name: column[0] for name, column in _present(columns, OPERATION_COLUMNS).items()}
+    if OperationKind(columns.kind) == OperationKind.SIGNAL:
+        # Outboxes of older versions do not have it, and all waits of one kind must have the same columns.
+        options.setdefault("heartbeat_timeout_ms", -1)
     return Wait(
         OperationKind(columns.kind),
         [names[index] for index in indexes],
         _filled(columns.offset, count),
         columns.timeout_ms[0] if columns.timeout_ms else None,
-        {name: column[0] for name, column in _present(columns, OPERATION_COLUMNS).items()},
+        options,
         {name: _filled(column, count) for name, column in _present(columns, ITEM_DEFAULTS).items()},
         columns.stale_timeout_ms[0] if columns.stale_timeout_ms else None,
         operation_id=columns.operation_id[0],
@@ -43,9 +50,8 @@ def batch_of(columns: wire.OperationColumns) -> WaitBatch:
     return batch
 
 
-def _names(columns: wire.OperationColumns) -> Any:  # noqa: ANN401 - pairs or strings, as the kind has them
-    pairs: list[PartitionName] = [(one.topic, one.partition) for one in columns.partitions]
-    return pairs or list(columns.keys)
+def _names(columns: wire.OperationColumns) -> list[PartitionName | str]:
+    return [*((one.topic, one.partition) for one in columns.partitions), *columns.keys]
 
 
 def _present(columns: wire.OperationColumns, fields: Iterable[str]) -> dict[str, Any]:

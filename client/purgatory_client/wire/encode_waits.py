@@ -24,7 +24,9 @@ _OFFSET_FIELDS: Final = {
 """Names of an item's offset in rows, by kind."""
 _FETCH_FIELDS: Final = {"leader_epoch": "current_leader_epoch"}
 """Fields of a fetch row whose names differ from their columns."""
-_ABSENT_BELOW_0: Final = frozenset(("replica_id", "leader_epoch", "current_leader_epoch", "last_fetched_epoch"))
+_ABSENT_BELOW_0: Final = frozenset(
+    ("replica_id", "leader_epoch", "current_leader_epoch", "last_fetched_epoch", "heartbeat_timeout_ms")
+)
 
 
 def fill_with_waits(columns: wire.OperationColumns, waits: Sequence[Wait], lost_at: float, now: float) -> None:
@@ -70,7 +72,7 @@ def fill_with_many(
     for field, column in batch.item_columns.items():
         getattr(columns, field).extend(take(column, items))
     indexes = take(batch.indexes, items)
-    names: Sequence[PartitionName] | Sequence[str] = batch.names
+    names = batch.names
     if len(names) > len(items):
         indexes, names = _narrowed(indexes, names)
     columns.item_index.extend(indexes)
@@ -82,11 +84,13 @@ def row_of_wait(wait: Wait) -> wire.Operation:
     row = wire.Operation(timeout_ms=wait.timeout_ms)
     if wait.stale_timeout_ms is not None:
         row.stale_timeout_ms = wait.stale_timeout_ms
+    if wait.kind == OperationKind.COMPOSITE:
+        _fill_composite(row.composite, wait)
+        return row
     condition: Any = getattr(row, wait.kind.name.lower())
     for field, option in wait.operation_columns.items():
         _set(condition, field, option)
-    names: Sequence[PartitionName | str] = wait.names
-    for place, (name, offset) in enumerate(zip(names, wait.offsets, strict=True)):
+    for place, (name, offset) in enumerate(zip(wait.names, wait.offsets, strict=True)):
         if isinstance(name, str):
             condition.keys.add(key=name, required_count=offset)
             continue
@@ -95,6 +99,18 @@ def row_of_wait(wait: Wait) -> wire.Operation:
         for field, column in wait.item_columns.items():
             _set(item, _FETCH_FIELDS.get(field, field) if wait.kind == OperationKind.FETCH else field, column[place])
     return row
+
+
+def _fill_composite(composite: wire.Composite, wait: Wait) -> None:
+    composite.required_terms = wait.operation_columns["required_terms"]
+    first_failure = len(wait.names) - wait.operation_columns["unless_count"]
+    for place, (name, required) in enumerate(zip(wait.names, wait.offsets, strict=True)):
+        term = (composite.terms if place < first_failure else composite.unless).add()
+        if isinstance(name, str):
+            term.signal.key, term.signal.required_count = name, required
+        else:
+            term.mark.topic_partition.topic, term.mark.topic_partition.partition = name
+            term.mark.required_offset = required
 
 
 def _set(message: Message, field: str, value: int) -> None:
@@ -127,6 +143,10 @@ def _remaining(timeout_ms: int, elapsed_ms: int) -> int:
 def _add_names(columns: wire.OperationColumns, waits: Sequence[Wait]) -> None:
     """Add the dictionary of names, and the index of each item's name in it."""
     places: dict[PartitionName | str, int] = {}
+    if waits[0].kind == OperationKind.COMPOSITE:
+        # Keys follow partitions.
+        names = {name for wait in waits for name in wait.names}
+        places = {name: place for place, name in enumerate(sorted(names, key=lambda name: isinstance(name, str)))}
     indexes = [places.setdefault(name, len(places)) for wait in waits for name in wait.names]
     if len(places) > 1:
         columns.item_index.extend(indexes)
@@ -143,10 +163,8 @@ def _extend_names(columns: wire.OperationColumns, names: Iterable[PartitionName 
 
 
 def _narrowed(
-    indexes: Sequence[int], names: Sequence[PartitionName] | Sequence[str]
-) -> tuple[Sequence[int], Sequence[PartitionName] | Sequence[str]]:
-    """Convert the items to use a dictionary of only the names that they refer to."""
-    places: dict[int, int] = {}
-    narrowed = [places.setdefault(index, len(places)) for index in indexes or [0]]
-    used: list[PartitionName] | list[str] = [names[index] for index in places]  # type: ignore[assignment]
-    return narrowed, used
+    indexes: Sequence[int], names: Sequence[PartitionName | str]
+) -> tuple[Sequence[int], Sequence[PartitionName | str]]:
+    """Convert the items to use a dictionary of only the names that they refer to, in the same order."""
+    places = {index: place for place, index in enumerate(sorted(set(indexes or [0])))}
+    return [places[index] for index in indexes or [0]], [names[index] for index in places]

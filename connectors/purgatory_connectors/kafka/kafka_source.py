@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from purgatory_connectors.errors import SourceRefused, SourceStale
 from purgatory_connectors.kafka import kafka_events as events
-from purgatory_connectors.kafka.cluster_view import EARLIEST, ClusterView
+from purgatory_connectors.kafka.cluster_view import EARLIEST, NOT_YET, ClusterView
 from purgatory_connectors.kafka.commit_reader import CommitReader
 from purgatory_connectors.kafka.group_poller import GroupPoller
 from purgatory_connectors.kafka.group_watch import GroupWatch
@@ -61,6 +61,11 @@ class KafkaSource(Source):
         if self._session is None:
             raise SourceStale("the source is starting")
         return await self._session.ends(names)
+
+    async def ends_at(self, names: Sequence[str], as_of_ms: int) -> list[End]:
+        if self._session is None:
+            raise SourceStale("the source is starting")
+        return await self._session.ends(names, as_of_ms)
 
 
 class KafkaSession:
@@ -170,8 +175,8 @@ class KafkaSession:
 
     # Ends.
 
-    async def ends(self, names: Sequence[str]) -> list[End]:
-        """See `Source.ends`."""
+    async def ends(self, names: Sequence[str], as_of_ms: int | None = None) -> list[End]:
+        """See `Source.ends` and `Source.ends_at`."""
         wanted = [(name, *self._checked_name(name)) for name in names]
         topics = {topic for _, _, topic in wanted}
         await self._view.look(wanted=topics)
@@ -181,29 +186,37 @@ class KafkaSession:
             refused = self._view.refused.get(topic)
             raise SourceStale(refused[1] if refused else f"there is no topic {topic!r} in the cluster")
         partitions = {topic: [(topic, number) for number in range(self._view.topics[topic])] for topic in topics}
-        spans = await self._spans([one for of_topic in partitions.values() for one in of_topic])
-        # A group may stop below the end because only markers or aborted records follow. Its mark is raised only if that
-        # is checked, and a wait for these ends would otherwise never complete.
-        for _, group, topic in wanted:
-            if group is not None:
-                self._idle.ask((group, *partition) for partition in partitions[topic])
-        return [
-            End(name, partition[1], spans[partition][1])
-            for name, _, topic in wanted
-            for partition in partitions[topic]
-            if spans[partition][1] > spans[partition][0]  # otherwise the partition has nothing to read
-        ]
+        spans = await self._spans([one for of_topic in partitions.values() for one in of_topic], as_of_ms)
+        ends = []
+        for name, group, topic in wanted:
+            for partition in partitions[topic]:
+                start, end = spans[partition]
+                if end > start:  # otherwise the partition has nothing to read
+                    ends.append(End(name, partition[1], end))
+                # A group may stop below the end because only markers or aborted records follow. Its mark is raised only
+                # if that is checked, and a wait for this end would otherwise never complete.
+                if group is not None:
+                    self._idle.ask((group, *partition), end)
+        return ends
 
-    async def _spans(self, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
+    async def _spans(
+        self, partitions: Sequence[Partition], as_of_ms: int | None = None
+    ) -> dict[Partition, tuple[int, int]]:
         """Start and end of each partition, read after the call began. Raises SourceStale."""
         begun = time.monotonic()
+        # Before the present ends: where no record is that young, the end also covers what was written in between.
+        at_time = {} if as_of_ms is None else await self._view.ends(partitions, as_of_ms)
+        for (topic, number), seen in at_time.items():
+            if seen.error:
+                raise SourceStale(f"the end of {topic}-{number} at {as_of_ms} cannot be seen: {seen.error}")
         latest, earliest = await asyncio.gather(self._view.ends(partitions), self._view.ends(partitions, EARLIEST))
         for (topic, number), seen in [*latest.items(), *earliest.items()]:
             if seen.offset < 0:
                 raise SourceStale(f"the end of {topic}-{number} cannot be seen: {seen.error}")
         # These readings are as good as those of a poll, so they are published too.
         self._topics.take(self._topics.marks.seen(latest, begun))
-        return {one: (earliest[one].offset, latest[one].offset) for one in partitions}
+        ends = {one: latest[one] if at_time.get(one, NOT_YET) is NOT_YET else at_time[one] for one in partitions}
+        return {one: (earliest[one].offset, ends[one].offset) for one in partitions}
 
     def _checked_name(self, name: str) -> tuple[str | None, str]:
         """The consumer group, if it is a mark of one, and the topic. Raises SourceStale."""

@@ -31,7 +31,7 @@ NUMBERS: Final[dict[str, dict[str, str]]] = {
     },
     OUTCOMES: {**COMMON, **OPERATION, **{name: name for name in ("waited_ms", *DEFAULTS[OUTCOMES])}},
     EVENTS: {**COMMON, **{name: name for name in DEFAULTS[EVENTS] if name != "copy"}},
-    CALLS: {**COMMON, "session_number": "session"},
+    CALLS: {**COMMON, "session_number": "session", "timeout_ms": "timeout_ms"},
 }
 """Columns of numbers, and their names in a chunk."""
 

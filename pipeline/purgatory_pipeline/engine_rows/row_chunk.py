@@ -42,7 +42,7 @@ DEFAULTS: Final[dict[str, dict[str, int]]] = {
         "flags": 0,
         "copy": 0,  # 1: of several that were made of a row, not the first
     },
-    CALLS: {"session": -1},
+    CALLS: {"session": -1, "timeout_ms": 0},
 }
 """Columns that may be absent, and the value that every row then has."""
 

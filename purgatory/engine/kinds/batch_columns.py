@@ -5,7 +5,7 @@ from typing import Final
 from mypy_extensions import i64
 
 from purgatory.engine.batches import AsGiven, OperationBatch
-from purgatory.engine.codes import KIND_NAMES, NONE, PRODUCE, SIGNAL, UNKNOWN
+from purgatory.engine.codes import COMPOSITE, KIND_NAMES, NONE, PRODUCE, SIGNAL, UNKNOWN
 from purgatory.engine.columns import Column, check_length
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, ITEM, OperationColumn, columns_of
@@ -37,8 +37,11 @@ class BatchColumns:
         self.rows: Final = rows
         self.partitions: Final = batch.partitions
         self.keys: Final = batch.keys
-        self.names: Final = len(batch.keys) if kind == SIGNAL else len(batch.partitions)
+        self.first_key: Final = 0 if kind == SIGNAL else len(batch.partitions)
+        """The index of the first key in the dictionary. Indexes below it are those of partitions."""
+        self.names: Final = self.first_key + (len(batch.keys) if kind in (SIGNAL, COMPOSITE) else 0)
         self.item_counts: Final = Column(batch.item_counts, 1, 0, ITEM_COUNT_MAX)
+        # The whole batch is invalid, not a single row: the counts state which items belong to which row.
         if not self.item_counts.is_within:
             raise InvalidBatch("item_count", f"has a value that is not in 0..{ITEM_COUNT_MAX}")
         self._check_lengths(batch)
@@ -61,7 +64,7 @@ class BatchColumns:
         self.stale_timeouts_ms: Final = self._columns["stale_timeout_ms"]
         self.has_stale_timeouts: Final = len(batch.stale_timeouts_ms) > 0
         self.is_plain: Final = (
-            kind == PRODUCE
+            kind in (PRODUCE, COMPOSITE)
             and not batch.local_error_codes
             and not self.has_stale_timeouts
             and not self.faulty
@@ -69,8 +72,11 @@ class BatchColumns:
             and self.timeouts_ms.is_within
             and self.places.is_within
         )
-        """A produce batch in which all values are valid and none resolves an item before its partition is looked at."""
+        """A batch of produces or composites in which all values are in range and none resolves an item before its
+        partition is looked at. Not checked: the names, and what is only invalid together.
+        """
         self._named: Final = named
+        # Not for other batches: they look names up row by row, and `named` would lose those of the last plain batch.
         if self.is_plain:
             named.use(batch.partitions)
         self.name_faults: Final[list[str]] = []
@@ -86,6 +92,8 @@ class BatchColumns:
         counts = batch.item_counts
         items = rows if not counts else counts[0] * rows if len(counts) == 1 else sum(counts)
         check_length("item_index", len(batch.item_indexes), items)
+        # Also those that the kind does not have: their values are not read, but a wrong length is a fault of the
+        # caller.
         for column in COLUMNS_BY_NAME.values():
             values: list[int] = getattr(batch, column.batch_name)
             check_length(column.wire_name, len(values), items if column.level == ITEM else rows)
@@ -104,15 +112,26 @@ class BatchColumns:
             return
         self.named_by.extend([-1] * self.names)
         seen: dict[AsGiven, int] = {}
-        if self.kind == SIGNAL:
-            for place, key in enumerate(self.keys):
-                self.name_faults.append(key_fault(key, length_max))
-                self.first_place.append(seen.setdefault(key, place))
-        else:
-            for place, name in enumerate(self.partitions):
+        for place in range(self.names):
+            name: AsGiven
+            if place < self.first_key:
+                name = self.partitions[place]
                 self.name_faults.append(partition_fault(name, length_max))
-                self.first_place.append(seen.setdefault(name, place))
+            else:
+                name = self.keys[place - self.first_key]
+                self.name_faults.append(key_fault(name, length_max))
+            self.first_place.append(seen.setdefault(name, place))
 
     def items_path(self) -> str:
         """Path of the items in the row form of the wire."""
+        if self.kind == COMPOSITE:
+            return "composite.terms"
         return f"{KIND_NAMES[self.kind]}.{'keys' if self.kind == SIGNAL else 'partitions'}"
+
+    def item_path(self, row: i64, item: i64, place: i64) -> str:
+        """Path of one item of a row, whose name is at `place` of the dictionary."""
+        if self.kind != COMPOSITE:
+            return f"{self.items_path()}[{item}]"
+        holder = "signal" if place >= self.first_key else "mark"
+        terms = self.item_counts.at(row) - self.column("unless_count").at(row)
+        return f"composite.terms[{item}].{holder}" if item < terms else f"composite.unless[{item - terms}].{holder}"

@@ -80,10 +80,11 @@ class Countdown(Kind):
     registration.
     """
 
-    def __init__(self, code: int, pending: PendingOperations, answers_mark_of_now: bool) -> None:
-        super().__init__(code, pending.partitions)
+    def __init__(
+        self, code: int, pending: PendingOperations, answers_mark_of_now: bool, *, names_keys: bool = False
+    ) -> None:
+        super().__init__(code, pending.partitions, pending.items, names_keys=names_keys)
         self.pending: Final = pending
-        self.items: Final = pending.items
         self.answers_mark_of_now: Final = answers_mark_of_now
 
     # Each kind defines these.
@@ -130,6 +131,7 @@ class Countdown(Kind):
         slot = pending.admit(
             owner, self.code, len(tried.partitions), tried.left, operation_id, columns.timeouts_ms.at(row), now_ms
         )
+        # Every item gets a row, also those that have ended: their results are reported with those of the others.
         last: i64 = -1
         for place, partition in enumerate(tried.partitions):
             error = tried.errors[place]
@@ -146,6 +148,8 @@ class Countdown(Kind):
 
     def _end_at_once(self, owner: Owner, operation_id: i64, tried: TriedItems) -> None:
         completions = self.pending.completions_of(owner)
+        # With a timeout of 0 an operation that still has to wait expires, even if some of its items have failed: like
+        # any other expired wait.
         outcome = EXPIRED if tried.left > 0 else SATISFIED
         for place, partition in enumerate(tried.partitions):
             error = tried.errors[place]
@@ -221,6 +225,8 @@ class Countdown(Kind):
     def _evaluate(self, partition: Partition, waits: WatchList, item: i64, now_ms: i64) -> None:
         """The entry of `item` was taken from `waits`: resolve the item, or watch for it again."""
         items = self.items
+        # First, because the entry is no longer in the list: an item that has to go on waiting adds and counts a new one
+        # below.
         self.pending.popped(waits, self.code)
         self.pending.evaluations_by_kind[self.code] += 1
         self.pending.work_total += 1
@@ -229,30 +235,38 @@ class Countdown(Kind):
         if error == UNRESOLVED:
             self.watch(partition, item, required)
         else:
-            self.pending.resolve(item, error, self.mark_told(partition, error), now_ms)
+            self.settle(item, error, self.mark_told(partition, error), now_ms)
+
+    def settle(self, item: i64, error: i64, mark: i64, now_ms: i64) -> None:
+        """Resolve an item, whose entry was taken from its list."""
+        self.pending.resolve(item, error, mark, now_ms)
 
     # Views and snapshots.
 
-    def reached(self, slot: i64, target: i64) -> i64:
-        return self.mark(self.partitions.at(target))
+    def reached(self, slot: i64, item: i64) -> i64:
+        return self.mark(self.partitions.at(i64(self.items.target[item])))
 
     def restore(self, saved: SavedOperations, place: SavedPlace, slot: i64) -> bool:
         last: i64 = -1
         for item in range(place.item, place.item + saved.item_counts[place.row]):
             error = saved.error_codes[item]
             required = saved.required[item]
-            name: AsGiven = saved.names[saved.places[item]]
-            removed = saved.removed[item]
-            log_start = saved.log_starts[item]
-            if error != UNRESOLVED and removed == 0 and self.partitions.get(name) is None:
-                # The partition was removed after this item was resolved; it is only named here and must not be created
-                # again.
-                removed = UNKNOWN_TOPIC_OR_PARTITION
-                log_start = 0
-            partition = self.partitions.mention_again(name, removed, log_start)
+            partition = self.mention_again(saved, item)
             last = self.pending.add_item(
                 slot, last, partition.index, required, saved.marks[item], saved.epochs[item], error
             )
             if error == UNRESOLVED:
                 self.watch(partition, last, required)
         return False
+
+    def mention_again(self, saved: SavedOperations, item: i64) -> Partition:
+        """The partition of a saved item, with one reference added."""
+        name: AsGiven = saved.names[saved.places[item]]
+        removed = saved.removed[item]
+        log_start = saved.log_starts[item]
+        if saved.error_codes[item] != UNRESOLVED and removed == 0 and self.partitions.get(name) is None:
+            # The partition was removed after this item was resolved; it is only named here and must not be created
+            # again.
+            removed = UNKNOWN_TOPIC_OR_PARTITION
+            log_start = 0
+        return self.partitions.mention_again(name, removed, log_start)

@@ -14,7 +14,7 @@ from purgatory.engine.kinds.batch_columns import BatchColumns
 from purgatory.engine.marks.partition import Partition
 from purgatory.engine.marks.registry import Partitions
 from purgatory.engine.snapshot.saved_operations import SavedOperations, SavedPlace
-from purgatory.engine.waiting.tables import Owner
+from purgatory.engine.waiting.tables import UNRESOLVED, ItemTable, Owner
 from purgatory.engine.waiting.watches import WatchList
 
 __all__ = ["Kind"]
@@ -26,10 +26,20 @@ class Kind:
     An item's *target* is the index of its partition or key.
     """
 
-    def __init__(self, code: int, partitions: Partitions, on_partitions: bool = True) -> None:
+    def __init__(
+        self,
+        code: int,
+        partitions: Partitions,
+        items: ItemTable,
+        *,
+        names_partitions: bool = True,
+        names_keys: bool = False,
+    ) -> None:
         self.code: Final[i64] = code
-        self.on_partitions: Final = on_partitions
         self.partitions: Final = partitions
+        self.items: Final = items
+        self.names_partitions: Final = names_partitions
+        self.names_keys: Final = names_keys
 
     # Registration and end.
 
@@ -41,6 +51,7 @@ class Kind:
         self,
         owner: Owner,
         columns: BatchColumns,
+        row: i64,
         operation_id: i64,
         timeout_ms: i64,
         first_item: i64,
@@ -56,6 +67,10 @@ class Kind:
         """
         raise NotImplementedError
 
+    def on_timer(self, slot: i64, now_ms: i64) -> bool:
+        """The timer of an operation fired, which is then no longer on the wheel. Returns whether it has ended."""
+        raise NotImplementedError
+
     # Changes of partitions.
 
     def wake(self, partition: Partition, now_ms: i64) -> None:
@@ -69,22 +84,44 @@ class Kind:
 
     def watch_lists(self, partition: Partition) -> list[WatchList]:
         """The lists in which operations of this kind are watched on the partition."""
+        # All lists, or `Wakeups.cancel_waiting` leaves operations behind and its caller repeats it for ever.
         waits = partition.waits[self.code]
         return [] if waits is None else [waits]
 
     # Views.
 
-    def name_of(self, target: i64) -> AsGiven:
-        """The name of a target: (topic, partition), or (key, -1)."""
-        return self.partitions.at(target).name
+    def partition_of(self, item: i64) -> Partition | None:
+        """The partition of an item; None if the item names a key."""
+        return self.partitions.at(i64(self.items.target[item]))
 
-    def reached(self, slot: i64, target: i64) -> i64:
+    def name_of(self, item: i64) -> AsGiven:
+        """The name of an item: (topic, partition), or (key, -1)."""
+        return self.partitions.at(i64(self.items.target[item])).name
+
+    def reached(self, slot: i64, item: i64) -> i64:
         """The current value of the mark that a waiting item waits for."""
         raise NotImplementedError
 
     def min_bytes(self, slot: i64) -> i64:
         """The `min_bytes` of a fetch; -1 for other kinds."""
         return -1
+
+    def arms(self, slot: i64) -> tuple[int, int]:
+        """The `required_terms` (never 0) and the `unless_count` of a composite; (-1, -1) for other kinds."""
+        return -1, -1
+
+    # Stale marks.
+
+    def must_come(self, item: i64) -> bool:
+        """Whether an item is still waited for, and contributes to success."""
+        return i64(self.items.error_code[item]) == UNRESOLVED
+
+    def spare(self, slot: i64) -> i64:
+        """How many of the items that must come may be lost without ending the operation."""
+        return 0
+
+    def check(self, slot: i64) -> None:
+        """Assert the invariants that only this kind has."""
 
     # Snapshots.
 

@@ -5,7 +5,7 @@ from typing import Final
 from mypy_extensions import i64
 
 from purgatory.engine.account_usage import AccountUsage
-from purgatory.engine.codes import INVALID_ARGUMENT, KIND_NAMES, RESOURCE_EXHAUSTED, SIGNAL
+from purgatory.engine.codes import COMPOSITE, INVALID_ARGUMENT, KIND_NAMES, OFFSET_MAX, RESOURCE_EXHAUSTED
 from purgatory.engine.columns import OUT_OF_RANGE
 from purgatory.engine.kinds.batch_columns import BatchColumns
 from purgatory.engine.kinds.operation_columns import ITEM
@@ -59,6 +59,10 @@ class OperationChecks:
             fault = self._operation_fault(columns, row)
             if fault is not None:
                 return fault
+        if columns.kind == COMPOSITE:
+            fault = self._terms_fault(columns, row, count)
+            if fault is not None:
+                return fault
         # Done for the first row that needs the full path; a batch of plain rows never validates its dictionary.
         columns.enter_names(limits.topic_length_max)
         for item in range(count):
@@ -86,6 +90,15 @@ class OperationChecks:
                 return Fault(INVALID_ARGUMENT, field, described.fault(columns.column(described.name).given(row)))
         return None
 
+    def _terms_fault(self, columns: BatchColumns, row: int, count: int) -> Fault | None:
+        terms = count - int(columns.column("unless_count").at(row))
+        if terms < 1:
+            return Fault(INVALID_ARGUMENT, columns.items_path(), "is empty; give at least one")
+        required_terms = columns.column("required_terms").at(row)
+        if required_terms > terms:
+            return Fault(INVALID_ARGUMENT, "composite.required_terms", f"{required_terms} is not in 0..{terms}")
+        return None
+
     def _item_fault(self, columns: BatchColumns, row: int, first_item: int, item: int) -> Fault | None:
         place = columns.places.at(first_item + item)
         if place == OUT_OF_RANGE:
@@ -93,61 +106,103 @@ class OperationChecks:
             return Fault(INVALID_ARGUMENT, "item_index", message)
         first = columns.first_place[place]
         said = columns.name_faults[place]
-        # `named_by` stores the row itself, so it needs no reset between rows.
-        if not said and columns.named_by[first] == row:
+        # `named_by` stores the row itself, so it needs no reset between rows. Composites may repeat names.
+        if not said and columns.named_by[first] == row and columns.kind != COMPOSITE:
             said = f"{self._named(columns, place)} is named twice"
         if said:
-            holder = "key" if columns.kind == SIGNAL else "topic_partition"
-            return Fault(INVALID_ARGUMENT, f"{columns.items_path()}[{item}].{holder}", said)
+            holder = "key" if place >= columns.first_key else "topic_partition"
+            return Fault(INVALID_ARGUMENT, f"{columns.item_path(row, item, place)}.{holder}", said)
         columns.named_by[first] = row
+        if (
+            columns.kind == COMPOSITE
+            and place >= columns.first_key
+            and columns.offsets.at(first_item + item) in (0, OUT_OF_RANGE)
+        ):
+            # The column also has the offsets of partitions, which may be 0.
+            field = f"{columns.item_path(row, item, place)}.required_count"
+            given = columns.offsets.given(first_item + item)
+            return Fault(INVALID_ARGUMENT, field, f"{given} is not in 1..{OFFSET_MAX - 1}")
         for described in columns.faulty:
             column = columns.column(described.name)
             if described.level == ITEM and column.at(first_item + item) == OUT_OF_RANGE:
-                field = f"{columns.items_path()}[{item}].{described.row_name}"
+                field = f"{columns.item_path(row, item, place)}.{described.row_name}"
                 return Fault(INVALID_ARGUMENT, field, described.fault(column.given(first_item + item)))
         return None
 
     def _named(self, columns: BatchColumns, place: i64) -> str:
-        if columns.kind == SIGNAL:
-            return cut(columns.keys[place])
+        if place >= columns.first_key:
+            return cut(columns.keys[place - columns.first_key])
         topic, partition = columns.partitions[place]
         return f"{cut(topic)}-{partition}"
 
     def _room_fault(self, columns: BatchColumns, first_item: int, count: int, usage: AccountUsage) -> Fault | None:
         """Check that there is room for the partitions or keys that the operation would create."""
-        known = len(self.partitions.by_name)
-        if columns.kind == SIGNAL:
-            room, share = self.keys.room(), int(usage.keys_max - usage.keys)
-        else:
-            room, share = self.limits.partitions_max - known, int(usage.partitions_max - usage.partitions)
+        has_keys = columns.names > columns.first_key
+        if columns.first_key > 0 and not self._have_room(
+            count,
+            self.limits.partitions_max - len(self.partitions.by_name),
+            int(usage.partitions_max - usage.partitions),
+        ):
+            fault = self._partition_room_fault(columns, first_item, count, usage)
+            if fault is not None:
+                return fault
+        if has_keys and not self._have_room(count, self.keys.room(), int(usage.keys_max - usage.keys)):
+            return self._key_room_fault(columns, first_item, count, usage)
+        return None
+
+    def _have_room(self, count: int, room: int, share: int) -> bool:
         # Usually there is room even if all names are new, and no name has to be looked up.
-        if count <= room and count <= share:
+        return count <= room and count <= share
+
+    def _partition_room_fault(
+        self, columns: BatchColumns, first_item: int, count: int, usage: AccountUsage
+    ) -> Fault | None:
+        # With strict partitions a wait creates nothing: an unknown name gets a stand-in.
+        if self.partitions.strict:
             return None
         made = 0
+        for place in self._distinct(columns, first_item, count):
+            if place < columns.first_key and columns.partitions[place] not in self.partitions.by_name:
+                made += 1
+        if made == 0:
+            return None
+        share = int(usage.partitions_max - usage.partitions)
+        if made > share:
+            return self._share_fault(columns, "partitions that you named first", share, made)
+        if made <= self.limits.partitions_max - len(self.partitions.by_name):
+            return None
+        message = f"{self.limits.partitions_max} partitions are known, the most allowed"
+        return Fault(RESOURCE_EXHAUSTED, columns.items_path(), message)
+
+    def _key_room_fault(self, columns: BatchColumns, first_item: int, count: int, usage: AccountUsage) -> Fault | None:
+        made = 0
         idle = 0
-        for item in range(first_item, first_item + count):
-            place = columns.places.at(item)
-            if columns.kind == SIGNAL:
-                key = self.keys.get(columns.keys[place])
+        for place in self._distinct(columns, first_item, count):
+            if place >= columns.first_key:
+                key = self.keys.get(columns.keys[place - columns.first_key])
                 if key is None:
                     made += 1
                 # `room` counts idle keys as free. One that this operation names will be held and cannot be replaced.
                 elif key.references == 0:
                     idle += 1
-            elif not self.partitions.strict and columns.partitions[place] not in self.partitions.by_name:
-                made += 1
         if made + idle == 0:
             return None
+        # Idle keys count too: they are charged to this account as soon as its operation holds them.
+        share = int(usage.keys_max - usage.keys)
         if made + idle > share:
-            noun = "keys that only you wait for" if columns.kind == SIGNAL else "partitions that you named first"
-            message = f"of {noun} there may be {max(share, 0)} more, your share now; this names {made + idle} more"
-            return Fault(RESOURCE_EXHAUSTED, columns.items_path(), message)
-        if columns.kind == SIGNAL:
-            if made == 0 or made <= room - idle:
-                return None
-            message = f"{self.keys.keys_max} keys are waited for, the most allowed"
-            return Fault(RESOURCE_EXHAUSTED, columns.items_path(), message)
-        if made <= room:
+            return self._share_fault(columns, "keys that only you wait for", share, made + idle)
+        if made == 0 or made <= self.keys.room() - idle:
             return None
-        message = f"{self.limits.partitions_max} partitions are known, the most allowed"
+        message = f"{self.keys.keys_max} keys are waited for, the most allowed"
+        return Fault(RESOURCE_EXHAUSTED, columns.items_path(), message)
+
+    def _distinct(self, columns: BatchColumns, first_item: int, count: int) -> list[int]:
+        """The indexes of the names of an operation, each name once."""
+        places: dict[int, None] = {}
+        for item in range(first_item, first_item + count):
+            places[columns.first_place[columns.places.at(item)]] = None
+        return list(places)
+
+    def _share_fault(self, columns: BatchColumns, noun: str, share: int, more: int) -> Fault:
+        message = f"of {noun} there may be {max(share, 0)} more, your share now; this names {more} more"
         return Fault(RESOURCE_EXHAUSTED, columns.items_path(), message)

@@ -10,6 +10,7 @@ Not in the table, because every batch has them: `operation_id`, `timeout_ms` (it
 from typing import Final
 
 from purgatory.engine.codes import (
+    COMPOSITE,
     DELETE_RECORDS,
     FETCH,
     KINDS,
@@ -112,6 +113,8 @@ OPERATION_COLUMNS: Final = (
     _offset(FETCH, "fetch_offset"),
     _offset(DELETE_RECORDS, "offset", lowest=-1),
     _offset(SIGNAL, "required_count", default=1, lowest=1),
+    # Without a value: 0 for a partition, 1 for a key.
+    _offset(COMPOSITE, "required_offset", default=UNKNOWN),
     OperationColumn(
         "local_error_code", "local_error_codes", (PRODUCE, DELETE_RECORDS), ITEM, INT32, NONE, -1, 2**15 - 1
     ),
@@ -126,7 +129,15 @@ OPERATION_COLUMNS: Final = (
     OperationColumn("throttled", "throttled", (FETCH,), ITEM, BOOL, 0, 0, 1),
     OperationColumn("any_key", "any_key", (SIGNAL,), OPERATION, BOOL, 0, 0, 1, wire_name="any"),
     OperationColumn("from_now", "from_now", (SIGNAL,), OPERATION, BOOL, 0, 0, 1),
+    # 0 is taken as absent, like a missing number of the wire.
+    OperationColumn(
+        "heartbeat_timeout_ms", "heartbeat_timeouts_ms", (SIGNAL,), OPERATION, INT64, UNKNOWN, 1, OFFSET_MAX - 1
+    ),
     OperationColumn("stale_timeout_ms", "stale_timeouts_ms", KINDS, OPERATION, INT64, UNKNOWN, 0, OFFSET_MAX - 1),
+    OperationColumn("required_terms", "required_terms", (COMPOSITE,), OPERATION, INT32, 0, 0, INT32_MAX),
+    OperationColumn(
+        "unless_count", "unless_counts", (COMPOSITE,), OPERATION, INT32, 0, 0, INT32_MAX, row_name="unless"
+    ),
 )
 """In the archive's order. A name is repeated where kinds use the column differently."""
 

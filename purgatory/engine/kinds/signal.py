@@ -1,31 +1,67 @@
-"""Signal: waits until all (or any) of its keys have been signalled often enough."""
+"""Signal: waits until all (or any) of its keys have been signalled often enough, or can no longer be.
+
+A key that is signalled as failed fails all operations that need it; with `any` the last one that is left. An operation
+that requires a heartbeat fails when one of the keys that it still waits for is silent for too long.
+"""
 
 from typing import Final, final
 
-from mypy_extensions import i64
+from mypy_extensions import i16, i64
 
 from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import AsGiven
-from purgatory.engine.codes import EXPIRED, NONE, REQUEST_TIMED_OUT, SATISFIED, SIGNAL
+from purgatory.engine.codes import (
+    EXPIRED,
+    FAILED,
+    HEARTBEAT_MISSED,
+    NONE,
+    PENDING,
+    REQUEST_TIMED_OUT,
+    SATISFIED,
+    SIGNAL,
+    SIGNAL_FAILED,
+)
 from purgatory.engine.completions import Completions
 from purgatory.engine.kinds.batch_columns import BatchColumns
 from purgatory.engine.kinds.kind import Kind
 from purgatory.engine.kinds.pace import pace_per_second, remaining_ms
+from purgatory.engine.marks.partition import Partition
 from purgatory.engine.marks.registry import SignalKey
 from purgatory.engine.snapshot.saved_operations import SavedOperations, SavedPlace
 from purgatory.engine.waiting.pending import PendingOperations
 from purgatory.engine.waiting.tables import UNRESOLVED, Owner
 from purgatory.engine.waiting.watches import ref_is_live, ref_item
+from purgatory.engine.waiting.wheel import round_up_to_tick
 
 __all__ = ["SignalKind"]
+
+NEVER_MS: Final[i64] = 2**62
+
+
+def state_of(key: SignalKey, required: i64) -> i64:
+    """The error code of a key that must reach a count; UNRESOLVED while it has to be waited for."""
+    if key.failed:
+        return SIGNAL_FAILED
+    return NONE if key.count >= required else UNRESOLVED
+
+
+def outcome_of(keys: i64, left: i64, failed: i64, any_key: bool) -> i64:
+    """The outcome of an operation of which `left` keys are not reached and `failed` can no longer be; else PENDING."""
+    if any_key:
+        if left + failed < keys:
+            return SATISFIED
+        return FAILED if left == 0 else PENDING
+    if failed > 0:
+        return FAILED
+    return SATISFIED if left == 0 else PENDING
 
 
 @final
 class SignalKind(Kind):
-    """The only kind whose targets are keys. A key is watched at the count that it must reach, and never fails."""
+    """The only kind whose targets are keys. A key is watched at the count that it must reach."""
 
     def __init__(self, pending: PendingOperations) -> None:
-        super().__init__(SIGNAL, pending.partitions, on_partitions=False)
+        super().__init__(SIGNAL, pending.partitions, pending.items, names_partitions=False, names_keys=True)
         self.pending: Final = pending
         self.keys: Final = pending.keys
 
@@ -36,34 +72,66 @@ class SignalKind(Kind):
         operation_id = columns.operation_ids.at(row)
         required: list[i64] = []
         left = 0
+        failed = 0
         for place, key in enumerate(held):
             # Cannot overflow: both are below OFFSET_MAX.
             wanted = columns.offsets.at(first_item + place)
             if from_now:
                 wanted += key.count
             required.append(wanted)
-            if key.count < wanted:
+            if key.failed:
+                failed += 1
+            elif key.count < wanted:
                 left += 1
         pending = self.pending
-        satisfied = left == 0 or (any_key and left < len(held))
-        if satisfied or columns.timeouts_ms.at(row) == 0:
-            completions = pending.completions_of(owner)
-            for place, key in enumerate(held):
-                error = NONE if key.count >= required[place] else REQUEST_TIMED_OUT
-                completions.add_item(key.name, error, required[place], key.count, -1, -1, -1.0)
-                self.keys.release(key)
-            pending.end_at_once(completions, operation_id, SIGNAL, SATISFIED if satisfied else EXPIRED, len(held))
+        timeout_ms = columns.timeouts_ms.at(row)
+        outcome = outcome_of(len(held), left, failed, any_key)
+        if outcome != PENDING or timeout_ms == 0:
+            if outcome == PENDING:
+                outcome = EXPIRED
+            self._end_at_once(owner, operation_id, held, required, outcome)
             return
         # The first key to be resolved brings `items_left` to 0; the other items stay unresolved and answer 7.
         if any_key:
             left = 1
-        slot = pending.admit(owner, SIGNAL, len(held), left, operation_id, columns.timeouts_ms.at(row), now_ms)
+        slot = pending.admit(owner, SIGNAL, len(held), left, operation_id, timeout_ms, now_ms)
         item: i64 = -1
         for place, key in enumerate(held):
-            error_code: i64 = NONE if key.count >= required[place] else UNRESOLVED
-            item = pending.add_item(slot, item, key.index, required[place], key.count, -1, error_code)
-            if error_code == UNRESOLVED:
+            error = state_of(key, required[place])
+            item = pending.add_item(slot, item, key.index, required[place], key.count, -1, error)
+            if error == UNRESOLVED:
                 pending.watch(key.waits, SIGNAL, item, required[place])
+        heartbeat_timeout_ms = columns.column("heartbeat_timeout_ms").at(row)
+        if heartbeat_timeout_ms > 0:
+            pending.require_heartbeat(slot, heartbeat_timeout_ms, now_ms)
+
+    def _end_at_once(
+        self, owner: Owner, operation_id: i64, held: list[SignalKey], required: list[i64], outcome: i64
+    ) -> None:
+        completions = self.pending.completions_of(owner)
+        for place, key in enumerate(held):
+            error = state_of(key, required[place])
+            self._add_item(completions, key, error, required[place], key.count, -1, -1.0)
+            self.keys.release(key)
+        self.pending.end_at_once(completions, operation_id, SIGNAL, outcome, len(held))
+
+    def _add_item(
+        self,
+        completions: Completions,
+        key: SignalKey,
+        error: i64,
+        required: i64,
+        reached: i64,
+        remaining: i64,
+        pace: float,
+    ) -> None:
+        """Add the result of one key, with its value unless the key is still waited for."""
+        is_resolved = error != UNRESOLVED
+        if not is_resolved:
+            error = REQUEST_TIMED_OUT
+        completions.add_item(key.name, error, required, reached, -1, remaining, pace)
+        if is_resolved and key.value:
+            completions.add_signal_value(key.value)
 
     def _hold_keys(self, holder: AccountUsage, columns: BatchColumns, row: i64, first_item: i64) -> list[SignalKey]:
         """The keys of an operation, each with one reference added."""
@@ -94,20 +162,20 @@ class SignalKind(Kind):
             error = i64(items.error_code[item])
             mark = items.mark[item]
             required = items.required[item]
-            remaining = -1
+            remaining: i64 = -1
             pace = -1.0
             reached = mark
             items.release(item)
             if error == UNRESOLVED:
-                error = REQUEST_TIMED_OUT
                 reached = key.count
                 if outcome == EXPIRED:
                     remaining = remaining_ms(mark, key.count, required, waited_ms)
                     pace = pace_per_second(mark, key.count, waited_ms)
                 self.pending.unwatch(key.waits, SIGNAL)
-            completions.add_item(key.name, error, required, reached, -1, remaining, pace)
+            self._add_item(completions, key, error, required, reached, remaining, pace)
             self.keys.release(key)
             item = after
+        # Not by the items: with `any`, a failed key does not matter once another one is reached.
         return False
 
     def wake_key(self, key: SignalKey, now_ms: i64) -> None:
@@ -122,11 +190,104 @@ class SignalKind(Kind):
                 self.pending.evaluations_by_kind[SIGNAL] += 1
                 self.pending.resolve(ref_item(ref), NONE, key.count, now_ms)
 
-    def name_of(self, target: i64) -> AsGiven:
-        return self.keys.at(target).name
+    def fail_key(self, key: SignalKey, now_ms: i64) -> None:
+        """Fail what needs the key, after it was signalled as failed."""
+        items = self.pending.items
+        for ref in key.waits.drain():
+            # Checked entry by entry: an operation may end with an earlier one.
+            if ref_is_live(ref, items.generation):
+                self.pending.popped(key.waits, SIGNAL)
+                self.pending.evaluations_by_kind[SIGNAL] += 1
+                self._fail_item(ref_item(ref), key.count, now_ms)
 
-    def reached(self, slot: i64, target: i64) -> i64:
-        return self.keys.at(target).count
+    def _fail_item(self, item: i64, mark: i64, now_ms: i64) -> None:
+        pending = self.pending
+        operations = pending.operations
+        slot = i64(pending.items.slot[item])
+        unresolved = self._count_unresolved(slot)
+        pending.items.error_code[item] = i16(SIGNAL_FAILED)
+        pending.items.mark[item] = mark
+        # With `any`, one item is left to resolve however many are unresolved, so the others may still satisfy it.
+        if unresolved == i64(operations.items_left[slot]):
+            pending.end(slot, FAILED, now_ms)
+        elif pending.notes_progress:
+            pending.progressed.append(int(slot))
+
+    def _count_unresolved(self, slot: i64) -> i64:
+        items = self.pending.items
+        unresolved: i64 = 0
+        item = i64(self.pending.operations.first_item[slot])
+        while item >= 0:
+            self.pending.work_total += 1
+            if i64(items.error_code[item]) == UNRESOLVED:
+                unresolved += 1
+            item = i64(items.next[item])
+        return unresolved
+
+    # Heartbeats.
+
+    def on_timer(self, slot: i64, now_ms: i64) -> bool:
+        pending = self.pending
+        deadline_ms = pending.deadline_ms(slot)
+        silent_ms = self._silent_at_ms(slot)
+        if min(silent_ms, deadline_ms) > now_ms:
+            pending.set_timer(slot, min(silent_ms, deadline_ms))
+            return False
+        # A late caller finds both over: the earlier one decides.
+        if deadline_ms <= silent_ms:
+            pending.end(slot, EXPIRED, now_ms)
+            return True
+        silent = self._silent_names(slot, now_ms)
+        owner = pending.owners[i64(pending.operations.owner_id[slot])]
+        assert owner is not None, f"slot {slot} has no owner"
+        completions = pending.completions_of(owner)
+        place = completions.items
+        pending.end(slot, FAILED, now_ms)
+        while place < completions.items:
+            if completions.error_codes[place] == REQUEST_TIMED_OUT and completions.item_partitions[place] in silent:
+                completions.error_codes[place] = HEARTBEAT_MISSED
+            place += 1
+        return True
+
+    def _silent_at_ms(self, slot: i64) -> i64:
+        """When the first of the keys that an operation waits for will have been silent for too long."""
+        items = self.pending.items
+        first = NEVER_MS
+        item = i64(self.pending.operations.first_item[slot])
+        while item >= 0:
+            self.pending.work_total += 1
+            if i64(items.error_code[item]) == UNRESOLVED:
+                first = min(first, self._item_silent_at_ms(slot, item))
+            item = i64(items.next[item])
+        return first
+
+    def _item_silent_at_ms(self, slot: i64, item: i64) -> i64:
+        heartbeat = self.pending.heartbeats[int(slot)]
+        key = self.keys.at(i64(self.pending.items.target[item]))
+        # A deadline is rounded up to a tick, and so is the end of a silence.
+        silent_ms = max(heartbeat.since_ms, key.signalled_ms) + heartbeat.timeout_ms
+        return round_up_to_tick(silent_ms, self.pending.wheel.tick_ms)
+
+    def _silent_names(self, slot: i64, now_ms: i64) -> dict[AsGiven, bool]:
+        items = self.pending.items
+        silent: dict[AsGiven, bool] = {}
+        item = i64(self.pending.operations.first_item[slot])
+        while item >= 0:
+            if i64(items.error_code[item]) == UNRESOLVED and self._item_silent_at_ms(slot, item) <= now_ms:
+                silent[self.keys.at(i64(items.target[item])).name] = True
+            item = i64(items.next[item])
+        return silent
+
+    # Views and snapshots.
+
+    def partition_of(self, item: i64) -> Partition | None:
+        return None
+
+    def name_of(self, item: i64) -> AsGiven:
+        return self.keys.at(i64(self.items.target[item])).name
+
+    def reached(self, slot: i64, item: i64) -> i64:
+        return self.keys.at(i64(self.items.target[item])).count
 
     def restore(self, saved: SavedOperations, place: SavedPlace, slot: i64) -> bool:
         last: i64 = -1

@@ -53,6 +53,8 @@ class EpochCache:
             return -1, -1
         if epoch == epochs[-1]:
             return epoch, log_end_offset
+        # As in Kafka: everything below the first entry was written in epochs that are not known any more, so the
+        # reader's epoch is repeated and ends where the first entry begins.
         if epoch < epochs[0]:
             return epoch, self.start_offsets[0]
         low = 0

@@ -26,7 +26,6 @@ from purgatory.engine.codes import (
     OFFSET_MAX,
     PARTITION_REMOVED,
     REPLICA_STATE,
-    RESOURCE_EXHAUSTED,
     STORAGE_FAILED,
     TRUNCATION,
     UNKNOWN_TOPIC_OR_PARTITION,
@@ -41,11 +40,11 @@ from purgatory.engine.marks.event_checks import (
     Fault,
     check_columns,
     event_at,
-    no_memory,
 )
 from purgatory.engine.marks.partition import Partition
 from purgatory.engine.marks.registry import NamedPartitions, Partitions, SignalKeys
-from purgatory.engine.names import key_fault, partition_fault
+from purgatory.engine.marks.signals import Signals
+from purgatory.engine.names import partition_fault
 from purgatory.engine.waiting.wakeups import Wakeups
 
 __all__ = ["Events"]
@@ -71,11 +70,13 @@ class Events:
         lag_max_ms: i64,
     ) -> None:
         self.partitions: Final = partitions
-        self.keys: Final = keys
         self.wakeups: Final = wakeups
+        self._signals: Final = Signals(keys, wakeups, limits)
         self.limits: Final = limits
         self.checks: Final = EventChecks(limits, strict_partitions)
         self.lag_max_ms: Final[i64] = lag_max_ms
+        # Kept between batches. It looks a name up again if its partition was removed, so it never returns one that is
+        # not known.
         self._named: Final = NamedPartitions(partitions)
         self._account = partitions.unowned
         """Usage of the sender of the events that are being applied."""
@@ -132,7 +133,7 @@ class Events:
         if not 0 <= place < names:
             return Fault(INVALID_ARGUMENT, "item_index", f"{place} is outside the dictionary of {names}")
         if kind == KEY_SIGNALLED:
-            return self._signal(batch.keys[place], value_at(batch.offsets, row, -1), now_ms)
+            return self._signals.apply(batch, row, batch.keys[place], now_ms, self.checks.is_full)
         return self._apply_event(batch.partitions[place], event_at(batch, row), now_ms, receipt)
 
     def _apply_plain(
@@ -163,6 +164,8 @@ class Events:
                 return False
             self.partitions.announce(partition)
             changed = self._leader_append(partition, offset, segment, position, now_ms)
+            # Of these events, only a reported position can add memory. The full path weighs the partition after each
+            # event.
             if segment >= 0 or position >= 0:
                 self.partitions.weigh(partition)
         else:
@@ -179,31 +182,6 @@ class Events:
             partition.unchanged_events += 1
             receipt.unchanged += 1
         return True
-
-    def _signal(self, key: str, count: int, now_ms: i64) -> Fault | None:
-        said = key_fault(key, self.limits.topic_length_max)
-        if said:
-            return Fault(INVALID_ARGUMENT, "key_signalled.key", said)
-        if count == -1:
-            count = 1
-        signal_key = self.keys.get(key)
-        counted = 0 if signal_key is None else int(signal_key.count)
-        if not 1 <= count < OFFSET_MAX - counted:
-            return Fault(INVALID_ARGUMENT, "key_signalled.count", f"{count} is not in 1..{OFFSET_MAX - counted - 1}")
-        if signal_key is None:
-            if self.keys.room() < 1:
-                return Fault(
-                    RESOURCE_EXHAUSTED,
-                    "key_signalled.key",
-                    f"{self.keys.keys_max} keys are waited for, the most allowed",
-                )
-            if self.checks.is_full:
-                return no_memory("key_signalled.key")
-            signal_key = self.keys.make(key)
-        signal_key.count += count
-        self.keys.touch(signal_key)
-        self.wakeups.wake_key(signal_key, now_ms)
-        return None
 
     def _apply_event(self, name: AsGiven, event: Event, now_ms: i64, receipt: EventsReceipt) -> Fault | None:
         said = partition_fault(name, self.limits.topic_length_max)
@@ -228,6 +206,7 @@ class Events:
         # applied.
         self.partitions.announce(partition)
         changed = self._take_newer_epoch(partition, event, now_ms)
+        # Not joined by `or`, which would skip the change whenever the epoch was newer.
         if self._change(partition, event, now_ms):
             changed = True
         self.partitions.weigh(partition)
@@ -331,6 +310,7 @@ class Events:
     def _in_sync_replicas(self, partition: Partition, event: Event, now_ms: i64) -> bool:
         # A proposal alone must not raise the high watermark: it only adds replicas that have to be waited for.
         # Withdrawing a proposal may raise it, and so may a new committed set, minimum or leader.
+        # References are enough: `set_in_sync` replaces the lists and does not change them.
         committed = partition.in_sync
         proposed = partition.proposed
         minimum = partition.min_in_sync_replicas
@@ -352,10 +332,14 @@ class Events:
 
     def _leadership(self, partition: Partition, event: Event, now_ms: i64) -> bool:
         is_leader = event.flags != 0
+        # Read before anything is changed: an event that repeats the present state must count as unchanged and wake
+        # nothing.
         before = partition.assignment()
         newer = event.leader_epoch > partition.leader_epoch
         turned = is_leader != partition.is_leader
         partition.leader_epoch = event.leader_epoch
+        # A leader may begin its epoch at its own log end. A follower knows the beginning only if the event has it.
+        # After `leader_epoch` was set, because the entry is made for the current epoch.
         if (newer and event.offset >= 0) or (is_leader and (newer or turned)):
             partition.note_epoch_start(event.offset)
         partition.set_leader(is_leader)
@@ -368,6 +352,7 @@ class Events:
         return True
 
     def _replica_state(self, partition: Partition, event: Event, now_ms: i64) -> bool:
+        # Before `replica` creates it: the first mention is a change even if no flag is set.
         known = event.replica_id in partition.replicas
         replica = partition.replica(event.replica_id)
         dead = event.flags & DEAD != 0
@@ -382,6 +367,8 @@ class Events:
     def _truncation(self, partition: Partition, offset: i64, now_ms: i64) -> bool:
         if not partition.truncate(offset):
             return False
+        # The second call is for a mark that rises: if an open transaction was cut off, the last stable offset becomes
+        # the high watermark.
         self.wakeups.on_mark_lowered(partition, now_ms)
         self.wakeups.wake(partition, now_ms, fetches_first=False)
         return True

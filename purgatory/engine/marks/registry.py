@@ -14,11 +14,15 @@ from purgatory.engine.memory_estimate import (
     PARTITION_BYTES,
     POSITION_BYTES,
     REPLICA_BYTES,
+    VALUE_BYTES,
+    WATCH_LIST_BYTES,
     name_bytes,
 )
 from purgatory.engine.waiting.watches import WatchList
 
 __all__ = ["NamedPartitions", "Partitions", "SignalKey", "SignalKeys"]
+
+NO_VALUE: Final = b""
 
 
 class Partitions:
@@ -101,6 +105,8 @@ class Partitions:
         return partition
 
     def _place(self, name: AsGiven, account: AccountUsage) -> Partition:
+        # Items store this index, so it is freed only when no pending operation names the partition any more
+        # (`release`).
         index = self._free.pop() if self._free else len(self.by_index)
         partition = Partition(name, index, account)
         self._count_bytes(partition, PARTITION_BYTES + name_bytes(name))
@@ -148,6 +154,7 @@ class Partitions:
         assert partition.references >= 0, f"partition {partition.name} released once too often"
         if partition.references > 0:
             return
+        # Two cases, because a removed partition has lost its name already, and the name may belong to a new one.
         if partition.removed_error_code != 0:
             self._free_index(partition)
         elif not partition.announced:
@@ -197,7 +204,7 @@ class NamedPartitions:
 
 
 class SignalKey:
-    """A signal key, how often it was signalled, and its waits."""
+    """A signal key, how often it was signalled, with which value, and its waits."""
 
     def __init__(self, key: str, index: i64, holder: AccountUsage) -> None:
         self.key: Final = key
@@ -208,7 +215,20 @@ class SignalKey:
         self.count: i64 = 0
         self.references: i64 = 0
         self.waits: Final = WatchList()
-        self.bytes: Final[i64] = KEY_BYTES + name_bytes(self.name)
+        self.value = NO_VALUE
+        """The first value it was signalled with; empty: none."""
+        self.failed = False
+        """It was signalled as failed. Stays so."""
+        self.signalled_ms: i64 = -1
+        """Time of the last signal, heartbeats included; -1: none since this engine was created."""
+        self.composite_waits: WatchList | None = None
+        """Terms of composites; see `SignalKeys.composite_waits`."""
+        self.bytes: i64 = KEY_BYTES + name_bytes(self.name)
+
+    def watched(self) -> i64:
+        """Watch entries of pending operations."""
+        composites = self.composite_waits
+        return self.waits.live + (0 if composites is None else composites.live)
 
 
 class SignalKeys:
@@ -216,8 +236,13 @@ class SignalKeys:
     oldest is forgotten first.
     """
 
-    def __init__(self, keys_max: int) -> None:
+    def __init__(self, keys_max: int, values_bytes_max: int) -> None:
         self.keys_max: Final = keys_max
+        self._values_bytes_max: Final[i64] = values_bytes_max
+        self._value_bytes: i64 = 0
+        """Total bytes of all values."""
+        self._held_value_bytes: i64 = 0
+        """Those of keys with waits, which cannot be forgotten."""
         self.by_key: Final[dict[str, SignalKey]] = {}
         self.by_index: Final[list[SignalKey | None]] = []
         self.bytes: i64 = 0
@@ -255,6 +280,26 @@ class SignalKeys:
         self._idle[key] = None
         return made
 
+    def has_room_for_value(self, length: i64) -> bool:
+        """Whether a value of this length fits, if idle keys are forgotten for it."""
+        return self._held_value_bytes + length <= self._values_bytes_max
+
+    def set_value(self, signal_key: SignalKey, value: bytes) -> None:
+        """Store the value of a key that has none. Idle keys are forgotten as long as there is no room for it.
+
+        Call after `touch`, by which the key itself is forgotten last.
+        """
+        length = i64(len(value))
+        while self._value_bytes + length > self._values_bytes_max:
+            self._forget(next(iter(self._idle)))
+        self._value_bytes += length
+        signal_key.value = value
+        signal_key.bytes += VALUE_BYTES + length
+        self.bytes += VALUE_BYTES + length
+        if signal_key.references > 0:
+            self._held_value_bytes += length
+            signal_key.holder.name_bytes += VALUE_BYTES + length
+
     def at(self, index: i64) -> SignalKey:
         """The key with this index, as stored in items."""
         signal_key = self.by_index[index]
@@ -268,6 +313,16 @@ class SignalKeys:
             self._idle.pop(signal_key.key, None)
             self._idle[signal_key.key] = None
 
+    def composite_waits(self, signal_key: SignalKey) -> WatchList:
+        """The list of the terms that wait for a held key, made on first use: few keys need one."""
+        waits = signal_key.composite_waits
+        if waits is None:
+            waits = signal_key.composite_waits = WatchList()
+            signal_key.bytes += WATCH_LIST_BYTES
+            signal_key.holder.name_bytes += WATCH_LIST_BYTES
+            self.bytes += WATCH_LIST_BYTES
+        return waits
+
     def oldest_first(self) -> list[SignalKey]:
         """All keys: idle ones in the order in which they would be forgotten, then those with waits."""
         held = [signal_key for signal_key in self.by_key.values() if signal_key.references > 0]
@@ -280,6 +335,7 @@ class SignalKeys:
             signal_key.holder = holder
             holder.keys += 1
             holder.name_bytes += signal_key.bytes
+            self._held_value_bytes += i64(len(signal_key.value))
         signal_key.references += 1
 
     def release(self, signal_key: SignalKey) -> None:
@@ -290,6 +346,7 @@ class SignalKeys:
             holder = signal_key.holder
             holder.keys -= 1
             holder.name_bytes -= signal_key.bytes
+            self._held_value_bytes -= i64(len(signal_key.value))
             self._idle[signal_key.key] = None
             if signal_key.count == 0:
                 self._forget(signal_key.key)
@@ -302,3 +359,4 @@ class SignalKeys:
         self.by_index[gone.index] = None
         self._free.append(gone.index)
         self.bytes -= gone.bytes
+        self._value_bytes -= i64(len(gone.value))

@@ -98,7 +98,10 @@ class ColumnWriter:
                 write_f64_le(out, value)
 
     def add_text(self, text: str) -> None:
-        octets = text.encode("utf-8")
+        self.add_octets(text.encode("utf-8"))
+
+    def add_octets(self, octets: bytes) -> None:
+        """Write bytes and their length."""
         write_i32_le(self._bytes, i32(len(octets)))
         self._bytes.write(octets)
 
@@ -130,6 +133,8 @@ class ColumnReader:
         count: i64 = i64(read_i32_le(octets, self._place + 1))
         # One byte for the form and four for the count.
         place: i64 = self._place + 5
+        # The count is not checked against the bytes that are left: rows of the journal are read only after their
+        # checksum.
         values = vec[i64](capacity=count)
         done: i64 = 0
         if form == STEADY:
@@ -176,10 +181,14 @@ class ColumnReader:
 
     def text(self) -> str:
         """Read a text."""
+        return self.octets().decode("utf-8")
+
+    def octets(self) -> bytes:
+        """Read bytes."""
         length: i64 = i64(read_i32_le(self._bytes, self._place))
         start = self._place + 4
         self._place = start + length
-        return self._bytes[start : start + length].decode("utf-8")
+        return self._bytes[start : start + length]
 
 
 def is_steady(values: vec[i64]) -> bool:

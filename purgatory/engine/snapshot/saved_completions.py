@@ -36,9 +36,12 @@ def completions_to(completions: Completions) -> bytes:
             writer.add(getattr(completions, column.attribute))
     for column in FETCHED_COLUMNS:
         writer.add_list([int(getattr(one, column.attribute)) for one in completions.fetched])
-    # At the end and optional: a reader finds out by `is_done` whether this group follows.
-    if completions.stale_marks:
+    # At the end and optional: a reader finds out by `is_done` whether a group follows. The first is written, if empty,
+    # before the second.
+    if completions.stale_marks or completions.signal_values:
         add_stale_marks(writer, completions)
+    if completions.signal_values:
+        add_signal_values(writer, completions)
     return writer.to_bytes()
 
 
@@ -67,9 +70,29 @@ def read_stale_marks(reader: ColumnReader) -> dict[int, tuple[int, str]]:
     return {int(items[place]): (int(stale_ms[place]), reasons[int(indexes[place])]) for place in range(len(items))}
 
 
+def add_signal_values(writer: ColumnWriter, completions: Completions) -> None:
+    """Write the values of keys: their items, and a dictionary of values."""
+    values: dict[bytes, int] = {}
+    indexes = [values.setdefault(value, len(values)) for value in completions.signal_values.values()]
+    writer.add_list(list(completions.signal_values))
+    writer.add_list(indexes)
+    writer.add_list([len(values)])
+    for value in values:
+        writer.add_octets(value)
+
+
+def read_signal_values(reader: ColumnReader) -> dict[int, bytes]:
+    """Read the output of `add_signal_values`."""
+    items = reader.column()
+    indexes = reader.column()
+    values = [reader.octets() for _ in range(int(reader.column()[0]))]
+    return {int(items[place]): values[int(indexes[place])] for place in range(len(items))}
+
+
 def completions_from(octets: bytes, owner_id: int) -> Completions:
     """Deserialize the output of `completions_to`, as operations of this owner."""
     reader = ColumnReader(octets)
+    # In the order of `completions_to`: columns have no names in the bytes and are recognised by their position.
     names = read_names(reader)
     completions = Completions(owner_id)
     for column in RESULT_COLUMNS:
@@ -86,4 +109,6 @@ def completions_from(octets: bytes, owner_id: int) -> Completions:
         completions.fetched.append(FetchedPartition(*[column[row] for column in fetched]))
     if not reader.is_done:
         completions.stale_marks = read_stale_marks(reader)
+    if not reader.is_done:
+        completions.signal_values = read_signal_values(reader)
     return completions

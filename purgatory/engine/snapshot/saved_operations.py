@@ -54,6 +54,8 @@ class SavedOperations:
 
         self.stale_timeouts_ms: Final[dict[int, int]] = {}
         """By row, only for operations that have one."""
+        self.heartbeat_timeouts_ms: Final[dict[int, int]] = {}
+        """By row, only for operations that have one."""
 
     def __len__(self) -> int:
         return len(self.operation_ids)
@@ -133,7 +135,7 @@ class SavedOperations:
         writer.add(self.log_starts)
         # Groups are recognised by their position: the group of fetches is written, if empty, whenever another one
         # follows. Absent groups at the end cost nothing, which is the common case.
-        if len(self.min_bytes) or self.stale_timeouts_ms:
+        if len(self.min_bytes) or self.stale_timeouts_ms or self.heartbeat_timeouts_ms:
             writer.add(self.min_bytes)
             writer.add(self.replica_ids)
             writer.add(self.read_committed)
@@ -144,9 +146,10 @@ class SavedOperations:
             writer.add(self.throttled)
             writer.add(self.start_segments)
             writer.add(self.start_reaches)
-        if self.stale_timeouts_ms:
-            writer.add_list(list(self.stale_timeouts_ms))
-            writer.add_list(list(self.stale_timeouts_ms.values()))
+        if self.stale_timeouts_ms or self.heartbeat_timeouts_ms:
+            add_by_row(writer, self.stale_timeouts_ms)
+        if self.heartbeat_timeouts_ms:
+            add_by_row(writer, self.heartbeat_timeouts_ms)
         return writer.to_bytes()
 
     @staticmethod
@@ -154,6 +157,7 @@ class SavedOperations:
         """Deserialize the output of `to_bytes`."""
         reader = ColumnReader(octets)
         saved = SavedOperations()
+        # `_places` stays empty, so nothing may be added to this object: names would get a second index.
         saved.names.extend(read_names(reader))
         saved.operation_ids = reader.column()
         saved.kinds = reader.column()
@@ -180,10 +184,9 @@ class SavedOperations:
             saved.start_segments = reader.column()
             saved.start_reaches = reader.column()
         if not reader.is_done:
-            rows = reader.column()
-            timeouts_ms = reader.column()
-            for place in range(len(rows)):
-                saved.stale_timeouts_ms[int(rows[place])] = int(timeouts_ms[place])
+            read_by_row(reader, saved.stale_timeouts_ms)
+        if not reader.is_done:
+            read_by_row(reader, saved.heartbeat_timeouts_ms)
         return saved
 
 
@@ -204,6 +207,20 @@ class SavedPlace:
             self.fetch_item += items
         self.item += items
         self.row += 1
+
+
+def add_by_row(writer: ColumnWriter, values: dict[int, int]) -> None:
+    """Write values that only some operations have, with their rows."""
+    writer.add_list(list(values))
+    writer.add_list(list(values.values()))
+
+
+def read_by_row(reader: ColumnReader, values: dict[int, int]) -> None:
+    """Read the output of `add_by_row` into a dictionary."""
+    rows = reader.column()
+    given = reader.column()
+    for place in range(len(rows)):
+        values[int(rows[place])] = int(given[place])
 
 
 def add_names(writer: ColumnWriter, names: list[AsGiven]) -> None:

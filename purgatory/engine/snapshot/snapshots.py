@@ -12,13 +12,16 @@ from mypy_extensions import i64
 
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.codes import EXPIRED, NONE, SATISFIED
-from purgatory.engine.marks.registry import Partitions, SignalKeys
+from purgatory.engine.marks.registry import NO_VALUE, Partitions, SignalKeys
 from purgatory.engine.snapshot.saved_operations import SavedOperations, SavedPlace
 from purgatory.engine.snapshot.saved_partition import partition_from, partition_to
 from purgatory.engine.waiting.pending import PendingOperations
 from purgatory.engine.waiting.tables import FREE, Owner
 
-__all__ = ["Snapshots"]
+__all__ = ["SavedKey", "Snapshots"]
+
+SavedKey = tuple[str, int, bytes, bool]
+"""A key, how often it was signalled, its value (empty: none), and whether it failed."""
 
 
 class Snapshots:
@@ -45,6 +48,7 @@ class Snapshots:
         self.pending.progressed = []
         return [
             (int(i64(operations.owner_id[slot])), int(operations.operation_id[slot]))
+            # A slot occurs once for each item that was resolved.
             for slot in dict.fromkeys(slots)
             if i64(operations.kind[slot]) != FREE
         ]
@@ -80,17 +84,16 @@ class Snapshots:
         count: i64 = 0
         item = i64(operations.first_item[slot])
         while item >= 0:
-            target = i64(items.target[item])
             removed: i64 = NONE
             log_start: i64 = -1
-            if kind.on_partitions:
-                partition = self.partitions.at(target)
+            partition = kind.partition_of(item)
+            if partition is not None:
                 # The name of a removed partition may be unknown in the other engine, or belong to a new one, so the
                 # item carries the error code itself.
                 removed = partition.removed_error_code
                 if removed != NONE:
                     log_start = partition.log_start_offset
-            place = saved.place_of(kind.name_of(target))
+            place = saved.place_of(kind.name_of(item))
             saved.add_item(
                 place, items.required[item], items.mark[item], i64(items.epoch[item]), i64(items.error_code[item]),
                 removed, log_start,
@@ -99,25 +102,27 @@ class Snapshots:
             item = i64(items.next[item])
         saved.add_operation(
             operations.operation_id[slot], kind.code, operations.registered_ms[slot],
-            self.pending.wheel.deadline_ms(slot), i64(operations.items_left[slot]), count,
+            self.pending.deadline_ms(slot), i64(operations.items_left[slot]), count,
         )  # fmt: skip
         kind.save_extra(saved, slot)
         if self.pending.stale_timeouts_ms and int(slot) in self.pending.stale_timeouts_ms:
             saved.stale_timeouts_ms[len(saved) - 1] = self.pending.stale_timeouts_ms[int(slot)]
+        if self.pending.heartbeats and int(slot) in self.pending.heartbeats:
+            saved.heartbeat_timeouts_ms[len(saved) - 1] = int(self.pending.heartbeats[int(slot)].timeout_ms)
 
     def save_partition(self, name: PartitionName) -> bytes:
         """Save a partition. Empty if no event has named it: a partition that only has waits has no state."""
         partition = self.partitions.get(name)
         return partition_to(partition) if partition is not None and partition.announced else b""
 
-    def save_key(self, key: str) -> int:
-        """How often a key was signalled."""
+    def save_key(self, key: str) -> SavedKey:
+        """Save a key. Its count is 0 if it is not known."""
         known = self.keys.get(key)
-        return 0 if known is None else known.count
+        return (key, 0, NO_VALUE, False) if known is None else (key, int(known.count), known.value, known.failed)
 
-    def save_keys(self) -> list[tuple[str, int]]:
-        """All keys that were signalled, with their counts, in the order in which `restore_key` needs them."""
-        return [(signal_key.key, int(signal_key.count)) for signal_key in self.keys.oldest_first() if signal_key.count]
+    def save_keys(self) -> list[SavedKey]:
+        """Save all keys that were signalled, in the order in which `restore_key` needs them."""
+        return [self.save_key(signal_key.key) for signal_key in self.keys.oldest_first() if signal_key.count]
 
     # Restoring.
 
@@ -129,9 +134,14 @@ class Snapshots:
         # After its state: replicas, epochs and positions are what is weighed.
         self.partitions.weigh(partition)
 
-    def restore_key(self, key: str, count: int) -> None:
+    def restore_key(self, key: str, count: int, value: bytes = NO_VALUE, failed: bool = False) -> None:
         """Create a key. Call in the order of the last signals: the first key is the first to be forgotten."""
-        self.keys.make(key).count = count
+        made = self.keys.make(key)
+        made.count = count
+        made.failed = failed
+        # The limit may be lower than when the value was saved; like an idle key over the limit, it is then forgotten.
+        if value and self.keys.has_room_for_value(len(value)):
+            self.keys.set_value(made, value)
 
     def restore(self, owner: Owner, saved: SavedOperations, gone: bytes, now_ms: i64) -> int:
         """Restore saved operations, which wait for the time that they have left; those that are overdue end now.
@@ -142,6 +152,7 @@ class Snapshots:
         Returns:
             The number of restored operations.
         """
+        # `place` steps over skipped operations too, because the items and fetches of all rows share their columns.
         count: i64 = i64(len(saved.operation_ids))
         done = 0
         place = SavedPlace()
@@ -163,8 +174,13 @@ class Snapshots:
         if saved.stale_timeouts_ms and int(row) in saved.stale_timeouts_ms:
             pending.stale_timeouts_ms[int(slot)] = saved.stale_timeouts_ms[int(row)]
         # Items are added even if the time is up: ending the operation releases them.
+        # The deadline itself and not the time that was left: engine time continues from the last daemon, including the
+        # time in between.
         waits = pending.wheel.add(slot, saved.deadlines_ms[row])
         can_end = pending.kinds[kind].restore(saved, place, slot)
+        if waits and saved.heartbeat_timeouts_ms and int(row) in saved.heartbeat_timeouts_ms:
+            # Nobody could signal while this engine did not exist, so silence counts from now on.
+            pending.require_heartbeat(slot, saved.heartbeat_timeouts_ms[int(row)], now_ms)
         if not waits:
             pending.end(slot, EXPIRED, now_ms)
         elif can_end:

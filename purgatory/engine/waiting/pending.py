@@ -15,11 +15,24 @@ from purgatory.engine.kinds.kind import Kind
 from purgatory.engine.marks.registry import Partitions, SignalKeys
 from purgatory.engine.waiting.tables import FREE, UNRESOLVED, ItemTable, OperationTable, Owner
 from purgatory.engine.waiting.watches import WatchList, make_ref
-from purgatory.engine.waiting.wheel import TimingWheel
+from purgatory.engine.waiting.wheel import TimingWheel, round_up_to_tick
 
 __all__ = ["PendingOperations"]
 
 OUTCOMES_MAX: Final = 8
+
+
+class Heartbeat:
+    """What an operation requires of its keys: none may be silent for `timeout_ms`.
+
+    Silence counts from `since_ms` or the last signal of the key. The timer of such an operation is set to the end of a
+    silence and then set again, so it is not the deadline of the operation; that is `deadline_ms`.
+    """
+
+    def __init__(self, timeout_ms: i64, since_ms: i64, deadline_ms: i64) -> None:
+        self.timeout_ms: Final[i64] = timeout_ms
+        self.since_ms: Final[i64] = since_ms
+        self.deadline_ms: i64 = deadline_ms
 
 
 class PendingOperations:
@@ -47,6 +60,8 @@ class PendingOperations:
         self._ready: list[Completions] = []
         self.stale_timeouts_ms: Final[dict[int, int]] = {}
         """By slot, only for operations that have one: they are few, and the others have no cost."""
+        self.heartbeats: Final[dict[int, Heartbeat]] = {}
+        """By slot, only for operations that require one."""
         self.notes_progress = False
         self.progressed: list[int] = []
         """Slots of operations with a newly resolved item that still wait for others, if this is recorded."""
@@ -75,6 +90,7 @@ class PendingOperations:
     ) -> i64:
         """Allocate a slot without starting the timer."""
         slot = self.operations.take(kind, owner.owner_id, operation_id, registered_ms, items_left)
+        # Before the timer starts: `take` may have added a slot for which the wheel has no node yet.
         self.wheel.ensure(self.operations.size)
         owner.note(operation_id, slot, self.operations)
         self.count += 1
@@ -84,6 +100,33 @@ class PendingOperations:
         usage.items += item_count
         self.pending_by_kind[kind] += 1
         return slot
+
+    def require_heartbeat(self, slot: i64, timeout_ms: i64, since_ms: i64) -> None:
+        """Require a heartbeat of an operation whose timer was set to its deadline."""
+        deadline_ms = self.wheel.deadline_ms(slot)
+        self.heartbeats[int(slot)] = Heartbeat(timeout_ms, since_ms, deadline_ms)
+        self.set_timer(slot, min(since_ms + timeout_ms, deadline_ms))
+
+    def set_timer(self, slot: i64, time_ms: i64) -> None:
+        """Set the timer of an operation to a time that is not due yet."""
+        linked = self.wheel.add(slot, time_ms)
+        assert linked, f"the timer of slot {slot} was due at once, time_ms={time_ms}"
+
+    def deadline_ms(self, slot: i64) -> i64:
+        """The deadline of an operation."""
+        if self.heartbeats and int(slot) in self.heartbeats:
+            return self.heartbeats[int(slot)].deadline_ms
+        return self.wheel.deadline_ms(slot)
+
+    def extend(self, slot: i64, deadline_ms: i64) -> None:
+        """Move the deadline of an operation to a later time. An earlier one changes nothing."""
+        if deadline_ms <= self.deadline_ms(slot):
+            return
+        if self.heartbeats and int(slot) in self.heartbeats:
+            # Its timer is due before and will be set again then.
+            self.heartbeats[int(slot)].deadline_ms = round_up_to_tick(deadline_ms, self.wheel.tick_ms)
+        else:
+            self.set_timer(slot, deadline_ms)
 
     def add_item(
         self, slot: i64, last_item: i64, target: i64, required: i64, mark: i64, epoch: i64, error_code: i64
@@ -96,6 +139,9 @@ class PendingOperations:
             self.items.next[last_item] = i32(item)
         return item
 
+    # What admission adds, and where it is taken back: the timer, the counters and the slot in `end`; the entry in the
+    # index of the owner when that is compacted; items, watches and references of partitions in `build_result` of the
+    # kind. A new kind that forgets one of its three leaks it without an error; `check` finds items and slots.
     # The only way to end.
 
     def resolve(self, item: i64, error_code: i64, mark: i64, now_ms: i64) -> None:
@@ -107,12 +153,35 @@ class PendingOperations:
         self.items.error_code[item] = i16(error_code)
         self.items.mark[item] = mark
         slot = i64(self.items.slot[item])
+        # Counted, because looking for another unresolved item would walk up to 2,000 items each time one is resolved.
         left = i64(self.operations.items_left[slot]) - 1
         self.operations.items_left[slot] = i32(left)
         if left == 0:
             self.end(slot, SATISFIED, now_ms)
+        # Only for a listener that takes the list after each call, such as the journal: otherwise it would grow without
+        # bound.
         elif self.notes_progress:
             self.progressed.append(int(slot))
+
+    def note_progress(self, slot: i64) -> None:
+        """Record that an item of a pending operation was resolved otherwise than by `resolve`."""
+        if self.notes_progress:
+            self.progressed.append(int(slot))
+
+    def on_timers(self, fired: list[int], now_ms: i64) -> int:
+        """The timers of these slots fired. Returns how many have ended: with a heartbeat, the operation may go on."""
+        if not self.heartbeats:
+            for slot in fired:
+                self.end(slot, EXPIRED, now_ms)
+            return len(fired)
+        ended = 0
+        for slot in fired:
+            if slot not in self.heartbeats:
+                self.end(slot, EXPIRED, now_ms)
+                ended += 1
+            elif self.kinds[i64(self.operations.kind[slot])].on_timer(slot, now_ms):
+                ended += 1
+        return ended
 
     def end(self, slot: i64, outcome: i64, now_ms: i64) -> None:
         """End a pending operation: unlink it everywhere and record its result. SATISFIED with errors becomes FAILED."""
@@ -125,7 +194,8 @@ class PendingOperations:
         lateness_ms: i64 = 0
         # An expired slot has already left the wheel; all other outcomes must remove it.
         if outcome == EXPIRED:
-            lateness_ms = now_ms - self.wheel.deadline_ms(slot)
+            deadline_ms = self.deadline_ms(slot) if self.heartbeats else self.wheel.deadline_ms(slot)
+            lateness_ms = now_ms - deadline_ms
             assert lateness_ms >= 0, f"operation {self.operations.operation_id[slot]} expired {-lateness_ms} ms early"
         else:
             self.wheel.remove(slot)
@@ -138,8 +208,11 @@ class PendingOperations:
         item_count = completions.items - items_before
         completions.add_operation(self.operations.operation_id[slot], kind, outcome, waited_ms, lateness_ms, item_count)
         self.operations.release(slot)
+        # With the slot: the next operation in it must not inherit the timeout.
         if self.stale_timeouts_ms:
             self.stale_timeouts_ms.pop(int(slot), None)
+        if self.heartbeats:
+            self.heartbeats.pop(int(slot), None)
         owner.pending -= 1
         self.count -= 1
         self.item_count -= item_count
@@ -193,6 +266,8 @@ class PendingOperations:
             # Made as large as last time: a receiver of thousands of results would otherwise double every column several
             # times.
             completions = Completions(owner.owner_id, owner.ended_last, owner.items_ended_last)
+            # Results of a closed owner end here: its id is about to be reused, and they would be delivered to its
+            # successor.
             if not owner.closed:
                 owner.completions = completions
                 self._ready.append(completions)
@@ -224,6 +299,7 @@ class PendingOperations:
             kind = int(operations.kind[slot])
             if kind == FREE:
                 assert slot not in self.stale_timeouts_ms, f"free slot {slot} has a stale timeout"
+                assert slot not in self.heartbeats, f"free slot {slot} requires a heartbeat"
                 continue
             owner_id = int(operations.owner_id[slot])
             owner = self.owners[owner_id]
@@ -258,4 +334,5 @@ class PendingOperations:
         # Fetches end on a number of bytes, so they do not count resolved items.
         if kind in (PRODUCE, DELETE_RECORDS):
             assert unresolved == left > 0, f"slot {slot} waits for {unresolved} items and counts {left}"
+        self.kinds[kind].check(slot)
         return count

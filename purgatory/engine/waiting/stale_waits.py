@@ -11,7 +11,6 @@ from mypy_extensions import i64
 from purgatory.engine.batches import AsGiven, PartitionName
 from purgatory.engine.codes import FAILED, FETCH, MARK_STALE, NONE, REQUEST_TIMED_OUT
 from purgatory.engine.waiting.pending import PendingOperations
-from purgatory.engine.waiting.tables import UNRESOLVED
 
 __all__ = ["StaleWaits"]
 
@@ -30,6 +29,8 @@ class StaleWaits:
         """The partitions that these operations wait for, each once. Keys cannot become stale."""
         found: dict[AsGiven, bool] = {}
         for slot in slots:
+            # The operation may have ended since `slots` was called, and the slot may be free or belong to another one
+            # by now.
             if slot in self.pending.stale_timeouts_ms:
                 self._add_names(slot, found)
         return list(found)
@@ -43,9 +44,11 @@ class StaleWaits:
         found: list[int] = []
         for slot in slots:
             stale_timeout_ms = self.pending.stale_timeouts_ms.get(slot, -1)
+            # Two conditions, because a mark may have been stale long before the operation was registered: both the wait
+            # and the staleness must have lasted for the timeout.
             if stale_timeout_ms < 0 or now_ms - operations.registered_ms[slot] < stale_timeout_ms:
                 continue
-            if self._stalest_ms(slot, stale_ms) >= stale_timeout_ms:
+            if self._is_out_of_time(slot, stale_ms, stale_timeout_ms):
                 found.append(slot)
         return found
 
@@ -68,6 +71,7 @@ class StaleWaits:
         completions = pending.completions_of(owner)
         item = completions.items
         pending.end(slot, FAILED, now_ms)
+        # A fetch that ends early answers with what it has read, so its unreached partitions have no error.
         not_reached: i64 = NONE if kind == FETCH else REQUEST_TIMED_OUT
         while item < completions.items:
             name: AsGiven = completions.item_partitions[item]
@@ -76,25 +80,27 @@ class StaleWaits:
             item += 1
 
     def _add_names(self, slot: i64, found: dict[AsGiven, bool]) -> None:
-        items = self.pending.items
         kind = self.pending.kinds[i64(self.pending.operations.kind[slot])]
-        if not kind.on_partitions:
-            return
         item = i64(self.pending.operations.first_item[slot])
         while item >= 0:
-            if self._is_waited_for(kind.code, item):
-                found[kind.name_of(i64(items.target[item]))] = True
-            item = i64(items.next[item])
+            partition = kind.partition_of(item)
+            if partition is not None and kind.must_come(item):
+                found[partition.name] = True
+            item = i64(self.pending.items.next[item])
 
-    def _stalest_ms(self, slot: i64, stale_ms: dict[PartitionName, int]) -> i64:
-        """The longest time for which a mark that the operation waits for has been stale; -1: none is."""
-        names: dict[AsGiven, bool] = {}
-        self._add_names(slot, names)
-        stalest = -1
-        for name in names:
-            stalest = max(stalest, stale_ms.get(name, -1))
-        return stalest
+    def _is_out_of_time(self, slot: i64, stale_ms: dict[PartitionName, int], stale_timeout_ms: int) -> bool:
+        """Whether so many marks have been stale for this long that the operation has to fail.
 
-    def _is_waited_for(self, kind: i64, item: i64) -> bool:
-        """Whether the item is still waited for. A fetch waits for all of its partitions together."""
-        return kind == FETCH or i64(self.pending.items.error_code[item]) == UNRESOLVED
+        One is enough, except for a composite that can do without some of its terms.
+        """
+        kind = self.pending.kinds[i64(self.pending.operations.kind[slot])]
+        lost: i64 = 0
+        item = i64(self.pending.operations.first_item[slot])
+        while item >= 0:
+            partition = kind.partition_of(item)
+            if partition is not None and kind.must_come(item):
+                name: AsGiven = partition.name
+                if stale_ms.get(name, -1) >= stale_timeout_ms:
+                    lost += 1
+            item = i64(self.pending.items.next[item])
+        return lost > kind.spare(slot)

@@ -10,7 +10,8 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from purgatory.engine.codes import KINDS
+from purgatory.engine.codes import COMPOSITE, KINDS
+from purgatory.engine.kinds.composite import CompositeKind
 from purgatory.engine.kinds.delete_records import DeleteRecordsKind
 from purgatory.engine.kinds.fetch import FetchKind
 from purgatory.engine.kinds.kind import Kind
@@ -39,9 +40,11 @@ class Wakeups:
         self.signals: Final = SignalKind(pending)
         self._produces: Final = ProduceKind(pending)
         self._deletes: Final = DeleteRecordsKind(pending)
-        self._on_partitions: Final[list[Kind]] = [self._produces, self.fetches, self._deletes]
+        self._composites: Final = CompositeKind(pending)
+        self._on_partitions: Final[list[Kind]] = [self._produces, self.fetches, self._deletes, self._composites]
         # Indexed by code, which is not the order in which kinds are woken.
-        by_code = [Kind(0, pending.partitions)] * (len(KINDS) + 1)
+        # A placeholder at 0 instead of None: otherwise every look-up by code would have to exclude None.
+        by_code = [Kind(0, pending.partitions, pending.items)] * (len(KINDS) + 1)
         for kind in [*self._on_partitions, self.signals]:
             by_code[int(kind.code)] = kind
         pending.kinds = by_code
@@ -49,7 +52,8 @@ class Wakeups:
     def wake(self, partition: Partition, now_ms: i64, fetches_first: bool) -> None:
         """Marks of the partition may have risen; `fetches_first` after a follower's fetch.
 
-        The order of kinds is Kafka's; it is the order of completions, so callers and replays depend on it. Kinds are
+        The order of kinds is Kafka's, with composites last; it is the order of completions, so callers and replays
+        depend on it. Kinds are
         called one by one because this runs for every mark that moves: calls on a known class cost a third of those
         through a list.
         """
@@ -59,10 +63,19 @@ class Wakeups:
         if not fetches_first:
             self.fetches.wake(partition, now_ms)
         self._deletes.wake(partition, now_ms)
+        # Checked here because most engines have no composite, and each call costs 50 instructions.
+        if self.pending.watched_by_kind[COMPOSITE] > 0:
+            self._composites.wake(partition, now_ms)
 
     def wake_key(self, key: SignalKey, now_ms: i64) -> None:
         """The key was signalled."""
         self.signals.wake_key(key, now_ms)
+        self._composites.wake_key(key, now_ms)
+
+    def fail_key(self, key: SignalKey, now_ms: i64) -> None:
+        """The key was signalled as failed."""
+        self.signals.fail_key(key, now_ms)
+        self._composites.fail_key(key, now_ms)
 
     def reevaluate(self, partition: Partition, now_ms: i64) -> None:
         """Anything about the partition may have changed."""
@@ -76,12 +89,20 @@ class Wakeups:
 
     def cancel_waiting(self, partition: Partition, outcome: i64, now_ms: i64, work_max: i64) -> None:
         """End the operations that wait on the partition, until `work_max` units of work are done."""
+        # Collected first: the last operation that ends may free the partition, but the lists stay valid.
         lists: list[WatchList] = []
         for kind in self._on_partitions:
             lists.extend(kind.watch_lists(partition))
         stop = self.pending.work_total + work_max
         for entries in lists:
             self.cancel_entries(entries, outcome, now_ms, stop - self.pending.work_total)
+
+    def cancel_waiting_key(self, key: SignalKey, outcome: i64, now_ms: i64, work_max: i64) -> None:
+        """End the operations that wait on the key, until `work_max` units of work are done."""
+        stop = self.pending.work_total + work_max
+        self.cancel_entries(key.waits, outcome, now_ms, work_max)
+        if key.composite_waits is not None:
+            self.cancel_entries(key.composite_waits, outcome, now_ms, stop - self.pending.work_total)
 
     def cancel_entries(self, entries: WatchList, outcome: i64, now_ms: i64, work_max: i64) -> None:
         """End operations that have a live entry in a list, until `work_max` units of work are done."""

@@ -38,6 +38,7 @@ from purgatory.service.listeners.events import (
     CancelledSession,
     CancelledWaits,
     Completed,
+    Extended,
     FailedStale,
     Registered,
 )
@@ -201,6 +202,12 @@ class ArchiveListener(Listener):
         topic, partition = event.name
         call = vocabulary.CANCEL_KEY if partition == vocabulary.NO_PARTITION else vocabulary.CANCEL_PARTITION
         self._add_call(call, event.now_ms, topic=topic, partition=partition, ended=event.ended)
+
+    def extended(self, event: Extended) -> None:
+        number, ids, timeout_ms = event.session.number, event.operation_ids, event.timeout_ms
+        self._add_call(
+            vocabulary.EXTEND, event.now_ms, session_number=number, operation_ids=ids, timeout_ms=timeout_ms, ended=0
+        )
 
     def failed_stale(self, event: FailedStale) -> None:
         """Record one row for each stale partition; only the first has the operations, so that they are counted once."""

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, RegisterReceipt
-from purgatory.engine.codes import EVENT_NAMES, KEY_SIGNALLED, SIGNAL
+from purgatory.engine.codes import EVENT_NAMES, KEY_SIGNALLED
 from purgatory.engine.columns import value_at
 from purgatory.engine.completions import FETCHED, Completions
 from purgatory.engine.kinds.operation_columns import ITEM, OPERATION, columns_of
-from purgatory.engine.names import places_of
+from purgatory.engine.names import dictionary_of, places_of
 from purgatory.extensions.archive.table_columns import EVENT, REPLICAS, copied_columns
 from purgatory.extensions.archive.vocabulary import (
     ACCEPTED,
@@ -145,7 +145,7 @@ def registration_records(
     Operations that were already known have no row. A refused operation that has no items, or items that are missing or
     outside the dictionary, gets a single row without a name.
     """
-    given = [(key, NO_PARTITION) for key in batch.keys] if kind == SIGNAL else batch.partitions
+    given = dictionary_of(kind, batch)
     common = (stamp, registrant, kind, timeout_ms_default)
     if not receipt.refusals and not receipt.already_known:
         return [_registrations(*common, batch, [ACCEPTED], bytes(places_of(given, names)))]
@@ -198,7 +198,8 @@ def _registrations(
         of_level = operations if column.level == OPERATION else columns
         of_level[column.name] = packed(getattr(batch, column.batch_name))
     count, places = len(batch.operation_ids), packed(batch.item_indexes or [0])
-    # If an operation has several items, `item_indexes` has a value for each item.
+    # If an operation has several items, `item_indexes` has a value for each item. The translation sees to that for
+    # composites, the only kind that could name one entry several times.
     rows = max(count, len(batch.item_indexes))
     return Record(REGISTRATIONS, stamp, rows, registrant, count, operations, columns, dictionary, places)
 

@@ -79,7 +79,7 @@ _OPERATION: Final = [
 ]
 _NAME: Final = [
     TableColumn("topic", WORD),  # or the key of a signal
-    TableColumn("partition", INT32),  # NO_PARTITION: a signal
+    TableColumn("partition", INT32),  # NO_PARTITION: a key
 ]
 
 _DELTA_RESULTS: Final = ("waited_ms", "required_offset", "reached_offset")
@@ -137,10 +137,13 @@ TABLE_COLUMNS: Final[dict[str, list[TableColumn]]] = {
     CALLS: [
         *_COMMON,
         _given("call", WORD),  # CALL_NAMES
-        TableColumn("session_number", INT64, FEW_VALUES),  # cancel, cancel_session, fail_stale
-        TableColumn("operation_ids", INT64_LIST),  # cancel: as requested; fail_stale: in the first row
+        TableColumn("session_number", INT64, FEW_VALUES),  # cancel, cancel_session, fail_stale, extend
+        TableColumn(
+            "operation_ids", INT64_LIST
+        ),  # cancel: as requested; extend: pending ones; fail_stale: in the first row
         *_NAME,  # cancel_partition: the partition; cancel_key: the key; fail_stale: a stale mark
         _given("ended", INT32),
+        TableColumn("timeout_ms", INT64, FEW_VALUES),  # extend: from this call on
     ],
     MARKERS: [
         *_COMMON,

@@ -4,8 +4,8 @@ from typing import Final, NamedTuple
 
 __all__ = [
     "ACCEPTED", "CALLS", "CALL_NAMES", "CANCEL", "CANCEL_KEY", "CANCEL_PARTITION", "CANCEL_SESSION", "CRASHED",
-    "DROPPED", "ENDED", "EVENTS", "FAIL_STALE", "MARKERS", "MARKER_NAMES", "NO_PARTITION", "OUTCOMES", "REGISTRATIONS",
-    "SHUT_DOWN", "STARTED", "TABLES",
+    "DROPPED", "ENDED", "EVENTS", "EXTEND", "FAIL_STALE", "MARKERS", "MARKER_NAMES", "NO_PARTITION", "OUTCOMES",
+    "REGISTRATIONS", "SHUT_DOWN", "STARTED", "TABLES",
 ]  # fmt: skip
 
 INT64_MAX: Final = 2**63 - 1
@@ -32,7 +32,8 @@ CANCEL_KEY: Final = "cancel_key"
 SHUT_DOWN: Final = "shut_down"
 FAIL_STALE: Final = "fail_stale"
 """Operations failed because their marks were stale. One row per stale mark; the first row has the operation ids."""
-CALL_NAMES: Final = (CANCEL, CANCEL_SESSION, CANCEL_PARTITION, CANCEL_KEY, SHUT_DOWN, FAIL_STALE)
+EXTEND: Final = "extend"
+CALL_NAMES: Final = (CANCEL, CANCEL_SESSION, CANCEL_PARTITION, CANCEL_KEY, SHUT_DOWN, FAIL_STALE, EXTEND)
 
 # Kinds of marker in the table `markers`.
 STARTED: Final = "started"

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from purgatory.engine.codes import FETCH, KIND_NAMES, OUTCOME_NAMES, PRODUCE, REQUEST_TIMED_OUT, SIGNAL
+from purgatory.engine.codes import COMPOSITE, FETCH, KIND_NAMES, OUTCOME_NAMES, PRODUCE, REQUEST_TIMED_OUT
 from purgatory.engine.views import ItemView, PendingView
 from purgatory.extensions.page.recent_ends import RecentEnd
 from purgatory.service.host import Host
@@ -26,6 +26,8 @@ def pending_fields(host: Host, view: PendingView, slot: int, items_max: int = IT
         "waited_ms": now_ms - view.registered_ms,
         "left_ms": max(0, view.deadline_ms - now_ms),
         "min_bytes": view.min_bytes if view.kind == FETCH else None,
+        "required_terms": view.required_terms if view.kind == COMPOSITE else None,
+        "unless_count": view.unless_count if view.kind == COMPOSITE else 0,
         "item_count": len(view.items),
         "items": [_item_fields(item) for item in view.items[:items_max]],
     }
@@ -34,10 +36,9 @@ def pending_fields(host: Host, view: PendingView, slot: int, items_max: int = IT
 def detailed_fields(host: Host, view: PendingView, slot: int) -> dict[str, Any]:
     """The same fields, with the reason why each partition is not satisfied."""
     fields = pending_fields(host, view, slot, ITEMS_MAX)
-    if view.kind != SIGNAL:
-        for shown, item in zip(fields["items"], view.items, strict=False):
-            if item.error_code == REQUEST_TIMED_OUT:
-                shown["held_back_by"] = _held_back_by(host, view.kind, item)
+    for shown, item in zip(fields["items"], view.items, strict=False):
+        if item.error_code == REQUEST_TIMED_OUT and item.name[1] >= 0:
+            shown["held_back_by"] = _held_back_by(host, view.kind, item)
     return fields
 
 

@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from purgatory.engine.codes import FAILED, KIND_NAMES, OUTCOME_NAMES, SIGNAL
+from purgatory.engine.codes import FAILED, KIND_NAMES, NONE, OUTCOME_NAMES, REQUEST_TIMED_OUT
 from purgatory.engine.completions import Completions
 from purgatory.extensions.tracing.call_trace import CALL_TRACE, TRACEPARENT, TRACESTATE
 from purgatory.service.listeners.events import Completed, Registered
@@ -128,7 +128,7 @@ class WaitSpans(Listener):
         }
         if completions.item_counts[place]:
             name, partition = completions.item_partitions[item]
-            attributes["purgatory.first"] = name if kind == SIGNAL else f"{name}-{partition}"
+            attributes["purgatory.first"] = name if partition < 0 else f"{name}-{partition}"
         if session is not None:
             attributes["purgatory.session"] = session.session_id
             attributes["purgatory.operation_id"] = completions.operation_ids[place]
@@ -140,7 +140,8 @@ class WaitSpans(Listener):
             start_time=wait.started_ns,
         )
         if outcome == FAILED:
-            code = completions.error_codes[item] if completions.item_counts[place] else 0
+            found = completions.error_codes[item : item + completions.item_counts[place]]
+            code = next((one for one in found if one not in (NONE, REQUEST_TIMED_OUT)), NONE)
             span.set_status(Status(StatusCode.ERROR, f"error code {code}"))
         span.end(wait.started_ns + completions.waited_ms[place] * 1_000_000)
 

@@ -13,6 +13,9 @@ FETCHED_BYTES: Final = 160
 STALE_MARK_BYTES: Final = 200
 """Added for each item whose mark is stale; the reasons are shared."""
 
+SIGNAL_VALUE_BYTES: Final = 100
+"""Added for each item with the value of a key, and the length of each different value: they are shared."""
+
 SLICE_BYTES: Final = 900
 """Overhead of results that were added together."""
 

@@ -66,6 +66,16 @@ class CancelledWaits:
 
 
 @dataclass(frozen=True, slots=True)
+class Extended:
+    """Pending operations were given more time."""
+
+    session: Session
+    operation_ids: list[int]
+    timeout_ms: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class FailedStale:
     """Operations were failed because the marks of the partitions in `stale` are stale."""
 

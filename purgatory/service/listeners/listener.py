@@ -19,6 +19,7 @@ from purgatory.service.listeners.events import (
     CancelledSession,
     CancelledWaits,
     Completed,
+    Extended,
     FailedStale,
     Registered,
 )
@@ -73,6 +74,9 @@ class Listener:
 
     def cancelled_waits(self, event: CancelledWaits) -> None:
         """All operations waiting on a partition or key were cancelled."""
+
+    def extended(self, event: Extended) -> None:
+        """Operations were given more time."""
 
     def failed_stale(self, event: FailedStale) -> None:
         """Operations were failed because of stale marks."""

@@ -9,7 +9,6 @@ from collections.abc import Collection
 from itertools import accumulate, compress
 from typing import Any, Final
 
-from purgatory.engine import codes
 from purgatory.engine.completions import Completions
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
@@ -66,6 +65,7 @@ class TailSubscriber:
         places = self._wanted(completions)
         if whose != self._account.principal and ADMIN not in self._account.grants.everywhere:
             places = self._visible(completions, places[:EXAMINED_MAX])
+        # After the check of the grants: being woken, even for an empty message, would show that something has ended.
         if not places:
             return
         room = ROWS_MAX - len(self._rows)
@@ -82,6 +82,7 @@ class TailSubscriber:
     def _wanted(self, completions: Completions) -> list[int]:
         """Positions of the operations that match the filter."""
         kinds, outcomes = completions.kinds, completions.outcomes
+        # Compared as bytes: reading thousands of values one by one would create a Python number for each.
         if self._kind and is_uniform(bytes(kinds)):
             if kinds[0] != self._kind:
                 return []
@@ -107,8 +108,8 @@ class TailSubscriber:
             place
             for place in places
             if all(
-                name[0] in (keys if completions.kinds[place] == codes.SIGNAL else topics)
-                for name in completions.item_partitions[
+                name in (keys if partition < 0 else topics)
+                for name, partition in completions.item_partitions[
                     first_items[place] : first_items[place] + completions.item_counts[place]
                 ]
             )

@@ -61,6 +61,8 @@ class IncompleteRequest:
 
         Call in the call's task when it is cancelled.
         """
+        # `uncancel` takes our own cancellation back. If another one is left, the client has gone as well, and the task
+        # must end as cancelled.
         if self._refusal is None or self._task is None or self._task.uncancel() > 0:
             return None
         return self._refusal
@@ -108,7 +110,10 @@ class IncompleteRequests:
             by_caller = Counter(call.caller for call in late if is_short or call.caller not in self._streams_ended_s)
             if not by_caller:
                 return 0
+        # One caller at a time: the next look, a tenth of a second later, shows whether that was enough.
         caller, _ = by_caller.most_common(1)[0]
+        # With its idle streams, if it was chosen for late first messages: their memory is unknown too, and the caller
+        # is the same.
         ended = [call for call in late if call.caller == caller]
         if any(not call.is_first for call in ended):
             self._streams_ended_s[caller] = now_s

@@ -20,7 +20,7 @@ from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.event_calls import advance_durably, serve_events
 from purgatory.service.rpc.handlers import Requests, uncancelled
 from purgatory.service.rpc.inspection_calls import InspectionCalls
-from purgatory.service.rpc.session_requests import cancel, register, serve_requests
+from purgatory.service.rpc.session_requests import cancel, extend, register, serve_requests
 from purgatory.service.rpc.source_calls import serve_source, source_ends
 from purgatory.service.rpc.tail_calls import list_hot_names, tail_results
 from purgatory.service.sessions import session as sessions
@@ -53,7 +53,9 @@ class PurgatoryServicer(InspectionCalls):
         with self._host.unary_wait(call.account) as (operation_id, future):
             with watched:
                 self._register_unary_wait(request.operation, operation_id, call)
+            # After the registration, which may fail: then there is no wait to check.
             self._host.waiting_callers.add(future, call.recheck)
+            # The id in the engine is the daemon's own. The caller gets its number back in the result.
             callers_id = request.operation.operation_id
             del request  # thousands of calls wait here, and each keeps everything that its variables refer to
             part = await future
@@ -67,6 +69,8 @@ class PurgatoryServicer(InspectionCalls):
         """Receive registrations, cancels and acknowledgements, and send receipts and results, until either side ends
         it.
         """
+        # By `anext` and not `read`: this task is cancelled when the client disconnects, and a cancelled read leaks
+        # memory in gRPC.
         first = await anext(requests, None)
         if first is None or not first.HasField("open"):
             raise invalid_argument("open", "must be the first message of a session stream")
@@ -79,9 +83,11 @@ class PurgatoryServicer(InspectionCalls):
     async def Register(self, request: wire.RegisterRequest, call: Call) -> wire.RegisterResponse:
         """Register a batch in a session, which is created on first use."""
         if request.callback_url:
+            # Before the session is opened: a URL that is refused must not leave an empty session behind.
             self._host.callbacks.check_url(request.callback_url)
         session = self._open_session(call, request.session_id, request.incarnation)[0]
         self._host.callbacks.attach(session, request.callback_url)
+        # Before anything is registered: the session could be dropped early otherwise, see `Session.has_unary_callers`.
         session.has_unary_callers = True
         try:
             response = wire.RegisterResponse(receipt=await register(self._host, session, request.batch, call.turn))
@@ -144,7 +150,7 @@ class PurgatoryServicer(InspectionCalls):
         """Return where logs end, as determined by their sources after this call."""
         return await source_ends(self._host, request, call)
 
-    # Cancels.
+    # Cancels and extensions.
 
     async def Cancel(self, request: wire.CancelRequest, call: Call) -> wire.CancelResponse:
         """Cancel pending operations: some or all of a session, or all that wait on a partition or key."""
@@ -165,16 +171,26 @@ class PurgatoryServicer(InspectionCalls):
         if request.key:
             self._check_admin(call, request.key in call.account.grants.on_keys(ADMIN), f"key {quoted(request.key)}")
             return wire.CancelResponse(cancelled=await self._host.cancel_waits((request.key, -1)))
-        account = call.account
-        if request.principal not in ("", account.principal):
-            whose = f"sessions of {quoted(request.principal)}"
-            self._check_admin(call, ADMIN in call.account.grants.everywhere, whose)
-            account = self._host.sessions.accounts.find(request.principal)
-        session = self._host.sessions.get(request.session_id, account)
+        session = self._session_of(request.session_id, request.principal, call, "cancelled")
         if not request.operation_ids:
             return wire.CancelResponse(cancelled=await self._host.cancel_session(session))
         cancelled, not_pending = await cancel(self._host, session, request.operation_ids, call.turn)
         return wire.CancelResponse(cancelled=len(cancelled), not_pending_operation_ids=not_pending)
+
+    async def Extend(self, request: wire.ExtendRequest, call: Call) -> wire.ExtendResponse:
+        """Let pending operations of a session wait longer."""
+        timeout_ms_max = self._host.engine.limits.timeout_ms_max
+        if not request.session_id:
+            raise invalid_argument("session_id", "is not set")
+        if not request.operation_ids:
+            raise invalid_argument("operation_ids", "is empty; give at least one")
+        if not 1 <= request.timeout_ms <= timeout_ms_max:
+            raise invalid_argument("timeout_ms", f"{request.timeout_ms} is not in 1..{timeout_ms_max}")
+        session = self._session_of(request.session_id, request.principal, call, "extended")
+        not_pending = await extend(self._host, session, request.operation_ids, request.timeout_ms, call.turn)
+        await self._host.journal.durable()
+        extended = len(request.operation_ids) - len(not_pending)
+        return wire.ExtendResponse(extended=extended, not_pending_operation_ids=not_pending)
 
     # Inside.
 
@@ -184,12 +200,22 @@ class PurgatoryServicer(InspectionCalls):
             raise invalid_argument("operation.condition", NO_CONDITION)
         register_unary_wait(self._host, run, call.account)
 
-    def _check_admin(self, call: Call, may: bool, name: str) -> None:
+    def _session_of(self, session_id: str, principal: str, call: Call, done: str) -> sessions.Session:
+        """A session of the caller, or of another principal if the caller is an admin. Raises `RpcError`."""
+        account = call.account
+        if principal not in ("", account.principal):
+            whose = f"sessions of {quoted(principal)}"
+            self._check_admin(call, ADMIN in account.grants.everywhere, whose, done)
+            # `find` does not store an account: an administrator who mistypes names must not make accounts of them.
+            account = self._host.sessions.accounts.find(principal)
+        return self._host.sessions.get(session_id, account)
+
+    def _check_admin(self, call: Call, may: bool, name: str, done: str = "cancelled") -> None:
         """Check the role admin for an action on other callers' operations. With a policy, the action is audited."""
         if not may:
             raise self._denied(call, ADMIN, name)
         if call.account.principal:
-            self._host.sessions.accounts.audit.acted("cancelled", call.account.principal, name)
+            self._host.sessions.accounts.audit.acted(done, call.account.principal, name)
 
     def _open_session(self, call: Call, session_id: str, incarnation: str = "") -> tuple[sessions.Session, bool]:
         """Return the session, and whether it is resumed. With `incarnation` it must exist. Raises `RpcError`."""
@@ -210,6 +236,8 @@ class PurgatoryServicer(InspectionCalls):
         """Attach a new stream to a session; `opened` is its first message."""
         session, resumed = self._open_session(call, opening.session_id)
         _check_read_by_clients(session)
+        # A sequence number of another incarnation must acknowledge nothing, so the opening then counts as that of a new
+        # session.
         resumed &= opening.incarnation in ("", session.incarnation)
         limits, session_settings = self._host.settings.limits, self._host.settings.session
         stream = self._host.sessions.attach(
@@ -221,6 +249,8 @@ class PurgatoryServicer(InspectionCalls):
             now_ms=self._host.time.now_ms(),
         )
         stream.recheck = call.recheck
+        # The resume itself is a change: the journal releases the results that a crash made uncertain only once it is
+        # durable.
         self._host.journal.changed(session)
         opened = wire.SessionOpened(
             resumed=resumed,

@@ -28,6 +28,7 @@ class SingleFlight(Generic[Answer]):
         task = self._task
         if task is None or (task.done() and (time.monotonic() >= self._kept_until_s or task.exception() is not None)):
             task = self._task = asyncio.create_task(self._run(), name="shared answer")
+        # The computation belongs to all of its callers. Any one of them may be cancelled.
         return await asyncio.shield(task)
 
     async def _run(self) -> Answer:

@@ -2,16 +2,19 @@
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.completions import (
+    NO_VALUES,
     NOTHING_STALE,
     RESULT_COLUMNS,
     RESULT_ITEM_COLUMNS,
     Completions,
     FetchedPartition,
 )
+
+T = TypeVar("T")
 
 
 class SliceSpan(Protocol):
@@ -35,6 +38,7 @@ class ArrayCompletions:
         self.item_partitions: list[PartitionName] = []
         self.fetched: Final[list[FetchedPartition]] = []
         self.stale_marks = NOTHING_STALE
+        self.signal_values = NO_VALUES
 
     if TYPE_CHECKING:
 
@@ -54,19 +58,19 @@ def packed(spans: Sequence[SliceSpan]) -> ArrayCompletions:
     found.item_partitions = [
         name for span in spans for name in span.completions.item_partitions[span.item_start : span.item_stop]
     ]
-    found.stale_marks = _stale_marks(spans)
+    found.stale_marks = _moved(spans, [span.completions.stale_marks for span in spans]) or NOTHING_STALE
+    found.signal_values = _moved(spans, [span.completions.signal_values for span in spans]) or NO_VALUES
     return found
 
 
-def _stale_marks(spans: Sequence[SliceSpan]) -> dict[int, tuple[int, str]]:
-    """The stale marks of the spans, by their new index."""
-    if not any(span.completions.stale_marks for span in spans):
-        return NOTHING_STALE
-    found: dict[int, tuple[int, str]] = {}
+def _moved(spans: Sequence[SliceSpan], by_item: Sequence[dict[int, T]]) -> dict[int, T]:
+    """Values that only some items of the spans have, by the new index of the item."""
+    found: dict[int, T] = {}
     before = 0
-    for span in spans:
-        for item, mark in span.completions.stale_marks.items():
+    for span, values in zip(spans, by_item, strict=True):
+        # By item of the whole completions, of which the span may be a part.
+        for item, value in values.items():
             if span.item_start <= item < span.item_stop:
-                found[before + item - span.item_start] = mark
+                found[before + item - span.item_start] = value
         before += span.item_stop - span.item_start
     return found

@@ -226,6 +226,9 @@ def _events_of_rows(events: Sequence[event_pb2.Event], start: int, *, is_last: b
             columns[column][place] = shape.absent if is_absent else getattr(message, field)
         if shape.type in FLAGS:
             columns["flags"][place] = FLAGS[shape.type](message)
+        if shape.type == codes.KEY_SIGNALLED and message.value:
+            values = columns.setdefault("values", [b""] * count)
+            values[place] = message.value
         if shape.type in REPLICA_SETS:
             refusal = _too_many_replicas(place, name, message)
             if refusal is not None:
@@ -275,6 +278,7 @@ FLAGS: Final[dict[int, Callable[[Any], int]]] = {
     codes.LEADERSHIP: lambda leadership: int(leadership.is_leader),
     codes.PARTITION_REMOVED: lambda removed: int(removed.moved),
     codes.REPLICA_STATE: _replica_flags,
+    codes.KEY_SIGNALLED: lambda signalled: int(signalled.failed),
 }
 REPLICA_SETS: Final[dict[int, Callable[[Any], ReplicaSets]]] = {
     codes.IN_SYNC_REPLICAS: _in_sync_replicas,

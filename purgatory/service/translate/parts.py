@@ -7,6 +7,7 @@ checked before the first part, from the lengths of the columns alone.
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
+from purgatory.engine import codes
 from purgatory.service.errors import unreadable_batch
 from purgatory.v1 import purgatory_service_pb2 as wire
 
@@ -31,8 +32,15 @@ def size_of(batch: wire.RegisterBatch) -> tuple[int, int]:
         operations = len(batch.rows.operations)
         return operations, max(operations, batch.rows.ByteSize() // ITEM_ROW_BYTES_MIN)
     operations = len(batch.columns.operation_id)
+    if batch.columns.kind == codes.COMPOSITE:
+        return operations, max(operations, items_of(operations, batch.columns.item_count))
     # An operation cannot name a partition twice, so each item after the first needs an index of its own.
     return operations, max(operations, len(batch.columns.item_index))
+
+
+def items_of(operations: int, counts: Sequence[int]) -> int:
+    """The number of items of all operations, by their column of counts."""
+    return operations if not counts else counts[0] * operations if len(counts) == 1 else sum(counts)
 
 
 def has_columns(batch: Batch, column: str, rows: str, most: int) -> bool:

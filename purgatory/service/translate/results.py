@@ -94,6 +94,8 @@ def fill_columns(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice
         _fill_fetched(columns, slices)
     if any(part.completions.stale_marks for part in slices):
         _fill_stale_marks(columns, slices)
+    if any(part.completions.signal_values for part in slices):
+        _fill_signal_values(columns, slices)
     for part in slices:
         for place in range(part.start, part.stop) if part.refusals else ():
             columns.refusals.append(operation_refusal(part.refusals[place], part.completions.operation_ids[place]))
@@ -121,6 +123,10 @@ def _fill(columns: result_pb2.ResultColumns, column: ResultColumn, values: list[
 def _fill_dictionary(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice]) -> None:
     places: dict[tuple[str, int], int] = {}
     indexes: list[int] = []
+    if columns.kind == codes.COMPOSITE:
+        names = [name for part in slices for name in part.completions.item_partitions[part.item_start : part.item_stop]]
+        # Partitions come before keys: (key, -1).
+        places = {name: place for place, name in enumerate(sorted(set(names), key=lambda name: name[1] < 0))}
     for part in slices:
         names = part.completions.item_partitions[part.item_start : part.item_stop]
         if names and names.count(names[0]) == len(names):
@@ -129,11 +135,11 @@ def _fill_dictionary(columns: result_pb2.ResultColumns, slices: Sequence[ResultS
             indexes += [places.setdefault(name, len(places)) for name in names]
     if len(places) > 1:
         columns.item_index.extend(indexes)
-    if columns.kind == codes.SIGNAL:
-        columns.keys.extend(key for key, _ in places)
-    else:
-        for topic, partition in places:
-            columns.partitions.add(topic=topic, partition=partition)
+    for name, partition in places:
+        if partition < 0:
+            columns.keys.append(name)
+        else:
+            columns.partitions.add(topic=name, partition=partition)
 
 
 def _fill_fetched(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice]) -> None:
@@ -163,6 +169,20 @@ def _fill_stale_marks(columns: result_pb2.ResultColumns, slices: Sequence[Result
         columns.stale_reason_index.extend(indexes)
 
 
+def _fill_signal_values(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice]) -> None:
+    values: dict[bytes, int] = {}
+    indexes: list[int] = []
+    for part in slices:
+        own = part.completions.signal_values
+        indexes += [
+            values.setdefault(own[item], len(values) + 1) if item in own else 0
+            for item in range(part.item_start, part.item_stop)
+        ]
+    if values:
+        columns.signal_value_index.extend(indexes[:1] if indexes.count(indexes[0]) == len(indexes) else indexes)
+        columns.signal_values.extend(values)
+
+
 def fill_rows(rows: RepeatedCompositeFieldContainer[result_pb2.Result], part: ResultSlice) -> None:
     """Append results of one kind as rows."""
     item, fetched = part.item_start, part.fetched_start
@@ -180,19 +200,22 @@ def fill_row(row: result_pb2.Result, part: ResultSlice, place: int, item: int, f
         setattr(row, column.name, getattr(completions, column.attribute)[place])
     for within in range(completions.item_counts[place]):
         partition = row.partitions.add()
-        fill_partition(partition, completions, item + within, kind)
+        fill_partition(partition, completions, item + within)
         if kind == codes.FETCH:
             _fill_fetched_partition(partition.fetched, completions.fetched[fetched + within])
+        if item + within in completions.signal_values:
+            partition.signal_value = completions.signal_values[item + within]
     if part.refusals:
         row.refusal.CopyFrom(operation_refusal(part.refusals[place], row.operation_id))
 
 
-def fill_partition(partition: result_pb2.PartitionResult, completions: Results, item: int, kind: int) -> None:
+def fill_partition(partition: result_pb2.PartitionResult, completions: Results, item: int) -> None:
     """Write the result of one partition or key into an empty message."""
-    if kind == codes.SIGNAL:
-        partition.key = completions.item_partitions[item][0]
+    name, number = completions.item_partitions[item]
+    if number < 0:
+        partition.key = name
     else:
-        partition.topic_partition.topic, partition.topic_partition.partition = completions.item_partitions[item]
+        partition.topic_partition.topic, partition.topic_partition.partition = name, number
     for column in RESULT_ITEM_COLUMNS:
         value = getattr(completions, column.attribute)[item]
         if value != column.default:

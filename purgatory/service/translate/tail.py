@@ -36,7 +36,7 @@ def ended_operation(
     completions: Completions, place: int, first_item: int, session_id: str, principal: str, ended_s: float
 ) -> purgatory_service_pb2.EndedOperation:
     """Encode an operation that has ended, with its first items. Unary waits have no session and no id."""
-    kind, count = completions.kinds[place], completions.item_counts[place]
+    count = completions.item_counts[place]
     message = purgatory_service_pb2.EndedOperation(
         session_id=session_id,
         principal=principal,
@@ -47,7 +47,7 @@ def ended_operation(
         if session_id or column.name != "operation_id":
             setattr(message, column.name, getattr(completions, column.attribute)[place])
     for item in range(first_item, first_item + min(count, ITEMS_MAX)):
-        fill_partition(message.partitions.add(), completions, item, kind)
+        fill_partition(message.partitions.add(), completions, item)
     return message
 
 

@@ -61,8 +61,10 @@ def pending_operation(
         deadline_time=wall_time.timestamp(view.deadline_ms),
         waited_ms=wall_time.now_ms - view.registered_ms,
         remaining_ms=max(0, view.deadline_ms - wall_time.now_ms),
-        partitions=[_item(item, view.kind) for item in view.items],
+        partitions=[_item(item) for item in view.items],
         min_bytes=view.min_bytes if view.kind == codes.FETCH else None,
+        required_terms=view.required_terms if view.kind == codes.COMPOSITE else None,
+        unless_count=view.unless_count if view.kind == codes.COMPOSITE else None,
     )
 
 
@@ -79,10 +81,11 @@ def remaining(times: RemainingTimes) -> purgatory_service_pb2.RemainingTime:
     )
 
 
-def _item(item: ItemView, kind: int) -> result_pb2.PartitionResult:
+def _item(item: ItemView) -> result_pb2.PartitionResult:
+    is_key = item.name[1] < 0
     return result_pb2.PartitionResult(
-        topic_partition=None if kind == codes.SIGNAL else topic_partition(item.name),
-        key=item.name[0] if kind == codes.SIGNAL else "",
+        topic_partition=None if is_key else topic_partition(item.name),
+        key=item.name[0] if is_key else "",
         error_code=item.error_code,
         required_offset=item.required_offset,
         reached_offset=item.reached_offset,

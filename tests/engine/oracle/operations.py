@@ -6,6 +6,7 @@ from tests.engine import plain
 from tests.engine.oracle.partition import Partition
 
 PENDING_CODE = 7
+SIGNAL_FAILED = 1003
 
 
 class WaitingItem:
@@ -55,10 +56,15 @@ class Waiting:
 
 
 class OracleState(NamedTuple):
-    """Everything that conditions read: partitions by name, and the counts of keys."""
+    """Everything that conditions read: partitions by name; the counts of keys, their first values, those that failed,
+    and the times of their last signals.
+    """
 
     partitions: dict[plain.Name, Partition]
     signals: dict[plain.Name, int]
+    values: dict[plain.Name, int]
+    failed: set[plain.Name]
+    signalled_ms: dict[plain.Name, int]
 
 
 def epoch_error(requested: int, partition: Partition) -> int:
@@ -84,7 +90,7 @@ def start(waiting: Waiting, world: OracleState) -> None:
     """Set the fields that are fixed at registration."""
     kind = waiting.operation.kind
     for item in waiting.items:
-        if kind == plain.SIGNAL:
+        if is_key(waiting.operation, item):
             item.mark_at_start = world.signals.get(item.name, 0)
             if waiting.operation.from_now:
                 item.required += item.mark_at_start
@@ -94,7 +100,7 @@ def start(waiting: Waiting, world: OracleState) -> None:
             item.decide(item.item.local_error or 3)
         elif item.item.local_error:
             item.decide(item.item.local_error, item.partition.high_watermark if kind == plain.PRODUCE else -1)
-        elif kind == plain.PRODUCE:
+        elif kind in {plain.PRODUCE, plain.COMPOSITE}:
             item.mark_at_start = item.partition.high_watermark
         elif kind == plain.DELETE_RECORDS:
             start_delete(item, item.partition)
@@ -125,12 +131,16 @@ def is_complete(waiting: Waiting, world: OracleState) -> bool:
     kind = waiting.operation.kind
     if kind == plain.FETCH:
         return fetch_is_complete(waiting)
+    if kind == plain.COMPOSITE:
+        return composite_is_complete(waiting, world)
     for item in waiting.items:
         if item.decided:
             continue
         if kind == plain.SIGNAL:
             count = world.signals.get(item.name, 0)
-            if count >= item.required:
+            if item.name in world.failed:
+                item.decide(SIGNAL_FAILED, count)
+            elif count >= item.required:
                 item.decide(0, count)
             continue
         assert item.partition is not None
@@ -138,9 +148,68 @@ def is_complete(waiting: Waiting, world: OracleState) -> bool:
             check_produce(item, item.partition)
         else:
             check_delete(item, item.partition)
-    if kind == plain.SIGNAL and waiting.operation.any_key:
-        return any(item.decided for item in waiting.items)
+    if kind == plain.SIGNAL:
+        decisive = 0 if waiting.operation.any_key else SIGNAL_FAILED
+        if any(item.decided and item.code == decisive for item in waiting.items):
+            return True
     return all(item.decided for item in waiting.items)
+
+
+def is_key(operation: plain.Operation, item: WaitingItem) -> bool:
+    """Whether an item is a key."""
+    return operation.kind == plain.SIGNAL or (operation.kind == plain.COMPOSITE and item.name[1] < 0)
+
+
+def arms(waiting: Waiting) -> tuple[list[WaitingItem], list[WaitingItem]]:
+    """The terms of a composite, and its failure arm."""
+    terms = len(waiting.items) - waiting.operation.unless_count
+    return waiting.items[:terms], waiting.items[terms:]
+
+
+def required_terms(waiting: Waiting) -> int:
+    """How many terms of a composite must be true."""
+    return waiting.operation.required_terms or len(arms(waiting)[0])
+
+
+def composite_is_complete(waiting: Waiting, world: OracleState) -> bool:
+    """All terms are tested first, then both arms: so failure wins if they hold at the same instant."""
+    terms, unless = arms(waiting)
+    for item in terms:
+        check_term(item, world, 0)
+    for item in unless:
+        check_term(item, world, 1002)
+    return composite_outcome(waiting) != 0
+
+
+def composite_outcome(waiting: Waiting) -> int:
+    """The outcome of a composite by its decided terms; 0: it waits."""
+    terms, unless = arms(waiting)
+    required = required_terms(waiting)
+    if any(item.code == 1002 for item in unless):
+        return plain.FAILED
+    if sum(item.code == 0 for item in terms) >= required:
+        return plain.SATISFIED
+    return plain.FAILED if sum(item.code in {0, 7} for item in terms) < required else 0
+
+
+def check_term(item: WaitingItem, world: OracleState, code: int) -> None:
+    """Decide a term of a composite: with `code` once it is true, with an error once it cannot become so."""
+    if item.decided:
+        return
+    if item.name[1] < 0:
+        count = world.signals.get(item.name, 0)
+        if item.name in world.failed and code == 0:
+            item.decide(SIGNAL_FAILED, count)
+        elif count >= item.required:
+            item.decide(code, count)
+        return
+    assert item.partition is not None
+    error = lookup_error(item.partition, -1, leader_only=True)
+    mark = item.partition.high_watermark
+    if error:
+        item.decide(error, mark)
+    elif mark >= item.required and mark >= 0:
+        item.decide(code, mark)
 
 
 def check_produce(item: WaitingItem, partition: Partition) -> None:

@@ -12,6 +12,7 @@ from tests.engine.oracle.partition import Partition
 ACCEPTED = plain.RegisterAnswer(True)
 KNOWN = plain.RegisterAnswer(False)
 REFUSED = plain.RegisterAnswer(False, plain.INVALID_ARGUMENT)
+NEVER_MS = 2**62
 MAKES_KNOWN = (plain.LEADERSHIP, plain.LEADER_APPEND, plain.PARTITION_REMOVED)
 
 
@@ -20,6 +21,11 @@ def is_stale(waiting: Waiting, stale_ms: dict[plain.Name, int], now_ms: int) -> 
     timeout_ms = waiting.operation.stale_timeout_ms
     if timeout_ms < 0 or waiting.operation.kind == plain.SIGNAL or now_ms - waiting.registered_ms < timeout_ms:
         return False
+    if waiting.operation.kind == plain.COMPOSITE:
+        terms, _ = operations.arms(waiting)
+        possible = [item for item in terms if item.code in {0, 7}]
+        lost = [item for item in possible if not item.decided and stale_ms.get(item.name, -1) >= timeout_ms]
+        return len(possible) - len(lost) < operations.required_terms(waiting)
     return any(stale_ms.get(item.name, -1) >= timeout_ms for item in waiting.items if not item.decided)
 
 
@@ -28,7 +34,7 @@ class Oracle:
 
     def __init__(self, settings: plain.Settings = plain.DEFAULTS) -> None:
         self.settings = settings
-        self.world = OracleState({}, {})
+        self.world = OracleState({}, {}, {}, set(), {})
         self.pending: dict[tuple[int, int], Waiting] = {}
         self.highest_ids: dict[int, int] = {}
         """By owner: its highest registered operation id."""
@@ -68,14 +74,11 @@ class Oracle:
         self.highest_ids[owner_id] = operation.operation_id
         if refusals.operation_fault(operation, self.settings.timeout_ms_max):
             return REFUSED
-        deadline_ms = now_ms
-        if operation.timeout_ms:
-            tick_ms = self.settings.tick_ms
-            deadline_ms = -(-(now_ms + operation.timeout_ms) // tick_ms) * tick_ms
+        deadline_ms = self.rounded_up(now_ms + operation.timeout_ms) if operation.timeout_ms else now_ms
         waiting = Waiting(owner_id, operation, now_ms, deadline_ms)
         if operation.kind != plain.SIGNAL and not self.settings.strict:
             for item in waiting.items:
-                if item.name not in self.world.partitions:
+                if item.name not in self.world.partitions and not operations.is_key(operation, item):
                     self.world.partitions[item.name] = Partition(item.name, self.settings.lag_max_ms)
         self.tally[operation.kind][0] += 1
         operations.start(waiting, self.world)
@@ -130,10 +133,17 @@ class Oracle:
 
     def signal(self, event: plain.Event, now_ms: int) -> plain.EventAnswer:
         count = 1 if event.offset == -1 else event.offset
-        if count < 1:
+        if count < 0 or (count == 0 and (event.value or event.flag)):
             return plain.EventAnswer(refused=(plain.INVALID_ARGUMENT, 0))
         self.world.signals[event.name] = self.world.signals.get(event.name, 0) + count
-        return plain.EventAnswer(self.check(self.waiting_on(event.name), now_ms))
+        self.world.signalled_ms[event.name] = now_ms
+        if event.value:
+            self.world.values.setdefault(event.name, event.value)
+        if event.flag:
+            self.world.failed.add(event.name)
+        ended = self.check(self.waiting_on(event.name), now_ms)
+        self.forget_mentioned_only()
+        return plain.EventAnswer(ended)
 
     def remove_partition(self, name: plain.Name, code: int, now_ms: int) -> int:
         """End everything that waits on it, and remove all its state."""
@@ -190,27 +200,65 @@ class Oracle:
         self.forget_mentioned_only()
         return len(concerned)
 
+    def extend(self, owner_id: int, operation_ids: list[int], timeout_ms: int, now_ms: int) -> list[bool]:
+        """Move deadlines to a later time; True if it was pending."""
+        found = [self.pending.get((owner_id, operation_id)) for operation_id in operation_ids]
+        deadline_ms = self.rounded_up(now_ms + timeout_ms)
+        for waiting in found:
+            if waiting is not None and waiting.deadline_ms < deadline_ms:
+                waiting.deadline_ms = deadline_ms
+                # Of operations with the same deadline, it expires last.
+                self.pending[waiting.key] = self.pending.pop(waiting.key)
+        return [waiting is not None for waiting in found]
+
+    def rounded_up(self, time_ms: int) -> int:
+        return -(-time_ms // self.settings.tick_ms) * self.settings.tick_ms
+
+    def silent_at_ms(self, waiting: Waiting, item: WaitingItem) -> int:
+        """When a key that is still waited for will have been silent for the heartbeat timeout."""
+        timeout_ms = waiting.operation.heartbeat_timeout_ms
+        if timeout_ms < 1 or item.decided:
+            return NEVER_MS
+        heard_ms = max(waiting.registered_ms, self.world.signalled_ms.get(item.name, 0))
+        return self.rounded_up(heard_ms + timeout_ms)
+
+    def due_ms(self, waiting: Waiting) -> int:
+        """When an operation must end: at its deadline, or before if one of its keys is silent until then."""
+        return min(waiting.deadline_ms, *(self.silent_at_ms(waiting, item) for item in waiting.items))
+
     def due(self, now_ms: int) -> dict[tuple[int, int], int]:
-        """The deadlines of the operations that must expire now, by key."""
-        return {key: waiting.deadline_ms for key, waiting in self.pending.items() if waiting.deadline_ms <= now_ms}
+        """When each of the operations that must end now had to end, by key."""
+        times = {key: self.due_ms(waiting) for key, waiting in self.pending.items()}
+        return {key: due_ms for key, due_ms in times.items() if due_ms <= now_ms}
 
     def earliest_deadline_ms(self) -> int:
-        """The next deadline; -1: nothing is pending."""
+        """The next time at which an operation must end; -1: nothing is pending."""
         earliest = -1
         for waiting in self.pending.values():
-            if earliest < 0 or waiting.deadline_ms < earliest:
-                earliest = waiting.deadline_ms
+            due_ms = self.due_ms(waiting)
+            if earliest < 0 or due_ms < earliest:
+                earliest = due_ms
         return earliest
 
     def finish(self, keys: list[tuple[int, int]], outcome: int, now_ms: int) -> None:
         """End these operations as expired or shutting down."""
         for key in keys:
             waiting = self.pending[key]
-            assert outcome != plain.EXPIRED or now_ms >= waiting.deadline_ms, (
-                f"{key} is early by {waiting.deadline_ms - now_ms} ms"
-            )
-            self.end(waiting, outcome, now_ms)
+            due_ms = self.due_ms(waiting)
+            assert outcome != plain.EXPIRED or now_ms >= due_ms, f"{key} is early by {due_ms - now_ms} ms"
+            if outcome == plain.EXPIRED and due_ms < waiting.deadline_ms:
+                self.end_silent(waiting, now_ms)
+            else:
+                self.end(waiting, outcome, now_ms)
         self.forget_mentioned_only()
+
+    def end_silent(self, waiting: Waiting, now_ms: int) -> None:
+        """Fail an operation because of silent keys."""
+        silent = {item.name for item in waiting.items if self.silent_at_ms(waiting, item) <= now_ms}
+        self.end(waiting, plain.FAILED, now_ms)
+        row = self.ended[-1]
+        items = [item._replace(error=1004) if item.name in silent else item for item in row.items]
+        self.ended[-1] = row._replace(items=tuple(items))
 
     # Views.
 
@@ -238,6 +286,8 @@ class Oracle:
             waiting.deadline_ms,
             operation.min_bytes if operation.kind == plain.FETCH else -1,
             tuple(self.item_view(operation, item) for item in waiting.items),
+            operations.required_terms(waiting) if operation.kind == plain.COMPOSITE else -1,
+            operation.unless_count if operation.kind == plain.COMPOSITE else -1,
         )
 
     def item_view(self, operation: plain.Operation, item: WaitingItem) -> tuple[plain.Name, int, int, int]:
@@ -245,7 +295,7 @@ class Oracle:
         if operation.kind == plain.FETCH:
             assert item.partition is not None
             return (item.name, 7, item.required, operations.fetch_end(operation, item.partition))
-        reached = item.reached_then if item.decided else self.mark_of(operation.kind, item)
+        reached = item.reached_then if item.decided else self.mark_of(operation, item)
         return (item.name, item.code, item.required, reached)
 
     def check_everything(self, now_ms: int) -> int:
@@ -269,9 +319,13 @@ class Oracle:
         items = tuple(self.answer(waiting, item, outcome, now_ms) for item in waiting.items)
         if outcome == 0:
             failed = any(item.error for item in items)
-            if waiting.operation.kind == plain.SIGNAL:
-                failed = False
+            if waiting.operation.kind == plain.SIGNAL and waiting.operation.any_key:
+                failed = all(item.error for item in items)
+            elif waiting.operation.kind == plain.SIGNAL:
+                failed = any(item.error == operations.SIGNAL_FAILED for item in items)
             outcome = plain.FAILED if failed else plain.SATISFIED
+            if waiting.operation.kind == plain.COMPOSITE:
+                outcome = operations.composite_outcome(waiting)
         lateness_ms = now_ms - waiting.deadline_ms if outcome == plain.EXPIRED else 0
         self.tally[waiting.operation.kind][outcome] += 1
         operation = waiting.operation
@@ -284,7 +338,7 @@ class Oracle:
         operation = waiting.operation
         if operation.kind == plain.FETCH:
             return operations.read(operation, item)
-        mark = self.mark_of(operation.kind, item)
+        mark = self.mark_of(operation, item)
         if operation.kind == plain.DELETE_RECORDS:
             reached = item.reached_then
         else:
@@ -293,15 +347,17 @@ class Oracle:
         remaining_ms, pace = -1, -1.0
         if outcome == plain.EXPIRED and not item.decided:
             remaining_ms, pace = self.estimate(waiting, item, mark, now_ms)
-        return plain.EndedItem(item.name, item.code, item.required, reached, log_start, remaining_ms, pace)
+        row = plain.EndedItem(item.name, item.code, item.required, reached, log_start, remaining_ms, pace)
+        return row._replace(value=self.world.values.get(item.name, 0) if item.decided else 0)
 
-    def mark_of(self, kind: int, item: WaitingItem) -> int:
+    def mark_of(self, operation: plain.Operation, item: WaitingItem) -> int:
         """The current value of the mark that an item waits for."""
-        if kind == plain.SIGNAL:
+        if operations.is_key(operation, item):
             return self.world.signals.get(item.name, 0)
         if item.partition is None:
             return -1
-        return item.partition.high_watermark if kind == plain.PRODUCE else item.partition.low_watermark()
+        is_low = operation.kind == plain.DELETE_RECORDS
+        return item.partition.low_watermark() if is_low else item.partition.high_watermark
 
     @staticmethod
     def estimate(waiting: Waiting, item: WaitingItem, mark: int, now_ms: int) -> tuple[int, float]:

@@ -5,7 +5,7 @@ from tests.engine.oracle.partition import Partition
 
 OFFSET_MAX = 2**62
 ITEMS_MAX = 2_000
-LOWEST_OFFSET = {plain.PRODUCE: 0, plain.FETCH: 0, plain.DELETE_RECORDS: -1, plain.SIGNAL: 1}
+LOWEST_OFFSET = {plain.PRODUCE: 0, plain.FETCH: 0, plain.DELETE_RECORDS: -1, plain.SIGNAL: 1, plain.COMPOSITE: 0}
 NEEDS_OFFSET = (
     plain.LEADER_APPEND,
     plain.FOLLOWER_PROGRESS,
@@ -58,7 +58,11 @@ def operation_fault(operation: plain.Operation, timeout_ms_max: int) -> bool:
     names = [item.name for item in operation.items]
     if not 0 <= operation.timeout_ms <= timeout_ms_max or not 1 <= len(names) <= ITEMS_MAX:
         return True
+    if operation.kind == plain.COMPOSITE:
+        return composite_fault(operation)
     if len(set(names)) < len(names):
+        return True
+    if operation.kind == plain.SIGNAL and operation.heartbeat_timeout_ms < -1:
         return True
     if operation.kind == plain.FETCH:
         bad_maximum = any(item.max_bytes < 1 for item in operation.items)
@@ -66,3 +70,11 @@ def operation_fault(operation: plain.Operation, timeout_ms_max: int) -> bool:
             return True
     lowest = LOWEST_OFFSET[operation.kind]
     return any(not lowest <= item.offset < OFFSET_MAX for item in operation.items)
+
+
+def composite_fault(operation: plain.Operation) -> bool:
+    """Whether the terms of a composite are invalid. They may repeat names."""
+    terms = len(operation.items) - operation.unless_count
+    if not 0 <= operation.unless_count < len(operation.items) or not 0 <= operation.required_terms <= terms:
+        return True
+    return any(not (item.name[1] < 0) <= item.offset < OFFSET_MAX for item in operation.items)

@@ -92,7 +92,7 @@ RANGES = {
     "in_sync_replicas.min_in_sync_replicas": Range(lambda n: in_sync(min_in_sync_replicas=n), lowest=1, may_lack=True),
     "leadership.replica_ids": Range(lambda n: leadership(replicas=[n])),
     "leadership.leader_id": Range(lambda n: leadership(leader_id=n), may_lack=True),
-    "key_signalled.count": Range(of_offset(codes.KEY_SIGNALLED), OFFSET_MAX, lowest=1, may_lack=True),
+    "key_signalled.count": Range(of_offset(codes.KEY_SIGNALLED), OFFSET_MAX, may_lack=True),
 }
 
 
@@ -253,7 +253,7 @@ def test_signals() -> None:
     assert fault(event(codes.KEY_SIGNALLED, 1, name=("x" * 250, 0))) == (INVALID, "key_signalled.key", long, 0)
     assert fault(event(codes.KEY_SIGNALLED, 1, name=("x" * 249, 0))) is None
     assert fault(event(codes.KEY_SIGNALLED, -1), engine) is None
-    message = f"{OFFSET_MAX} is not in 1..{OFFSET_MAX - 1}"
+    message = f"{OFFSET_MAX} is not in 0..{OFFSET_MAX - 1}"
     assert fault(event(codes.KEY_SIGNALLED, OFFSET_MAX), engine) == (INVALID, "key_signalled.count", message, 0)
     assert fault(event(codes.KEY_SIGNALLED, OFFSET_MAX - 1), engine) is None
     full = Engine(EngineLimits(signal_keys_max=1), 0)

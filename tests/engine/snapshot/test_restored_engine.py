@@ -62,8 +62,9 @@ def restored(run: ComparableRun, generator: Generator) -> ComparableRun:
         if octets:
             target.snapshots.restore_partition(sketch.name, octets)
     for key, _ in generator.keys:
-        if count := source.snapshots.save_key(key):
-            target.snapshots.restore_key(key, count)
+        saved_key = source.snapshots.save_key(key)
+        if saved_key[1]:
+            target.snapshots.restore_key(*saved_key)
     for owner_id, twin_id in zip(run.owners.ids, twin.owners.ids, strict=True):
         owner, other = run.engine.owners[owner_id], twin.engine.owners[twin_id]
         octets = source.snapshots.save_above(owner, 0).to_bytes()
@@ -78,6 +79,7 @@ def restored(run: ComparableRun, generator: Generator) -> ComparableRun:
 def test_it_goes_on_as_the_first_does(seed: int) -> None:
     """From the restore on, both engines give the same results, ends, pending operations and marks at each step."""
     generator = Generator(seed)
+    generator.swarm.heartbeats = 0.0  # a restored engine counts silence from the restore
     first = ComparableRun(generator.swarm)
     for _ in range(STEPS):
         first.take(generator.next_step())

@@ -100,7 +100,9 @@ class SimulatedHistory:
     @staticmethod
     def of_seed(seed: int, step_count: int) -> SimulatedHistory:
         """As the simulator draws it."""
-        return SimulatedHistory(steps_of(Generator(seed), step_count))
+        generator = Generator(seed)
+        generator.swarm.heartbeats = 0.0  # in a stream, silence starts again with each micro-batch
+        return SimulatedHistory(steps_of(generator, step_count))
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -151,6 +153,8 @@ class SimulatedHistory:
             }  # fmt: skip
         if operation.kind == plain.SIGNAL:
             shared |= {"any_key": operation.any_key, "from_now": operation.from_now}
+        if operation.kind == plain.COMPOSITE:
+            shared |= {"required_terms": operation.required_terms, "unless_count": operation.unless_count}
         return [
             shared
             | {"item": place}

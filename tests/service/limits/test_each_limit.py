@@ -22,7 +22,7 @@ from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.settings import MEMORY_BYTES_MIN, EngineLimitsSettings, LimitsSettings, Settings
 from purgatory.service.translate.parts import size_of
 from purgatory.testing import ManualClock
-from purgatory.v1 import operation_pb2, source_pb2
+from purgatory.v1 import event_pb2, operation_pb2, source_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.service.serving import (
     ServedHost,
@@ -158,6 +158,12 @@ async def signal_keys(driven: Driven, amount: int) -> Told | None:
     return await wait(driven, signal(0, "another", HELD_MS))
 
 
+async def signal_values(driven: Driven, amount: int) -> Told | None:
+    signalled = event_pb2.KeySignalled(key="job", value=b"x" * amount)
+    receipt = await driven.served.advance(event_pb2.Event(key_signalled=signalled))
+    return Told(receipt.refusals[0].code, receipt.refusals[0].field) if receipt.refusals else None
+
+
 async def items_per_operation(driven: Driven, amount: int) -> Told | None:
     return await wait(driven, produce_many(amount))
 
@@ -281,6 +287,7 @@ TABLE: Final = {
     "pending_items_max": LimitRow(pending_items, Told(EXHAUSTED, PRODUCE, AT_THE_NEXT_EXPIRY)),
     "partitions_max": LimitRow(partitions, Told(EXHAUSTED, PRODUCE, NEVER)),
     "signal_keys_max": LimitRow(signal_keys, Told(EXHAUSTED, "operation.signal.keys", AT_THE_NEXT_EXPIRY)),
+    "signal_values_bytes_max": LimitRow(signal_values, Told(EXHAUSTED, "key_signalled.value")),
     "items_per_operation_max": LimitRow(items_per_operation, Told(INVALID, PRODUCE)),
     "timeout_ms_max": LimitRow(timeout, Told(INVALID, "operation.timeout_ms"), limit=30_000),
     "timeout_ms_default": LimitRow(timeout_default, Told(INVALID, "timeout_ms_default")),

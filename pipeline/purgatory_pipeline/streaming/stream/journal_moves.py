@@ -25,6 +25,7 @@ from purgatory.engine.codes import NONE
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.snapshot.saved_operations import SavedOperations
+from purgatory.engine.snapshot.snapshots import SavedKey
 from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import DATABASE, Directory
 from purgatory.journal.errors import JournalError
@@ -74,7 +75,7 @@ def shard_of_journal(folder: Path) -> bytes:
         contents = {(topic, number): content for _, topic, number, content in store.rows("partitions")}
         for _, content in store.rows("changes"):
             contents.update(unpack_changes(content))
-        restore_marks(engine, contents, [(key, count) for _, key, count in store.rows("keys")])
+        restore_marks(engine, contents, store.signal_keys())
         callers = {state.session: state.session_id for state in sessions}
         tombstones: dict[int, bytes] = dict(store.rows("gone"))
         with shard_bytes.referenced(engine, unsaved_names(parts, contents)):
@@ -83,13 +84,13 @@ def shard_of_journal(folder: Path) -> bytes:
         return shard_bytes.to_bytes(shard)
 
 
-def restore_marks(engine: Engine, contents: Mapping[PartitionName, bytes], keys: Sequence[tuple[str, int]]) -> None:
-    """Restore partitions, as far as they have content, and key counts."""
+def restore_marks(engine: Engine, contents: Mapping[PartitionName, bytes], keys: Sequence[SavedKey]) -> None:
+    """Restore partitions, as far as they have content, and keys."""
     for name, content in contents.items():
         if content:
             engine.snapshots.restore_partition(name, content)
-    for key, count in keys:
-        engine.snapshots.restore_key(key, count)
+    for key in keys:
+        engine.snapshots.restore_key(*key)
 
 
 def take_over(shard: Shard, saved: SavedOperations, tombstones: bytes, caller: str, to_wall_ms: int) -> None:
@@ -151,8 +152,8 @@ def journal_of_shards(saved: Sequence[bytes], folder: Path) -> int:
     return sum(shard.pending for shard in shards)
 
 
-def keys_of(engines: Sequence[Engine]) -> list[tuple[str, int]]:
-    """The key counts that a daemon keeps, in eviction order: keys with waiting operations last.
+def keys_of(engines: Sequence[Engine]) -> list[SavedKey]:
+    """The keys that a daemon keeps, in eviction order: keys with waiting operations last.
 
     Raises:
         MoveRefused: Operations wait for more keys than a daemon keeps.

@@ -4,7 +4,7 @@ import { element, Figures, setText, Table } from "./elements.js";
 import { count, duration, nameLink, nameText, offset, rate, spaced, visible } from "./text.js";
 
 const PACE_MS = 30_000;
-const ERRORS = { 0: "reached", 7: "waiting" };
+const ERRORS = { 0: "reached", 7: "waiting", 1002: "reached, so it failed" };
 
 export function showOperation(page) {
   const parameters = Object.fromEntries(["session", "principal", "id", "slot"].map((name) => [name, page.parameters.get(name) ?? ""]).filter(([, value]) => value));
@@ -13,6 +13,7 @@ export function showOperation(page) {
   const outcome = element("p", { id: "outcome" });
   const figures = new Figures(["kind", "waited", "left", "registered by"]);
   const marks = new Paces();
+  const terms = new Terms();
   const items = new Table("Required marks", [
     { title: "Topic and partition, or key", cell: (row) => ({ text: nameText(row.name), href: nameLink(row.name) }) },
     { title: "Needs", number: true, cell: (row) => offset(row.required_offset) },
@@ -25,7 +26,7 @@ export function showOperation(page) {
   const button = element("button", { class: "grave", hidden: true, onclick: () => page.cancel(
     "Cancel this operation?", "Its caller gets the outcome cancelled. This cannot be undone.",
     { sessionId: parameters.session, principal: parameters.principal ?? "", operationIds: [parameters.id] }) }, "Cancel it …");
-  page.add(element("h1", {}, title), lead, outcome, figures.element, element("h2", {}, "Marks"), items.element, element("p", {}, button));
+  page.add(element("h1", {}, title), lead, outcome, figures.element, terms.element, element("h2", {}, "Marks"), items.element, element("p", {}, button));
   page.onRefused = (error) => {
     setText(lead, error.code === "not_found" ? "It is not pending, and it ended before a viewer connected." : visible(error.message));
     button.hidden = true;
@@ -41,8 +42,35 @@ export function showOperation(page) {
     figures.show("waited", duration(row.waited_ms));
     figures.show("left", is_pending ? duration(row.left_ms) : "–");
     figures.show("registered by", row.principal ? visible(row.principal) : row.session ? "a session" : "a call", row.session ? `session ${visible(row.session)}` : "");
-    items.show(row.items.map((item) => (is_pending ? { ...item, ...marks.of(item) } : item)), (item) => nameText(item.name));
+    terms.show(row);
+    // The terms of a composite may repeat a name.
+    items.show(row.items.map((item) => (is_pending ? { ...item, ...marks.of(item) } : item)), row.kind === "composite" ? undefined : (item) => nameText(item.name));
   });
+}
+
+// The terms of a composite as a tree with two arms. How many there are is known only while it is pending.
+class Terms {
+  constructor() {
+    this.element = element("ul", { class: "tree", id: "terms", hidden: true });
+    this.required = 0;
+    this.firstFailure = 0;
+  }
+
+  show(row) {
+    if (row.required_terms) {
+      this.required = row.required_terms;
+      this.firstFailure = row.item_count - row.unless_count;
+    }
+    if (!this.required) return;
+    const leaf = (item) => element("li", { class: item.error_code === 0 ? "good" : item.error_code === 7 ? "" : "bad" },
+      `${nameText(item.name)}: ${offset(item.reached_offset)} of ${offset(item.required_offset)}`);
+    const arm = (title, items) => element("li", {}, title, element("ul", {}, ...items.map(leaf)));
+    const failures = row.items.slice(this.firstFailure);
+    this.element.replaceChildren(
+      arm(`Satisfied when ${this.required} of ${this.firstFailure} are true`, row.items.slice(0, this.firstFailure)),
+      ...(failures.length ? [arm("Fails when one of these is true", failures)] : []));
+    this.element.hidden = false;
+  }
 }
 
 // The pace of the marks since the page was opened.

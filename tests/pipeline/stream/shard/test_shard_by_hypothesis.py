@@ -24,6 +24,8 @@ def operations(draw: st.DrawFn) -> plain.Operation:
     """Any kind, of one or two partitions or keys."""
     kind = draw(st.sampled_from(plain.KINDS))
     names = draw(st.permutations(KEYS if kind == plain.SIGNAL else NAMES))[: draw(st.integers(1, 2))]
+    if kind == plain.COMPOSITE:
+        names = draw(st.lists(st.sampled_from(NAMES + KEYS), min_size=1, max_size=4))
     items = tuple(
         plain.Item(name, draw(OFFSETS), -1 if kind == plain.SIGNAL else draw(EPOCHS), draw(ERRORS)) for name in names
     )
@@ -36,6 +38,8 @@ def operations(draw: st.DrawFn) -> plain.Operation:
         replica_id=draw(st.sampled_from([-1, 2])),
         any_key=draw(st.booleans()),
         from_now=draw(st.booleans()),
+        required_terms=draw(st.integers(0, 2)),
+        unless_count=draw(st.sampled_from([0, 0, 1])) if kind == plain.COMPOSITE else 0,
     )
 
 

@@ -1,4 +1,6 @@
-"""The calls of a window other than registrations and events, as steps of a tape: cancels, stale marks, shutdowns."""
+"""The calls of a window other than registrations and events, as steps of a tape: cancels, extensions, stale marks,
+shutdowns.
+"""
 
 from functools import cached_property
 from typing import Final
@@ -14,6 +16,7 @@ from purgatory.extensions.archive.schema import (
     CANCEL_KEY,
     CANCEL_PARTITION,
     CANCEL_SESSION,
+    EXTEND,
     FAIL_STALE,
     SHUT_DOWN,
 )
@@ -23,12 +26,14 @@ from purgatory_pipeline.engine_rows.tape_steps import NOTHING, TapeSteps
 
 
 class EndedByCalls:
-    """Ids and names ended by calls other than registrations and events, in the order of the calls."""
+    """Ids and names ended or extended by calls other than registrations and events, in the order of the calls."""
 
     def __init__(self) -> None:
         self.names: Final[list[Name]] = []
         self.stale: Final[dict[int, set[Name]]] = {}
         """The stale marks of each id that failed because of them."""
+        self.extensions_ms: Final[list[int]] = []
+        """The timeout of each extension."""
         self._ids: Final[list[Column]] = []
         self._rows: Final[list[tuple[int, int, int, int]]] = []
 
@@ -43,10 +48,16 @@ class EndedByCalls:
         return found
 
     def add_ids(self, call: int, time: int, code: int, ids: Column) -> None:
-        """Adds a call that ends ids."""
+        """Adds a call that ends or extends ids."""
         if len(ids):
             self._rows.append((call, time, code, len(ids)))
             self._ids.append(ids)
+
+    def add_extension(self, call: int, time: int, ids: Column, timeout_ms: int) -> None:
+        """Adds a call that moves the deadlines of ids."""
+        if len(ids):
+            self.add_ids(call, time, tape.EXTEND, ids)
+            self.extensions_ms.append(timeout_ms)
 
     def add_stale(self, call: int, time: int, ids: Column, stale: set[Name]) -> None:
         """Adds a call that fails ids because of marks that are stale."""
@@ -82,6 +93,9 @@ class OtherCalls:
             name = CALL_NAMES[what]
             if name == CANCEL:
                 found.add_ids(call, time, tape.CANCEL, self._cancelled_ids[row])
+            elif name == EXTEND:
+                timeout_ms = int(self._chunk.column("timeout_ms")[row])
+                found.add_extension(call, time, self._cancelled_ids[row], timeout_ms)
             elif name == CANCEL_SESSION:
                 of_session = self._operations["session"] == self._chunk.column("session")[row]
                 found.add_ids(call, time, tape.CANCEL, self._open_at(call, of_session))
@@ -113,7 +127,7 @@ class OtherCalls:
 
     @cached_property
     def _cancelled_ids(self) -> dict[int, Column]:
-        """The open ids named by each cancel by id, by row."""
+        """The open ids named by each call that has ids, by row."""
         chunk = self._chunk
         assert chunk is not None, "no calls"
         details = zip(chunk.detail_rows.tolist(), chunk.details, strict=True)

@@ -79,6 +79,7 @@ class PolicyPlayer:
                 operation_ids=ends.operation_ids,
                 names=ends.names,
                 stale=ends.stale,
+                extensions_ms=ends.extensions_ms,
             ),
             not unchanged,
         )

@@ -6,9 +6,10 @@ from typing import Final
 import numpy as np
 
 from purgatory.engine import tape
-from purgatory.engine.codes import EXPIRED
+from purgatory.engine.codes import EXPIRED, HEARTBEAT_MISSED
 from purgatory_pipeline.analytics.replay.play.open_operations import PENDING, OpenOperations, hash_answers
-from purgatory_pipeline.engine_rows.registered_operations import complete_operations
+from purgatory_pipeline.engine_rows.integers import Flags
+from purgatory_pipeline.engine_rows.registered_operations import CompleteOperations, complete_operations
 from purgatory_pipeline.engine_rows.row_chunk import RowChunk
 from purgatory_pipeline.engine_rows.tape_steps import TapeSteps, steps
 
@@ -21,7 +22,7 @@ REPEATED_OUTCOMES: Final = "duplicate outcomes"
 def match_outcomes(chunk: RowChunk, operations: OpenOperations, counts: Counter[str]) -> TapeSteps:
     """Stores outcomes with their open operations; outcomes that match none are counted.
 
-    Returns a step for each recorded turn of the reaper that expired something, of as many operations as it expired.
+    Returns a step for each recorded turn of the reaper that ended something, of as many operations as it ended.
     """
     whole = complete_operations(chunk)
     counts[OUTCOMES_READ] += len(whole) + whole.incomplete
@@ -47,6 +48,14 @@ def match_outcomes(chunk: RowChunk, operations: OpenOperations, counts: Counter[
     recorded.waited_ms[rows] = waited_ms
     recorded.answer[rows] = hash_answers([outcome, waited_ms, lateness_ms], answers, whole.counts)
     # An operation that expired after 0 ms had a timeout of 0: its registration alone expires it, without the reaper.
-    expired = (outcome == EXPIRED) & (waited_ms > 0)
+    expired = ((outcome == EXPIRED) & (waited_ms > 0)) | _missed_heartbeats(whole)
     turns, first, expirations = np.unique(call[expired], return_index=True, return_counts=True)
     return steps(turns, whole.first("time")[expired][first], tape.EXPIRE, expirations)
+
+
+def _missed_heartbeats(whole: CompleteOperations) -> Flags:
+    """Which operations the reaper failed because a key was silent."""
+    if not len(whole):
+        return np.zeros(0, np.bool_)
+    missed: Flags = np.logical_or.reduceat(whole.chunk.column("error_code") == HEARTBEAT_MISSED, whole.starts)
+    return missed

@@ -36,7 +36,9 @@ per batch."""
 HEAD_NAMES: Final = ("seen_ms", "horizon_ms", "clock_ms", "late", "next_id")
 _LENGTH: Final = struct.Struct("<Q")
 PARTITIONS: Final = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("content", pa.binary())])
-KEYS: Final = pa.schema([("key", pa.string()), ("count", pa.int64())])
+KEYS: Final = pa.schema(
+    [("key", pa.string()), ("count", pa.int64()), ("value", pa.binary()), ("failed", pa.bool_())]
+)  # the arguments of `restore_key`; shards of older versions do not have the last two
 
 
 class SavedShardUnusable(PipelineError):
@@ -64,9 +66,7 @@ def to_bytes(shard: Shard) -> bytes:
             snapshots.save_above(shard.owner, 0).to_bytes(),
             table_bytes(shard.callers.table),
             table_bytes(pa.table(partitions, schema=PARTITIONS)),
-            table_bytes(
-                pa.table({"key": [key for key, _ in keys], "count": [count for _, count in keys]}, schema=KEYS)
-            ),
+            table_bytes(pa.Table.from_pylist([dict(zip(KEYS.names, row, strict=True)) for row in keys], schema=KEYS)),
             table_bytes(shard.kept),
         ]
     )
@@ -128,9 +128,8 @@ def _restore_marks(shard: Shard, parts: Sequence[bytes]) -> None:
     for topic, partition, content in zip(*(partitions[name] for name in PARTITIONS.names), strict=True):
         if content:
             snapshots.restore_partition((topic, partition), content)
-    keys = _table(parts[4]).to_pydict()
-    for key, count in zip(keys["key"], keys["count"], strict=True):
-        snapshots.restore_key(key, count)
+    for row in _table(parts[4]).to_pylist():
+        snapshots.restore_key(**row)
 
 
 def _restore_operations(shard: Shard, parts: Sequence[bytes], chosen: Flags | None) -> None:

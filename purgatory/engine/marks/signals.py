@@ -1,0 +1,87 @@
+"""Signal events: each is checked, counts for its key, and ends the waits on it that are reached or fail."""
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from purgatory.engine.batches import EventBatch
+from purgatory.engine.codes import INVALID_ARGUMENT, OFFSET_MAX, RESOURCE_EXHAUSTED
+from purgatory.engine.columns import value_at
+from purgatory.engine.limits import SIGNAL_VALUE_BYTES_MAX, EngineLimits
+from purgatory.engine.marks.event_checks import Fault, no_memory
+from purgatory.engine.marks.registry import SignalKey, SignalKeys
+from purgatory.engine.names import key_fault
+from purgatory.engine.waiting.wakeups import Wakeups
+
+__all__ = ["Signals"]
+
+FAILED_FLAG: Final = 1
+
+
+class Signals:
+    """Applies signal events to keys.
+
+    The first value of a key is kept for as long as its count; values of later signals are ignored, so that all waits on
+    the key are answered with the same one. A count of 0 is a heartbeat: it only ends the silence of the key.
+    """
+
+    def __init__(self, keys: SignalKeys, wakeups: Wakeups, limits: EngineLimits) -> None:
+        self.keys: Final = keys
+        self.wakeups: Final = wakeups
+        self.limits: Final = limits
+
+    def apply(self, batch: EventBatch, row: int, key: str, now_ms: i64, is_full: bool) -> Fault | None:
+        """Apply the event in a row, or return why it is refused. With `is_full`, no memory may be taken."""
+        given = value_at(batch.offsets, row, -1)
+        count = 1 if given == -1 else given
+        failed = value_at(batch.flags, row, 0) & FAILED_FLAG != 0
+        value = batch.values[row] if batch.values else b""
+        signal_key = self.keys.get(key)
+        fault = self._fault(key, signal_key, count, failed, value, is_full)
+        if fault is not None:
+            return fault
+        if signal_key is None:
+            if count == 0:
+                return None
+            signal_key = self.keys.make(key)
+        signal_key.count += count
+        signal_key.signalled_ms = now_ms
+        self.keys.touch(signal_key)
+        if value and not signal_key.value:
+            self.keys.set_value(signal_key, value)
+        if failed:
+            signal_key.failed = True
+            self.wakeups.fail_key(signal_key, now_ms)
+        elif count > 0:
+            self.wakeups.wake_key(signal_key, now_ms)
+        return None
+
+    def _fault(
+        self, key: str, signal_key: SignalKey | None, count: int, failed: bool, value: bytes, is_full: bool
+    ) -> Fault | None:
+        said = key_fault(key, self.limits.topic_length_max)
+        if said:
+            return Fault(INVALID_ARGUMENT, "key_signalled.key", said)
+        counted = 0 if signal_key is None else int(signal_key.count)
+        # The sum is bounded, not only this count: thresholds of waits are compared with it in 64 bits.
+        if not 0 <= count < OFFSET_MAX - counted:
+            return Fault(INVALID_ARGUMENT, "key_signalled.count", f"{count} is not in 0..{OFFSET_MAX - counted - 1}")
+        if count == 0 and (failed or value):
+            message = "0 is a heartbeat, which has no value and does not fail; give 1 or more"
+            return Fault(INVALID_ARGUMENT, "key_signalled.count", message)
+        if len(value) > SIGNAL_VALUE_BYTES_MAX:
+            message = f"has {len(value)} bytes, the most allowed are {SIGNAL_VALUE_BYTES_MAX}"
+            return Fault(INVALID_ARGUMENT, "key_signalled.value", message)
+        if signal_key is None and count > 0:
+            if self.keys.room() < 1:
+                message = f"{self.keys.keys_max} keys are waited for, the most allowed"
+                return Fault(RESOURCE_EXHAUSTED, "key_signalled.key", message)
+            if is_full:
+                return no_memory("key_signalled.key")
+        if value and (signal_key is None or not signal_key.value):
+            if not self.keys.has_room_for_value(len(value)):
+                message = f"values that are waited for may have {self.limits.signal_values_bytes_max} bytes in total"
+                return Fault(RESOURCE_EXHAUSTED, "key_signalled.value", f"{message}; try again later")
+            if is_full:
+                return no_memory("key_signalled.value")
+        return None

@@ -1,0 +1,135 @@
+"""`Extend`: more time for pending operations, also while their deadline is due."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+from purgatory_client import batches
+from purgatory_client.aio import AsyncClient
+from purgatory_client.errors import InvalidRequest, NotFound
+from purgatory_client.results import Outcome
+
+from purgatory.engine import codes
+from purgatory.engine.batches import OperationBatch
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from purgatory.service.host import Host
+from purgatory.service.registration import Registration
+from purgatory.service.sessions.session import Session
+from purgatory.service.settings import HostSettings
+from purgatory.service.translate.operations import OperationRun
+from purgatory.testing import ManualClock
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.client.until import until_pending
+from tests.service.serving import Peer, eventually, produce, refused, serving
+
+COUNT = 400
+LONG_MS = 600_000
+
+
+def one_wait(timeout_ms: int) -> tuple[Host, Session, ManualClock]:
+    """A host with operation 1 of a session, on a clock that is moved by hand."""
+    clock = ManualClock(1)
+    host = Host(Engine(EngineLimits(), 1), clock, HostSettings())
+    session, _ = host.sessions.open("s", 1)
+    batch = OperationBatch([1], partitions=[("orders", 3)], offsets=[5], timeouts_ms=[timeout_ms])
+    Registration(host, session).register([OperationRun(codes.PRODUCE, batch)], [])
+    return host, session, clock
+
+
+async def test_the_extension_comes_first() -> None:
+    """The deadline is a millisecond away: the wait goes on, for no less than the new timeout."""
+    host, session, clock = one_wait(1_000)
+    clock.jump(999)
+    assert host.extend(session, [1], 500) == [True]
+    clock.jump(499)
+    host.reaper.turn()
+    assert host.engine.pending == 1
+    clock.jump(2)
+    host.reaper.turn()
+    assert host.engine.pending == 0
+
+
+async def test_the_reaper_comes_first() -> None:
+    """What is due expires before anything is extended: the id is reported as not pending, and has one result."""
+    host, session, clock = one_wait(1_000)
+    clock.jump(1_001)
+    assert host.extend(session, [1], 500) == [False]
+    assert (host.engine.pending, session.outbox.last_sequence) == (0, 1)
+    clock.jump(10_000)
+    host.reaper.turn()
+    assert session.outbox.last_sequence == 1
+
+
+async def test_extended_while_it_fires() -> None:
+    """Deadlines fire in each millisecond while all waits are extended. What is reported as not pending has expired,
+    once each; everything else is still waiting, and is satisfied later.
+    """
+    async with serving() as served, AsyncClient(served.address) as client:
+        peer = await Peer(served, "s").open(columns=True)
+        await peer.registered(*(produce(number, "orders", 5, number) for number in range(1, COUNT + 1)))
+        await eventually(lambda: served.host.engine.pending < COUNT, "some have expired")
+        gone = await client.extend(range(1, COUNT + 1), LONG_MS / 1_000, session_id="s")
+        assert served.host.engine.pending == COUNT - len(gone)
+        await client.advance("orders-0", high_watermark=5)
+        ended: dict[int, int] = {}
+        while len(ended) < COUNT:
+            columns = (await peer.results()).columns
+            outcomes = list(columns.outcome)
+            for number in columns.operation_id:
+                assert number not in ended
+                ended[number] = outcomes.pop(0) if len(columns.outcome) > 1 else columns.outcome[0]
+        assert sorted(gone) == sorted(number for number, outcome in ended.items() if outcome == codes.EXPIRED)
+        assert set(ended.values()) <= {codes.EXPIRED, codes.SATISFIED}
+        peer.cancel()
+
+
+async def test_a_client_extends_its_own_waits() -> None:
+    """Single waits and operations of a batch get more time; the view has the new deadline."""
+    async with serving() as served, AsyncClient(served.address) as client:
+        one = asyncio.create_task(client.produce({"orders-0": 1}, timeout=60))
+        await until_pending(client, 1)
+        many = asyncio.create_task(client.produce_many(["orders-0"], offsets=[2, 3], timeouts_ms=[60_000]))
+        await until_pending(client, 3)
+        assert await client.extend([1, 3, 9], 600) == [9]
+        remaining = [(await client.operation(client.session_id, number)).remaining for number in (1, 2, 3)]
+        assert [time_s > 590 for time_s in remaining] == [True, False, True]
+        assert await client.extend([], 600) == []
+        await client.advance("orders-0", high_watermark=3)
+        assert (await one).satisfied
+        assert (await many).satisfied
+
+
+async def test_what_is_refused() -> None:
+    """No session, no ids, a timeout out of range, an unknown session: each is refused, and nothing changes."""
+    limits = EngineLimits(timeout_ms_max=60_000)
+    async with serving(engine_limits=limits) as served, AsyncClient(served.address) as client:
+        await client.register("s", 1, batches.produce(["orders-0"], offsets=[5], timeouts_ms=[30_000]))
+        for request, match in (
+            (wire.ExtendRequest(operation_ids=[1], timeout_ms=1), "session_id"),
+            (wire.ExtendRequest(session_id="s", timeout_ms=1), "operation_ids"),
+            (wire.ExtendRequest(session_id="s", operation_ids=[1]), r"0 is not in 1\.\.60000"),
+        ):
+            with refused(grpc.StatusCode.INVALID_ARGUMENT, match):
+                await served.stub.Extend(request)
+        with pytest.raises(InvalidRequest, match=r"60001 is not in 1\.\.60000"):
+            await client.extend([1], 60.001, session_id="s")
+        with pytest.raises(NotFound):
+            await client.extend([1], 1, session_id="nobody")
+        (operation,) = [one async for one in client.operations()]
+        assert operation.remaining <= 30
+        assert await client.extend([1, 2**61], 60, session_id="s") == [2**61]
+
+
+async def test_many_ids_are_extended_in_slices() -> None:
+    """All of them are extended; ids in the request may repeat, and any number may be unknown."""
+    async with serving() as served, AsyncClient(served.address) as client:
+        count = 5_000
+        await client.register("s", 1, batches.produce(["orders-0"], offsets=[5] * count, timeouts_ms=[LONG_MS]))
+        gone = await client.extend([*range(1, 2 * count + 1), 1], LONG_MS / 500, session_id="s")
+        assert gone == list(range(count + 1, 2 * count + 1))
+        await client.advance("orders-0", high_watermark=5)
+        outcomes = [one async for collected in client.results("s") for one in collected.results.outcomes]
+        assert outcomes == [Outcome.SATISFIED] * count

@@ -1,0 +1,209 @@
+"""Values and failures of signals, and missed heartbeats, from the caller of an event to the results of waits."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+
+import pytest
+from purgatory_client import batches, waits
+from purgatory_client.aio import AsyncClient
+from purgatory_client.errors import InvalidRequest, WaitFailed
+from purgatory_client.events import EventRefused, signalled
+from purgatory_client.results import HEARTBEAT_MISSED, SIGNAL_FAILED, Outcome, Result
+from purgatory_client.terms import all_of, mark
+from purgatory_client.terms import signal as term
+
+from purgatory.v1 import event_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.client.until import until_pending
+from tests.http.http_serving import serving_http
+from tests.service.serving import Peer, ServedHost, serving, signal
+
+RESULT = b'{"rows": 17}'
+
+
+async def ask(client: AsyncClient, key: str, *, is_once: bool, timeout: float = 60) -> Result:  # noqa: ASYNC109
+    """Wait for a key by a unary call (in the row form) or in a session (in columns)."""
+    if is_once:
+        return await client.wait_once(waits.signal([key], timeout=timeout))
+    return await client.signal([key], timeout=timeout)
+
+
+@pytest.mark.parametrize("is_once", [False, True], ids=["columns", "row"])
+async def test_the_result_has_the_first_value(is_once: bool) -> None:
+    """A wait that was there before and one that comes later have the first value; a key without a value has none."""
+    async with serving() as served, AsyncClient(served.address) as client:
+        early = asyncio.create_task(ask(client, "job", is_once=is_once))
+        await until_pending(client, 1)
+        assert (await client.signal_key("job", value=RESULT)).ended_total == 1
+        await client.signal_key("job", value=b"second")
+        await client.signal_key("plain")
+        results = [await early, await ask(client, "job", is_once=is_once)]
+        assert [one.partitions["job"].signal_value for one in results] == [RESULT, RESULT]
+        assert (await ask(client, "plain", is_once=is_once)).partitions["plain"].signal_value == b""
+
+
+@pytest.mark.parametrize("is_once", [False, True], ids=["columns", "row"])
+async def test_failed_signal_fails_the_wait_with_its_reason(is_once: bool) -> None:
+    """The wait fails with 1003 and the value, which the error says; so does a wait that comes later."""
+    async with serving() as served, AsyncClient(served.address) as client:
+        early = asyncio.create_task(ask(client, "job", is_once=is_once))
+        await until_pending(client, 1)
+        await client.signal_key("job", value="disk full: \u00e4\u00f6".encode(), failed=True)
+        for result in (await early, await ask(client, "job", is_once=is_once)):
+            assert result.outcome is Outcome.FAILED
+            assert result.partitions["job"].error_code == SIGNAL_FAILED
+            with pytest.raises(WaitFailed, match="job: 1 of 1 \\(error 1003: disk full: \u00e4\u00f6\\)"):
+                result.raise_for_outcome()
+
+
+async def test_events_of_one_call_keep_their_order() -> None:
+    """Signals with and without a value, which travel as rows and columns, are applied in the order of the call."""
+    async with serving() as served, AsyncClient(served.address) as client:
+        events = [signalled("a"), signalled("a", value=b"one"), signalled("a", 0), signalled("a", value=b"two")]
+        receipt = await client.advance_many(events)
+        assert receipt.raise_for_refusals().ended == [0, 0, 0, 0]
+        item = (await client.signal({"a": 3}, timeout=0)).partitions["a"]
+        assert (item.reached_offset, item.signal_value) == (3, b"one")
+
+
+async def test_values_of_a_batch() -> None:
+    """Each operation of a batch has the value of its own key, whatever the order in which they end."""
+    async with serving() as served, AsyncClient(served.address) as client:
+        keys = [f"job-{number}" for number in range(100)]
+        many = asyncio.create_task(client.signal_many(keys, timeouts_ms=[60_000]))
+        await until_pending(client, 100)
+        order = [*keys[50:], *keys[:50]]
+        await client.advance_many([signalled(key, value=key.encode() if key[-1] != "7" else b"") for key in order])
+        results = await many
+        assert results.satisfied
+        assert results.signal_values == [key.encode() if key[-1] != "7" else b"" for key in keys]
+
+
+async def test_values_of_results_that_wait_for_a_reader() -> None:
+    """Results that end one by one while nobody reads are stored together; each keeps its value, in rows and columns,
+    and their memory is counted until they are acknowledged.
+    """
+    async with serving() as served:
+        peer = await Peer(served, "s").open()
+        await peer.registered(*(signal(number, f"k{number}", 60_000) for number in range(1, 151)))
+        peer.cancel()
+        for number in range(1, 151):
+            await signal_with_value(served, f"k{number}", b"%d" % number * 10)
+        outbox = served.host.sessions.open("s", served.host.time.now_ms())[0].outbox
+        outbox.check()
+        for columns in (False, True):
+            assert await values_read(served, columns=columns) == {n: b"%d" % n * 10 for n in range(1, 151)}
+        before = outbox.held_bytes
+        peer = await Peer(served, "s").open(150)
+        assert outbox.held_bytes == 0 < before
+        peer.cancel()
+
+
+async def signal_with_value(served: ServedHost, key: str, value: bytes) -> None:
+    event = event_pb2.Event(key_signalled=event_pb2.KeySignalled(key=key, value=value))
+    assert (await served.advance(event)).ended_total == 1
+
+
+async def values_read(served: ServedHost, *, columns: bool) -> dict[int, bytes]:
+    """All unacknowledged results of the session `s`: the value of each operation."""
+    peer = await Peer(served, "s").open(columns=columns)
+    found: dict[int, bytes] = {}
+    while len(found) < 150:
+        batch = await peer.results()
+        if columns:
+            values = [b"", *batch.columns.signal_values]
+            indexes = list(batch.columns.signal_value_index)
+            ids = batch.columns.operation_id
+            found.update((number, values[index]) for number, index in zip(ids, indexes, strict=True))
+        else:
+            found.update((row.operation_id, row.partitions[0].signal_value) for row in batch.rows.results)
+    peer.cancel()
+    return found
+
+
+async def test_what_is_refused() -> None:
+    """A value that is too long, a heartbeat that fails, a value that is not bytes; nothing has changed."""
+    async with serving() as served, AsyncClient(served.address) as client:
+        with pytest.raises(EventRefused, match="value: has 4097 bytes, the most allowed are 4096"):
+            await client.signal_key("job", value=b"x" * 4097)
+        with pytest.raises(EventRefused, match="count: 0 is a heartbeat"):
+            await client.signal_key("job", 0, failed=True)
+        with pytest.raises(InvalidRequest, match="give bytes"):
+            await client.signal_key("job", value="text")  # type: ignore[arg-type]
+        assert served.host.engine.signal_key_count == 0
+
+
+async def test_values_over_http() -> None:
+    """In JSON a value is Base64, in the event and in the result."""
+    async with serving_http() as caller:
+        text = base64.b64encode(RESULT).decode()
+        event = {"rows": {"events": [{"keySignalled": {"key": "job", "value": text, "failed": True}}]}}
+        answer = await caller.unary("Advance", json.dumps(event).encode(), wire.AdvanceResponse)
+        assert answer.status.code == 0
+        body = {"operation": {"signal": {"keys": [{"key": "job"}]}}}
+        (answered,) = (await caller.unary("Wait", json.dumps(body).encode(), wire.WaitResponse)).answers
+        assert isinstance(answered, wire.WaitResponse)
+        (item,) = answered.result.partitions
+        assert (item.error_code, item.signal_value) == (SIGNAL_FAILED, RESULT)
+
+
+@pytest.mark.parametrize("is_once", [False, True], ids=["columns", "row"])
+async def test_a_heartbeat_that_stops(is_once: bool) -> None:
+    """The wait fails with 1004 although its own timeout is far away; another whose key is reached is not affected."""
+    async with serving() as served, AsyncClient(served.address) as client:
+        other = asyncio.create_task(client.signal({"other": 1}, timeout=60))
+        one = waits.signal({"job": 5}, timeout=60, heartbeat_timeout=0.05)
+        waiting = client.wait_once(one) if is_once else client.signal({"job": 5}, timeout=60, heartbeat_timeout=0.05)
+        result = await waiting
+        assert (result.outcome, result.partitions["job"].error_code) == (Outcome.FAILED, HEARTBEAT_MISSED)
+        assert 0.05 <= result.waited < 60
+        await until_pending(client, 1)
+        await client.signal_key("other")
+        assert (await other).satisfied
+
+
+async def test_heartbeats_keep_a_wait_alive() -> None:
+    """While heartbeats arrive, the wait outlives its heartbeat timeout many times; then it is reached."""
+    async with serving() as served, AsyncClient(served.address) as client:
+        wait = asyncio.create_task(client.signal({"job": 1}, timeout=60, heartbeat_timeout=2))
+        await until_pending(client, 1)
+        beats = 0
+        while served.host.engine.wheel_moves == 0:  # until its timer has been set again
+            await client.signal_key("job", 0)
+            beats += 1
+        assert beats > 0
+        assert not wait.done()
+        await client.signal_key("job")
+        assert (await wait).satisfied
+
+
+async def test_heartbeat_timeouts_of_a_batch() -> None:
+    """Each operation has its own; -1 requires none. One below that is refused, and so is 0 in the single form."""
+    async with serving() as served, AsyncClient(served.address) as client:
+        many = client.signal_many(["a", "b"], timeouts_ms=[60_000, 200], heartbeat_timeouts_ms=[20, -1])
+        assert list((await many).outcomes) == [Outcome.FAILED, Outcome.EXPIRED]
+        refused = await client.signal_many(["a"], timeouts_ms=[200], heartbeat_timeouts_ms=[-1])
+        assert list(refused.outcomes) == [Outcome.EXPIRED]
+        with pytest.raises(InvalidRequest, match="must be from -1"):
+            batches.signal(["a"], heartbeat_timeouts_ms=[-2])
+        with pytest.raises(InvalidRequest, match="at least 1 ms"):
+            waits.signal(["a"], heartbeat_timeout=0)
+
+
+@pytest.mark.parametrize("is_once", [False, True], ids=["columns", "row"])
+async def test_values_of_composites(is_once: bool) -> None:
+    """Terms on keys have values, also next to terms on marks; the failure arm has the reason."""
+    async with serving() as served, AsyncClient(served.address) as client:
+        await client.signal_key("job", value=RESULT)
+        await client.signal_key("bad", value=b"disk full")
+        await client.advance("orders-3", high_watermark=42)
+        condition = all_of(mark("orders-3", 42), term("job"))
+        for unless in ((), (term("bad"),)):
+            one = waits.wait(condition, unless=unless, timeout=60)
+            result = await (client.wait_once(one) if is_once else client.wait(condition, unless=unless, timeout=60))
+            assert result.outcome is (Outcome.FAILED if unless else Outcome.SATISFIED)
+            values = {item.name: item.signal_value for item in result.partitions.values()}
+            assert values == {"orders-3": b"", "job": RESULT} | ({"bad": b"disk full"} if unless else {})
