@@ -215,8 +215,8 @@ class SignalKey:
 
 
 class SignalKeys:
-    """Known keys, at most `keys_max`. Idle keys (without waits) are kept for their counts. The one that was signalled, or
-    lost its last wait, longest ago is forgotten first.
+    """Known keys, at most `keys_max`. Idle keys (without waits) are kept for their counts. The one that was signalled,
+    or lost its last wait, longest ago is forgotten first.
     """
 
     def __init__(self, keys_max: int) -> None:
