@@ -34,8 +34,8 @@ class Positions:
 
     Without any offsets (the topics are empty, or all their records were deleted) there is nothing to wait for.
 
-    `a <= b` means that after a wait for b, nothing of a is left to wait for. It is a partial order: of two positions on
-    different marks, or in different histories (epochs) of one mark, neither includes the other.
+    `a <= b` means that a is reached whenever b is. It is a partial order: of two positions on different marks, or in
+    different histories (epochs) of one mark, neither includes the other.
 
     Attributes:
         offsets: By partition: "kafka/billing/orders-3".
